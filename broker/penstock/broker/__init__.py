@@ -1,0 +1,1 @@
+"""The broker: partition logs, replication, coordinators and the services over them."""

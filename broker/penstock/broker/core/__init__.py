@@ -1,0 +1,1 @@
+"""Pure: replicas, leader epochs, producer state, groups."""

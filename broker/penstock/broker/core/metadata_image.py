@@ -1,0 +1,136 @@
+"""The broker's picture of the cluster: what the controllers committed, up to one index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from penstock.v1 import cluster_pb2
+from penstock.wire.ids import TopicId, TopicIdPartition, TopicPartition
+
+
+@dataclass(slots=True)
+class Topic:
+    """One topic with its partitions by number. Read only; replaced parts are replaced whole."""
+
+    record: cluster_pb2.TopicRecord
+    partitions: dict[int, cluster_pb2.PartitionRecord] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The topic's name."""
+        return self.record.name
+
+    @property
+    def topic_id(self) -> TopicId:
+        """The topic's id."""
+        return TopicId(self.record.topic_id)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageChange:
+    """What one delta changed, for those who act on changes. Removed topics come as they were."""
+
+    index: int
+    snapshot: bool
+    partitions: tuple[cluster_pb2.PartitionRecord, ...]
+    topics: tuple[TopicId, ...]
+    removed_topics: tuple[Topic, ...]
+    brokers: tuple[int, ...]
+
+
+class MetadataImage:
+    """The picture. One owner applies deltas in order; everybody on the same loop may read.
+
+    Records handed out must not be changed by the reader.
+    """
+
+    def __init__(self) -> None:
+        self.index = -1  # Deltas up to this index are applied; it never goes back.
+        self.controller_epoch = -1
+        self.controller_id = -1
+        self.cluster_id = ""
+        self.brokers: dict[int, cluster_pb2.BrokerRecord] = {}
+        self._topics: dict[TopicId, Topic] = {}
+        self._ids: dict[str, TopicId] = {}  # Exactly the names of _topics.
+
+    def apply(self, delta: cluster_pb2.MetadataDelta) -> ImageChange | None:
+        """Take over one delta and say what changed; None when it was known already.
+
+        A snapshot replaces everything, and reports every topic that it no longer has as removed.
+        A snapshot older than the picture is ignored: a lagging controller sent it.
+        """
+        if delta.index <= self.index and not (delta.snapshot and delta.index == self.index):
+            return None
+        self.index = delta.index
+        self.controller_epoch = delta.controller_epoch
+        self.controller_id = delta.controller_id
+        self.cluster_id = delta.cluster_id or self.cluster_id
+        gone = list(delta.removed_topics)
+        if delta.snapshot:
+            kept = {topic.topic_id for topic in delta.topics}
+            gone += [topic_id for topic_id in self._topics if topic_id not in kept]
+            self.brokers.clear()
+        removed = [self._remove(TopicId(topic_id)) for topic_id in gone]
+        for node_id in delta.removed_brokers:
+            self.brokers.pop(node_id, None)
+        for broker in delta.brokers:
+            self.brokers[broker.node_id] = broker
+        for record in delta.topics:
+            self._put_topic(record)
+        for partition in delta.partitions:
+            self._topics[TopicId(partition.topic_id)].partitions[partition.partition] = partition
+        return ImageChange(
+            index=delta.index,
+            snapshot=delta.snapshot,
+            partitions=tuple(delta.partitions),
+            topics=tuple(TopicId(record.topic_id) for record in delta.topics),
+            removed_topics=tuple(topic for topic in removed if topic is not None),
+            brokers=(
+                *(broker.node_id for broker in delta.brokers),
+                *delta.removed_brokers,
+            ),
+        )
+
+    def _put_topic(self, record: cluster_pb2.TopicRecord) -> None:
+        topic_id = TopicId(record.topic_id)
+        known = self._topics.get(topic_id)
+        if known is None:
+            self._topics[topic_id] = Topic(record)
+        else:
+            known.record = record
+        self._ids[record.name] = topic_id
+
+    def _remove(self, topic_id: TopicId) -> Topic | None:
+        topic = self._topics.pop(topic_id, None)
+        if topic is not None and self._ids.get(topic.name) == topic_id:
+            del self._ids[topic.name]
+        return topic
+
+    def topics(self) -> Iterator[Topic]:
+        """Every topic, in no particular order."""
+        return iter(self._topics.values())
+
+    def topic(self, name: str) -> Topic | None:
+        """The topic of this name."""
+        topic_id = self._ids.get(name)
+        return None if topic_id is None else self._topics[topic_id]
+
+    def topic_by_id(self, topic_id: TopicId) -> Topic | None:
+        """The topic of this id."""
+        return self._topics.get(topic_id)
+
+    def partition(self, topic: str, partition: int) -> cluster_pb2.PartitionRecord | None:
+        """The partition as people name it."""
+        found = self.topic(topic)
+        return None if found is None else found.partitions.get(partition)
+
+    def partition_by_id(self, key: TopicIdPartition) -> cluster_pb2.PartitionRecord | None:
+        """The partition as nodes name it."""
+        found = self._topics.get(key.topic_id)
+        return None if found is None else found.partitions.get(key.partition)
+
+    def named(self, key: TopicIdPartition) -> TopicPartition | None:
+        """The name of a partition that nodes know by id."""
+        found = self._topics.get(key.topic_id)
+        return None if found is None else TopicPartition(found.name, key.partition)

@@ -1,0 +1,135 @@
+"""What the replication cores and shells ask of a partition's log.
+
+The files of penstock.broker.storage implement it for real, the simulator in memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.wire.ids import LeaderEpoch
+
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class AppendInfo:
+    """What an append did. ``duplicate``: the batch was in the log already, at this offset.
+
+    ``last_offset`` is that of the last record; offsets are -1 when nothing was appended.
+    """
+
+    base_offset: int
+    last_offset: int
+    log_append_time_ms: int
+    size_bytes: int
+    duplicate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnd:
+    """A leader epoch and the first offset after it; epoch and offset -1 when unknown."""
+
+    leader_epoch: int
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimestampedOffset:
+    """A record found by time."""
+
+    offset: int
+    timestamp_ms: int
+    leader_epoch: int
+
+
+class Log(Protocol):
+    """One partition's log. All methods are called on one thread (the event loop's).
+
+    Offsets: ``log_start_offset`` <= ``durable_offset`` <= ``log_end_offset``. Under
+    ``flush.policy`` interval and os, durable_offset is log_end_offset: that is what these
+    policies mean.
+    """
+
+    @property
+    def log_start_offset(self) -> int:
+        """The first offset that may be read."""
+        ...
+
+    @property
+    def log_end_offset(self) -> int:
+        """The offset that the next record will get."""
+        ...
+
+    @property
+    def durable_offset(self) -> int:
+        """Everything below survives what the flush policy promises to survive."""
+        ...
+
+    @property
+    def last_epoch(self) -> int:
+        """The leader epoch of the last batch ever appended (also by cache), -1 for none."""
+        ...
+
+    def append_as_leader(
+        self, records: Buffer, leader_epoch: LeaderEpoch, *, now_ms: int
+    ) -> AppendInfo:
+        """Check and append a producer's batches, giving them offsets and the leader epoch.
+
+        Checks magic, length, CRC, counts, ``max.message.bytes`` and producer sequences of every
+        batch before anything is written: either all batches are appended or none is. Raises
+        CorruptRecordError, RecordTooLargeError, InvalidRecordError, OutOfOrderSequenceError,
+        DuplicateSequenceError, InvalidProducerEpochError, DiskFullError or StorageError.
+        """
+        ...
+
+    def append_as_follower(self, records: Buffer) -> AppendInfo:
+        """Append what the leader pushed, as it is. The first batch must start at log_end_offset.
+
+        Raises CorruptRecordError when a CRC or an offset does not fit; nothing is then written.
+        """
+        ...
+
+    def read(self, offset: int, max_bytes: int, *, below: int, min_one: bool = True) -> bytes:
+        """Whole batches from the one that holds ``offset``, all of them below offset ``below``.
+
+        At most ``max_bytes``, but the first batch whatever its size when ``min_one``. Empty when
+        there is nothing. Raises OffsetOutOfRangeError outside log_start_offset..log_end_offset
+        and CorruptRecordError for a batch that fails its checksum.
+        """
+        ...
+
+    def truncate_to(self, offset: int) -> None:
+        """Cut everything at and after ``offset``: batches, epochs and producer state.
+
+        The cut is durable before anything that is appended later is.
+        """
+        ...
+
+    def truncate_fully_and_start_at(self, offset: int) -> None:
+        """Drop everything; the log then starts and ends at ``offset``."""
+        ...
+
+    def advance_log_start(self, offset: int) -> None:
+        """Move log_start_offset up to ``offset`` (never down)."""
+        ...
+
+    def assign_epoch(self, leader_epoch: LeaderEpoch) -> None:
+        """Note that ``leader_epoch`` begins at log_end_offset, when this log's node leads in it."""
+        ...
+
+    def end_of_epoch(self, leader_epoch: int) -> EpochEnd:
+        """The largest known epoch not above ``leader_epoch``, and where it ends (KIP-101, KIP-279).
+
+        For the newest epoch that is log_end_offset. EpochEnd(-1, -1) when none is that old.
+        """
+        ...
+
+    def offset_for_timestamp(self, timestamp_ms: int, *, below: int) -> TimestampedOffset | None:
+        """The first record below offset ``below`` whose timestamp is at or after the one given."""
+        ...
+
+    def max_timestamp(self, *, below: int) -> TimestampedOffset | None:
+        """The record with the largest timestamp below offset ``below``."""
+        ...

@@ -1,0 +1,1 @@
+"""Leaders push, followers append: the shell around the replica state machines."""

@@ -1,0 +1,1 @@
+"""The gRPC services that a broker offers."""

@@ -1,0 +1,1 @@
+"""The seeded simulator: whole clusters of pure cores in virtual time."""

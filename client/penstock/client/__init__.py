@@ -1,0 +1,1 @@
+"""The client SDK: producers, consumers and administration, sync and asyncio."""

@@ -1,0 +1,1 @@
+"""Pure: what producers, consumers and members decide."""

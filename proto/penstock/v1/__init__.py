@@ -1,0 +1,1 @@
+"""Generated stubs of the penstock.v1 protocol; regenerate with make proto."""

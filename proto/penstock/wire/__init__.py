@@ -1,0 +1,1 @@
+"""The contract that every part of Penstock shares: record batches, errors and ids."""

@@ -1,0 +1,490 @@
+"""The one error table of Penstock: every typed refusal, its exception and what a client does.
+
+Codes below 1000 are those of the Apache Kafka protocol for the same condition, so that a
+Kafka-protocol front door can answer with them unchanged; 1000-1999 are Penstock's own on the
+wire; 2000 and up are raised in a process and never sent.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import ClassVar
+
+from penstock.v1 import common_pb2
+
+
+class ErrorCode(enum.IntEnum):
+    """The stable number of each error."""
+
+    UNKNOWN_SERVER_ERROR = -1
+    OFFSET_OUT_OF_RANGE = 1
+    CORRUPT_MESSAGE = 2
+    UNKNOWN_TOPIC_OR_PARTITION = 3
+    LEADER_NOT_AVAILABLE = 5
+    NOT_LEADER = 6
+    REQUEST_TIMED_OUT = 7
+    MESSAGE_TOO_LARGE = 10
+    OFFSET_METADATA_TOO_LARGE = 12
+    NETWORK_EXCEPTION = 13
+    COORDINATOR_LOAD_IN_PROGRESS = 14
+    COORDINATOR_NOT_AVAILABLE = 15
+    NOT_COORDINATOR = 16
+    INVALID_TOPIC = 17
+    NOT_ENOUGH_REPLICAS = 19
+    NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20
+    INVALID_REQUIRED_ACKS = 21
+    INVALID_GROUP_ID = 24
+    UNKNOWN_MEMBER_ID = 25
+    TOPIC_ALREADY_EXISTS = 36
+    INVALID_PARTITIONS = 37
+    INVALID_REPLICATION_FACTOR = 38
+    INVALID_REPLICA_ASSIGNMENT = 39
+    INVALID_CONFIG = 40
+    NOT_CONTROLLER = 41
+    INVALID_REQUEST = 42
+    OUT_OF_ORDER_SEQUENCE_NUMBER = 45
+    DUPLICATE_SEQUENCE_NUMBER = 46
+    INVALID_PRODUCER_EPOCH = 47
+    STORAGE_ERROR = 56
+    UNKNOWN_PRODUCER_ID = 59
+    NON_EMPTY_GROUP = 68
+    GROUP_ID_NOT_FOUND = 69
+    FENCED_LEADER_EPOCH = 74
+    UNKNOWN_LEADER_EPOCH = 75
+    UNSUPPORTED_COMPRESSION_TYPE = 76
+    STALE_BROKER_EPOCH = 77
+    PREFERRED_LEADER_NOT_AVAILABLE = 80
+    FENCED_INSTANCE_ID = 82
+    ELIGIBLE_LEADERS_NOT_AVAILABLE = 83
+    ELECTION_NOT_NEEDED = 84
+    INVALID_RECORD = 87
+    PRODUCER_FENCED = 90
+    INVALID_UPDATE_VERSION = 95
+    UNKNOWN_TOPIC_ID = 100
+    DUPLICATE_BROKER_REGISTRATION = 101
+    BROKER_ID_NOT_REGISTERED = 102
+    INCONSISTENT_CLUSTER_ID = 104
+    INELIGIBLE_REPLICA = 107
+    NEW_LEADER_ELECTED = 108
+    FENCED_MEMBER_EPOCH = 110
+    UNRELEASED_INSTANCE_ID = 111
+    UNSUPPORTED_ASSIGNOR = 112
+    STALE_MEMBER_EPOCH = 113
+    STALE_CONTROLLER_EPOCH = 1001
+    DUPLICATE_PROPOSAL = 1002
+    BROKER_FENCED = 1003
+    DISK_FULL = 1004
+    UNSUPPORTED_METADATA_VERSION = 1005
+    ACCESS_FORBIDDEN = 1006
+    CONFIGURATION = 2001
+    BOOTSTRAP_FAILED = 2002
+    BUFFER_EXHAUSTED = 2003
+    DELIVERY_TIMED_OUT = 2004
+    DELIVERY_FAILED = 2005
+    CLIENT_CLOSED = 2006
+    SERIALIZATION = 2007
+    CONSUMER_STALLED = 2008
+    NO_OFFSET = 2009
+    MAX_POLL_EXCEEDED = 2010
+    DATA_DIRECTORY = 2011
+    ADDRESS_IN_USE = 2012
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderHint:
+    """Where the authority asked for is now: a leader or a coordinator, with its address."""
+
+    node_id: int
+    leader_epoch: int
+    host: str
+    port: int
+
+
+class PenstockError(Exception):
+    """The base of every error that Penstock raises on purpose.
+
+    The message says what went wrong, where, and what to do next. ``retriable`` promises that
+    the same request may succeed later with no harm done; ``refresh_metadata`` that the caller's
+    picture of the cluster is out of date. ``leader`` is set when the answerer knew who to ask.
+    """
+
+    code: ClassVar[ErrorCode]
+    retriable: ClassVar[bool] = False
+    refresh_metadata: ClassVar[bool] = False
+
+    def __init_subclass__(
+        cls, *, code: ErrorCode, retriable: bool = False, refresh_metadata: bool = False
+    ) -> None:
+        super().__init_subclass__()
+        cls.code = code
+        cls.retriable = retriable
+        cls.refresh_metadata = refresh_metadata
+
+    def __init__(self, message: str = "", *, leader: LeaderHint | None = None) -> None:
+        super().__init__(message or self.__doc__ or self.code.name)
+        self.leader = leader
+
+    @property
+    def message(self) -> str:
+        """The text for a person, without the class name."""
+        return str(self.args[0])
+
+    def to_proto(self) -> common_pb2.Error:
+        """The error as it crosses the wire."""
+        proto = common_pb2.Error(code=int(self.code), message=self.message)
+        if self.leader is not None:
+            proto.current_leader.node_id = self.leader.node_id
+            proto.current_leader.leader_epoch = self.leader.leader_epoch
+            proto.current_leader.host = self.leader.host
+            proto.current_leader.port = self.leader.port
+        return proto
+
+
+class UnknownServerError(PenstockError, code=ErrorCode.UNKNOWN_SERVER_ERROR, retriable=True):
+    """The server failed in a way that it did not expect."""
+
+
+class OffsetOutOfRangeError(PenstockError, code=ErrorCode.OFFSET_OUT_OF_RANGE):
+    """The offset is outside of the partition's log."""
+
+
+class CorruptRecordError(PenstockError, code=ErrorCode.CORRUPT_MESSAGE, retriable=True):
+    """A record batch fails its checksum or is malformed."""
+
+
+class UnknownTopicOrPartitionError(
+    PenstockError, code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, retriable=True, refresh_metadata=True
+):
+    """The topic or partition does not exist."""
+
+
+class LeaderNotAvailableError(
+    PenstockError, code=ErrorCode.LEADER_NOT_AVAILABLE, retriable=True, refresh_metadata=True
+):
+    """The partition has no leader now."""
+
+
+class NotLeaderError(
+    PenstockError, code=ErrorCode.NOT_LEADER, retriable=True, refresh_metadata=True
+):
+    """This broker does not lead the partition."""
+
+
+class RequestTimedOutError(PenstockError, code=ErrorCode.REQUEST_TIMED_OUT, retriable=True):
+    """The request was not completed in its time."""
+
+
+class RecordTooLargeError(PenstockError, code=ErrorCode.MESSAGE_TOO_LARGE):
+    """A record batch is larger than the topic allows."""
+
+
+class OffsetMetadataTooLargeError(PenstockError, code=ErrorCode.OFFSET_METADATA_TOO_LARGE):
+    """The metadata of an offset commit is too large."""
+
+
+class NetworkError(
+    PenstockError, code=ErrorCode.NETWORK_EXCEPTION, retriable=True, refresh_metadata=True
+):
+    """The connection broke before an answer came."""
+
+
+class CoordinatorLoadInProgressError(
+    PenstockError, code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, retriable=True
+):
+    """The coordinator is still reading its log."""
+
+
+class CoordinatorNotAvailableError(
+    PenstockError, code=ErrorCode.COORDINATOR_NOT_AVAILABLE, retriable=True, refresh_metadata=True
+):
+    """The coordinator is not available now."""
+
+
+class NotCoordinatorError(
+    PenstockError, code=ErrorCode.NOT_COORDINATOR, retriable=True, refresh_metadata=True
+):
+    """This broker does not coordinate the group."""
+
+
+class InvalidTopicError(PenstockError, code=ErrorCode.INVALID_TOPIC):
+    """The topic's name is not allowed."""
+
+
+class NotEnoughReplicasError(PenstockError, code=ErrorCode.NOT_ENOUGH_REPLICAS, retriable=True):
+    """Fewer replicas are in sync than min.insync.replicas."""
+
+
+class NotEnoughReplicasAfterAppendError(
+    PenstockError, code=ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND, retriable=True
+):
+    """The batch is in the leader's log, but too few replicas are in sync."""
+
+
+class InvalidRequiredAcksError(PenstockError, code=ErrorCode.INVALID_REQUIRED_ACKS):
+    """Acks must be 0, 1 or all."""
+
+
+class InvalidGroupIdError(PenstockError, code=ErrorCode.INVALID_GROUP_ID):
+    """The group id is not allowed."""
+
+
+class UnknownMemberIdError(PenstockError, code=ErrorCode.UNKNOWN_MEMBER_ID):
+    """The coordinator does not know the member."""
+
+
+class TopicAlreadyExistsError(PenstockError, code=ErrorCode.TOPIC_ALREADY_EXISTS):
+    """A topic of this name exists."""
+
+
+class InvalidPartitionsError(PenstockError, code=ErrorCode.INVALID_PARTITIONS):
+    """The number of partitions is not allowed."""
+
+
+class InvalidReplicationFactorError(PenstockError, code=ErrorCode.INVALID_REPLICATION_FACTOR):
+    """The replication factor is not allowed."""
+
+
+class InvalidReplicaAssignmentError(PenstockError, code=ErrorCode.INVALID_REPLICA_ASSIGNMENT):
+    """The replica assignment is not allowed."""
+
+
+class InvalidConfigError(PenstockError, code=ErrorCode.INVALID_CONFIG):
+    """A config key or value is not allowed."""
+
+
+class NotControllerError(PenstockError, code=ErrorCode.NOT_CONTROLLER, retriable=True):
+    """This node is not the active controller."""
+
+
+class InvalidRequestError(PenstockError, code=ErrorCode.INVALID_REQUEST):
+    """The request is malformed."""
+
+
+class OutOfOrderSequenceError(PenstockError, code=ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER):
+    """A producer's batch does not follow its last one."""
+
+
+class DuplicateSequenceError(PenstockError, code=ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
+    """The batch is older than the last five of its producer."""
+
+
+class InvalidProducerEpochError(PenstockError, code=ErrorCode.INVALID_PRODUCER_EPOCH):
+    """A newer epoch of the producer id exists."""
+
+
+class StorageError(
+    PenstockError, code=ErrorCode.STORAGE_ERROR, retriable=True, refresh_metadata=True
+):
+    """The broker's disk failed."""
+
+
+class UnknownProducerIdError(PenstockError, code=ErrorCode.UNKNOWN_PRODUCER_ID):
+    """The broker has no state for the producer id."""
+
+
+class NonEmptyGroupError(PenstockError, code=ErrorCode.NON_EMPTY_GROUP):
+    """The group has members."""
+
+
+class GroupIdNotFoundError(PenstockError, code=ErrorCode.GROUP_ID_NOT_FOUND):
+    """The group does not exist."""
+
+
+class FencedLeaderEpochError(
+    PenstockError, code=ErrorCode.FENCED_LEADER_EPOCH, retriable=True, refresh_metadata=True
+):
+    """The request's leader epoch is older than the broker's."""
+
+
+class UnknownLeaderEpochError(PenstockError, code=ErrorCode.UNKNOWN_LEADER_EPOCH, retriable=True):
+    """The request's leader epoch is newer than the broker's."""
+
+
+class UnsupportedCompressionError(PenstockError, code=ErrorCode.UNSUPPORTED_COMPRESSION_TYPE):
+    """The compression type is not supported."""
+
+
+class StaleBrokerEpochError(PenstockError, code=ErrorCode.STALE_BROKER_EPOCH):
+    """The broker registered anew since."""
+
+
+class PreferredLeaderNotAvailableError(
+    PenstockError, code=ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
+):
+    """The preferred leader is not in sync."""
+
+
+class FencedInstanceIdError(PenstockError, code=ErrorCode.FENCED_INSTANCE_ID):
+    """Another member uses the same group_instance_id."""
+
+
+class EligibleLeadersNotAvailableError(
+    PenstockError, code=ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, refresh_metadata=True
+):
+    """No replica that may lead is alive."""
+
+
+class ElectionNotNeededError(
+    PenstockError, code=ErrorCode.ELECTION_NOT_NEEDED, refresh_metadata=True
+):
+    """The partition has the leader asked for already."""
+
+
+class InvalidRecordError(PenstockError, code=ErrorCode.INVALID_RECORD):
+    """A record breaks a rule of the topic."""
+
+
+class ProducerFencedError(PenstockError, code=ErrorCode.PRODUCER_FENCED):
+    """A newer instance of the transactional producer exists."""
+
+
+class InvalidUpdateVersionError(PenstockError, code=ErrorCode.INVALID_UPDATE_VERSION):
+    """The change is based on an older partition epoch."""
+
+
+class UnknownTopicIdError(
+    PenstockError, code=ErrorCode.UNKNOWN_TOPIC_ID, retriable=True, refresh_metadata=True
+):
+    """No topic has this id; the topic may have been deleted and made anew."""
+
+
+class DuplicateBrokerRegistrationError(PenstockError, code=ErrorCode.DUPLICATE_BROKER_REGISTRATION):
+    """Another live process has registered this node id."""
+
+
+class BrokerIdNotRegisteredError(
+    PenstockError, code=ErrorCode.BROKER_ID_NOT_REGISTERED, retriable=True
+):
+    """The broker is not registered."""
+
+
+class InconsistentClusterIdError(PenstockError, code=ErrorCode.INCONSISTENT_CLUSTER_ID):
+    """The cluster id is another one."""
+
+
+class IneligibleReplicaError(PenstockError, code=ErrorCode.INELIGIBLE_REPLICA):
+    """A fenced or re-registered replica may not join the in-sync set."""
+
+
+class NewLeaderElectedError(
+    PenstockError, code=ErrorCode.NEW_LEADER_ELECTED, refresh_metadata=True
+):
+    """The change took effect and elected another leader."""
+
+
+class FencedMemberEpochError(PenstockError, code=ErrorCode.FENCED_MEMBER_EPOCH):
+    """The member's epoch is not the coordinator's."""
+
+
+class UnreleasedInstanceIdError(PenstockError, code=ErrorCode.UNRELEASED_INSTANCE_ID):
+    """The group_instance_id is still held by another member."""
+
+
+class UnsupportedAssignorError(PenstockError, code=ErrorCode.UNSUPPORTED_ASSIGNOR):
+    """The coordinator does not know the assignor."""
+
+
+class StaleMemberEpochError(PenstockError, code=ErrorCode.STALE_MEMBER_EPOCH):
+    """The member must heartbeat and take the newer epoch first."""
+
+
+class StaleControllerEpochError(
+    PenstockError, code=ErrorCode.STALE_CONTROLLER_EPOCH, retriable=True
+):
+    """A newer controller is active."""
+
+
+class DuplicateProposalError(PenstockError, code=ErrorCode.DUPLICATE_PROPOSAL):
+    """The command took effect before."""
+
+
+class BrokerFencedError(
+    PenstockError, code=ErrorCode.BROKER_FENCED, retriable=True, refresh_metadata=True
+):
+    """The broker has lost contact with the controllers and serves nothing until it is back."""
+
+
+class DiskFullError(PenstockError, code=ErrorCode.DISK_FULL):
+    """The broker's disk is full."""
+
+
+class UnsupportedMetadataVersionError(PenstockError, code=ErrorCode.UNSUPPORTED_METADATA_VERSION):
+    """The command needs a newer metadata.version."""
+
+
+class AccessForbiddenError(PenstockError, code=ErrorCode.ACCESS_FORBIDDEN):
+    """The operation is not allowed on an internal topic."""
+
+
+class ConfigurationError(PenstockError, code=ErrorCode.CONFIGURATION):
+    """A setting is unknown, out of range or contradicts another."""
+
+
+class BootstrapError(PenstockError, code=ErrorCode.BOOTSTRAP_FAILED):
+    """No bootstrap address could be reached."""
+
+
+class BufferExhaustedError(PenstockError, code=ErrorCode.BUFFER_EXHAUSTED):
+    """Buffer_memory stayed full for max_block_ms."""
+
+
+class DeliveryTimeoutError(PenstockError, code=ErrorCode.DELIVERY_TIMED_OUT):
+    """The record was not acknowledged within delivery_timeout_ms."""
+
+
+class DeliveryFailedError(PenstockError, code=ErrorCode.DELIVERY_FAILED):
+    """Records could not be delivered."""
+
+
+class ClientClosedError(PenstockError, code=ErrorCode.CLIENT_CLOSED):
+    """The client is closed."""
+
+
+class SerializationError(PenstockError, code=ErrorCode.SERIALIZATION):
+    """A key or value has the wrong type for its serialiser."""
+
+
+class ConsumerStalledError(PenstockError, code=ErrorCode.CONSUMER_STALLED):
+    """The consumer makes no progress."""
+
+
+class NoOffsetError(PenstockError, code=ErrorCode.NO_OFFSET):
+    """The partition has no committed offset and auto_offset_reset is none."""
+
+
+class MaxPollExceededError(PenstockError, code=ErrorCode.MAX_POLL_EXCEEDED):
+    """The application did not poll within max_poll_interval_ms."""
+
+
+class DataDirectoryError(PenstockError, code=ErrorCode.DATA_DIRECTORY):
+    """A data directory is not usable by this node."""
+
+
+class AddressInUseError(PenstockError, code=ErrorCode.ADDRESS_IN_USE):
+    """A port is in use already."""
+
+
+def _all_subclasses() -> dict[ErrorCode, type[PenstockError]]:
+    return {cls.code: cls for cls in PenstockError.__subclasses__()}
+
+
+ERRORS: dict[ErrorCode, type[PenstockError]] = _all_subclasses()
+"""The table: each code and its exception class, one to one (a test holds it)."""
+
+
+def error_from_proto(proto: common_pb2.Error) -> PenstockError:
+    """The exception that an error on the wire stands for.
+
+    A code that this version does not know becomes UnknownServerError with the number in its
+    message, so that a newer broker's refusal is never taken for success.
+    """
+    leader: LeaderHint | None = None
+    if proto.HasField("current_leader"):
+        hint = proto.current_leader
+        leader = LeaderHint(hint.node_id, hint.leader_epoch, hint.host, hint.port)
+    try:
+        cls = ERRORS[ErrorCode(proto.code)]
+    except (ValueError, KeyError):
+        return UnknownServerError(f"error code {proto.code}: {proto.message}", leader=leader)
+    return cls(proto.message, leader=leader)

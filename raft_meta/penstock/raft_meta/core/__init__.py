@@ -1,0 +1,1 @@
+"""Pure: the cluster's state machine and the active controller's decisions."""
