@@ -1,0 +1,315 @@
+"""A node's settings: one frozen dataclass, read from TOML, the environment and flags.
+
+A key is its field's name with dots for underscores (``flush_policy`` is ``flush.policy`` in the
+file and ``PENSTOCK_FLUSH_POLICY`` in the environment). A later source wins: file, environment,
+flags. An unknown key in the file or a flag is an error that suggests the near one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.wire.errors import ConfigurationError
+from penstock.wire.topic_config import suggest
+from penstock.wire.transport import format_address, parse_address
+
+_ENV_PREFIX: Final = "PENSTOCK_"
+_ROLES: Final = ("controller", "broker")
+_INT64: Final = 2**63 - 1
+
+
+def _key(
+    default: Any,
+    doc: str,
+    *,
+    low: int = 0,
+    high: int = _INT64,
+    choices: tuple[str, ...] = (),
+) -> Any:
+    """A field with its meaning and its bounds; every key of a node is made with it."""
+    return field(
+        default=default, metadata={"doc": doc, "low": low, "high": high, "choices": choices}
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """Every setting of one node. Built by :meth:`load`, which validates; immutable after."""
+
+    node_id: int = _key(-1, "This node's number, unique in the cluster.", low=0, high=2**31 - 1)
+    node_roles: str = _key("controller,broker", "controller, broker, or both with a comma.")
+    node_rack: str = _key("", "The rack or zone; replicas are spread over racks.")
+    data_dir: str = _key("", "The node's directory; the two directories below default into it.")
+    log_dirs: str = _key("", "Where partitions are kept, with commas; default DATA_DIR/logs.")
+    metadata_dir: str = _key("", "Where the controller keeps its log; default DATA_DIR/raft.")
+    broker_listen: str = _key("127.0.0.1:9092", "The address that the broker listens on.")
+    broker_advertised: str = _key(
+        "", "The address that clients and brokers are told; default: broker.listen."
+    )
+    controller_listen: str = _key("127.0.0.1:10092", "The address that the controller listens on.")
+    controller_quorum_voters: str = _key(
+        "", "All controllers as id@host:port, with commas; the same on every node."
+    )
+    controller_election_timeout_min_ms: int = _key(
+        500, "A controller that hears no leader stands for election after this.", low=50
+    )
+    controller_election_timeout_max_ms: int = _key(
+        1000, "The upper end of the random election timeout.", low=100
+    )
+    controller_raft_heartbeat_ms: int = _key(
+        150, "How often the active controller is heard by the others.", low=10
+    )
+    broker_session_timeout_ms: int = _key(
+        6000, "A silent broker is fenced, and stops serving by itself, after this.", low=500
+    )
+    broker_heartbeat_interval_ms: int = _key(
+        1000, "How often a broker is heard by the controller.", low=50
+    )
+    broker_disconnect_grace_ms: int = _key(
+        200, "A broker whose heartbeat stream broke is fenced after this."
+    )
+    controller_takeover_grace_ms: int = _key(
+        600, "How long a new active controller waits for brokers to connect to it."
+    )
+    controlled_shutdown_timeout_ms: int = _key(
+        5000, "How long a stopping broker waits for its leaderships to move away."
+    )
+    replica_lag_time_max_ms: int = _key(
+        10_000, "A follower that has not caught up for this long leaves the in-sync set.", low=100
+    )
+    flush_policy: str = _key(
+        "commit",
+        "commit: an acknowledged batch is on disk; interval: every flush.interval.ms; os: left "
+        "to the operating system.",
+        choices=("commit", "interval", "os"),
+    )
+    flush_interval_ms: int = _key(1000, "How often flush.policy=interval flushes.", low=10)
+    offsets_topic_num_partitions: int = _key(
+        16, "Partitions of __consumer_offsets; fixed once the topic exists.", low=1, high=1000
+    )
+    offsets_topic_replication_factor: int = _key(
+        3, "Replicas of __consumer_offsets; it is not made before so many brokers live.", low=1
+    )
+    group_heartbeat_interval_ms: int = _key(
+        3000, "How often a member of a group should be heard.", low=50
+    )
+    group_min_session_timeout_ms: int = _key(
+        1000, "The shortest session timeout that a member may ask for.", low=50
+    )
+    group_max_session_timeout_ms: int = _key(
+        1_800_000, "The longest session timeout that a member may ask for.", low=50
+    )
+    metrics_listen: str = _key("", "The address of the Prometheus endpoint; empty: none.")
+    log_format: str = _key("console", "How log lines look.", choices=("console", "json"))
+    log_level: str = _key(
+        "info", "The least level that is logged.", choices=("debug", "info", "warning", "error")
+    )
+
+    @classmethod
+    def load(
+        cls,
+        path: Path | None,
+        environment: Mapping[str, str] | None = None,
+        overrides: Sequence[str] = (),
+    ) -> NodeConfig:
+        """The settings of file, environment and ``key=value`` overrides, validated.
+
+        Raises ConfigurationError that names the source, the key, and what is allowed.
+        """
+        values: dict[str, Any] = {}
+        if path is not None:
+            values |= _checked(_read_toml(path), f"{path}")
+        values |= _from_environment(environment or {})
+        values |= _checked(_split_overrides(overrides), "--set")
+        config = cls(**{key.replace(".", "_"): value for key, value in values.items()})
+        config.validate()
+        return config
+
+    @property
+    def roles(self) -> frozenset[str]:
+        """The roles as a set."""
+        return frozenset(part.strip() for part in self.node_roles.split(",") if part.strip())
+
+    @property
+    def log_directories(self) -> list[Path]:
+        """Where partitions are kept."""
+        named = [Path(part.strip()) for part in self.log_dirs.split(",") if part.strip()]
+        return named or [Path(self.data_dir) / "logs"]
+
+    @property
+    def metadata_directory(self) -> Path:
+        """Where the controller keeps its log."""
+        return Path(self.metadata_dir) if self.metadata_dir else Path(self.data_dir) / "raft"
+
+    @property
+    def advertised(self) -> tuple[str, int]:
+        """The host and port that others are told."""
+        return parse_address(self.broker_advertised or self.broker_listen)
+
+    @property
+    def voters(self) -> dict[int, tuple[str, int]]:
+        """The controllers: host and port by node id."""
+        return dict(_parse_voter(part) for part in _parts(self.controller_quorum_voters))
+
+    def validate(self) -> None:
+        """Raise ConfigurationError for settings that contradict each other."""
+        _require(self.node_id >= 0, "node.id is not set; every node needs its own number")
+        _require(bool(self.data_dir), "data.dir is not set; the node needs a directory of its own")
+        _require(
+            bool(self.roles) and self.roles <= set(_ROLES),
+            f"node.roles={self.node_roles!r}: controller, broker, or controller,broker is wanted",
+        )
+        for key in ("broker.listen", "broker.advertised", "controller.listen", "metrics.listen"):
+            self._check_address(key)
+        self._check_advertised()
+        self._check_voters()
+        _require(
+            self.controller_election_timeout_min_ms < self.controller_election_timeout_max_ms,
+            "controller.election.timeout.min.ms must be below controller.election.timeout.max.ms",
+        )
+        _require(
+            self.controller_raft_heartbeat_ms * 2 <= self.controller_election_timeout_min_ms,
+            "controller.raft.heartbeat.ms must be at most half of "
+            "controller.election.timeout.min.ms, or healthy controllers lose their office",
+        )
+        _require(
+            self.broker_heartbeat_interval_ms * 2 <= self.broker_session_timeout_ms,
+            "broker.heartbeat.interval.ms must be at most half of broker.session.timeout.ms",
+        )
+
+    def _check_address(self, key: str) -> None:
+        text = str(getattr(self, key.replace(".", "_")))
+        if not text:
+            return
+        try:
+            parse_address(text)
+        except ValueError as error:
+            raise ConfigurationError(f"{key}: {error}") from None
+
+    def _check_advertised(self) -> None:
+        host, port = self.advertised
+        _require(
+            host not in ("0.0.0.0", "::"),  # noqa: S104 - this refuses it.
+            f"broker.advertised would be {format_address(host, port)}, which nobody can connect "
+            "to; set broker.advertised to the address that clients reach this broker by",
+        )
+
+    def _check_voters(self) -> None:
+        try:
+            voters = self.voters
+        except ValueError as error:
+            raise ConfigurationError(f"controller.quorum.voters: {error}") from None
+        _require(
+            bool(voters),
+            "controller.quorum.voters is not set; name all controllers as id@host:port",
+        )
+        _require(
+            len(voters) == len(_parts(self.controller_quorum_voters)),
+            "controller.quorum.voters names a node id twice",
+        )
+        if "controller" in self.roles:
+            _require(
+                self.node_id in voters,
+                f"node {self.node_id} has the controller role but is not among "
+                f"controller.quorum.voters ({self.controller_quorum_voters})",
+            )
+
+
+_FIELDS: Final = {entry.name.replace("_", "."): entry for entry in dataclasses.fields(NodeConfig)}
+
+
+def describe_keys() -> Iterator[tuple[str, str, str]]:
+    """Key, default and meaning of every setting, for the documentation."""
+    for key, entry in _FIELDS.items():
+        yield key, str(entry.default), str(entry.metadata["doc"])
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise ConfigurationError(message)
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _parse_voter(text: str) -> tuple[int, tuple[str, int]]:
+    node_id, at, address = text.partition("@")
+    if not at or not node_id.isdecimal():
+        raise ValueError(f"{text!r} is not a controller; write id@host:port")
+    return int(node_id), parse_address(address)
+
+
+def _read_toml(path: Path) -> dict[str, object]:
+    try:
+        with path.open("rb") as file:
+            tree = tomllib.load(file)
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{path} is not valid TOML: {error}") from None
+    return dict(_flatten(tree, ""))
+
+
+def _flatten(tree: Mapping[str, object], prefix: str) -> Iterator[tuple[str, object]]:
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{name}.")
+        elif isinstance(value, list):
+            yield f"{prefix}{name}", ",".join(str(part) for part in value)
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _split_overrides(overrides: Sequence[str]) -> dict[str, object]:
+    values: dict[str, object] = {}
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        _require(bool(equals), f"--set {override!r}: key=value is wanted")
+        values[key.strip()] = value.strip()
+    return values
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
+    """The keys that are set; other PENSTOCK_ names belong to others, Kubernetes for one."""
+    values: dict[str, object] = {}
+    for key, entry in _FIELDS.items():
+        name = _ENV_PREFIX + entry.name.upper()
+        if name in environment:
+            values[key] = _parse(key, environment[name], f"environment variable {name}")
+    return values
+
+
+def _checked(values: Mapping[str, object], source: str) -> dict[str, object]:
+    for key in values:
+        if key not in _FIELDS:
+            raise ConfigurationError(
+                f"{source}: unknown setting {key!r}{suggest(key, list(_FIELDS))}"
+            )
+    return {key: _parse(key, value, source) for key, value in values.items()}
+
+
+def _parse(key: str, value: object, source: str) -> object:
+    entry = _FIELDS[key]
+    if entry.type != "int":
+        text = str(value)
+        choices = entry.metadata["choices"]
+        if choices and text not in choices:
+            raise ConfigurationError(
+                f"{source}: {key}={text!r}: one of {', '.join(choices)} is wanted"
+            )
+        return text
+    low, high = entry.metadata["low"], entry.metadata["high"]
+    try:
+        number = int(str(value))
+    except ValueError:
+        raise ConfigurationError(f"{source}: {key}={value!r}: a whole number is wanted") from None
+    if not low <= number <= high:
+        bound = f"from {low} to {high}" if high != _INT64 else f"of at least {low}"
+        raise ConfigurationError(f"{source}: {key}={number}: a whole number {bound} is wanted")
+    return number

@@ -1,0 +1,137 @@
+"""Which cluster and node a directory belongs to: ``meta.json``, written once by ``format``."""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import json
+import os
+import uuid
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from penstock.wire.errors import DataDirectoryError, InconsistentClusterIdError
+
+META_FILE: Final = "meta.json"
+_LOCK_FILE: Final = ".lock"
+_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryMeta:
+    """The owner of a directory."""
+
+    cluster_id: str
+    node_id: int
+    version: int = _VERSION
+
+
+def new_cluster_id() -> str:
+    """A fresh cluster id: 22 characters that are safe in file names and URLs."""
+    return base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
+
+
+def format_directory(path: Path, cluster_id: str, node_id: int) -> bool:
+    """Make ``path`` a directory of this cluster and node; False when it was one already.
+
+    Raises DataDirectoryError when it belongs to another cluster or node, or can't be written.
+    """
+    wanted = DirectoryMeta(cluster_id, node_id)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if (path / META_FILE).exists():
+            check_directory(path, wanted)
+            return False
+        _write_durably(path / META_FILE, json.dumps(asdict(wanted)) + "\n")
+    except OSError as error:
+        raise DataDirectoryError(f"cannot format {path}: {error.strerror or error}") from None
+    return True
+
+
+def read_meta(path: Path) -> DirectoryMeta:
+    """The owner of ``path``. Raises DataDirectoryError when it is not formatted or not readable."""
+    file = path / META_FILE
+    try:
+        fields = json.loads(file.read_text(encoding="utf-8"))
+        return DirectoryMeta(str(fields["cluster_id"]), int(fields["node_id"]))
+    except FileNotFoundError:
+        raise DataDirectoryError(
+            f"{path} is not formatted; run: penstock format --data-dir {path} --node-id N "
+            "--cluster-id ID"
+        ) from None
+    except OSError as error:
+        raise DataDirectoryError(f"cannot read {file}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataDirectoryError(f"{file} is damaged: {error}; restore it from a backup") from None
+
+
+def check_directory(path: Path, wanted: DirectoryMeta) -> None:
+    """Raise unless ``path`` belongs to the cluster and node wanted."""
+    found = read_meta(path)
+    if found.cluster_id != wanted.cluster_id:
+        raise InconsistentClusterIdError(
+            f"{path} belongs to cluster {found.cluster_id}, not to {wanted.cluster_id}; "
+            "mount the right disk, or format an empty directory"
+        )
+    if found.node_id != wanted.node_id:
+        raise DataDirectoryError(
+            f"{path} belongs to node {found.node_id}, not to node {wanted.node_id}; "
+            "mount the right disk, or set node.id"
+        )
+
+
+def open_directories(root: Path, node_id: int, others: Iterable[Path]) -> DirectoryMeta:
+    """Check ``root`` and give the directories inside it its identity on first use.
+
+    A directory outside of ``root`` (a disk of its own) must have been formatted: an empty mount
+    point is refused instead of being taken for a disk that lost its data.
+    """
+    meta = read_meta(root)
+    check_directory(root, DirectoryMeta(meta.cluster_id, node_id))
+    for path in others:
+        if path.is_relative_to(root) and not (path / META_FILE).exists():
+            _refuse_foreign_data(path)
+            format_directory(path, meta.cluster_id, node_id)
+        check_directory(path, meta)
+    return meta
+
+
+def lock_directory(path: Path) -> int:
+    """Hold ``path`` for this process until the descriptor returned is closed.
+
+    Raises DataDirectoryError when another process holds it.
+    """
+    descriptor = os.open(path / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise DataDirectoryError(
+            f"{path} is in use by another process; stop that node first"
+        ) from None
+    return descriptor
+
+
+def _refuse_foreign_data(path: Path) -> None:
+    if path.exists() and any(path.iterdir()):
+        raise DataDirectoryError(
+            f"{path} has files but no {META_FILE}: it is not known whose data this is; "
+            "restore the file, or move the files away"
+        )
+
+
+def _write_durably(file: Path, text: str) -> None:
+    """Write all or nothing: a crash leaves no file or the whole file."""
+    temporary = file.with_suffix(".tmp")
+    with temporary.open("w", encoding="utf-8") as handle:
+        handle.write(text)
+        handle.flush()
+        os.fsync(handle.fileno())
+    temporary.replace(file)
+    directory = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

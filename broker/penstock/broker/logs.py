@@ -1,0 +1,51 @@
+"""Structured logs: one line an event, with what it is about bound to it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import structlog
+
+
+def configure_logs(log_format: str, level: str, **bound: object) -> None:
+    """Send every log line of this process to standard error, with ``bound`` on each.
+
+    Lines cost about 14 microseconds: none may be written per request on a hot path.
+    """
+    renderer: structlog.typing.Processor
+    if log_format == "json":
+        renderer = structlog.processors.JSONRenderer()
+    else:
+        renderer = structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+        )
+    structlog.configure(
+        processors=[
+            _binder(bound),
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            *([structlog.processors.format_exc_info] if log_format == "json" else []),
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    # Libraries that log through the standard library (grpc, asyncio) share the stream.
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
+    )
+
+
+def _binder(bound: dict[str, object]) -> structlog.typing.Processor:
+    """Adds ``bound`` on every thread; context variables would stay on the first one."""
+
+    def bind(
+        _logger: object, _method: str, event: structlog.typing.EventDict
+    ) -> structlog.typing.EventDict:
+        for key, value in bound.items():
+            event.setdefault(key, value)
+        return event
+
+    return bind
