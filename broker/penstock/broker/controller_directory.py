@@ -1,0 +1,144 @@
+"""Which controllers there are, which one is active, and how to ask it something."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import grpc
+from grpc import aio
+
+from penstock.v1 import common_pb2
+from penstock.v1.controller_pb2_grpc import ControllerAsyncStub, ControllerStub
+from penstock.wire.errors import (
+    ErrorCode,
+    LeaderHint,
+    NetworkError,
+    NotControllerError,
+    PenstockError,
+    RequestTimedOutError,
+    error_from_proto,
+)
+from penstock.wire.transport import CHANNEL_OPTIONS, format_address
+
+_RETRY_MS: Final = 50
+"""How long to wait for news of another active controller before the last one is asked again."""
+
+Response = TypeVar("Response")
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveController:
+    """The newest active controller heard of."""
+
+    node_id: int
+    epoch: int
+    address: str
+
+
+class ControllerDirectory:
+    """The controllers' addresses and channels. Used on one event loop."""
+
+    def __init__(self, voters: dict[int, tuple[str, int]]) -> None:
+        self._voters = {node: format_address(host, port) for node, (host, port) in voters.items()}
+        self._channels: dict[str, aio.Channel] = {}
+        self._active: ActiveController | None = None
+        self._news = asyncio.Event()  # Set, and replaced, whenever another one becomes active.
+
+    @property
+    def active(self) -> ActiveController | None:
+        """The newest active controller heard of; it may be gone already."""
+        return self._active
+
+    def voters(self) -> dict[int, str]:
+        """The address of each controller by node id."""
+        return dict(self._voters)
+
+    def stub(self, address: str) -> ControllerAsyncStub:
+        """A stub for the controller at ``address``; channels are kept."""
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+            self._channels[address] = channel
+        # The generated stub serves both kinds of channel; only its type tells them apart.
+        stub: Any = ControllerStub(channel)  # type: ignore[arg-type]
+        return stub  # type: ignore[no-any-return]
+
+    def observe(self, node_id: int, epoch: int, host: str, port: int) -> None:
+        """Take note that ``node_id`` is active in ``epoch``; older news are ignored."""
+        if node_id < 0 or not host:
+            return
+        if self._active is not None and epoch <= self._active.epoch:
+            return
+        self._active = ActiveController(node_id, epoch, format_address(host, port))
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def observe_hint(self, hint: LeaderHint | None) -> None:
+        """Take note of the controller that a NOT_CONTROLLER answer names."""
+        if hint is not None:
+            self.observe(hint.node_id, hint.leader_epoch, hint.host, hint.port)
+
+    async def wait_news(self, than: ActiveController | None, timeout_ms: int) -> None:
+        """Wait until the active controller is another than ``than``, or the time is over."""
+        if self._active != than:
+            return
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self._news.wait()
+        except TimeoutError:
+            pass
+
+    async def call(
+        self,
+        ask: Callable[[ControllerAsyncStub, float], Awaitable[Response]],
+        error_of: Callable[[Response], common_pb2.Error | None],
+        *,
+        timeout_ms: int,
+        what: str,
+    ) -> Response:
+        """Ask the active controller, following it when the office moves.
+
+        The question may be put more than once: it must be one that takes effect once. Typed
+        refusals come back in the response, but for NOT_CONTROLLER. Raises RequestTimedOutError
+        when no active controller answered in time; the outcome is then unknown.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_ms / 1000
+        failure: PenstockError = NotControllerError("no active controller is known")
+        while (left := deadline - loop.time()) > 0:
+            active = self._active
+            if active is None:
+                await self.wait_news(None, int(left * 1000) + 1)
+                continue
+            try:
+                response = await ask(self.stub(active.address), left)
+                error = error_of(response)
+                if error is None or error.code != ErrorCode.NOT_CONTROLLER:
+                    return response
+                failure = error_from_proto(error)
+                self.observe_hint(failure.leader)
+            except aio.AioRpcError as error:
+                failure = _transport_failure(error, active)
+            await self.wait_news(active, min(_RETRY_MS, int(left * 1000) + 1))
+        raise RequestTimedOutError(
+            f"{what}: no active controller answered within {timeout_ms} ms; the last answer "
+            f"was: {failure.message}. The outcome is unknown; check that a majority of the "
+            "controllers is running"
+        )
+
+    async def close(self) -> None:
+        """Close every channel."""
+        for channel in self._channels.values():
+            await channel.close()
+        self._channels.clear()
+
+
+def _transport_failure(error: aio.AioRpcError, active: ActiveController) -> NetworkError:
+    code = error.code()
+    name = code.name if isinstance(code, grpc.StatusCode) else str(code)
+    return NetworkError(
+        f"controller {active.node_id} at {active.address}: {name} {error.details()}"
+    )

@@ -1,0 +1,372 @@
+"""The broker's side of the Controller service: registration, heartbeats, the metadata feed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+from grpc import aio
+
+from penstock.broker.controller_directory import ActiveController, ControllerDirectory
+from penstock.broker.core.lease import Lease
+from penstock.broker.core.metadata_image import ImageChange, MetadataImage
+from penstock.v1 import cluster_pb2, common_pb2, controller_pb2
+from penstock.wire.errors import (
+    BrokerIdNotRegisteredError,
+    NetworkError,
+    NotControllerError,
+    PenstockError,
+    StaleBrokerEpochError,
+    error_from_proto,
+)
+
+_BACKOFF_MS: Final = 50
+_REQUEST_TIMEOUT_MS: Final = 10_000
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerIdentity:
+    """What a broker registers with. ``previous_broker_epoch`` is -1 after an unclean stop."""
+
+    cluster_id: str
+    node_id: int
+    host: str
+    port: int
+    rack: str
+    previous_broker_epoch: int
+
+
+def monotonic_ms() -> int:
+    """Milliseconds of a clock that never goes back."""
+    return time.monotonic_ns() // 1_000_000
+
+
+def _error_of(response: Any) -> common_pb2.Error | None:
+    return response.error if response.HasField("error") else None
+
+
+class ControllerLink:
+    """Keeps the broker registered, heard and informed. Used on one event loop.
+
+    ``on_change`` is called after each delta was applied to ``image``, ``on_registered`` with
+    every new broker epoch before the first heartbeat under it. :meth:`wait_failed` ends with
+    the error that makes this process unfit to go on: another process took its node id.
+    """
+
+    def __init__(
+        self,
+        identity: BrokerIdentity,
+        voters: dict[int, tuple[str, int]],
+        image: MetadataImage,
+        *,
+        heartbeat_interval_ms: int,
+        session_timeout_ms: int,
+        on_change: Callable[[ImageChange], None],
+        on_registered: Callable[[int], None],
+        clock_ms: Callable[[], int] = monotonic_ms,
+    ) -> None:
+        self._identity = identity
+        self._directory = ControllerDirectory(voters)
+        self._image = image
+        self._interval_ms = heartbeat_interval_ms
+        self._session_timeout_ms = session_timeout_ms
+        self._on_change = on_change
+        self._on_registered = on_registered
+        self._clock_ms = clock_ms
+        self._lease = Lease(session_timeout_ms)
+        self._incarnation_id = uuid.uuid4().bytes
+        self._broker_epoch = -1  # -1 until registered.
+        self._nudge = asyncio.Event()  # Set: the next heartbeat is sent now.
+        self._want_shutdown = False
+        self._may_shut_down = asyncio.Event()
+        self._index_moved = asyncio.Event()  # Set, and replaced, when the image moves on.
+        self._rotate = asyncio.Event()  # Set: the feed must try another controller.
+        self._sequence = 0
+        self._tasks: list[asyncio.Task[None]] = []
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def broker_epoch(self) -> int:
+        """This registration's epoch, -1 before there is one."""
+        return self._broker_epoch
+
+    def may_serve(self) -> bool:
+        """Whether the controllers have been heard recently enough to go on serving."""
+        return self._lease.valid(self._clock_ms())
+
+    async def start(self) -> None:
+        """Begin to follow the metadata and to register. Returns at once."""
+        self._tasks = [
+            asyncio.create_task(self._guard(self._follow_metadata()), name="metadata feed"),
+            asyncio.create_task(self._guard(self._keep_heard()), name="heartbeats"),
+        ]
+
+    async def stop(self) -> None:
+        """End the streams; the controller takes it for a stop and fences without delay."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._directory.close()
+
+    async def wait_failed(self) -> None:
+        """Wait for ever, or raise what ended the link."""
+        await asyncio.shield(self._failed)
+
+    async def wait_for_index(self, index: int, timeout_ms: int) -> None:
+        """Wait until the image has reached ``index``; give up quietly when the time is over."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_ms / 1000):
+                while self._image.index < index:
+                    await self._index_moved.wait()
+
+    async def shut_down_controlled(self, timeout_ms: int) -> bool:
+        """Ask for the leaderships to be moved away; whether that was done in time."""
+        self._want_shutdown = True
+        self._nudge.set()
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self._may_shut_down.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def alter_partition(
+        self, change: cluster_pb2.AlterPartitionCommand
+    ) -> controller_pb2.AlterPartitionResponse:
+        """Propose in-sync sets. Safe to repeat: partition epochs let it take effect once."""
+        request = controller_pb2.AlterPartitionRequest(change=change)
+        return await self._directory.call(
+            lambda stub, left: stub.AlterPartition(request, timeout=left),
+            _error_of,
+            timeout_ms=_REQUEST_TIMEOUT_MS,
+            what="changing in-sync sets",
+        )
+
+    async def allocate_producer_ids(self) -> cluster_pb2.AllocateProducerIdsResult:
+        """Take a block of producer ids. A repeated question may waste a block, no more."""
+        allocation = cluster_pb2.AllocateProducerIdsCommand(
+            node_id=self._identity.node_id, broker_epoch=self._broker_epoch
+        )
+        request = controller_pb2.AllocateProducerIdsRequest(allocation=allocation)
+        response = await self._directory.call(
+            lambda stub, left: stub.AllocateProducerIds(request, timeout=left),
+            _error_of,
+            timeout_ms=_REQUEST_TIMEOUT_MS,
+            what="taking producer ids",
+        )
+        if response.HasField("error"):
+            raise error_from_proto(response.error)
+        result: cluster_pb2.AllocateProducerIdsResult = response.result
+        return result
+
+    async def execute_admin(
+        self, command: cluster_pb2.Command, timeout_ms: int
+    ) -> cluster_pb2.CommandResult:
+        """Forward an administrator's command; typed refusals are in the result."""
+        request = controller_pb2.ExecuteAdminRequest(command=command)
+        response = await self._directory.call(
+            lambda stub, left: stub.ExecuteAdmin(request, timeout=left),
+            lambda answer: _error_of(answer.result),
+            timeout_ms=timeout_ms,
+            what=f"the command {command.WhichOneof('body')}",
+        )
+        return response.result
+
+    async def describe_quorum(self, timeout_ms: int) -> controller_pb2.DescribeQuorumResponse:
+        """The active controller's view of the quorum."""
+        request = controller_pb2.DescribeQuorumRequest()
+        return await self._directory.call(
+            lambda stub, left: stub.DescribeQuorum(request, timeout=left),
+            lambda _answer: None,
+            timeout_ms=timeout_ms,
+            what="describing the quorum",
+        )
+
+    # ------------------------------------------------------------------ metadata
+
+    async def _follow_metadata(self) -> None:
+        """Stream the metadata from one controller after the other, this node's own first."""
+        voters = self._directory.voters()
+        own = self._identity.node_id
+        order = sorted(voters, key=lambda node: (node != own, node))
+        position = 0
+        while True:
+            node = order[position % len(order)]
+            try:
+                await self._stream_metadata(voters[node])
+            except aio.AioRpcError as error:
+                log.debug("metadata feed broke", controller=node, reason=error.details())
+            except PenstockError as error:
+                log.warning("metadata feed refused", controller=node, reason=error.message)
+            position += 1
+            await asyncio.sleep(_BACKOFF_MS / 1000)
+
+    async def _stream_metadata(self, address: str) -> None:
+        request = controller_pb2.WatchMetadataRequest(
+            cluster_id=self._identity.cluster_id, node_id=self._identity.node_id
+        )
+        self._rotate.clear()
+        call: Any = self._directory.stub(address).WatchMetadata(request)
+        rotate = asyncio.create_task(self._rotate.wait())
+        rotate.add_done_callback(lambda _task: call.cancel())
+        try:
+            async for message in call:
+                self._take_metadata(message)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise  # Somebody stops us; the other case is a rotation.
+        finally:
+            rotate.cancel()
+            call.cancel()
+
+    def _take_metadata(self, message: controller_pb2.WatchMetadataResponse) -> None:
+        if message.HasField("error"):
+            raise error_from_proto(message.error)
+        if message.HasField("active_controller"):
+            endpoint = message.active_controller
+            self._directory.observe(
+                endpoint.node_id, endpoint.controller_epoch, endpoint.host, endpoint.port
+            )
+        if not message.HasField("delta"):
+            return
+        change = self._image.apply(message.delta)
+        if change is None:
+            return
+        self._on_change(change)
+        self._index_moved.set()
+        self._index_moved = asyncio.Event()
+        if self._looks_fenced():
+            self._nudge.set()
+
+    def _looks_fenced(self) -> bool:
+        """Whether the image says that this registration is fenced: a heartbeat mends that."""
+        record = self._image.brokers.get(self._identity.node_id)
+        return record is not None and record.broker_epoch == self._broker_epoch and record.fenced
+
+    # ------------------------------------------------------------------ heartbeats
+
+    async def _keep_heard(self) -> None:
+        """Register with, and be heard by, whichever controller is active."""
+        while True:
+            active = self._directory.active
+            if active is None:
+                await self._directory.wait_news(None, self._session_timeout_ms)
+                continue
+            try:
+                await self._be_heard_by(active)
+            except StaleBrokerEpochError:
+                raise
+            except BrokerIdNotRegisteredError:
+                log.warning("the controllers do not know this broker; registering anew")
+                self._disown()
+            except (PenstockError, aio.AioRpcError, TimeoutError) as error:
+                log.debug("heartbeats broke", controller=active.node_id, reason=str(error))
+                if isinstance(error, NotControllerError):
+                    self._directory.observe_hint(error.leader)
+            self._rotate_when_unheard()
+            await self._directory.wait_news(active, _BACKOFF_MS)
+
+    def _rotate_when_unheard(self) -> None:
+        """A feed that knows no reachable active controller may hang on an isolated one."""
+        silent_ms = self._lease.silent_ms(self._clock_ms())
+        if silent_ms is None or silent_ms > self._session_timeout_ms // 2:
+            self._rotate.set()
+
+    def _disown(self) -> None:
+        self._lease.lost()
+        self._broker_epoch = -1
+        self._incarnation_id = uuid.uuid4().bytes
+
+    async def _be_heard_by(self, active: ActiveController) -> None:
+        """Heartbeat with ``active`` until it is replaced or the stream breaks."""
+        stub = self._directory.stub(active.address)
+        if self._broker_epoch < 0:
+            await self._register(active)
+        # The bidirectional form without an iterator is missing from the type stubs.
+        call: Any = stub.Heartbeat()  # type: ignore[call-arg]
+        try:
+            while self._directory.active == active:
+                await self._heartbeat(call)
+                await self._pause(active)
+        finally:
+            call.cancel()
+
+    async def _pause(self, active: ActiveController) -> None:
+        """Wait for the next heartbeat's time, a nudge, or news of another controller."""
+        nudge = asyncio.create_task(self._nudge.wait())
+        news = asyncio.create_task(self._directory.wait_news(active, self._interval_ms))
+        try:
+            await asyncio.wait((nudge, news), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            nudge.cancel()
+            news.cancel()
+        self._nudge.clear()
+
+    async def _register(self, active: ActiveController) -> None:
+        identity = self._identity
+        registration = cluster_pb2.RegisterBrokerCommand(
+            node_id=identity.node_id,
+            incarnation_id=self._incarnation_id,
+            cluster_id=identity.cluster_id,
+            host=identity.host,
+            port=identity.port,
+            rack=identity.rack,
+            previous_broker_epoch=identity.previous_broker_epoch,
+        )
+        response = await self._directory.stub(active.address).RegisterBroker(
+            controller_pb2.RegisterBrokerRequest(registration=registration),
+            timeout=self._session_timeout_ms / 1000,
+        )
+        if response.HasField("error"):
+            raise error_from_proto(response.error)
+        self._broker_epoch = response.broker_epoch
+        log.info("registered", broker_epoch=self._broker_epoch, controller=active.node_id)
+        self._on_registered(self._broker_epoch)
+
+    async def _heartbeat(self, call: Any) -> None:
+        self._sequence += 1
+        sent_ms = self._clock_ms()
+        await call.write(
+            controller_pb2.BrokerHeartbeatRequest(
+                node_id=self._identity.node_id,
+                broker_epoch=self._broker_epoch,
+                metadata_index=self._image.index,
+                want_shutdown=self._want_shutdown,
+                sequence=self._sequence,
+            )
+        )
+        async with asyncio.timeout(self._session_timeout_ms / 2000):
+            response = await self._answer_to(call, self._sequence)
+        self._lease.answered(sent_ms)
+        if response.may_shut_down:
+            self._may_shut_down.set()
+
+    async def _answer_to(self, call: Any, sequence: int) -> controller_pb2.BrokerHeartbeatResponse:
+        while True:
+            response = await call.read()
+            if response is aio.EOF:  # type: ignore[attr-defined]
+                raise NetworkError("the controller ended the heartbeat stream")
+            if response.HasField("error"):
+                raise error_from_proto(response.error)
+            if response.sequence >= sequence:
+                return response  # type: ignore[no-any-return]
+
+    async def _guard(self, work: Any) -> None:
+        """Run ``work``; what it raises is what makes this broker unfit to go on."""
+        try:
+            await work
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            if not self._failed.done():
+                self._failed.set_exception(error)
+            raise

@@ -1,0 +1,34 @@
+"""The broker's lease: how long it may go on serving without word from the controllers.
+
+The controller fences a broker session_timeout_ms after it last *heard* it. The lease counts
+from when the broker last *sent* a heartbeat that was answered, which is earlier: a broker that
+is cut off stops serving before another can have taken over by that time-out.
+"""
+
+from __future__ import annotations
+
+
+class Lease:
+    """Valid from the first answered heartbeat until session_timeout_ms after the last one."""
+
+    def __init__(self, session_timeout_ms: int) -> None:
+        self._session_timeout_ms = session_timeout_ms
+        self._sent_ms: int | None = None  # When the newest answered heartbeat was sent.
+
+    def answered(self, sent_ms: int) -> None:
+        """A heartbeat sent at ``sent_ms`` was answered. Answers may come in any order."""
+        if self._sent_ms is None or sent_ms > self._sent_ms:
+            self._sent_ms = sent_ms
+
+    def lost(self) -> None:
+        """The controllers disowned this broker: the lease is over at once."""
+        self._sent_ms = None
+
+    def silent_ms(self, now_ms: int) -> int | None:
+        """How long ago the newest answered heartbeat was sent; None before the first."""
+        return None if self._sent_ms is None else now_ms - self._sent_ms
+
+    def valid(self, now_ms: int) -> bool:
+        """Whether the broker may serve at ``now_ms`` (monotonic milliseconds)."""
+        silent_ms = self.silent_ms(now_ms)
+        return silent_ms is not None and silent_ms < self._session_timeout_ms
