@@ -1,0 +1,360 @@
+"""What a partition remembers of idempotent producers, so that a retry is not appended twice.
+
+Pure. Per producer id: its newest epoch and the last five batches of it, as in KIP-98 (five is
+what a producer may have in flight). Rules, for a batch of producer id P, epoch E, sequence S:
+
+======================================  =====================================================
+what is known                           answer
+======================================  =====================================================
+E is older than P's epoch               InvalidProducerEpochError
+the same S and length, among the five   Duplicate, with the offsets it got the first time
+S follows P's last batch                Append
+all of it lies before what is expected  DuplicateSequenceError when every sequence from there
+                                        on is known to be in the log, else OutOfOrder...
+anything else of epoch E                OutOfOrderSequenceError (a gap, or a partial overlap)
+E is newer, or has only markers so far  S must be 0, else OutOfOrderSequenceError
+P is unknown                            S must be 0, unless P's state may have been forgotten
+======================================  =====================================================
+
+Kafka (2.5 and later, KIP-360) lets an unknown producer begin anywhere, which lets the second of
+two batches in flight in when the first failed. Here that is allowed only where the state may have
+been lost: ``forgotten_up_to`` is the largest producer id whose state was dropped by expiry, or
+ANY_PRODUCER where the log's older part was never seen (retention, a replica that began in the
+middle). An id above it has never written here, so its first sequence must be 0.
+
+After sequence 2^31 - 1 comes 0.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from penstock.wire.errors import (
+    CorruptRecordError,
+    DuplicateSequenceError,
+    InvalidProducerEpochError,
+    OutOfOrderSequenceError,
+)
+from penstock.wire.records import BatchHeader
+
+BATCHES_KEPT: Final = 5
+ANY_PRODUCER: Final = 2**63 - 1
+NEVER_FORGOT: Final = -1
+
+_SEQUENCE_MASK: Final = 2**31 - 1
+_CONTIGUOUS_MAX: Final = 2**30  # Half of the sequence space: further back is further ahead.
+
+_MAGIC: Final = b"PSPS"
+_VERSION: Final = 1
+_HEAD: Final = struct.Struct(">4sHIqqI")  # Magic, version, CRC of what follows, ...
+_CRC_FROM: Final = 10
+_ENTRY: Final = struct.Struct(">qhqIB")
+_BATCH: Final = struct.Struct(">qiiq")
+
+
+class ProducerBatch(NamedTuple):
+    """One batch that a producer has in the log."""
+
+    base_offset: int
+    last_offset_delta: int
+    base_sequence: int
+    timestamp_ms: int
+
+    @property
+    def last_offset(self) -> int:
+        """The offset of its last record."""
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def next_sequence(self) -> int:
+        """The sequence number that must come after it."""
+        return (self.base_sequence + self.last_offset_delta + 1) & _SEQUENCE_MASK
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerEntry:
+    """One producer id: its epoch, its last batches (oldest first) and when it last wrote.
+
+    ``contiguous``: so many sequence numbers right before the next one are known to be in the log.
+    """
+
+    producer_epoch: int
+    batches: tuple[ProducerBatch, ...]
+    last_seen_ms: int
+    contiguous: int
+
+    def after(self, batch: ProducerBatch, producer_epoch: int, now_ms: int) -> ProducerEntry:
+        """The entry once ``batch`` is in the log."""
+        count = batch.last_offset_delta + 1
+        if producer_epoch != self.producer_epoch:
+            return ProducerEntry(producer_epoch, (batch,), now_ms, count)
+        follows = bool(self.batches) and self.batches[-1].next_sequence == batch.base_sequence
+        return ProducerEntry(
+            producer_epoch,
+            (*self.batches[1 - BATCHES_KEPT :], batch),
+            now_ms,
+            min(self.contiguous + count, _CONTIGUOUS_MAX) if follows else count,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """The batch is new and in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """The batch is in the log already, at these offsets."""
+
+    base_offset: int
+    last_offset: int
+
+
+_APPEND: Final = Append()
+
+
+class ProducerState:
+    """The producers of one partition. ``check`` asks, ``record`` notes what was appended."""
+
+    __slots__ = ("_entries", "forgotten_up_to")
+
+    def __init__(
+        self, entries: dict[int, ProducerEntry] | None = None, forgotten_up_to: int = NEVER_FORGOT
+    ) -> None:
+        self._entries = entries if entries is not None else {}
+        self.forgotten_up_to = forgotten_up_to
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ProducerState):
+            return NotImplemented
+        return (self._entries, self.forgotten_up_to) == (other._entries, other.forgotten_up_to)
+
+    __hash__ = None  # type: ignore[assignment]  # Mutable.
+
+    def entry(self, producer_id: int) -> ProducerEntry | None:
+        """What is known of a producer."""
+        return self._entries.get(producer_id)
+
+    def staged(self) -> ProducerStage:
+        """A stage on which the batches of one append are checked one after the other."""
+        return ProducerStage(self)
+
+    def check(self, header: BatchHeader) -> Append | Duplicate:
+        """Whether the batch is to be appended; see the table above for what is raised.
+
+        A batch without a producer id is always to be appended.
+        """
+        if header.producer_id < 0:
+            return _APPEND
+        return self._check(header, self._entries.get(header.producer_id))
+
+    def _check(self, header: BatchHeader, entry: ProducerEntry | None) -> Append | Duplicate:
+        sequence = header.base_sequence
+        if entry is None:
+            if sequence != 0 and header.producer_id > self.forgotten_up_to:
+                raise OutOfOrderSequenceError(
+                    f"producer {header.producer_id} begins with sequence {sequence}, but has "
+                    "written nothing here; its first batch must have sequence 0: send the earlier "
+                    "batches first, or get a new producer epoch"
+                )
+            return _APPEND
+        if header.producer_epoch < entry.producer_epoch:
+            raise InvalidProducerEpochError(
+                f"producer {header.producer_id} has epoch {entry.producer_epoch} by now, so epoch "
+                f"{header.producer_epoch} may write no more; ask InitProducerId for a new one"
+            )
+        if header.producer_epoch > entry.producer_epoch or not entry.batches:
+            if sequence != 0:
+                raise OutOfOrderSequenceError(
+                    f"producer {header.producer_id} begins epoch {header.producer_epoch} with "
+                    f"sequence {sequence}; a new epoch must begin with sequence 0"
+                )
+            return _APPEND
+        for batch in entry.batches:
+            if (
+                batch.base_sequence == sequence
+                and batch.last_offset_delta == header.last_offset_delta
+            ):
+                return Duplicate(batch.base_offset, batch.last_offset)
+        self._check_order(header, entry)
+        return _APPEND
+
+    @staticmethod
+    def _check_order(header: BatchHeader, entry: ProducerEntry) -> None:
+        expected = entry.batches[-1].next_sequence
+        if header.base_sequence == expected:
+            return
+        behind = (expected - header.base_sequence) & _SEQUENCE_MASK
+        what = (
+            f"producer {header.producer_id} (epoch {header.producer_epoch}) sent sequences "
+            f"{header.base_sequence} to {header.last_sequence}, but {expected} comes next"
+        )
+        if header.last_offset_delta < behind <= entry.contiguous:
+            raise DuplicateSequenceError(
+                f"{what}: the batch is in the log already, but is older than the last "
+                f"{BATCHES_KEPT}, whose offsets are kept"
+            )
+        raise OutOfOrderSequenceError(
+            f"{what}; send what is missing first, or get a new producer epoch"
+        )
+
+    def record(self, header: BatchHeader, base_offset: int, now_ms: int) -> None:
+        """Note that the batch is in the log at ``base_offset``, whatever ``check`` would say.
+
+        Followers and recovery call it with what the leader let in. A control batch fences older
+        epochs and ends what the producer had in flight.
+        """
+        entry = _recorded(header, self._entries.get(header.producer_id), base_offset, now_ms)
+        if entry is not None:
+            self._entries[header.producer_id] = entry
+
+    def touches(self, offset: int) -> bool:
+        """Whether any producer has a batch at or after ``offset``, as far as is remembered."""
+        return any(
+            entry.batches and entry.batches[-1].last_offset >= offset
+            for entry in self._entries.values()
+        )
+
+    def expire(self, now_ms: int, expiration_ms: int) -> int:
+        """Forget the producers that wrote nothing for ``expiration_ms``; how many there were."""
+        gone = [
+            producer_id
+            for producer_id, entry in self._entries.items()
+            if now_ms - entry.last_seen_ms >= expiration_ms
+        ]
+        for producer_id in gone:
+            del self._entries[producer_id]
+            self.forgotten_up_to = max(self.forgotten_up_to, producer_id)
+        return len(gone)
+
+    def clear(self, *, forgotten_up_to: int) -> None:
+        """Forget everybody, as when the log is dropped."""
+        self._entries = {}
+        self.forgotten_up_to = forgotten_up_to
+
+    def copy(self) -> ProducerState:
+        """A state that changes on its own."""
+        return ProducerState(dict(self._entries), self.forgotten_up_to)
+
+    def encode(self, end_offset: int) -> bytes:
+        """A snapshot: the state when the log ended at ``end_offset``, with a checksum."""
+        parts = [_HEAD.pack(_MAGIC, _VERSION, 0, end_offset, self.forgotten_up_to, len(self))]
+        for producer_id, entry in self._entries.items():
+            parts.append(
+                _ENTRY.pack(
+                    producer_id,
+                    entry.producer_epoch,
+                    entry.last_seen_ms,
+                    entry.contiguous,
+                    len(entry.batches),
+                )
+            )
+            parts += (_BATCH.pack(*batch) for batch in entry.batches)
+        data = bytearray(b"".join(parts))
+        struct.pack_into(">I", data, 6, crc32c(memoryview(data)[_CRC_FROM:]))
+        return bytes(data)
+
+    @classmethod
+    def decode(cls, data: bytes) -> tuple[ProducerState, int]:
+        """A snapshot's state and end offset. Raises CorruptRecordError for any damage."""
+        try:
+            magic, version, crc, end_offset, forgotten_up_to, count = _HEAD.unpack_from(data)
+            if magic != _MAGIC or version != _VERSION or crc != crc32c(data[_CRC_FROM:]):
+                raise CorruptRecordError("a producer snapshot has a bad magic, version or checksum")
+            entries = dict(_decode_entries(data, count))
+        except struct.error as error:
+            raise CorruptRecordError(f"a producer snapshot is cut short: {error}") from None
+        return cls(entries, forgotten_up_to), end_offset
+
+    def validate(self) -> None:
+        """Raise AssertionError where a rule is broken. For tests."""
+        for producer_id, entry in self._entries.items():
+            assert producer_id >= 0, producer_id
+            assert len(entry.batches) <= BATCHES_KEPT, entry
+            assert 0 <= entry.contiguous <= _CONTIGUOUS_MAX, entry
+            for older, newer in zip(entry.batches, entry.batches[1:], strict=False):
+                assert older.last_offset < newer.base_offset, entry
+
+
+def _decode_entries(data: bytes, count: int) -> Iterator[tuple[int, ProducerEntry]]:
+    position = _HEAD.size
+    for _ in range(count):
+        producer_id, epoch, seen_ms, contiguous, kept = _ENTRY.unpack_from(data, position)
+        position += _ENTRY.size
+        end = position + kept * _BATCH.size
+        batches = tuple(
+            ProducerBatch(*_BATCH.unpack_from(data, at)) for at in range(position, end, _BATCH.size)
+        )
+        position = end
+        yield producer_id, ProducerEntry(epoch, batches, seen_ms, contiguous)
+
+
+def _recorded(
+    header: BatchHeader, entry: ProducerEntry | None, base_offset: int, now_ms: int
+) -> ProducerEntry | None:
+    """The producer's entry once the batch is in the log; None when nothing is to be kept."""
+    if header.producer_id < 0:
+        return None
+    if entry is None:
+        entry = ProducerEntry(-1, (), now_ms, 0)
+    if header.producer_epoch < entry.producer_epoch:
+        return entry  # Let in by a leader that had forgotten the newer epoch.
+    if header.is_control or header.base_sequence < 0:
+        if header.producer_epoch == entry.producer_epoch:
+            return ProducerEntry(header.producer_epoch, entry.batches, now_ms, entry.contiguous)
+        return ProducerEntry(header.producer_epoch, (), now_ms, 0)
+    batch = ProducerBatch(
+        base_offset, header.last_offset_delta, header.base_sequence, header.max_timestamp_ms
+    )
+    return entry.after(batch, header.producer_epoch, now_ms)
+
+
+class ProducerStage:
+    """The state as it will be when the batches checked so far are in the log.
+
+    Nothing changes in the state itself until ``commit``; dropping the stage undoes it all.
+    """
+
+    __slots__ = ("_changed", "_state")
+
+    def __init__(self, state: ProducerState) -> None:
+        self._state = state
+        self._changed: dict[int, ProducerEntry] = {}
+
+    def check(self, header: BatchHeader) -> Append | Duplicate:
+        """As ProducerState.check, after what was staged."""
+        if header.producer_id < 0:
+            return _APPEND
+        return self._state._check(header, self._entry(header.producer_id))
+
+    def record(self, header: BatchHeader, base_offset: int, now_ms: int) -> None:
+        """As ProducerState.record, on the stage."""
+        entry = _recorded(header, self._entry(header.producer_id), base_offset, now_ms)
+        if entry is not None:
+            self._changed[header.producer_id] = entry
+
+    def _entry(self, producer_id: int) -> ProducerEntry | None:
+        return self._changed.get(producer_id) or self._state.entry(producer_id)
+
+    def commit(self) -> None:
+        """The batches are in the log."""
+        self._state._entries.update(self._changed)
+
+
+def rebuild(state: ProducerState, batches: Iterable[BatchHeader], now_ms: int) -> ProducerState:
+    """``state`` brought up to date with the batches that follow it in the log, in order.
+
+    The clock of the append is not in the log, so the producers count as seen at ``now_ms``: they
+    are remembered rather too long than too short.
+    """
+    for header in batches:
+        state.record(header, header.base_offset, now_ms)
+    return state
