@@ -1,0 +1,96 @@
+"""Run one node: ``python -m penstock.broker --config FILE``."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import structlog
+import uvloop
+
+from penstock.broker.config import NodeConfig
+from penstock.broker.logs import configure_logs
+from penstock.broker.node import Node
+from penstock.wire.errors import (
+    AddressInUseError,
+    ConfigurationError,
+    DataDirectoryError,
+    InconsistentClusterIdError,
+    PenstockError,
+)
+from penstock.wire.transport import tune_malloc
+
+EXIT_FAILED = 1
+EXIT_UNUSABLE = 2  # A setting, a directory or a port must be mended first.
+
+log = structlog.get_logger()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a node until SIGTERM or SIGINT; the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="penstock node", description="Run one node: a controller, a broker, or both."
+    )
+    parser.add_argument("--config", type=Path, help="the node's settings, as TOML")
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a setting that wins over the file and the environment; may be repeated",
+    )
+    options = parser.parse_args(arguments)
+    return run(options.config, options.overrides)
+
+
+def run(config_file: Path | None, overrides: Sequence[str]) -> int:
+    """Load the settings and run the node; the exit status. Errors are one line on stderr."""
+    tune_malloc()
+    try:
+        config = NodeConfig.load(config_file, os.environ, overrides)
+        configure_logs(config.log_format, config.log_level, node=config.node_id)
+        uvloop.run(_serve(config))
+    except (
+        ConfigurationError,
+        DataDirectoryError,
+        InconsistentClusterIdError,
+        AddressInUseError,
+    ) as error:
+        sys.stderr.write(f"error: {error.message}\n")
+        return EXIT_UNUSABLE
+    except PenstockError as error:
+        sys.stderr.write(f"error: {error.message}\n")
+        return EXIT_FAILED
+    except Exception:
+        log.exception("the node failed and stops")
+        return EXIT_FAILED
+    return 0
+
+
+async def _serve(config: NodeConfig) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    node = Node(config)
+    await node.start()
+    # What was made at start lives as long as the process: collections need not look at it.
+    gc.collect()
+    gc.freeze()
+    try:
+        await node.run(stop)
+    finally:
+        log.info("stopping")
+        await node.stop()
+        log.info("stopped")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

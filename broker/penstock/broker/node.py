@@ -1,0 +1,100 @@
+"""One node: its directories, and the roles that it plays, started and stopped in order."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from penstock.broker.broker import Broker
+from penstock.broker.config import NodeConfig
+from penstock.broker.datadir import lock_directory, open_directories
+from penstock.raft_meta.config import ControllerConfig
+from penstock.raft_meta.controller import ControllerServer
+from penstock.wire.transport import parse_address
+
+log = structlog.get_logger()
+
+_STOP_TIMEOUT_S: Final = 30
+
+
+class Node:
+    """A controller, a broker, or both in one process. Used on one event loop."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        self._config = config
+        self._controller: ControllerServer | None = None
+        self._broker: Broker | None = None
+        self._locks: list[int] = []
+        self._undo: list[Callable[[], Awaitable[None]]] = []  # What to stop, in order of start.
+
+    async def start(self) -> None:
+        """Check the directories and start the roles. Raises typed errors; nothing is left open."""
+        config = self._config
+        metadata = [config.metadata_directory] if "controller" in config.roles else []
+        logs = config.log_directories if "broker" in config.roles else []
+        root = Path(config.data_dir)
+        meta = open_directories(root, config.node_id, [*metadata, *logs])
+        self._locks = [lock_directory(path) for path in (root, *logs)]
+        try:
+            if "controller" in config.roles:
+                self._controller = ControllerServer(self._controller_config(meta.cluster_id))
+                await self._controller.start()
+                self._undo.append(self._controller.stop)
+            if "broker" in config.roles:
+                self._broker = Broker(config, meta.cluster_id)
+                self._undo.append(self._broker.stop)
+                await self._broker.start()
+        except BaseException:
+            await self.stop()
+            raise
+        log.info("started", roles=sorted(config.roles), cluster_id=meta.cluster_id)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until ``stop`` is set, or raise what made a role unfit to go on."""
+        watched = [asyncio.create_task(stop.wait())]
+        if self._controller is not None:
+            watched.append(asyncio.ensure_future(self._controller.wait_failed()))
+        if self._broker is not None:
+            watched.append(asyncio.ensure_future(self._broker.wait_failed()))
+        try:
+            done, _ = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in watched:
+                task.cancel()
+
+    async def stop(self) -> None:
+        """Stop the broker, then the controller that it needs for its farewell."""
+        while self._undo:
+            stop = self._undo.pop()
+            try:
+                async with asyncio.timeout(_STOP_TIMEOUT_S):
+                    await stop()
+            except Exception:
+                # The rest must be closed properly whatever became of this part.
+                log.exception("a part did not stop cleanly")
+        for descriptor in self._locks:
+            os.close(descriptor)
+        self._locks.clear()
+
+    def _controller_config(self, cluster_id: str) -> ControllerConfig:
+        config = self._config
+        return ControllerConfig(
+            node_id=config.node_id,
+            cluster_id=cluster_id,
+            data_dir=config.metadata_directory,
+            listen=parse_address(config.controller_listen),
+            voters=config.voters,
+            election_timeout_min_ms=config.controller_election_timeout_min_ms,
+            election_timeout_max_ms=config.controller_election_timeout_max_ms,
+            raft_heartbeat_ms=config.controller_raft_heartbeat_ms,
+            broker_session_timeout_ms=config.broker_session_timeout_ms,
+            broker_disconnect_grace_ms=config.broker_disconnect_grace_ms,
+            takeover_grace_ms=config.controller_takeover_grace_ms,
+        )

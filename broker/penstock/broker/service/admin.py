@@ -1,0 +1,232 @@
+"""The Admin service: tools ask any broker, which forwards changes to the active controller."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterable
+from typing import Any, Final, Protocol
+
+from penstock.broker.core.metadata_image import MetadataImage
+from penstock.broker.service.metadata import unknown_topic
+from penstock.v1 import admin_pb2, cluster_pb2, common_pb2, controller_pb2
+from penstock.v1.admin_pb2_grpc import AdminServicer as AdminServicerBase
+from penstock.wire.errors import (
+    AccessForbiddenError,
+    ErrorCode,
+    PenstockError,
+    UnknownTopicOrPartitionError,
+)
+from penstock.wire.topic_config import TOPIC_CONFIGS, effective_min_isr
+
+_DEFAULT_TIMEOUT_MS: Final = 30_000
+_CATCH_UP_MS: Final = 5_000
+"""How long an answer waits for this broker to see the change that it reports."""
+
+
+class Controllers(Protocol):
+    """What is asked of the active controller."""
+
+    async def execute_admin(
+        self, command: cluster_pb2.Command, timeout_ms: int
+    ) -> cluster_pb2.CommandResult:
+        """Carry out a command."""
+        ...
+
+    async def wait_for_index(self, index: int, timeout_ms: int) -> None:
+        """Wait until the local image has reached an index."""
+        ...
+
+    async def describe_quorum(self, timeout_ms: int) -> controller_pb2.DescribeQuorumResponse:
+        """The active controller's view."""
+        ...
+
+
+class AdminServicer(AdminServicerBase):
+    """Forwards, and answers once this broker itself has seen the change."""
+
+    def __init__(self, image: MetadataImage, controllers: Controllers) -> None:
+        self._image = image
+        self._controllers = controllers
+
+    async def CreateTopics(
+        self, request: admin_pb2.CreateTopicsRequest, context: Any
+    ) -> admin_pb2.CreateTopicsResponse:
+        """Make topics side by side."""
+        results = await asyncio.gather(
+            *(self._create_topic(wish, request.timeout_ms) for wish in request.topics)
+        )
+        return admin_pb2.CreateTopicsResponse(results=results)
+
+    async def DeleteTopics(
+        self, request: admin_pb2.DeleteTopicsRequest, context: Any
+    ) -> admin_pb2.DeleteTopicsResponse:
+        """Delete topics side by side."""
+        results = await asyncio.gather(
+            *(self._delete_topic(name, request.timeout_ms) for name in request.names)
+        )
+        return admin_pb2.DeleteTopicsResponse(results=results)
+
+    async def CreatePartitions(
+        self, request: admin_pb2.CreatePartitionsRequest, context: Any
+    ) -> admin_pb2.CreatePartitionsResponse:
+        """Raise partition counts side by side."""
+        results = await asyncio.gather(
+            *(
+                self._change(
+                    wish.topic, cluster_pb2.Command(create_partitions=wish), request.timeout_ms
+                )
+                for wish in request.topics
+            )
+        )
+        return admin_pb2.CreatePartitionsResponse(results=results)
+
+    async def AlterConfigs(
+        self, request: admin_pb2.AlterConfigsRequest, context: Any
+    ) -> admin_pb2.AlterConfigsResponse:
+        """Set and reset configs side by side."""
+        results = await asyncio.gather(
+            *(
+                self._change(
+                    wish.topic, cluster_pb2.Command(alter_topic_configs=wish), request.timeout_ms
+                )
+                for wish in request.topics
+            )
+        )
+        return admin_pb2.AlterConfigsResponse(results=results)
+
+    async def DescribeConfigs(
+        self, request: admin_pb2.DescribeConfigsRequest, context: Any
+    ) -> admin_pb2.DescribeConfigsResponse:
+        """Every config in force, and whether the topic or the default says so."""
+        return admin_pb2.DescribeConfigsResponse(
+            topics=[self._configs_of(name) for name in request.topics]
+        )
+
+    async def ElectLeaders(
+        self, request: admin_pb2.ElectLeadersRequest, context: Any
+    ) -> admin_pb2.ElectLeadersResponse:
+        """Elect leaders for the partitions named, or wherever the preferred one does not lead."""
+        try:
+            partitions = list(request.partitions) or list(self._not_preferred())
+            return await self._elect(request, partitions)
+        except PenstockError as error:
+            return admin_pb2.ElectLeadersResponse(error=error.to_proto())
+
+    async def DescribeQuorum(
+        self, request: admin_pb2.AdminDescribeQuorumRequest, context: Any
+    ) -> admin_pb2.AdminDescribeQuorumResponse:
+        """The active controller's view of the quorum."""
+        try:
+            quorum = await self._controllers.describe_quorum(_CATCH_UP_MS)
+        except PenstockError as error:
+            return admin_pb2.AdminDescribeQuorumResponse(error=error.to_proto())
+        return admin_pb2.AdminDescribeQuorumResponse(quorum=quorum)
+
+    async def _create_topic(
+        self, wish: cluster_pb2.CreateTopicCommand, timeout_ms: int
+    ) -> admin_pb2.TopicResult:
+        command = cluster_pb2.Command(create_topic=wish)
+        # The id is drawn here, so that a repeated forwarding is known for the same topic.
+        topic_id = uuid.uuid4().bytes
+        command.create_topic.topic_id = topic_id
+        command.create_topic.internal = False
+        result = await self._change(wish.name, command, timeout_ms)
+        if result.error.code == ErrorCode.TOPIC_ALREADY_EXISTS:
+            made = self._image.topic(wish.name)
+            if made is not None and made.topic_id == topic_id:
+                result.ClearField("error")
+        return result
+
+    async def _delete_topic(self, name: str, timeout_ms: int) -> admin_pb2.TopicResult:
+        topic = self._image.topic(name)
+        if topic is None:
+            error: PenstockError = unknown_topic(self._image, name)
+            return admin_pb2.TopicResult(name=name, error=error.to_proto())
+        if topic.record.internal:
+            error = AccessForbiddenError(
+                f"{name} is the cluster's own topic: without it all committed offsets are lost"
+            )
+            return admin_pb2.TopicResult(name=name, error=error.to_proto())
+        deletion = cluster_pb2.DeleteTopicCommand(topic_id=topic.topic_id)
+        return await self._change(name, cluster_pb2.Command(delete_topic=deletion), timeout_ms)
+
+    async def _change(
+        self, name: str, command: cluster_pb2.Command, timeout_ms: int
+    ) -> admin_pb2.TopicResult:
+        answer = admin_pb2.TopicResult(name=name)
+        try:
+            result = await self._controllers.execute_admin(
+                command, timeout_ms or _DEFAULT_TIMEOUT_MS
+            )
+        except PenstockError as error:
+            answer.error.CopyFrom(error.to_proto())
+            return answer
+        await self._controllers.wait_for_index(result.index, _CATCH_UP_MS)
+        if result.HasField("error"):
+            answer.error.CopyFrom(result.error)
+        if result.HasField("create_topic"):
+            answer.topic_id = result.create_topic.topic_id
+            answer.replica_assignments.extend(result.create_topic.replica_assignments)
+        return answer
+
+    def _configs_of(self, name: str) -> admin_pb2.TopicConfigs:
+        topic = self._image.topic(name)
+        if topic is None:
+            return admin_pb2.TopicConfigs(
+                topic=name, error=unknown_topic(self._image, name).to_proto()
+            )
+        configs = dict(topic.record.configs)
+        replicas = min(len(record.replicas) for record in topic.partitions.values())
+        in_force = {"min.insync.replicas": str(effective_min_isr(configs, replicas))}
+        entries = [
+            admin_pb2.ConfigEntry(
+                key=key,
+                value=configs.get(key, in_force.get(key, entry.default)),
+                source="topic" if key in configs else "default",
+                documentation=entry.documentation,
+            )
+            for key, entry in TOPIC_CONFIGS.items()
+        ]
+        return admin_pb2.TopicConfigs(topic=name, entries=entries)
+
+    def _not_preferred(self) -> Iterable[common_pb2.TopicPartition]:
+        for topic in self._image.topics():
+            for number, record in topic.partitions.items():
+                if record.leader != record.replicas[0] and record.replicas[0] in record.isr:
+                    yield common_pb2.TopicPartition(topic=topic.name, partition=number)
+
+    async def _elect(
+        self,
+        request: admin_pb2.ElectLeadersRequest,
+        partitions: list[common_pb2.TopicPartition],
+    ) -> admin_pb2.ElectLeadersResponse:
+        command = cluster_pb2.Command(
+            elect_leaders=cluster_pb2.ElectLeadersCommand(
+                type=request.type,
+                partitions=[self._election_of(partition) for partition in partitions],
+            )
+        )
+        result = await self._controllers.execute_admin(
+            command, request.timeout_ms or _DEFAULT_TIMEOUT_MS
+        )
+        await self._controllers.wait_for_index(result.index, _CATCH_UP_MS)
+        answer = admin_pb2.ElectLeadersResponse()
+        if result.HasField("error"):
+            answer.error.CopyFrom(result.error)
+        for partition, outcome in zip(partitions, result.elect_leaders.partitions, strict=False):
+            elected = answer.results.add(partition=partition, leader=outcome.leader)
+            if outcome.HasField("error"):
+                elected.error.CopyFrom(outcome.error)
+        return answer
+
+    def _election_of(self, partition: common_pb2.TopicPartition) -> cluster_pb2.ElectionPartition:
+        topic = self._image.topic(partition.topic)
+        if topic is None:
+            raise unknown_topic(self._image, partition.topic)
+        if partition.partition not in topic.partitions:
+            raise UnknownTopicOrPartitionError(
+                f"{partition.topic} has no partition {partition.partition}; it has "
+                f"{len(topic.partitions)}"
+            )
+        return cluster_pb2.ElectionPartition(topic_id=topic.topic_id, partition=partition.partition)

@@ -1,0 +1,241 @@
+"""The Metadata service: any broker answers from its own picture of the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final
+
+from penstock.broker.core.group_partition import partition_for_group
+from penstock.broker.core.metadata_image import ImageChange, MetadataImage, Topic
+from penstock.broker.topics import OFFSETS_TOPIC
+from penstock.v1 import cluster_pb2, common_pb2, metadata_pb2
+from penstock.v1.metadata_pb2_grpc import MetadataServicer as MetadataServicerBase
+from penstock.wire.errors import (
+    CoordinatorNotAvailableError,
+    InvalidGroupIdError,
+    InvalidRequestError,
+    PenstockError,
+    UnknownTopicIdError,
+    UnknownTopicOrPartitionError,
+)
+from penstock.wire.ids import TopicId, format_topic_id
+from penstock.wire.topic_config import suggest
+
+_WATCH_QUEUE: Final = 1024
+"""Changes that a slow watcher may fall behind by; then it is told everything anew."""
+
+
+def describe_broker(record: cluster_pb2.BrokerRecord) -> metadata_pb2.BrokerDescription:
+    """A broker as clients may know it."""
+    return metadata_pb2.BrokerDescription(
+        node_id=record.node_id,
+        host=record.host,
+        port=record.port,
+        rack=record.rack,
+        fenced=record.fenced,
+        in_controlled_shutdown=record.in_controlled_shutdown,
+        broker_epoch=record.broker_epoch,
+    )
+
+
+def describe_topic(topic: Topic) -> metadata_pb2.TopicDescription:
+    """A topic with its partitions in order."""
+    return metadata_pb2.TopicDescription(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        internal=topic.record.internal,
+        configs=topic.record.configs,
+        partitions=[
+            metadata_pb2.PartitionDescription(
+                partition=number,
+                leader=record.leader,
+                leader_epoch=record.leader_epoch,
+                replicas=record.replicas,
+                isr=record.isr,
+                elr=record.elr,
+                partition_epoch=record.partition_epoch,
+            )
+            for number, record in sorted(topic.partitions.items())
+        ],
+    )
+
+
+def unknown_topic(image: MetadataImage, name: str) -> UnknownTopicOrPartitionError:
+    """The refusal for a name that no topic has; it names the near one."""
+    known = [topic.name for topic in image.topics()]
+    return UnknownTopicOrPartitionError(
+        f"there is no topic {name!r}{suggest(name, known)} "
+        "(topics are not created by use: penstock topics create)"
+    )
+
+
+class MetadataServicer(MetadataServicerBase):
+    """Answers from the image; waits for nobody but for the offsets topic to be made."""
+
+    def __init__(
+        self,
+        node_id: int,
+        image: MetadataImage,
+        ensure_offsets_topic: Callable[[], Awaitable[Topic]],
+    ) -> None:
+        self._node_id = node_id
+        self._image = image
+        self._ensure_offsets_topic = ensure_offsets_topic
+        self._watchers: set[_Watcher] = set()
+
+    def on_change(self, change: ImageChange) -> None:
+        """Tell the watchers. To be called after the image took the change over."""
+        for watcher in self._watchers:
+            watcher.offer(change)
+
+    async def DescribeCluster(
+        self, request: metadata_pb2.DescribeClusterRequest, context: Any
+    ) -> metadata_pb2.DescribeClusterResponse:
+        """Describe the brokers and who controls."""
+        image = self._image
+        return metadata_pb2.DescribeClusterResponse(
+            cluster_id=image.cluster_id,
+            controller_id=image.controller_id,
+            controller_epoch=image.controller_epoch,
+            metadata_index=image.index,
+            brokers=self._brokers(),
+            answered_by=self._node_id,
+        )
+
+    async def DescribeTopics(
+        self, request: metadata_pb2.DescribeTopicsRequest, context: Any
+    ) -> metadata_pb2.DescribeTopicsResponse:
+        """Describe topics by name, by id, or all."""
+        image = self._image
+        if request.all_topics:
+            found = [
+                topic
+                for topic in sorted(image.topics(), key=lambda topic: topic.name)
+                if request.include_internal or not topic.record.internal
+            ]
+            described = [describe_topic(topic) for topic in found]
+        else:
+            described = [self._describe_name(name) for name in request.topics]
+            described += [self._describe_id(topic_id) for topic_id in request.topic_ids]
+        return metadata_pb2.DescribeTopicsResponse(
+            topics=described,
+            brokers=self._brokers(),
+            metadata_index=image.index,
+            cluster_id=image.cluster_id,
+        )
+
+    async def FindCoordinator(
+        self, request: metadata_pb2.FindCoordinatorRequest, context: Any
+    ) -> metadata_pb2.FindCoordinatorResponse:
+        """Name the leader of the offsets partition that a group hashes to."""
+        try:
+            leader = await self._coordinator(request)
+        except PenstockError as error:
+            return metadata_pb2.FindCoordinatorResponse(error=error.to_proto())
+        return metadata_pb2.FindCoordinatorResponse(coordinator=leader)
+
+    async def Watch(
+        self, request: metadata_pb2.WatchRequest, context: Any
+    ) -> AsyncIterator[metadata_pb2.WatchResponse]:
+        """Send what the topics are now, then whatever changes of them."""
+        watcher = _Watcher(frozenset(request.topics))
+        self._watchers.add(watcher)
+        try:
+            yield self._everything(watcher)
+            while True:
+                change = await watcher.next()
+                response = (
+                    self._everything(watcher)
+                    if change is None
+                    else (self._changed(watcher, change))
+                )
+                if response.topics or response.brokers:
+                    yield response
+        finally:
+            self._watchers.discard(watcher)
+
+    def _brokers(self) -> list[metadata_pb2.BrokerDescription]:
+        return [describe_broker(record) for _, record in sorted(self._image.brokers.items())]
+
+    def _describe_name(self, name: str) -> metadata_pb2.TopicDescription:
+        topic = self._image.topic(name)
+        if topic is not None:
+            return describe_topic(topic)
+        return metadata_pb2.TopicDescription(
+            name=name, error=unknown_topic(self._image, name).to_proto()
+        )
+
+    def _describe_id(self, topic_id: bytes) -> metadata_pb2.TopicDescription:
+        topic = self._image.topic_by_id(TopicId(topic_id))
+        if topic is not None:
+            return describe_topic(topic)
+        error = UnknownTopicIdError(f"no topic has the id {format_topic_id(topic_id)}")
+        return metadata_pb2.TopicDescription(topic_id=topic_id, error=error.to_proto())
+
+    async def _coordinator(
+        self, request: metadata_pb2.FindCoordinatorRequest
+    ) -> common_pb2.CurrentLeader:
+        if request.type != metadata_pb2.COORDINATOR_TYPE_GROUP:
+            raise InvalidRequestError("only groups have coordinators; send COORDINATOR_TYPE_GROUP")
+        if not request.key:
+            raise InvalidGroupIdError("a group id must not be empty")
+        topic = self._image.topic(OFFSETS_TOPIC) or await self._ensure_offsets_topic()
+        number = partition_for_group(request.key, len(topic.partitions))
+        record = topic.partitions.get(number)
+        broker = None if record is None else self._image.brokers.get(record.leader)
+        if record is None or broker is None:
+            raise CoordinatorNotAvailableError(
+                f"group {request.key!r}: {OFFSETS_TOPIC}-{number} has no leader now; try again"
+            )
+        return common_pb2.CurrentLeader(
+            node_id=record.leader,
+            leader_epoch=record.leader_epoch,
+            host=broker.host,
+            port=broker.port,
+        )
+
+    def _everything(self, watcher: _Watcher) -> metadata_pb2.WatchResponse:
+        names = sorted(
+            watcher.topics
+            or {topic.name for topic in self._image.topics() if not topic.record.internal}
+        )
+        return metadata_pb2.WatchResponse(
+            metadata_index=self._image.index,
+            topics=[self._describe_name(name) for name in names],
+            brokers=self._brokers(),
+        )
+
+    def _changed(self, watcher: _Watcher, change: ImageChange) -> metadata_pb2.WatchResponse:
+        touched = {TopicId(record.topic_id) for record in change.partitions} | set(change.topics)
+        names = {topic.name for topic in change.removed_topics}
+        for topic_id in touched:
+            topic = self._image.topic_by_id(topic_id)
+            if topic is not None and (watcher.topics or not topic.record.internal):
+                names.add(topic.name)
+        if watcher.topics:
+            names &= watcher.topics
+        return metadata_pb2.WatchResponse(
+            metadata_index=change.index,
+            topics=[self._describe_name(name) for name in sorted(names)],
+            brokers=self._brokers() if change.brokers else [],
+        )
+
+
+class _Watcher:
+    """One Watch stream's queue of changes; None in it asks for everything anew."""
+
+    def __init__(self, topics: frozenset[str]) -> None:
+        self.topics = topics
+        self._queue: asyncio.Queue[ImageChange | None] = asyncio.Queue()
+
+    def offer(self, change: ImageChange) -> None:
+        if change.snapshot or self._queue.qsize() >= _WATCH_QUEUE:
+            while not self._queue.empty():
+                self._queue.get_nowait()
+            self._queue.put_nowait(None)
+        else:
+            self._queue.put_nowait(change)
+
+    async def next(self) -> ImageChange | None:
+        return await self._queue.get()

@@ -1,0 +1,97 @@
+"""The cluster's own topics, and how a broker has them made."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import Final, Protocol
+
+from penstock.broker.core.metadata_image import MetadataImage, Topic
+from penstock.v1 import cluster_pb2
+from penstock.wire.errors import (
+    CoordinatorNotAvailableError,
+    ErrorCode,
+    error_from_proto,
+)
+
+OFFSETS_TOPIC: Final = "__consumer_offsets"
+
+_TIMEOUT_MS: Final = 5_000
+
+
+class Controllers(Protocol):
+    """What is asked of the active controller."""
+
+    async def execute_admin(
+        self, command: cluster_pb2.Command, timeout_ms: int
+    ) -> cluster_pb2.CommandResult:
+        """Carry out a command."""
+        ...
+
+    async def wait_for_index(self, index: int, timeout_ms: int) -> None:
+        """Wait until the local image has reached an index."""
+        ...
+
+
+class OffsetsTopic:
+    """Makes ``__consumer_offsets`` on first need; callers at the same time share one attempt."""
+
+    def __init__(
+        self,
+        image: MetadataImage,
+        controllers: Controllers,
+        *,
+        partition_count: int,
+        replication_factor: int,
+    ) -> None:
+        self._image = image
+        self._controllers = controllers
+        self._partition_count = partition_count
+        self._replication_factor = replication_factor
+        self._lock = asyncio.Lock()
+
+    async def ensure(self) -> Topic:
+        """The topic, made if it was missing.
+
+        Raises CoordinatorNotAvailableError while there are too few brokers: offsets kept on
+        fewer replicas than configured would be lost with them.
+        """
+        async with self._lock:
+            topic = self._image.topic(OFFSETS_TOPIC)
+            if topic is not None:
+                return topic
+            self._check_brokers()
+            await self._create()
+            topic = self._image.topic(OFFSETS_TOPIC)
+            if topic is None:
+                raise CoordinatorNotAvailableError(
+                    f"{OFFSETS_TOPIC} was made, but this broker has not heard of it yet; try again"
+                )
+            return topic
+
+    def _check_brokers(self) -> None:
+        alive = [broker for broker in self._image.brokers.values() if not broker.fenced]
+        if len(alive) < self._replication_factor:
+            raise CoordinatorNotAvailableError(
+                f"{OFFSETS_TOPIC} needs {self._replication_factor} brokers to be made, and "
+                f"{len(alive)} are alive; start more, or set "
+                "offsets.topic.replication.factor lower"
+            )
+
+    async def _create(self) -> None:
+        command = cluster_pb2.Command(
+            create_topic=cluster_pb2.CreateTopicCommand(
+                name=OFFSETS_TOPIC,
+                topic_id=uuid.uuid4().bytes,
+                partition_count=self._partition_count,
+                replication_factor=self._replication_factor,
+                configs={"cleanup.policy": "compact", "segment.bytes": str(100 * 1024 * 1024)},
+                internal=True,
+            )
+        )
+        result = await self._controllers.execute_admin(command, _TIMEOUT_MS)
+        if result.HasField("error") and result.error.code != ErrorCode.TOPIC_ALREADY_EXISTS:
+            raise CoordinatorNotAvailableError(
+                f"{OFFSETS_TOPIC} could not be made: {error_from_proto(result.error).message}"
+            )
+        await self._controllers.wait_for_index(result.index, _TIMEOUT_MS)

@@ -1,0 +1,209 @@
+"""A real cluster for tests: node processes on loopback, started, killed and restarted by name.
+
+Everything waits on a condition with a deadline; nothing sleeps for a fixed time and hopes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import grpc
+
+from penstock.broker.datadir import format_directory, new_cluster_id
+from penstock.v1 import metadata_pb2, metadata_pb2_grpc
+from penstock.wire.transport import CHANNEL_OPTIONS
+
+READY_TIMEOUT_S = 30.0
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now, all different."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+
+
+def wait_until(
+    condition: Callable[[], bool], what: str, timeout_s: float = READY_TIMEOUT_S
+) -> None:
+    """Poll ``condition`` until it holds; fail with ``what`` when the time is over."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"still not after {timeout_s} s: {what}")
+        time.sleep(0.02)
+
+
+class NodeProcess:
+    """One node of a test cluster."""
+
+    def __init__(self, directory: Path, node_id: int, broker_port: int) -> None:
+        self.directory = directory
+        self.node_id = node_id
+        self.address = f"127.0.0.1:{broker_port}"
+        self.config = directory / "node.toml"
+        self.log = directory / "node.log"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        assert self.process is None or self.process.poll() is not None
+        with self.log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "penstock.broker", "--config", str(self.config)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until the process is gone."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def stop(self, timeout_s: float = READY_TIMEOUT_S) -> int:
+        """SIGTERM, and wait for the end; the exit status."""
+        assert self.process is not None
+        self.process.terminate()
+        return self.process.wait(timeout_s)
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def partition_directory(self, topic: str, partition: int) -> Path:
+        return self.directory / "logs" / f"{topic}-{partition}"
+
+
+class Cluster:
+    """Nodes 1..count, each controller and broker at once."""
+
+    def __init__(
+        self, directory: Path, count: int = 3, settings: Mapping[str, object] | None = None
+    ) -> None:
+        self.cluster_id = new_cluster_id()
+        ports = free_ports(2 * count)
+        brokers, controllers = ports[:count], ports[count:]
+        voters = ",".join(f"{i + 1}@127.0.0.1:{port}" for i, port in enumerate(controllers))
+        self.nodes: dict[int, NodeProcess] = {}
+        for index in range(count):
+            node_id = index + 1
+            node = NodeProcess(directory / f"node-{node_id}", node_id, brokers[index])
+            format_directory(node.directory, self.cluster_id, node_id)
+            values: dict[str, object] = {
+                "node.id": node_id,
+                "data.dir": str(node.directory),
+                "broker.listen": node.address,
+                "controller.listen": f"127.0.0.1:{controllers[index]}",
+                "controller.quorum.voters": voters,
+                "offsets.topic.replication.factor": min(3, count),
+                "offsets.topic.num.partitions": 4,
+                **(settings or {}),
+            }
+            node.config.write_text("".join(f"{key} = {_toml(v)}\n" for key, v in values.items()))
+            self.nodes[node_id] = node
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(node.address for node in self.nodes.values())
+
+    def start(self) -> None:
+        for node in self.nodes.values():
+            if not node.alive:
+                node.start()
+        self.wait_ready()
+
+    def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Wait until every running node sees every running broker unfenced."""
+        running = {node.node_id for node in self.nodes.values() if node.alive}
+        try:
+            wait_until(lambda: self._agreed(running), "every broker is unfenced", timeout_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.log_tails()}") from None
+
+    def _agreed(self, running: set[int]) -> bool:
+        for node in self.nodes.values():
+            if node.node_id not in running:
+                continue
+            if not node.alive:
+                raise AssertionError(f"node {node.node_id} ended\n{self.log_tails()}")
+            picture = self.describe(node.node_id)
+            if picture is None or picture.controller_id < 0:
+                return False
+            unfenced = {broker.node_id for broker in picture.brokers if not broker.fenced}
+            if not running <= unfenced:
+                return False
+        return True
+
+    def describe(self, node_id: int) -> metadata_pb2.DescribeClusterResponse | None:
+        """The cluster as one broker sees it, or None when it does not answer."""
+        with grpc.insecure_channel(self.nodes[node_id].address, options=CHANNEL_OPTIONS) as channel:
+            stub = metadata_pb2_grpc.MetadataStub(channel)
+            try:
+                return stub.DescribeCluster(metadata_pb2.DescribeClusterRequest(), timeout=2)
+            except grpc.RpcError:
+                return None
+
+    def topic(self, name: str, node_id: int | None = None) -> metadata_pb2.TopicDescription:
+        """A topic as one running broker sees it."""
+        asked = node_id or next(node.node_id for node in self.nodes.values() if node.alive)
+        with grpc.insecure_channel(self.nodes[asked].address, options=CHANNEL_OPTIONS) as channel:
+            stub = metadata_pb2_grpc.MetadataStub(channel)
+            request = metadata_pb2.DescribeTopicsRequest(topics=[name])
+            return stub.DescribeTopics(request, timeout=5).topics[0]
+
+    def log_tails(self) -> str:
+        """The last lines of every node's output, for a failure's message."""
+        parts = []
+        for node in self.nodes.values():
+            lines = node.log.read_text(errors="replace").splitlines() if node.log.exists() else []
+            parts.append("\n".join([f"--- node {node.node_id}", *lines[-25:]]))
+        return "\n".join(parts)
+
+    def close(self) -> None:
+        for node in self.nodes.values():
+            if node.alive:
+                node.signal(signal.SIGTERM)
+        for node in self.nodes.values():
+            if node.process is None:
+                continue
+            try:
+                node.process.wait(20)
+            except subprocess.TimeoutExpired:
+                node.kill()
+
+
+@contextlib.contextmanager
+def running_cluster(
+    directory: Path, count: int = 3, settings: Mapping[str, object] | None = None
+) -> Iterator[Cluster]:
+    """A started cluster that is stopped at the end, whatever happens."""
+    cluster = Cluster(directory, count, settings)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.close()
+
+
+def _toml(value: object) -> str:
+    return str(value) if isinstance(value, int) else f'"{value}"'
+
+
+def environment_without_penstock() -> dict[str, str]:
+    """This process' environment with no setting of ours in it."""
+    return {key: value for key, value in os.environ.items() if not key.startswith("PENSTOCK_")}

@@ -1,0 +1,126 @@
+"""A node's settings: sources, precedence, and every refusal's words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.broker.config import NodeConfig, describe_keys
+from penstock.wire.errors import ConfigurationError
+
+MINIMAL = """
+node.id = 1
+data.dir = "/data"
+controller.quorum.voters = ["1@127.0.0.1:10092"]
+"""
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "node.toml"
+    file.write_text(text)
+    return file
+
+
+def test_a_minimal_file_is_enough(tmp_path: Path) -> None:
+    config = NodeConfig.load(write(tmp_path, MINIMAL))
+    assert config.voters == {1: ("127.0.0.1", 10092)}
+    assert config.roles == {"controller", "broker"}
+    assert config.log_directories == [Path("/data/logs")]
+    assert config.metadata_directory == Path("/data/raft")
+    assert config.advertised == ("127.0.0.1", 9092)
+    assert config.flush_policy == "commit"
+
+
+def test_tables_are_the_same_as_dotted_keys(tmp_path: Path) -> None:
+    text = MINIMAL + "[broker]\nlisten = '127.0.0.1:1'\nsession.timeout.ms = 7000\n"
+    config = NodeConfig.load(write(tmp_path, text))
+    assert config.broker_listen == "127.0.0.1:1"
+    assert config.broker_session_timeout_ms == 7000
+
+
+def test_environment_wins_over_the_file_and_flags_over_both(tmp_path: Path) -> None:
+    file = write(tmp_path, MINIMAL + "flush.interval.ms = 20\n")
+    environment = {"PENSTOCK_FLUSH_INTERVAL_MS": "30", "PENSTOCK_NODE_RACK": "a"}
+    assert NodeConfig.load(file, environment).flush_interval_ms == 30
+    config = NodeConfig.load(file, environment, ["flush.interval.ms=40"])
+    assert (config.flush_interval_ms, config.node_rack) == (40, "a")
+
+
+def test_foreign_environment_variables_are_left_alone(tmp_path: Path) -> None:
+    environment = {"PENSTOCK_SERVICE_HOST": "10.0.0.1", "PENSTOCK_BOOTSTRAP": "x:1"}
+    assert NodeConfig.load(write(tmp_path, MINIMAL), environment).node_id == 1
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ("flush.polcy = 'os'", r"node\.toml: unknown setting 'flush.polcy'; did you mean 'flush."),
+        ("flush.policy = 'never'", "flush.policy='never': one of commit, interval, os is wanted"),
+        ("flush.interval.ms = 'soon'", "flush.interval.ms='soon': a whole number is wanted"),
+        ("flush.interval.ms = 1", "flush.interval.ms=1: a whole number of at least 10 is wanted"),
+        ("broker.listen = 'nowhere'", "broker.listen: 'nowhere' is not an address; write host:p"),
+        ("broker.listen = '0.0.0.0:9092'", "0.0.0.0:9092, which nobody can connect to"),
+        ("node.roles = 'leader'", "node.roles='leader': controller, broker, or controller,broker"),
+        (
+            "broker.heartbeat.interval.ms = 5000",
+            "broker.heartbeat.interval.ms must be at most half of broker.session.timeout.ms",
+        ),
+        (
+            "controller.election.timeout.max.ms = 400",
+            "controller.election.timeout.min.ms must be below",
+        ),
+        ("controller.raft.heartbeat.ms = 400", "controller.raft.heartbeat.ms must be at most half"),
+        ("flush = 3\nflush.policy = 'os'", "is not valid TOML"),
+    ],
+)
+def test_refusals_name_the_key_and_what_is_allowed(
+    tmp_path: Path, extra: str, message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        NodeConfig.load(write(tmp_path, MINIMAL + extra + "\n"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("data.dir = '/data'", "node.id is not set"),
+        ("node.id = 1", "data.dir is not set"),
+        ("node.id = 1\ndata.dir = '/d'", "controller.quorum.voters is not set"),
+        (
+            "node.id = 2\ndata.dir = '/d'\ncontroller.quorum.voters = '1@h:1'",
+            "node 2 has the controller role but is not among controller.quorum.voters",
+        ),
+        (
+            "node.id = 1\ndata.dir = '/d'\ncontroller.quorum.voters = 'h:1'",
+            "'h:1' is not a controller; write id@host:port",
+        ),
+        (
+            "node.id = 1\ndata.dir = '/d'\ncontroller.quorum.voters = '1@h:1,1@h:2'",
+            "names a node id twice",
+        ),
+    ],
+)
+def test_what_must_be_set(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        NodeConfig.load(write(tmp_path, text))
+
+
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(ConfigurationError, match=r"cannot read /no/such\.toml: No such file"):
+        NodeConfig.load(Path("/no/such.toml"))
+
+
+def test_an_override_must_be_a_pair(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="key=value is wanted"):
+        NodeConfig.load(write(tmp_path, MINIMAL), {}, ["flush.policy"])
+
+
+def test_a_broker_alone_needs_not_be_a_voter(tmp_path: Path) -> None:
+    text = "node.id = 9\nnode.roles='broker'\ndata.dir='/d'\ncontroller.quorum.voters='1@h:1'\n"
+    assert NodeConfig.load(write(tmp_path, text)).roles == {"broker"}
+
+
+def test_every_key_says_what_it_does() -> None:
+    for key, _, documentation in describe_keys():
+        assert documentation.endswith("."), key

@@ -1,0 +1,86 @@
+"""Whose directory it is: formatting, identity, and the refusals that protect data."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from penstock.broker.datadir import (
+    META_FILE,
+    DirectoryMeta,
+    format_directory,
+    lock_directory,
+    new_cluster_id,
+    open_directories,
+    read_meta,
+)
+from penstock.wire.errors import DataDirectoryError, InconsistentClusterIdError
+
+
+def test_a_format_is_read_back_and_repeating_it_changes_nothing(tmp_path: Path) -> None:
+    assert format_directory(tmp_path / "d", "c1", 3)
+    assert not format_directory(tmp_path / "d", "c1", 3)
+    assert read_meta(tmp_path / "d") == DirectoryMeta("c1", 3)
+
+
+def test_another_cluster_or_node_is_refused(tmp_path: Path) -> None:
+    format_directory(tmp_path, "c1", 3)
+    with pytest.raises(InconsistentClusterIdError, match="belongs to cluster c1, not to c2"):
+        format_directory(tmp_path, "c2", 3)
+    with pytest.raises(DataDirectoryError, match="belongs to node 3, not to node 4"):
+        open_directories(tmp_path, 4, [])
+
+
+def test_an_unformatted_directory_says_how_to_format_it(tmp_path: Path) -> None:
+    with pytest.raises(DataDirectoryError, match="is not formatted; run: penstock format"):
+        open_directories(tmp_path, 1, [])
+
+
+def test_damage_is_named(tmp_path: Path) -> None:
+    (tmp_path / META_FILE).write_text("{")
+    with pytest.raises(DataDirectoryError, match=r"meta\.json is damaged"):
+        read_meta(tmp_path)
+
+
+def test_directories_inside_take_over_the_identity_once(tmp_path: Path) -> None:
+    format_directory(tmp_path, "c1", 1)
+    logs = tmp_path / "logs"
+    open_directories(tmp_path, 1, [logs])
+    assert read_meta(logs) == DirectoryMeta("c1", 1)
+
+
+def test_data_without_an_identity_is_never_taken_over(tmp_path: Path) -> None:
+    format_directory(tmp_path, "c1", 1)
+    (tmp_path / "logs" / "orders-0").mkdir(parents=True)
+    with pytest.raises(DataDirectoryError, match="it is not known whose data this is"):
+        open_directories(tmp_path, 1, [tmp_path / "logs"])
+
+
+def test_an_empty_mount_point_elsewhere_is_refused(tmp_path: Path) -> None:
+    root, disk = tmp_path / "root", tmp_path / "disk"
+    disk.mkdir()
+    format_directory(root, "c1", 1)
+    with pytest.raises(DataDirectoryError, match="is not formatted"):
+        open_directories(root, 1, [disk])
+
+
+def test_a_log_directory_of_another_cluster_is_refused(tmp_path: Path) -> None:
+    root, disk = tmp_path / "root", tmp_path / "disk"
+    format_directory(root, "c1", 1)
+    format_directory(disk, "c2", 1)
+    with pytest.raises(InconsistentClusterIdError, match="mount the right disk"):
+        open_directories(root, 1, [disk])
+
+
+def test_a_locked_directory_is_refused_until_it_is_free(tmp_path: Path) -> None:
+    held = lock_directory(tmp_path)
+    with pytest.raises(DataDirectoryError, match="is in use by another process"):
+        lock_directory(tmp_path)
+    os.close(held)
+    os.close(lock_directory(tmp_path))
+
+
+def test_cluster_ids_differ() -> None:
+    assert len({new_cluster_id() for _ in range(100)}) == 100

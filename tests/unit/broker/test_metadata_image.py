@@ -1,0 +1,90 @@
+"""The broker's picture of the cluster: deltas, snapshots, and what they report."""
+
+from __future__ import annotations
+
+from penstock.broker.core.metadata_image import MetadataImage
+from penstock.v1 import cluster_pb2
+from penstock.wire.ids import TopicId, TopicIdPartition, TopicPartition
+
+A, B = TopicId(b"a" * 16), TopicId(b"b" * 16)
+
+
+def topic(name: str, topic_id: TopicId) -> cluster_pb2.TopicRecord:
+    return cluster_pb2.TopicRecord(name=name, topic_id=topic_id)
+
+
+def partition(topic_id: TopicId, number: int, leader: int) -> cluster_pb2.PartitionRecord:
+    return cluster_pb2.PartitionRecord(topic_id=topic_id, partition=number, leader=leader)
+
+
+def delta(index: int, **fields: object) -> cluster_pb2.MetadataDelta:
+    return cluster_pb2.MetadataDelta(index=index, **fields)  # type: ignore[arg-type]
+
+
+def with_orders() -> MetadataImage:
+    image = MetadataImage()
+    image.apply(
+        delta(
+            5,
+            snapshot=True,
+            cluster_id="c",
+            topics=[topic("orders", A)],
+            partitions=[partition(A, 0, 1)],
+            brokers=[cluster_pb2.BrokerRecord(node_id=1)],
+        )
+    )
+    return image
+
+
+def test_a_snapshot_fills_the_picture() -> None:
+    image = with_orders()
+    found = image.partition("orders", 0)
+    assert found is not None
+    assert found.leader == 1
+    assert image.partition_by_id(TopicIdPartition(A, 0)) == found
+    assert image.named(TopicIdPartition(A, 0)) == TopicPartition("orders", 0)
+    assert image.partition("orders", 1) is None
+
+
+def test_a_delta_changes_what_it_names() -> None:
+    image = with_orders()
+    change = image.apply(delta(6, partitions=[partition(A, 0, 2)]))
+    assert change is not None
+    assert [record.leader for record in change.partitions] == [2]
+    found = image.partition("orders", 0)
+    assert found is not None
+    assert found.leader == 2
+
+
+def test_what_is_known_already_is_ignored() -> None:
+    image = with_orders()
+    assert image.apply(delta(5, partitions=[partition(A, 0, 9)])) is None
+    assert image.apply(delta(4, snapshot=True)) is None
+    assert image.topic("orders") is not None
+
+
+def test_a_snapshot_reports_what_it_no_longer_has() -> None:
+    image = with_orders()
+    change = image.apply(delta(9, snapshot=True, topics=[topic("bills", B)]))
+    assert change is not None
+    assert [gone.name for gone in change.removed_topics] == ["orders"]
+    assert image.topic("orders") is None
+    assert image.brokers == {}
+
+
+def test_a_topic_made_anew_under_its_name_is_another_topic() -> None:
+    image = with_orders()
+    image.apply(delta(6, removed_topics=[A]))
+    image.apply(delta(7, topics=[topic("orders", B)], partitions=[partition(B, 0, 3)]))
+    found = image.topic("orders")
+    assert found is not None
+    assert found.topic_id == B
+    assert image.topic_by_id(A) is None
+
+
+def test_a_delta_may_replace_a_topic_under_one_name_at_once() -> None:
+    image = with_orders()
+    image.apply(delta(6, removed_topics=[A], topics=[topic("orders", B)]))
+    found = image.topic("orders")
+    assert found is not None
+    assert found.topic_id == B
