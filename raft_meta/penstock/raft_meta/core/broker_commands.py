@@ -1,0 +1,196 @@
+"""What the commands about brokers do: registration, fencing, shutdown, producer id blocks."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock.raft_meta.core import election
+from penstock.raft_meta.core.model import Broker
+from penstock.raft_meta.core.tables import Draft
+from penstock.v1 import cluster_pb2
+from penstock.wire.errors import (
+    BrokerIdNotRegisteredError,
+    InconsistentClusterIdError,
+    InvalidRequestError,
+    StaleBrokerEpochError,
+)
+
+PRODUCER_ID_BLOCK: Final = 1000
+"""How many producer ids a broker takes at a time."""
+
+_MAX_HOST_CHARS: Final = 255  # A DNS name has no more.
+_MAX_RACK_CHARS: Final = 249
+
+
+def require_registration(draft: Draft, node_id: int, broker_epoch: int) -> Broker:
+    """The registration meant.
+
+    Raises BrokerIdNotRegisteredError, or StaleBrokerEpochError when it is another one.
+    """
+    broker = draft.broker(node_id)
+    if broker is None:
+        raise BrokerIdNotRegisteredError(
+            f"broker {node_id} is not registered; it must register first"
+        )
+    if broker.broker_epoch != broker_epoch:
+        raise StaleBrokerEpochError(
+            f"broker {node_id} is registered with broker epoch {broker.broker_epoch}, not "
+            f"{broker_epoch}: this process must register anew"
+        )
+    return broker
+
+
+def register(
+    draft: Draft, command: cluster_pb2.RegisterBrokerCommand, result: cluster_pb2.CommandResult
+) -> None:
+    """Register a process, fencing whichever process had the node id before.
+
+    The broker epoch is the index of the command. KIP-966: a process whose forerunner did not
+    shut down cleanly may have lost the end of its logs, so it is no eligible leader any more.
+    """
+    _check_registration(command)
+    old = draft.broker(command.node_id)
+    if old is not None and old.incarnation_id == command.incarnation_id:
+        result.register_broker.broker_epoch = old.broker_epoch
+        return
+    broker = Broker(
+        node_id=command.node_id,
+        broker_epoch=draft.index,
+        incarnation_id=command.incarnation_id,
+        host=command.host,
+        port=command.port,
+        rack=command.rack,
+        fenced=True,
+        in_controlled_shutdown=False,
+    )
+    draft.put_broker(broker)
+    clean = old is not None and command.previous_broker_epoch == old.broker_epoch
+    _withdraw(draft, broker.node_id, unclean=not clean)
+    result.register_broker.broker_epoch = broker.broker_epoch
+
+
+def check_cluster_id(known: str, claimed: str, who: str) -> None:
+    """Raise InconsistentClusterIdError unless the ids agree."""
+    if known != claimed:
+        raise InconsistentClusterIdError(
+            f"{who} belongs to cluster {claimed!r}, but this is cluster {known!r}: point it at "
+            f"its own cluster, or give it an empty data directory"
+        )
+
+
+def _check_registration(command: cluster_pb2.RegisterBrokerCommand) -> None:
+    if command.node_id < 0:
+        raise InvalidRequestError(f"node id {command.node_id} is negative")
+    if len(command.incarnation_id) != 16:
+        raise InvalidRequestError(
+            f"broker {command.node_id} registers with an incarnation id of "
+            f"{len(command.incarnation_id)} bytes; 16 are wanted"
+        )
+    if not command.host or len(command.host) > _MAX_HOST_CHARS:
+        raise InvalidRequestError(
+            f"broker {command.node_id} advertises a host of {len(command.host)} characters; "
+            f"1 to {_MAX_HOST_CHARS} are wanted: set broker.advertised"
+        )
+    if not 0 < command.port <= 65_535:
+        raise InvalidRequestError(
+            f"broker {command.node_id} advertises port {command.port}; 1 to 65535 is wanted"
+        )
+    if len(command.rack) > _MAX_RACK_CHARS:
+        raise InvalidRequestError(
+            f"broker {command.node_id} has a rack of more than {_MAX_RACK_CHARS} characters"
+        )
+
+
+def unregister(
+    draft: Draft, command: cluster_pb2.UnregisterBrokerCommand, _: cluster_pb2.CommandResult
+) -> None:
+    """Forget a fenced broker. Where it was an eligible leader it is none any more."""
+    broker = draft.broker(command.node_id)
+    if broker is None:
+        raise BrokerIdNotRegisteredError(f"broker {command.node_id} is not registered")
+    if not broker.fenced:
+        raise InvalidRequestError(
+            f"broker {command.node_id} is alive; stop it before you unregister it"
+        )
+    draft.remove_broker(command.node_id)
+    _withdraw(draft, command.node_id, unclean=True)
+
+
+def fence(
+    draft: Draft, command: cluster_pb2.FenceBrokerCommand, _: cluster_pb2.CommandResult
+) -> None:
+    """Take all leadership and in-sync membership from a broker."""
+    broker = require_registration(draft, command.node_id, command.broker_epoch)
+    if broker.fenced:
+        return
+    draft.put_broker(broker._replace(fenced=True))
+    _withdraw(draft, broker.node_id, unclean=False)
+
+
+def unfence(
+    draft: Draft, command: cluster_pb2.UnfenceBrokerCommand, _: cluster_pb2.CommandResult
+) -> None:
+    """Let a broker lead, and give it what has no leader and may be led by it."""
+    broker = require_registration(draft, command.node_id, command.broker_epoch)
+    if broker.in_controlled_shutdown:
+        raise InvalidRequestError(
+            f"broker {broker.node_id} shuts down; it must register anew to lead again"
+        )
+    if not broker.fenced:
+        return
+    draft.put_broker(broker._replace(fenced=False))
+    for key, partition in draft.tables.all_partitions():
+        if partition.leader < 0 and broker.node_id in partition.replicas:
+            rules = draft.rules(draft.tables.topics[key[0]], len(partition.replicas))
+            revised = election.revise(partition, rules, isr=partition.isr)
+            if revised is not partition:
+                draft.put_partition(key, revised)
+
+
+def controlled_shutdown(
+    draft: Draft,
+    command: cluster_pb2.ControlledShutdownCommand,
+    result: cluster_pb2.CommandResult,
+) -> None:
+    """Move leaderships and in-sync memberships away from a broker that is about to stop.
+
+    A partition that no other in-sync replica can lead stays with it until it is gone.
+    """
+    broker = require_registration(draft, command.node_id, command.broker_epoch)
+    remaining = draft.tables.leaders[broker.node_id]
+    if not broker.in_controlled_shutdown:
+        draft.put_broker(broker._replace(in_controlled_shutdown=True))
+        remaining = _withdraw(draft, broker.node_id, unclean=False)
+    result.controlled_shutdown.remaining_leaderships = remaining
+
+
+def _withdraw(draft: Draft, node_id: int, *, unclean: bool) -> int:
+    """Take the node out of in-sync sets and leaderships, and if unclean out of eligibility.
+
+    Says how many partitions it still leads.
+    """
+    lost = (node_id,) if unclean else ()
+    still_led = 0
+    for key, partition in draft.tables.all_partitions():
+        concerned = node_id in partition.isr or (unclean and node_id in partition.elr)
+        if not concerned:
+            continue
+        rules = draft.rules(draft.tables.topics[key[0]], len(partition.replicas))
+        rest = [node for node in partition.isr if node != node_id]
+        revised = election.revise(partition, rules, isr=rest, lost=lost)
+        if revised is not partition:
+            draft.put_partition(key, revised)
+        still_led += revised.leader == node_id
+    return still_led
+
+
+def allocate_producer_ids(
+    draft: Draft,
+    command: cluster_pb2.AllocateProducerIdsCommand,
+    result: cluster_pb2.CommandResult,
+) -> None:
+    """Hand out the next block of producer ids; no id is ever handed out twice."""
+    require_registration(draft, command.node_id, command.broker_epoch)
+    result.allocate_producer_ids.first_producer_id = draft.next_producer_id
+    result.allocate_producer_ids.count = PRODUCER_ID_BLOCK
+    draft.next_producer_id += PRODUCER_ID_BLOCK

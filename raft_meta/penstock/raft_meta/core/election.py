@@ -1,0 +1,118 @@
+"""Who is in sync, who may lead, and who leads: pure functions of one partition and its brokers.
+
+The rules, after KIP-497 (in-sync sets are the controller's), KIP-966 (eligible leader replicas)
+and Kafka's PartitionChangeBuilder:
+
+- An in-sync set is never empty: its last member stays, without leading, when its broker goes.
+- While the in-sync set is smaller than ``min.insync.replicas`` no high watermark advances, so
+  whoever leaves it then still holds everything acknowledged: it becomes an eligible leader
+  replica, until the set is large enough again or its broker restarts uncleanly.
+- A leader stays as long as it may. Otherwise the first usable replica of the in-sync set leads,
+  else a leader that shuts down on purpose stays while it lives, else the first usable eligible
+  leader replica leads, else (unclean, where allowed) the first usable replica, else nobody.
+- The leader epoch rises with every change of the leader, the partition epoch with every change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+
+from penstock.raft_meta.core.model import NO_LEADER, Partition
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a decision about a partition rests on besides the partition.
+
+    ``usable(node)``: may be given leadership (unfenced, not shutting down). ``alive(node)``: may
+    keep it (unfenced). ``min_isr`` and ``unclean``: the topic's configs in force.
+    """
+
+    usable: Callable[[int], bool]
+    alive: Callable[[int], bool]
+    min_isr: int
+    unclean: bool
+
+
+def in_order(partition: Partition, members: Collection[int]) -> tuple[int, ...]:
+    """``members`` that are replicas, in the order of the replicas."""
+    return tuple(node for node in partition.replicas if node in members)
+
+
+def revise(
+    partition: Partition,
+    rules: Rules,
+    *,
+    isr: Collection[int],
+    lost: Collection[int] = (),
+) -> Partition:
+    """The partition with ``isr`` as its in-sync set, as far as the rules above allow it.
+
+    ``lost`` names replicas whose broker restarted uncleanly: they are no eligible leaders. The
+    same object comes back when nothing changes.
+    """
+    new_isr = in_order(partition, isr) or _last_member(partition)
+    eligible = _eligible(partition, new_isr, lost)
+    leader, clean = _elect(partition, rules, new_isr, eligible)
+    recovering = partition.recovering
+    if leader != NO_LEADER and leader not in new_isr:
+        new_isr = (leader,)
+        eligible = _eligible(partition, new_isr, lost) if clean else ()
+        recovering = recovering or not clean
+    if len(new_isr) >= min(rules.min_isr, len(partition.replicas)):
+        eligible = ()
+    return changed(partition, isr=new_isr, elr=eligible, leader=leader, recovering=recovering)
+
+
+def changed(
+    partition: Partition,
+    *,
+    isr: tuple[int, ...],
+    elr: tuple[int, ...],
+    leader: int,
+    recovering: bool,
+) -> Partition:
+    """The partition with these values and the epochs that go with them; itself if none differs."""
+    new = partition._replace(isr=isr, elr=elr, leader=leader, recovering=recovering)
+    return partition if new == partition else bumped(new, led_before_by=partition.leader)
+
+
+def bumped(partition: Partition, *, led_before_by: int) -> Partition:
+    """The partition with its epochs raised."""
+    return partition._replace(
+        leader_epoch=partition.leader_epoch + (partition.leader != led_before_by),
+        partition_epoch=partition.partition_epoch + 1,
+    )
+
+
+def _last_member(partition: Partition) -> tuple[int, ...]:
+    keep = partition.leader if partition.leader in partition.isr else partition.isr[0]
+    return (keep,)
+
+
+def _eligible(partition: Partition, isr: tuple[int, ...], lost: Collection[int]) -> tuple[int, ...]:
+    members = {*partition.elr, *partition.isr}.difference(isr, lost)
+    return in_order(partition, members)
+
+
+def _first(nodes: Iterable[int], accept: Callable[[int], bool]) -> int:
+    return next((node for node in nodes if accept(node)), NO_LEADER)
+
+
+def _elect(
+    partition: Partition, rules: Rules, isr: tuple[int, ...], eligible: tuple[int, ...]
+) -> tuple[int, bool]:
+    """The leader (or NO_LEADER), and whether it surely has all that was acknowledged."""
+    current = partition.leader
+    if current in isr and rules.usable(current):
+        return current, True
+    leader = _first(isr, rules.usable)
+    if leader == NO_LEADER and current in isr and rules.alive(current):
+        leader = current
+    if leader == NO_LEADER:
+        leader = _first(eligible, rules.usable)
+    if leader == NO_LEADER and rules.unclean:
+        leader = _first(partition.replicas, rules.usable)
+        return leader, leader == NO_LEADER
+    return leader, True

@@ -1,0 +1,140 @@
+"""What the cluster's state is made of: immutable values, small because there are many of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from penstock.v1 import cluster_pb2
+from penstock.wire import topic_config
+
+NO_LEADER: Final = -1
+"""The leader of a partition that has none."""
+
+
+class Broker(NamedTuple):
+    """One broker's registration, as BrokerRecord says."""
+
+    node_id: int
+    broker_epoch: int
+    incarnation_id: bytes
+    host: str
+    port: int
+    rack: str
+    fenced: bool
+    in_controlled_shutdown: bool
+
+    @property
+    def usable(self) -> bool:
+        """It may be given leaderships and replicas."""
+        return not self.fenced and not self.in_controlled_shutdown
+
+    def to_proto(self) -> cluster_pb2.BrokerRecord:
+        """The record that brokers and snapshots get."""
+        return cluster_pb2.BrokerRecord(
+            node_id=self.node_id,
+            broker_epoch=self.broker_epoch,
+            incarnation_id=self.incarnation_id,
+            host=self.host,
+            port=self.port,
+            rack=self.rack,
+            fenced=self.fenced,
+            in_controlled_shutdown=self.in_controlled_shutdown,
+        )
+
+    @classmethod
+    def from_proto(cls, record: cluster_pb2.BrokerRecord) -> Broker:
+        """The registration that a snapshot holds."""
+        return cls(
+            record.node_id,
+            record.broker_epoch,
+            record.incarnation_id,
+            record.host,
+            record.port,
+            record.rack,
+            record.fenced,
+            record.in_controlled_shutdown,
+        )
+
+
+class Partition(NamedTuple):
+    """One partition's assignment and leadership. Its topic and number are where it is kept.
+
+    ``isr`` and ``elr`` are in the order of ``replicas``, disjoint, and subsets of it.
+    """
+
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    elr: tuple[int, ...]
+    leader: int
+    leader_epoch: int
+    partition_epoch: int
+    adding: tuple[int, ...] = ()
+    removing: tuple[int, ...] = ()
+    recovering: bool = False
+
+    def to_proto(self, topic_id: bytes, number: int) -> cluster_pb2.PartitionRecord:
+        """The record that brokers and snapshots get."""
+        return cluster_pb2.PartitionRecord(
+            topic_id=topic_id,
+            partition=number,
+            replicas=self.replicas,
+            isr=self.isr,
+            elr=self.elr,
+            leader=self.leader,
+            leader_epoch=self.leader_epoch,
+            partition_epoch=self.partition_epoch,
+            adding_replicas=self.adding,
+            removing_replicas=self.removing,
+            leader_recovering=self.recovering,
+        )
+
+    @classmethod
+    def from_proto(cls, record: cluster_pb2.PartitionRecord) -> Partition:
+        """The partition that a snapshot holds."""
+        return cls(
+            tuple(record.replicas),
+            tuple(record.isr),
+            tuple(record.elr),
+            record.leader,
+            record.leader_epoch,
+            record.partition_epoch,
+            tuple(record.adding_replicas),
+            tuple(record.removing_replicas),
+            record.leader_recovering,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """One topic without its partitions. ``configs`` must not be changed by a reader."""
+
+    topic_id: bytes
+    name: str
+    configs: Mapping[str, str]
+    internal: bool
+
+    def min_isr(self, replication_factor: int) -> int:
+        """``min.insync.replicas`` in force for a partition of so many replicas."""
+        return topic_config.effective_min_isr(self.configs, replication_factor)
+
+    @property
+    def unclean_election(self) -> bool:
+        """A replica that may lack acknowledged records may lead when no other lives."""
+        key = "unclean.leader.election.enable"
+        return topic_config.config_value(self.configs, key) == "true"
+
+    def to_proto(self) -> cluster_pb2.TopicRecord:
+        """The record that brokers and snapshots get."""
+        return cluster_pb2.TopicRecord(
+            topic_id=self.topic_id,
+            name=self.name,
+            configs=dict(self.configs),
+            internal=self.internal,
+        )
+
+    @classmethod
+    def from_proto(cls, record: cluster_pb2.TopicRecord) -> Topic:
+        """The topic that a snapshot holds."""
+        return cls(record.topic_id, record.name, dict(record.configs), record.internal)

@@ -1,0 +1,198 @@
+"""What the commands about partitions do: in-sync sets (KIP-497, KIP-903) and elections."""
+
+from __future__ import annotations
+
+from penstock.raft_meta.core import election
+from penstock.raft_meta.core.broker_commands import require_registration
+from penstock.raft_meta.core.model import NO_LEADER, Broker, Partition
+from penstock.raft_meta.core.tables import Draft, PartitionKey
+from penstock.v1 import cluster_pb2
+from penstock.wire.errors import (
+    ElectionNotNeededError,
+    EligibleLeadersNotAvailableError,
+    FencedLeaderEpochError,
+    IneligibleReplicaError,
+    InvalidRequestError,
+    InvalidUpdateVersionError,
+    NewLeaderElectedError,
+    NotLeaderError,
+    PenstockError,
+    PreferredLeaderNotAvailableError,
+    UnknownLeaderEpochError,
+    UnknownTopicIdError,
+    UnknownTopicOrPartitionError,
+)
+from penstock.wire.ids import format_topic_id
+
+
+def _require_partition(draft: Draft, topic_id: bytes, number: int) -> tuple[str, Partition]:
+    """The partition and its name for people."""
+    topic = draft.tables.topics.get(topic_id)
+    if topic is None:
+        raise UnknownTopicIdError(f"no topic has the id {format_topic_id(topic_id)}")
+    partition = draft.partition((topic_id, number))
+    if partition is None:
+        raise UnknownTopicOrPartitionError(f"topic {topic.name!r} has no partition {number}")
+    return f"{topic.name}-{number}", partition
+
+
+def alter_partition(
+    draft: Draft,
+    command: cluster_pb2.AlterPartitionCommand,
+    result: cluster_pb2.CommandResult,
+) -> None:
+    """Change in-sync sets as their leader wishes, each partition for itself.
+
+    NEW_LEADER_ELECTED says that the change took effect and that it ended the leadership: the
+    leader shuts down, and now another in-sync replica can lead.
+    """
+    leader = require_registration(draft, command.node_id, command.broker_epoch)
+    for entry in command.partitions:
+        answer = result.alter_partition.partitions.add()
+        try:
+            _alter_one(draft, leader, entry)
+        except PenstockError as error:
+            answer.error.CopyFrom(error.to_proto())
+        now = draft.partition((entry.topic_id, entry.partition))
+        if now is not None:
+            answer.partition.CopyFrom(now.to_proto(entry.topic_id, entry.partition))
+
+
+def _alter_one(draft: Draft, leader: Broker, entry: cluster_pb2.AlterPartitionEntry) -> None:
+    name, partition = _require_partition(draft, entry.topic_id, entry.partition)
+    _check_authority(name, partition, leader, entry)
+    wanted = _checked_members(draft, name, partition, leader, entry)
+    if leader.in_controlled_shutdown and any(draft.usable(node) for node in wanted):
+        wanted.discard(leader.node_id)
+    topic = draft.tables.topics[entry.topic_id]
+    rules = draft.rules(topic, len(partition.replicas))
+    recovered = partition._replace(recovering=False)
+    revised = election.revise(recovered, rules, isr=wanted)
+    if revised is recovered and partition.recovering:
+        revised = election.bumped(recovered, led_before_by=partition.leader)
+    if revised != partition:
+        draft.put_partition((entry.topic_id, entry.partition), revised)
+    if revised.leader != leader.node_id:
+        raise NewLeaderElectedError(
+            f"broker {leader.node_id} shuts down, and broker {revised.leader} now leads {name}"
+        )
+
+
+def _check_authority(
+    name: str, partition: Partition, leader: Broker, entry: cluster_pb2.AlterPartitionEntry
+) -> None:
+    if entry.leader_epoch < partition.leader_epoch:
+        raise FencedLeaderEpochError(
+            f"{name} is in leader epoch {partition.leader_epoch}, led by {partition.leader}; "
+            f"leader epoch {entry.leader_epoch} of broker {leader.node_id} is over"
+        )
+    if entry.leader_epoch > partition.leader_epoch:
+        raise UnknownLeaderEpochError(
+            f"{name} is in leader epoch {partition.leader_epoch}; {entry.leader_epoch} is unknown"
+        )
+    if partition.leader != leader.node_id:
+        raise NotLeaderError(
+            f"broker {leader.node_id} does not lead {name}: {partition.leader} does"
+        )
+    if entry.partition_epoch != partition.partition_epoch:
+        raise InvalidUpdateVersionError(
+            f"{name} is in partition epoch {partition.partition_epoch}, and the change is based "
+            f"on {entry.partition_epoch}; apply the newer metadata and ask again"
+        )
+
+
+def _checked_members(
+    draft: Draft,
+    name: str,
+    partition: Partition,
+    leader: Broker,
+    entry: cluster_pb2.AlterPartitionEntry,
+) -> set[int]:
+    members = [member.node_id for member in entry.new_isr]
+    wanted = set(members)
+    if len(members) != len(wanted) or not wanted.issubset(partition.replicas):
+        raise InvalidRequestError(
+            f"the in-sync set {members[:100]} of {name} must name each member once, and only "
+            f"its replicas {list(partition.replicas)}"
+        )
+    if leader.node_id not in wanted:
+        raise InvalidRequestError(f"the in-sync set {members[:100]} of {name} lacks its leader")
+    for member in entry.new_isr:
+        why = _ineligible(draft, member, leader)
+        if why:
+            raise IneligibleReplicaError(f"broker {member.node_id} {why}: not in sync for {name}")
+    return wanted
+
+
+def _ineligible(draft: Draft, member: cluster_pb2.IsrMember, leader: Broker) -> str:
+    """Why the replica may not be in sync, or nothing (KIP-903)."""
+    broker = draft.broker(member.node_id)
+    if broker is None:
+        return "is not registered"
+    if broker.broker_epoch != member.broker_epoch:
+        return f"is registered with broker epoch {broker.broker_epoch}, not {member.broker_epoch}"
+    if broker.fenced:
+        return "is fenced"
+    if broker.in_controlled_shutdown and broker.node_id != leader.node_id:
+        return "shuts down"
+    return ""
+
+
+def elect_leaders(
+    draft: Draft, command: cluster_pb2.ElectLeadersCommand, result: cluster_pb2.CommandResult
+) -> None:
+    """Elect leaders anew, each partition for itself."""
+    choices = {
+        cluster_pb2.ELECTION_TYPE_PREFERRED: _elect_preferred,
+        cluster_pb2.ELECTION_TYPE_UNCLEAN: _elect_unclean,
+    }
+    choose = choices.get(command.type)
+    if choose is None:
+        raise InvalidRequestError("an election needs a type: preferred or unclean")
+    for entry in command.partitions:
+        answer = result.elect_leaders.partitions.add(leader=NO_LEADER)
+        key = (entry.topic_id, entry.partition)
+        try:
+            name, partition = _require_partition(draft, *key)
+            answer.leader = partition.leader
+            revised = choose(draft, name, key, partition)
+        except PenstockError as error:
+            answer.error.CopyFrom(error.to_proto())
+            continue
+        draft.put_partition(key, revised)
+        answer.leader = revised.leader
+
+
+def _elect_preferred(draft: Draft, name: str, _: PartitionKey, partition: Partition) -> Partition:
+    preferred = partition.replicas[0]
+    if partition.leader == preferred:
+        raise ElectionNotNeededError(f"{name} is led by its preferred leader {preferred} already")
+    if preferred not in partition.isr or not draft.usable(preferred):
+        raise PreferredLeaderNotAvailableError(
+            f"broker {preferred}, the preferred leader of {name}, is not in sync or not alive"
+        )
+    return election.changed(
+        partition,
+        isr=partition.isr,
+        elr=partition.elr,
+        leader=preferred,
+        recovering=partition.recovering,
+    )
+
+
+def _elect_unclean(draft: Draft, name: str, key: PartitionKey, partition: Partition) -> Partition:
+    if partition.leader != NO_LEADER:
+        raise ElectionNotNeededError(f"{name} is led by broker {partition.leader}")
+    topic = draft.tables.topics[key[0]]
+    rules = election.Rules(
+        usable=draft.usable,
+        alive=draft.alive,
+        min_isr=topic.min_isr(len(partition.replicas)),
+        unclean=True,
+    )
+    revised = election.revise(partition, rules, isr=partition.isr)
+    if revised.leader == NO_LEADER:
+        raise EligibleLeadersNotAvailableError(
+            f"none of the replicas {list(partition.replicas)} of {name} is alive; start one"
+        )
+    return revised
