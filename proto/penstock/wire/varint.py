@@ -13,6 +13,7 @@ from penstock.wire.errors import CorruptRecordError
 MAX_VARINT_BYTES: Final = 10
 """The longest encoding: that of a 64-bit number."""
 
+_SHIFTS: Final = range(7, 7 * MAX_VARINT_BYTES, 7)
 _INT64_MIN: Final = -(2**63)
 _INT64_MAX: Final = 2**63 - 1
 
@@ -48,24 +49,23 @@ def size_of_varint(value: int) -> int:
 
 
 def decode_varint(buffer: bytes | bytearray | memoryview, position: int) -> tuple[int, int]:
-    """The number at ``position`` and the position after it.
+    """The number at ``position`` (>= 0) and the position after it.
 
     Raises CorruptRecordError when the buffer ends inside the number or it has more than 64 bits.
     """
-    value = 0
-    shift = 0
-    for at in range(position, min(position + MAX_VARINT_BYTES, len(buffer))):
-        byte = buffer[at]
-        value |= (byte & 0x7F) << shift
+    try:
+        byte = buffer[position]
         if byte < 0x80:
-            if value >> 64:
-                break
-            return (value >> 1) ^ -(value & 1), at + 1
-        shift += 7
-    else:
-        if position + MAX_VARINT_BYTES > len(buffer):
-            raise CorruptRecordError(
-                f"the data ends at byte {len(buffer)} inside the number that begins at byte "
-                f"{position}"
-            )
-    raise CorruptRecordError(f"the number at byte {position} has more than 64 bits")
+            return (byte >> 1) ^ -(byte & 1), position + 1
+        value = byte & 0x7F
+        for shift in _SHIFTS:
+            position += 1
+            byte = buffer[position]
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                if value >> 64:
+                    break
+                return (value >> 1) ^ -(value & 1), position + 1
+    except IndexError:
+        raise CorruptRecordError(f"the data ends inside a number, at byte {len(buffer)}") from None
+    raise CorruptRecordError(f"the number that ends at byte {position} has more than 64 bits")
