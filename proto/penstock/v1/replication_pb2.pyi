@@ -194,10 +194,13 @@ class FollowerAckPartition(google.protobuf.message.Message):
     PARTITION_FIELD_NUMBER: builtins.int
     LEADER_EPOCH_FIELD_NUMBER: builtins.int
     LOG_END_OFFSET_FIELD_NUMBER: builtins.int
+    LOG_START_OFFSET_FIELD_NUMBER: builtins.int
     leader_epoch: builtins.int
     """The leader epoch that the append was made under."""
     log_end_offset: builtins.int
     """The follower's log end offset (durable)."""
+    log_start_offset: builtins.int
+    """The follower's log start offset."""
     @property
     def partition(self) -> global___ReplicaPartition:
         """Which partition."""
@@ -208,9 +211,10 @@ class FollowerAckPartition(google.protobuf.message.Message):
         partition: global___ReplicaPartition | None = ...,
         leader_epoch: builtins.int = ...,
         log_end_offset: builtins.int = ...,
+        log_start_offset: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["partition", b"partition"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["leader_epoch", b"leader_epoch", "log_end_offset", b"log_end_offset", "partition", b"partition"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["leader_epoch", b"leader_epoch", "log_end_offset", b"log_end_offset", "log_start_offset", b"log_start_offset", "partition", b"partition"]) -> None: ...
 
 global___FollowerAckPartition = FollowerAckPartition
 
@@ -268,7 +272,9 @@ class ReplicaPush(google.protobuf.message.Message):
 
     @property
     def diverging_epoch(self) -> penstock.v1.log_pb2.EpochEndOffset:
-        """Set when the follower's log diverges: it must cut, then state its position again."""
+        """Set when the follower's log diverges: it must cut, then state its position again. Epoch -1
+        means to drop everything and start at end_offset.
+        """
 
     @property
     def error(self) -> penstock.v1.common_pb2.Error:
