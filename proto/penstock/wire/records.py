@@ -122,9 +122,7 @@ _new = tuple.__new__  # A NamedTuple's own constructor costs twice as much.
 
 
 def _encode_bytes(data: Buffer) -> bytes:
-    """``data`` after its length. Refuses by TypeError what is not bytes, as a list of numbers."""
-    if data.__class__ is not bytes:
-        data = bytes(memoryview(data))
+    data = bytes(memoryview(data))
     return encode_varint(len(data)) + data
 
 
@@ -197,14 +195,20 @@ class BatchBuilder:
         if not count:
             self._base_timestamp_ms = timestamp_ms
         delta = timestamp_ms - self._base_timestamp_ms
+        if key is not None and key.__class__ is not bytes:
+            key = bytes(memoryview(key))  # Refuses by TypeError what is not bytes.
+        if value is not None and value.__class__ is not bytes:
+            value = bytes(memoryview(value))
         small = SMALL
         record = b"".join(
             (
                 b"\x00",
                 small[delta] if 0 <= delta < SMALL_LIMIT else encode_varint(delta),
                 small[count] if count < SMALL_LIMIT else encode_varint(count),
-                b"\x01" if key is None else _encode_bytes(key),
-                b"\x01" if value is None else _encode_bytes(value),
+                b"\x01" if key is None else encode_varint(len(key)),
+                b"" if key is None else key,
+                b"\x01" if value is None else encode_varint(len(value)),
+                b"" if value is None else value,
                 _encode_headers(headers) if headers else b"\x00",
             )
         )
