@@ -1,0 +1,380 @@
+"""The active controller: the one that watches time, and proposes what follows from it.
+
+It decides nothing by itself: every change is a proposal that the state machine may refuse.
+
+=====================================  ==========================================================
+what happens                           what the controller does
+=====================================  ==========================================================
+a broker heartbeats, is fenced, wants  unfence it, once it has seen its own registration
+to serve
+its stream breaks                      fence it after disconnect_grace_ms, unless it comes back
+its stream breaks after it was told    fence it at once
+that it may stop
+nothing is heard from it               fence it after session_timeout_ms
+this controller becomes active         fence whoever has not come within takeover_grace_ms
+it wants to be fenced                  fence it
+it wants to shut down                  move its leaderships away, then let it stop
+another leads than is preferred        elect the preferred leader once it is in sync
+=====================================  ==========================================================
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock.raft_meta.core.cluster_state import ClusterState
+from penstock.raft_meta.core.controller_events import (
+    BecameActive,
+    CommandApplied,
+    Effect,
+    EndStream,
+    Event,
+    Heartbeat,
+    LostLeadership,
+    ProposalFailed,
+    Propose,
+    Reply,
+    StreamClosed,
+    StreamOpened,
+    Tick,
+)
+from penstock.raft_meta.core.model import Broker
+from penstock.raft_meta.core.sessions import LivenessSettings, Session
+from penstock.v1 import cluster_pb2, controller_pb2
+from penstock.wire.errors import (
+    BrokerIdNotRegisteredError,
+    DuplicateBrokerRegistrationError,
+    InvalidRequestError,
+    NetworkError,
+    NotControllerError,
+    PenstockError,
+    StaleBrokerEpochError,
+)
+
+_BALANCE: Final = None  # In the place of a session: the proposal of a balancing round.
+
+
+class ActiveController:
+    """The decisions. ``handle`` is the only mutator; not thread-safe.
+
+    Call ``handle(Tick(), now_ms)`` when ``next_deadline_ms()`` has come; ask for the deadline
+    again after every event. Nothing is to be done in between: there is no polling.
+    """
+
+    def __init__(self, settings: LivenessSettings | None = None) -> None:
+        self._times = settings or LivenessSettings()
+        self._state: ClusterState | None = None  # Set while active.
+        self._epoch = 0
+        self._sessions: dict[int, Session] = {}  # By node id; every unfenced broker has one.
+        self._streams: dict[int, int | None] = {}  # Open streams and the nodes that use them.
+        self._proposals: dict[int, Session | None] = {}  # What is in flight.
+        self._last_proposal_id = 0
+        self._balance_at_ms: int | None = None
+        self._balancing = False  # A round's proposal is in flight.
+
+    @property
+    def is_active(self) -> bool:
+        """This node is the active controller, as far as it knows."""
+        return self._state is not None
+
+    def handle(self, event: Event, now_ms: int) -> list[Effect]:
+        """Take one event in; what is to be done, in order."""
+        match event:
+            case BecameActive():
+                return self._on_became_active(event, now_ms)
+            case LostLeadership():
+                return self._on_lost_leadership()
+            case StreamOpened(stream_id):
+                return self._on_stream_opened(stream_id)
+            case Heartbeat(stream_id, request):
+                return self._on_heartbeat(stream_id, request, now_ms)
+            case StreamClosed(stream_id):
+                return self._on_stream_closed(stream_id, now_ms)
+            case CommandApplied():
+                return self._on_applied(event, now_ms)
+            case ProposalFailed(proposal_id):
+                return self._on_proposal_failed(proposal_id, now_ms)
+            case Tick():
+                return self._on_tick(now_ms)
+
+    def next_deadline_ms(self) -> int | None:
+        """When the next Tick is wanted; None while nothing depends on time."""
+        if self._state is None:
+            return None
+        brokers = self._state.brokers
+        dues = [
+            session.deadline_ms(brokers[node_id]) for node_id, session in self._sessions.items()
+        ]
+        if not self._balancing:
+            dues.append(self._balance_at_ms)
+        return min((due for due in dues if due is not None), default=None)
+
+    def registration_conflict(
+        self, registration: cluster_pb2.RegisterBrokerCommand, now_ms: int
+    ) -> DuplicateBrokerRegistrationError | None:
+        """Why the process should not be registered now: another one lives under its node id.
+
+        Two processes with one node id would fence each other in turns. A killed process is no
+        conflict: its stream breaks; nor is one that is silent for half of the session timeout.
+        """
+        session = self._sessions.get(registration.node_id)
+        if self._state is None or session is None or session.stream_id is None:
+            return None
+        broker = self._state.brokers[session.node_id]
+        silent_ms = now_ms - session.heard_at_ms
+        if (
+            broker.incarnation_id == registration.incarnation_id
+            or broker.fenced
+            or session.wants_shutdown
+            or silent_ms * 2 >= self._times.session_timeout_ms
+        ):
+            return None
+        return DuplicateBrokerRegistrationError(
+            f"node {broker.node_id} is running already, at {broker.host}:{broker.port}: give "
+            f"each node its own node.id, or stop the other process first"
+        )
+
+    # Leadership.
+
+    def _on_became_active(self, event: BecameActive, now_ms: int) -> list[Effect]:
+        effects = self._on_lost_leadership()  # A newer epoch: whatever is open belongs to an older.
+        self._state = event.state
+        self._epoch = event.controller_epoch
+        self._adopt(now_ms)
+        self._plan_balancing(now_ms)
+        return effects
+
+    def _on_lost_leadership(self) -> list[Effect]:
+        error = NotControllerError("this node is not the active controller any more; ask another")
+        effects: list[Effect] = [EndStream(stream_id, error) for stream_id in self._streams]
+        self._state = None
+        self._sessions.clear()
+        self._streams.clear()
+        self._proposals.clear()
+        self._balance_at_ms = None
+        self._balancing = False
+        return effects
+
+    def _adopt(self, now_ms: int) -> None:
+        """Watch every unfenced broker, and nobody whose registration is over."""
+        assert self._state is not None
+        for node_id, broker in sorted(self._state.brokers.items()):
+            if not broker.fenced and node_id not in self._sessions:
+                grace = now_ms + self._times.takeover_grace_ms
+                self._sessions[node_id] = Session(node_id, broker.broker_epoch, grace)
+
+    # Streams.
+
+    def _on_stream_opened(self, stream_id: int) -> list[Effect]:
+        if self._state is None:
+            return [EndStream(stream_id, NotControllerError("this node is not the active one"))]
+        self._streams[stream_id] = None
+        return []
+
+    def _on_stream_closed(self, stream_id: int, now_ms: int) -> list[Effect]:
+        node_id = self._streams.pop(stream_id, None)
+        session = None if node_id is None else self._sessions.get(node_id)
+        if session is None or session.stream_id != stream_id:
+            return []
+        session.disconnected(now_ms, self._times)
+        return self._review(session, now_ms)
+
+    def _end(self, stream_id: int, error: PenstockError, now_ms: int) -> list[Effect]:
+        return [*self._on_stream_closed(stream_id, now_ms), EndStream(stream_id, error)]
+
+    def _on_heartbeat(
+        self, stream_id: int, request: controller_pb2.BrokerHeartbeatRequest, now_ms: int
+    ) -> list[Effect]:
+        if self._state is None or stream_id not in self._streams:
+            return []  # It was ended; what was on its way does not count.
+        broker = self._state.brokers.get(request.node_id)
+        refusal = self._refusal(stream_id, broker, request)
+        if refusal is not None or broker is None:
+            return [] if refusal is None else self._end(stream_id, refusal, now_ms)
+        session = self._sessions.get(broker.node_id)
+        if session is None:
+            session = Session(broker.node_id, broker.broker_epoch, now_ms)
+            self._sessions[broker.node_id] = session
+        effects: list[Effect] = []
+        if session.stream_id not in (None, stream_id):
+            replaced = session.stream_id
+            self._streams.pop(replaced, None)
+            error = NetworkError(f"broker {broker.node_id} opened a newer heartbeat stream")
+            effects.append(EndStream(replaced, error))
+        self._streams[stream_id] = broker.node_id
+        session.stream_id = stream_id
+        session.heard(request, now_ms, self._times)
+        session.reply = None  # A heartbeat is always answered.
+        return effects + self._tell(session, now_ms) + self._review(session, now_ms)
+
+    def _refusal(
+        self,
+        stream_id: int,
+        broker: Broker | None,
+        request: controller_pb2.BrokerHeartbeatRequest,
+    ) -> PenstockError | None:
+        if self._streams[stream_id] not in (None, request.node_id):
+            return InvalidRequestError(
+                f"a heartbeat stream of broker {self._streams[stream_id]} cannot speak for "
+                f"broker {request.node_id}"
+            )
+        if broker is None:
+            return BrokerIdNotRegisteredError(f"broker {request.node_id} must register first")
+        if broker.broker_epoch != request.broker_epoch:
+            return StaleBrokerEpochError(
+                f"broker {request.node_id} is registered with broker epoch "
+                f"{broker.broker_epoch}, not {request.broker_epoch}: it must register anew"
+            )
+        return None
+
+    # Proposals.
+
+    def _propose(self, session: Session | None, command: cluster_pb2.Command) -> Propose:
+        self._last_proposal_id += 1
+        self._proposals[self._last_proposal_id] = session
+        return Propose(self._last_proposal_id, command)
+
+    def _review(self, session: Session, now_ms: int) -> list[Effect]:
+        """Propose what the broker's session calls for, unless something is in flight."""
+        if session.proposal_id is not None or now_ms < session.retry_at_ms:
+            return []
+        session.retry_at_ms = -1
+        assert self._state is not None
+        wish = session.wish(self._state.brokers[session.node_id], now_ms)
+        if wish is None:
+            return []
+        proposal = self._propose(session, wish)
+        session.proposal_id = proposal.proposal_id
+        return [proposal]
+
+    def _settle(self, proposal_id: int, now_ms: int, *, failed: bool) -> Session | None:
+        """Take a proposal out of flight; the session that it was about, if that is still on."""
+        if proposal_id not in self._proposals:
+            return None  # Of an earlier leadership.
+        session = self._proposals.pop(proposal_id)
+        retry_at_ms = now_ms + self._times.retry_ms
+        if session is _BALANCE:
+            self._balancing = False
+            if failed:
+                self._balance_at_ms = retry_at_ms
+            return None
+        session.proposal_id = None
+        if failed:
+            session.retry_at_ms = retry_at_ms
+        return session if self._sessions.get(session.node_id) is session else None
+
+    def _on_proposal_failed(self, proposal_id: int, now_ms: int) -> list[Effect]:
+        self._settle(proposal_id, now_ms, failed=True)
+        return []
+
+    def _on_applied(self, event: CommandApplied, now_ms: int) -> list[Effect]:
+        if self._state is None:
+            return []
+        effects: list[Effect] = []
+        settled: Session | None = None
+        if event.proposal_id is not None:
+            failed = event.result.HasField("error")
+            settled = self._settle(event.proposal_id, now_ms, failed=failed)
+        if event.delta is not None:
+            effects += self._on_changes(event.delta, now_ms)
+        if settled is not None and self._sessions.get(settled.node_id) is settled:
+            effects += self._review(settled, now_ms)
+        return effects
+
+    def _on_changes(self, delta: cluster_pb2.MetadataDelta, now_ms: int) -> list[Effect]:
+        effects: list[Effect] = []
+        if delta.brokers or delta.removed_brokers:
+            effects += self._end_stale_sessions(now_ms)
+            self._adopt(now_ms)
+        for session in self._sessions.values():
+            if delta.brokers or session.wants_shutdown:
+                effects += self._tell(session, now_ms)
+        self._plan_balancing(now_ms)
+        return effects
+
+    def _end_stale_sessions(self, now_ms: int) -> list[Effect]:
+        """Forget sessions of registrations that are over."""
+        assert self._state is not None
+        effects: list[Effect] = []
+        for node_id, session in list(self._sessions.items()):
+            broker = self._state.brokers.get(node_id)
+            if broker is not None and broker.broker_epoch == session.broker_epoch:
+                continue
+            del self._sessions[node_id]
+            if session.stream_id is not None:
+                error: PenstockError = StaleBrokerEpochError(
+                    f"broker {node_id} registered anew; this process is the older one"
+                )
+                if broker is None:
+                    error = BrokerIdNotRegisteredError(f"broker {node_id} was unregistered")
+                effects += self._end(session.stream_id, error, now_ms)
+        return effects
+
+    def _tell(self, session: Session, now_ms: int) -> list[Effect]:
+        """Answer on the broker's stream, unless what there is to say was said."""
+        assert self._state is not None
+        if session.stream_id is None or session.request is None:
+            return []
+        broker = self._state.brokers[session.node_id]
+        reply = (broker.fenced, session.may_shut_down(self._state, broker, now_ms))
+        if reply == session.reply:
+            return []
+        session.reply = reply
+        response = controller_pb2.BrokerHeartbeatResponse(
+            fenced=reply[0],
+            may_shut_down=reply[1],
+            sequence=session.request.sequence,
+            controller_epoch=self._epoch,
+        )
+        return [Reply(session.stream_id, response)]
+
+    # Time.
+
+    def _on_tick(self, now_ms: int) -> list[Effect]:
+        due_ms = self.next_deadline_ms()
+        if self._state is None or due_ms is None or now_ms < due_ms:
+            return []
+        if now_ms - due_ms >= self._times.stall_ms:
+            self._forgive_own_stall(now_ms)
+        effects: list[Effect] = []
+        for session in self._sessions.values():
+            if session.wants_shutdown:
+                effects += self._tell(session, now_ms)
+            effects += self._review(session, now_ms)
+        return effects + self._balance(now_ms)
+
+    def _forgive_own_stall(self, now_ms: int) -> None:
+        """Give silent brokers time once: while this process stood still, they may have spoken."""
+        for session in self._sessions.values():
+            if not session.stall_forgiven:
+                session.stall_forgiven = True
+                grace = now_ms + self._times.takeover_grace_ms
+                session.fence_at_ms = max(session.fence_at_ms, grace)
+
+    # Balancing.
+
+    def _plan_balancing(self, now_ms: int) -> None:
+        assert self._state is not None
+        if self._state.not_preferred_count and self._balance_at_ms is None:
+            self._balance_at_ms = now_ms + self._times.balance_interval_ms
+
+    def _balance(self, now_ms: int) -> list[Effect]:
+        """Give leaderships back to the preferred leaders that are in sync again."""
+        if self._state is None or self._balance_at_ms is None or self._balancing:
+            return []
+        if now_ms < self._balance_at_ms:
+            return []
+        self._balance_at_ms = None  # Planned again by the next change.
+        command = cluster_pb2.ElectLeadersCommand(type=cluster_pb2.ELECTION_TYPE_PREFERRED)
+        for (topic_id, number), partition in self._state.all_partitions():
+            preferred = partition.replicas[0]
+            if partition.leader == preferred or preferred not in partition.isr:
+                continue
+            if self._state.brokers[preferred].usable:
+                command.partitions.add(topic_id=topic_id, partition=number)
+                if len(command.partitions) == self._times.balance_batch:
+                    break
+        if not command.partitions:
+            return []
+        self._balancing = True
+        return [self._propose(_BALANCE, cluster_pb2.Command(elect_leaders=command))]
