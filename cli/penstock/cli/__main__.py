@@ -1,0 +1,25 @@
+"""The entry point of the `penstock` command."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run `penstock`; without typer, say which extra holds the command."""
+    try:
+        import typer  # noqa: F401, PLC0415 - the base install has no typer, and says so below.
+    except ModuleNotFoundError:
+        print(
+            "error: the penstock command is not installed, only the client library\n"
+            'next: pip install "penstock[cli]", or "penstock[broker]" to run nodes as well',
+            file=sys.stderr,
+        )
+        raise SystemExit(1) from None
+    from penstock.cli.app import app  # noqa: PLC0415 - it imports typer.
+
+    app(prog_name="penstock")
+
+
+if __name__ == "__main__":
+    main()

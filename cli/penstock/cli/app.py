@@ -1,0 +1,131 @@
+"""The `penstock` command: its sub-commands, its global options, and how it fails.
+
+Sub-command modules import nothing heavy before they run, so that `penstock --help` and a typing
+mistake are answered at once.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from penstock.cli import cluster, consume, dev, groups, log, node, produce, topics
+from penstock.cli import format as format_command
+from penstock.cli.errors import (
+    EXIT_BROKEN_PIPE,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    explain,
+    report,
+    silence_stdout,
+)
+from penstock.cli.settings import Bootstrap, GlobalOptions, Output
+from penstock.wire.errors import PenstockError
+
+# The base of every complaint about a command line. typer gives it no name of its own.
+_LINE_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
+
+
+class RootGroup(TyperGroup):
+    """The command as a whole: every failure leaves as one clear line and an exit status."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run the command line and exit with its status: 0, 1, 2 (usage), 130 or 141."""
+        try:
+            status = super().main(
+                args=list(sys.argv[1:] if args is None else args) or ["--help"],
+                prog_name=prog_name or "penstock",
+                complete_var=complete_var,
+                standalone_mode=False,
+                windows_expand_args=windows_expand_args,
+                **extra,
+            )
+        except typer.Abort:
+            status = EXIT_INTERRUPTED
+        except _LINE_ERROR as error:
+            status = _report_line_error(error)
+        if not standalone_mode:
+            return status
+        sys.exit(status if isinstance(status, int) else 0)
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]  # typer's own subclass.
+        """Run the sub-command, turning what it raises into its exit status."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except PenstockError as error:
+            report(explain(error))
+            raise typer.Exit(EXIT_FAILED) from error
+        except BrokenPipeError as error:
+            silence_stdout()
+            raise typer.Exit(EXIT_BROKEN_PIPE) from error
+        except KeyboardInterrupt:
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+        return result
+
+
+def _report_line_error(error: Exception) -> int:
+    """Say what is wrong with the command line, and where help is; the exit status."""
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
+        # A group named without its sub-command: show what there is.
+        report(context.get_help())
+    else:
+        message = getattr(error, "format_message", error.__str__)()
+        path = context.command_path if context is not None else "penstock"
+        report(f"error: {message}\nnext: {path} --help")
+    return int(getattr(error, "exit_code", EXIT_FAILED))
+
+
+app = typer.Typer(
+    name="penstock",
+    cls=RootGroup,
+    help="A replicated commit log: run a cluster, and work with its topics, records and groups.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"penstock {importlib.metadata.version('penstock')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _global_options(
+    ctx: typer.Context,
+    bootstrap: Bootstrap = None,
+    output: Output = None,
+    _version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    ctx.obj = GlobalOptions(bootstrap, output)
+
+
+app.command("dev")(dev.dev)
+app.command("node")(node.node)
+app.command("format")(format_command.format_node)
+app.add_typer(topics.app, name="topics")
+app.command("produce")(produce.produce)
+app.command("consume")(consume.consume)
+app.add_typer(groups.app, name="groups")
+app.add_typer(cluster.app, name="cluster")
+app.add_typer(log.app, name="log")

@@ -1,0 +1,284 @@
+"""Where the nodes of a local cluster live: directories, addresses, and each node's file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from penstock.broker.datadir import META_FILE, format_directory, new_cluster_id
+from penstock.wire.errors import (
+    AddressInUseError,
+    ConfigurationError,
+    DataDirectoryError,
+)
+from penstock.wire.transport import format_address
+
+HOST: Final = "127.0.0.1"
+DEFAULT_BASE_PORT: Final = 9092
+CONTROLLER_PORT_DISTANCE: Final = 1000
+MAX_NODES: Final = 99
+_CLUSTER_FILE: Final = "cluster.json"
+_HIGHEST_PORT: Final = 65_535
+_HEADER: Final = """\
+# Written by `penstock dev` when the directory was made. Add settings of your own; a later start
+# keeps them, and rewrites this file only to move the node to other ports.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """One node of a local cluster."""
+
+    node_id: int
+    directory: Path
+    broker_port: int
+    controller_port: int
+
+    @property
+    def address(self) -> str:
+        """Where clients reach it."""
+        return format_address(HOST, self.broker_port)
+
+    @property
+    def config_path(self) -> Path:
+        """Its settings."""
+        return self.directory / "node.toml"
+
+    @property
+    def log_path(self) -> Path:
+        """What the process prints."""
+        return self.directory / "node.log"
+
+
+@dataclass(frozen=True, slots=True)
+class _ClusterFile:
+    """What ``cluster.json`` holds; ``complete`` once every node's directory was formatted."""
+
+    cluster_id: str
+    nodes: int
+    base_port: int
+    complete: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterLayout:
+    """A directory with the nodes of one cluster, ready to be started."""
+
+    directory: Path
+    cluster_id: str
+    plans: tuple[NodePlan, ...]
+    environment_names: frozenset[str]
+
+    def plan(self, node_id: int) -> NodePlan:
+        """The plan of one node."""
+        return next(plan for plan in self.plans if plan.node_id == node_id)
+
+
+def prepare_layout(
+    directory: Path,
+    *,
+    nodes: int | None = None,
+    base_port: int | None = None,
+    settings: Mapping[str, str | int] | None = None,
+) -> ClusterLayout:
+    """Make or find the cluster of ``directory``; None means: as it was, or the defaults.
+
+    A directory that holds a cluster keeps its id, its data and each node's own settings. Another
+    number of nodes than it was made with is refused: the set of controllers is part of what the
+    data means. Another base port moves it. ``settings`` go into the file of each new node.
+    """
+    found = _read_cluster_file(directory)
+    if found is None:
+        wanted = _ClusterFile(new_cluster_id(), nodes or 3, base_port or DEFAULT_BASE_PORT)
+        _refuse_unknown_contents(directory)
+    else:
+        wanted = _adapt(directory, found, nodes, base_port)
+    plans = _plans(directory, wanted)
+    _write_cluster_file(directory, wanted)
+    for plan in plans:
+        if wanted.complete:
+            _require_node(plan)
+        format_directory(plan.directory, wanted.cluster_id, plan.node_id)
+        _write_node_file(plan, plans, settings or {})
+    if not wanted.complete:
+        wanted = _ClusterFile(wanted.cluster_id, wanted.nodes, wanted.base_port, complete=True)
+        _write_cluster_file(directory, wanted)
+    names = frozenset(_environment_name(key) for key in _own_settings(plans[0], plans))
+    return ClusterLayout(directory, wanted.cluster_id, plans, names | {"PENSTOCK_BOOTSTRAP"})
+
+
+def check_ports(plans: Iterable[NodePlan]) -> None:
+    """Raise AddressInUseError that names the port when one of the nodes' is taken."""
+    for plan in plans:
+        for port, what in ((plan.broker_port, "broker"), (plan.controller_port, "controller")):
+            if not _is_free(port):
+                raise AddressInUseError(
+                    f"port {port} on {HOST} is in use already; node {plan.node_id} needs it for "
+                    f"its {what}"
+                )
+
+
+def find_base_port(nodes: int, *, first: int = 21_000) -> int:
+    """A base port such that all ports of ``nodes`` nodes are free now.
+
+    It looks below the range from which systems take ports for outgoing connections.
+    """
+    step = MAX_NODES + 1
+    for base in range(first, first + 9 * step, step):
+        ports = [base + i + d for i in range(nodes) for d in (0, CONTROLLER_PORT_DISTANCE)]
+        if all(_is_free(port) for port in ports):
+            return base
+    raise AddressInUseError(f"no free ports for {nodes} nodes from {first} on; name a --base-port")
+
+
+def _plans(directory: Path, cluster: _ClusterFile) -> tuple[NodePlan, ...]:
+    if not 1 <= cluster.nodes <= MAX_NODES:
+        raise ConfigurationError(f"--nodes {cluster.nodes}: from 1 to {MAX_NODES} nodes can run")
+    last = cluster.base_port + CONTROLLER_PORT_DISTANCE + cluster.nodes - 1
+    if cluster.base_port < 1 or last > _HIGHEST_PORT:
+        raise ConfigurationError(
+            f"--base-port {cluster.base_port}: the ports up to {last} are needed "
+            f"(controllers listen {CONTROLLER_PORT_DISTANCE} above), and {_HIGHEST_PORT} is the "
+            "last there is"
+        )
+    return tuple(
+        NodePlan(
+            node_id=i + 1,
+            directory=directory / f"node-{i + 1}",
+            broker_port=cluster.base_port + i,
+            controller_port=cluster.base_port + CONTROLLER_PORT_DISTANCE + i,
+        )
+        for i in range(cluster.nodes)
+    )
+
+
+def _adapt(
+    directory: Path, found: _ClusterFile, nodes: int | None, base_port: int | None
+) -> _ClusterFile:
+    if nodes is not None and nodes != found.nodes:
+        raise DataDirectoryError(
+            f"{directory} holds a cluster of {found.nodes} nodes, not of {nodes}; "
+            f"start it with --nodes {found.nodes}, or choose another --data-dir"
+        )
+    return _ClusterFile(
+        found.cluster_id, found.nodes, base_port or found.base_port, complete=found.complete
+    )
+
+
+def _require_node(plan: NodePlan) -> None:
+    """A node's directory that vanished must not be made anew: it had voted, and held replicas."""
+    if not (plan.directory / META_FILE).exists():
+        raise DataDirectoryError(
+            f"{plan.directory / META_FILE} is gone, and with the directory's data what node "
+            f"{plan.node_id} had promised to the others; bring it back, or choose another "
+            "--data-dir"
+        )
+
+
+def _refuse_unknown_contents(directory: Path) -> None:
+    try:
+        foreign = sorted(path.name for path in directory.iterdir())
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise DataDirectoryError(f"cannot use {directory}: {error.strerror}") from None
+    if foreign:
+        raise DataDirectoryError(
+            f"{directory} is not empty and holds no cluster of `penstock dev` "
+            f"(it has {foreign[0]!r}); choose an empty directory"
+        )
+
+
+def _read_cluster_file(directory: Path) -> _ClusterFile | None:
+    path = directory / _CLUSTER_FILE
+    try:
+        return _ClusterFile(**json.loads(path.read_text(encoding="utf-8")))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise DataDirectoryError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, TypeError) as error:
+        raise DataDirectoryError(f"{path} is damaged: {error}") from None
+
+
+def _write_cluster_file(directory: Path, cluster: _ClusterFile) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        temporary = directory / f"{_CLUSTER_FILE}.tmp"
+        temporary.write_text(json.dumps(asdict(cluster), indent=2) + "\n", encoding="utf-8")
+        temporary.replace(directory / _CLUSTER_FILE)
+    except OSError as error:
+        raise DataDirectoryError(f"cannot write into {directory}: {error.strerror}") from None
+
+
+def _own_settings(plan: NodePlan, plans: Sequence[NodePlan]) -> dict[str, str | int]:
+    """The settings that tell one node of the cluster from another."""
+    voters = ",".join(
+        f"{other.node_id}@{format_address(HOST, other.controller_port)}" for other in plans
+    )
+    return {
+        "node.id": plan.node_id,
+        "node.roles": "controller,broker",
+        "data.dir": str(plan.directory.resolve()),
+        "broker.listen": plan.address,
+        "controller.listen": format_address(HOST, plan.controller_port),
+        "controller.quorum.voters": voters,
+    }
+
+
+def _write_node_file(
+    plan: NodePlan, plans: Sequence[NodePlan], settings: Mapping[str, str | int]
+) -> None:
+    """Write the node's file when it is new or its addresses moved; the user's settings stay."""
+    own = _own_settings(plan, plans)
+    found = _read_node_file(plan.config_path)
+    if found is not None and all(found.get(key) == value for key, value in own.items()):
+        return
+    lines = [
+        f"{key} = {json.dumps(value)}\n"
+        for key, value in {**(settings if found is None else found), **own}.items()
+    ]
+    plan.config_path.write_text(_HEADER + "".join(lines), encoding="utf-8")
+
+
+def _read_node_file(path: Path) -> dict[str, str | int] | None:
+    try:
+        with path.open("rb") as file:
+            tree = tomllib.load(file)
+    except FileNotFoundError:
+        return None
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ConfigurationError(f"cannot read {path}: {error}") from None
+    flat: dict[str, str | int] = {}
+    pending: list[tuple[str, object]] = [("", tree)]
+    while pending:
+        prefix, value = pending.pop(0)
+        if isinstance(value, dict):
+            pending.extend((f"{prefix}.{key}".lstrip("."), part) for key, part in value.items())
+        elif isinstance(value, list):
+            flat[prefix] = ",".join(str(part) for part in value)
+        else:
+            flat[prefix] = value if isinstance(value, int) else str(value)
+    return flat
+
+
+def _environment_name(key: str) -> str:
+    return "PENSTOCK_" + key.upper().replace(".", "_")
+
+
+def _is_free(port: int) -> bool:
+    with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
+        # As servers do: a port whose last connections linger in TIME_WAIT is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+            probe.listen(1)
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,34 @@
+"""Clients for commands, imported only when a command needs one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from penstock.cli.settings import Settings
+
+if TYPE_CHECKING:
+    from penstock.client import AdminClient
+
+
+@contextmanager
+def admin_client(settings: Settings) -> Iterator[AdminClient]:
+    """An administration client, closed at the end."""
+    from penstock.client import AdminClient  # noqa: PLC0415 - it imports gRPC.
+
+    with AdminClient(settings.bootstrap, client_id="penstock-cli") as admin:
+        yield admin
+
+
+def key_values(pairs: list[str], option: str) -> dict[str, str]:
+    """``k=v`` pairs as a dictionary. Raises BadParameter that names the one that is none."""
+    import typer  # noqa: PLC0415 - with the client alone there is no typer.
+
+    found: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise typer.BadParameter(f"{pair!r} is not KEY=VALUE", param_hint=option)
+        found[key.strip()] = value.strip()
+    return found

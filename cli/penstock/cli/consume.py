@@ -1,0 +1,317 @@
+"""`penstock consume`: records on standard output, one a line, as they come."""
+
+from __future__ import annotations
+
+import base64
+import enum
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final
+
+import typer
+
+from penstock.cli.settings import Bootstrap, Output, Settings, resolve
+from penstock.wire.errors import InvalidPartitionsError, PenstockError
+from penstock.wire.ids import TopicPartition
+
+if TYPE_CHECKING:
+    from penstock.client import Consumer, ConsumerRecord
+
+_MAX_WAIT_SECONDS: Final = 60.0
+_COMMIT_SECONDS: Final = 1.0
+_BATCH: Final = 500
+
+
+class RecordFormat(enum.StrEnum):
+    """How a record is printed."""
+
+    VALUE = "value"
+    JSON = "json"
+
+
+def consume(
+    ctx: typer.Context,
+    topic: Annotated[str, typer.Argument(help="The topic to read.")],
+    group: Annotated[
+        str | None,
+        typer.Option("--group", help="Share the partitions with this group, and commit for it."),
+    ] = None,
+    from_beginning: Annotated[
+        bool,
+        typer.Option(
+            "--from-beginning",
+            help="Start at the log's start; a group does so where it has committed nothing.",
+        ),
+    ] = False,
+    partition: Annotated[
+        int | None, typer.Option("--partition", min=0, help="Read this partition alone.")
+    ] = None,
+    offset: Annotated[
+        str | None,
+        typer.Option("--offset", help="With --partition: an offset, earliest or latest."),
+    ] = None,
+    max_records: Annotated[
+        int | None, typer.Option("--max-records", min=1, help="End after so many records.")
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option("--timeout", min=0, help="End after so many seconds without a record."),
+    ] = None,
+    record_format: Annotated[
+        RecordFormat | None,
+        typer.Option("--format", help="value, or json with key, offset, time and headers.",
+                     show_default="value"),
+    ] = None,
+    bootstrap: Bootstrap = None,
+    output: Output = None,
+) -> None:
+    """Print the records of TOPIC, and wait for more until Ctrl-C.
+
+    Without --from-beginning, --offset or a group's committed position, only what comes from now
+    on is shown. A group is told what was printed, no more: Ctrl-C loses and repeats nothing.
+    """
+    settings = resolve(ctx, bootstrap, output)
+    start = _start_of(partition, offset, group, from_beginning)
+    if record_format is None:
+        record_format = RecordFormat.JSON if settings.as_json else RecordFormat.VALUE
+    printer = _PRINTERS[record_format]
+    interrupt = Interrupt()
+    with interrupt.installed():
+        consumer = _connect(settings, group, from_beginning)
+        session = Session(
+            consumer, topic, printer, sys.stdout.buffer, interrupt, commits=group is not None
+        )
+        try:
+            session.begin(partition, start)
+            session.run(max_records, timeout)
+        finally:
+            session.end()
+    if interrupt.signal_number:
+        raise typer.Exit(128 + interrupt.signal_number)
+
+
+class Interrupt:
+    """Ctrl-C and SIGTERM, seen between records: a record is printed whole and counted, or not."""
+
+    def __init__(self) -> None:
+        self.signal_number = 0
+        self._waiting = False
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Handle the signals inside the block."""
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        previous = {number: signal.signal(number, self._handle) for number in numbers}
+        try:
+            yield
+        except KeyboardInterrupt:
+            if not self.signal_number:
+                raise
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def may_break(self) -> Iterator[None]:
+        """Inside the block a signal raises KeyboardInterrupt at once."""
+        self._waiting = True
+        try:
+            if self.signal_number:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._waiting = False
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        again = self.signal_number != 0
+        self.signal_number = number
+        if self._waiting or again:
+            self._waiting = False
+            raise KeyboardInterrupt
+
+
+@dataclass(slots=True)
+class Session:
+    """One run: reads, prints, and commits what was printed."""
+
+    consumer: Consumer
+    topic: str
+    printer: Callable[[ConsumerRecord], bytes]
+    out: BinaryIO
+    interrupt: Interrupt
+    commits: bool
+    printed: int = 0
+    _uncommitted: dict[TopicPartition, int] = field(default_factory=dict)
+    _last_commit: float = field(default_factory=time.monotonic)
+
+    def begin(self, partition: int | None, start: int | str | None) -> None:
+        """Subscribe to the topic, or stand at ``start`` of one partition."""
+        with self.interrupt.may_break():
+            # Asked first, so that a topic that does not exist is said at once.
+            partitions = self.consumer.partitions_for(self.topic)
+            if partition is None:
+                self.consumer.subscribe([self.topic], self)
+                return
+            if partition not in partitions:
+                raise InvalidPartitionsError(
+                    f"topic {self.topic!r} has no partition {partition}; it has "
+                    f"{len(partitions)}, from 0 to {len(partitions) - 1}"
+                )
+            chosen = TopicPartition(self.topic, partition)
+            self.consumer.assign([chosen])
+            if isinstance(start, int):
+                self.consumer.seek(chosen, start)
+            elif start == "earliest":
+                self.consumer.seek_to_beginning(chosen)
+            else:
+                self.consumer.seek_to_end(chosen)
+
+    def run(self, max_records: int | None, timeout: float | None) -> None:
+        """Print until ``max_records`` are printed, or ``timeout`` seconds bring no record."""
+        last_record = time.monotonic()
+        while max_records is None or self.printed < max_records:
+            wait = _MAX_WAIT_SECONDS
+            if timeout is not None:
+                wait = min(wait, max(0.0, last_record + timeout - time.monotonic()))
+            limit = _BATCH if max_records is None else min(_BATCH, max_records - self.printed)
+            with self.interrupt.may_break():
+                records = self.consumer.poll(timeout_ms=wait * 1000, max_records=limit)
+            if records:
+                self._print(records)
+                last_record = time.monotonic()
+            elif timeout is not None and time.monotonic() - last_record >= timeout:
+                return
+
+    def end(self) -> None:
+        """Commit what was printed, leave the group, close."""
+        try:
+            self._commit()
+        finally:
+            self.consumer.close()
+
+    def on_partitions_revoked(self, partitions: Sequence[TopicPartition]) -> None:
+        """Commit what was printed before another member goes on from there."""
+        self._commit()
+
+    def on_partitions_assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        """Nothing to do: reading goes on where the group stands."""
+
+    def on_partitions_lost(self, partitions: Sequence[TopicPartition]) -> None:
+        """Forget what can no longer be committed: the group gave this member up."""
+        for partition in partitions:
+            self._uncommitted.pop(partition, None)
+
+    def _print(self, records: Sequence[ConsumerRecord]) -> None:
+        positions: dict[TopicPartition, int] = {}
+        for record in records:
+            self.out.write(self.printer(record))
+            self.printed += 1
+            positions[record.topic_partition] = record.offset + 1
+            if self.interrupt.signal_number:
+                break
+        # What waits in our buffer, or met a closed pipe, was not printed and is not committed.
+        self.out.flush()
+        self._uncommitted |= positions
+        if time.monotonic() - self._last_commit >= _COMMIT_SECONDS:
+            self._commit()
+
+    def _commit(self) -> None:
+        if self.commits and self._uncommitted:
+            offsets, self._uncommitted = self._uncommitted, {}
+            try:
+                self.consumer.commit(offsets)
+            except PenstockError:
+                self._uncommitted = offsets | self._uncommitted
+                raise
+        self._last_commit = time.monotonic()
+
+
+def _connect(settings: Settings, group: str | None, from_beginning: bool) -> Consumer:
+    from penstock.client import Consumer  # noqa: PLC0415 - it imports gRPC.
+
+    reset: Any = "earliest" if from_beginning else "latest"
+    if group is None:
+        return Consumer(
+            settings.bootstrap, client_id="penstock-cli", auto_offset_reset=reset
+        )
+    return Consumer(
+        settings.bootstrap,
+        client_id="penstock-cli",
+        auto_offset_reset=reset,
+        group_id=group,
+        # Committed here, by what was printed.
+        enable_auto_commit=False,
+    )
+
+
+def _start_of(
+    partition: int | None, offset: str | None, group: str | None, from_beginning: bool
+) -> int | str | None:
+    """Where a single partition is read from. Raises BadParameter for what cannot be meant."""
+    if partition is None:
+        if offset is not None:
+            raise typer.BadParameter(
+                "an offset belongs to one partition; name it with --partition",
+                param_hint="--offset",
+            )
+        return None
+    if group is not None:
+        raise typer.BadParameter(
+            "a group chooses the partitions itself; leave --group or --partition out",
+            param_hint="--partition",
+        )
+    if offset is None:
+        return "earliest" if from_beginning else "latest"
+    if from_beginning:
+        raise typer.BadParameter(
+            "choose one of --offset and --from-beginning", param_hint="--offset"
+        )
+    if offset in ("earliest", "latest"):
+        return offset
+    if not offset.isdecimal():
+        raise typer.BadParameter(
+            f"{offset!r} is neither an offset nor earliest nor latest", param_hint="--offset"
+        )
+    return int(offset)
+
+
+def _print_value(record: ConsumerRecord) -> bytes:
+    value: bytes | None = record.value
+    return (b"null" if value is None else value) + b"\n"
+
+
+def _print_json(record: ConsumerRecord) -> bytes:
+    document: dict[str, object] = {
+        "topic": record.topic,
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp_ms": record.timestamp_ms,
+        **_text_field("key", record.key),
+        **_text_field("value", record.value),
+        "headers": [
+            {"key": key, **_text_field("value", value)} for key, value in record.headers
+        ],
+    }
+    return json.dumps(document, ensure_ascii=False).encode() + b"\n"
+
+
+def _text_field(name: str, data: bytes | None) -> dict[str, str | None]:
+    """The bytes as text, or under ``NAME_base64`` when they are not UTF-8."""
+    if data is None:
+        return {name: None}
+    try:
+        return {name: data.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(data).decode()}
+
+
+_PRINTERS: Final[dict[RecordFormat, Callable[[ConsumerRecord], bytes]]] = {
+    RecordFormat.VALUE: _print_value,
+    RecordFormat.JSON: _print_json,
+}

@@ -1,0 +1,135 @@
+"""`penstock dev`: a whole cluster on this machine, for as long as the command runs."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.errors import EXIT_FAILED, report
+
+if TYPE_CHECKING:
+    from penstock.cli.local_cluster import LocalCluster
+
+
+def dev(
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            "--nodes", min=1, help="How many nodes, each a controller and a broker. [default: 3]"
+        ),
+    ] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option("--data-dir", help="Where the data stays; else a temporary directory."),
+    ] = None,
+    base_port: Annotated[
+        int | None,
+        typer.Option(
+            "--base-port",
+            min=1,
+            max=65_535,
+            help="The first broker's port; controllers listen 1000 above. [default: 9092]",
+        ),
+    ] = None,
+) -> None:
+    """Start a cluster of real processes here, and stop it with Ctrl-C.
+
+    Prints one line, `ready: HOST:PORT,...`, once clients can use it. A directory that holds a
+    cluster already is started again with its data.
+    """
+    # Imported here: gRPC would slow every other command down.
+    from penstock.cli.cluster_layout import prepare_layout  # noqa: PLC0415 - see above.
+    from penstock.cli.local_cluster import LocalCluster  # noqa: PLC0415 - see above.
+
+    with _directory(data_dir) as directory, _stop_signals():
+        layout = prepare_layout(directory, nodes=nodes, base_port=base_port)
+        cluster = LocalCluster(layout)
+        try:
+            cluster.start()
+            cluster.wait_ready(on_wait=lambda reason: report(f"waiting: {reason}"))
+            print(f"ready: {cluster.bootstrap}", flush=True)
+            status = _supervise(cluster)
+        except KeyboardInterrupt:
+            report("stopping the nodes")
+            status = 0
+        finally:
+            forced = cluster.stop()
+        if forced:
+            names = ", ".join(str(node_id) for node_id in forced)
+            report(f"error: these nodes did not stop in time and were killed: {names}")
+            status = EXIT_FAILED
+    raise typer.Exit(status)
+
+
+@contextmanager
+def _directory(chosen: Path | None) -> Iterator[Path]:
+    """The data directory: the chosen one, or a temporary one that goes with the command."""
+    if chosen is not None:
+        yield chosen.resolve()
+        return
+    temporary = Path(tempfile.mkdtemp(prefix="penstock-dev-"))
+    report(f"data is in {temporary} and goes when this ends; keep it with --data-dir DIR")
+    try:
+        yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def _stop_signals() -> Iterator[None]:
+    """SIGTERM ends the command as Ctrl-C does."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    previous = {
+        number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _supervise(cluster: LocalCluster) -> int:
+    """Report nodes that end, until none is left or Ctrl-C comes. Idle while nothing happens."""
+    with _child_signals() as wakeup:
+        while True:
+            for ended in cluster.take_exits():
+                report(
+                    f"{cluster.explain_exit(ended)}\nthe other nodes go on; to start it again: "
+                    f"penstock node --config {ended.plan.config_path}"
+                )
+            if not cluster.running:
+                report("error: no node is left\nnext: start the same directory again")
+                return EXIT_FAILED
+            select.select([wakeup], [], [])
+            os.read(wakeup, 4096)
+
+
+@contextmanager
+def _child_signals() -> Iterator[int]:
+    """A descriptor that becomes readable when a child ends."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    # A handler must exist for the wake-up byte to be written; the byte is all that is wanted.
+    previous = signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+    previous_fd = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    try:
+        yield reader
+    finally:
+        signal.set_wakeup_fd(previous_fd)
+        signal.signal(signal.SIGCHLD, previous)
+        os.close(reader)
+        os.close(writer)

@@ -1,0 +1,85 @@
+"""How the command fails: one line that says what is wrong, one that says what to do next."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Final
+
+from penstock.wire.errors import ErrorCode, PenstockError
+
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_INTERRUPTED: Final = 130
+EXIT_BROKEN_PIPE: Final = 141
+"""What a shell reports for a tool that a closed pipe ended (128 + SIGPIPE)."""
+
+NEXT_STEPS: Final[Mapping[ErrorCode, str]] = {
+    ErrorCode.ADDRESS_IN_USE: "stop what holds the port, or choose others with --base-port",
+    ErrorCode.BOOTSTRAP_FAILED: (
+        "start a cluster with `penstock dev`, or name a broker that runs with -b HOST:PORT"
+    ),
+    ErrorCode.BROKER_FENCED: "see `penstock cluster describe` for which brokers are live",
+    ErrorCode.CONFIGURATION: "correct the setting; --help lists what is allowed",
+    ErrorCode.CONSUMER_STALLED: "see `penstock topics describe` for partitions without a leader",
+    ErrorCode.CORRUPT_MESSAGE: "see `penstock log dump SEGMENT --verify` for where it is",
+    ErrorCode.DATA_DIRECTORY: "choose another directory, or mount the right disk",
+    ErrorCode.DELIVERY_TIMED_OUT: "see `penstock cluster describe` for which brokers are live",
+    ErrorCode.DISK_FULL: "free space in the broker's data directory, or lower retention.bytes",
+    ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE: "start the brokers that `Isr` and `Elr` name",
+    ErrorCode.GROUP_ID_NOT_FOUND: "`penstock groups list` shows the groups",
+    ErrorCode.INCONSISTENT_CLUSTER_ID: "choose another directory, or mount the right disk",
+    ErrorCode.INVALID_CONFIG: "`penstock topics create --help` says how configs are given",
+    ErrorCode.INVALID_PARTITIONS: "choose another number with --partitions",
+    ErrorCode.INVALID_REPLICATION_FACTOR: (
+        "choose a --replication-factor of at most the live brokers; "
+        "`penstock cluster describe` lists them"
+    ),
+    ErrorCode.INVALID_TOPIC: "letters, digits, '.', '_' and '-' make a name",
+    ErrorCode.LEADER_NOT_AVAILABLE: "see `penstock topics describe` for the partition's replicas",
+    ErrorCode.MESSAGE_TOO_LARGE: (
+        "send smaller records, or raise the topic's max.message.bytes and the producer's limit"
+    ),
+    ErrorCode.NETWORK_EXCEPTION: "see whether the broker runs, and try again",
+    ErrorCode.NON_EMPTY_GROUP: "stop the group's members first",
+    ErrorCode.NOT_ENOUGH_REPLICAS: (
+        "start the missing brokers, or lower the topic's min.insync.replicas"
+    ),
+    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: (
+        "start the missing brokers, or lower the topic's min.insync.replicas"
+    ),
+    ErrorCode.OFFSET_OUT_OF_RANGE: "choose an offset in the log, or --offset earliest",
+    ErrorCode.REQUEST_TIMED_OUT: "see `penstock cluster describe`, and try again",
+    ErrorCode.STORAGE_ERROR: "see the broker's log; its disk may be failing",
+    ErrorCode.TOPIC_ALREADY_EXISTS: "choose another name, or pass --if-not-exists",
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: (
+        "`penstock topics list` shows the topics; `penstock topics create NAME` makes one"
+    ),
+    ErrorCode.UNSUPPORTED_COMPRESSION_TYPE: "choose none, gzip, snappy, lz4 or zstd",
+}
+"""The next step for a person at a terminal, where the error's own message may not know one."""
+
+_GENERAL_STEP: Final = "see the nodes' logs (DIR/node-N/node.log under `penstock dev`)"
+
+
+def explain(error: PenstockError) -> str:
+    """The two lines for ``error``: what is wrong, and what to do next."""
+    message = " ".join(error.message.split())
+    return f"error: {message}\nnext: {NEXT_STEPS.get(error.code, _GENERAL_STEP)}"
+
+
+def report(text: str) -> None:
+    """Write ``text`` to standard error, whole lines, whatever became of standard output."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except (BrokenPipeError, ValueError):
+        # Nobody listens any more, and there is nowhere else to say it.
+        return
+
+
+def silence_stdout() -> None:
+    """Point standard output nowhere, so that closing it at exit meets no broken pipe again."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

@@ -1,0 +1,50 @@
+"""`penstock format`: give a data directory its cluster and its node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli.output import print_json
+from penstock.cli.settings import Output, resolve
+
+
+def format_node(
+    ctx: typer.Context,
+    data_dir: Annotated[Path, typer.Option("--data-dir", help="The node's data.dir.")],
+    node_id: Annotated[int, typer.Option("--node-id", min=0, help="The node's number.")],
+    cluster_id: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster-id",
+            help="The cluster's id, the same on every node; without it a new one is made.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Output = None,
+) -> None:
+    """Prepare a data directory. A node refuses one of another cluster or node.
+
+    Formatting a directory again with the same ids changes nothing.
+    """
+    from penstock.broker.datadir import (  # noqa: PLC0415 - only this command needs it.
+        format_directory,
+        new_cluster_id,
+    )
+
+    identity = cluster_id or new_cluster_id()
+    fresh = format_directory(data_dir, identity, node_id)
+    if resolve(ctx, None, output).as_json:
+        print_json(
+            {
+                "data_dir": str(data_dir),
+                "cluster_id": identity,
+                "node_id": node_id,
+                "formatted": fresh,
+            }
+        )
+    else:
+        verb = "formatted" if fresh else "was formatted before:"
+        print(f"{verb} {data_dir}: node {node_id} of cluster {identity}")

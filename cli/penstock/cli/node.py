@@ -1,0 +1,41 @@
+"""`penstock node`: one node in this process, as containers run it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli.errors import EXIT_FAILED, report
+
+
+def node(
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", help="The node's settings, as TOML.", show_default=False),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="A setting that wins over file and environment; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Run one node until SIGTERM or Ctrl-C.
+
+    Settings come from the file, then from PENSTOCK_* variables, then from --set; the last wins.
+    """
+    try:
+        # Imported here: it is all of the broker, and not in every installation.
+        from penstock.broker.__main__ import run  # noqa: PLC0415 - see above.
+    except ModuleNotFoundError as error:
+        report(
+            f"error: a node needs the package {error.name!r}, which is not installed\n"
+            'next: pip install "penstock[broker]"'
+        )
+        raise typer.Exit(EXIT_FAILED) from None
+    raise typer.Exit(run(config, settings or []))

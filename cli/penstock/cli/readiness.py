@@ -1,0 +1,45 @@
+"""Whether a cluster is ready for clients, as its brokers themselves say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import grpc
+
+from penstock.cli.cluster_layout import NodePlan
+from penstock.v1 import metadata_pb2, metadata_pb2_grpc
+from penstock.wire.transport import CHANNEL_OPTIONS
+
+_CALL_SECONDS: Final = 2.0
+
+
+def describe_unready(plans: Sequence[NodePlan]) -> str:
+    """What the cluster still lacks, in words; empty when every broker sees it whole.
+
+    Every broker is asked, not one: each serves from its own copy of the metadata.
+    """
+    wanted = {plan.node_id for plan in plans}
+    for plan in plans:
+        answer = describe_cluster(plan)
+        if answer is None:
+            return f"node {plan.node_id} does not answer at {plan.address} yet"
+        if answer.controller_id < 0:
+            return f"node {plan.node_id} knows no active controller yet"
+        known = {broker.node_id for broker in answer.brokers if not broker.fenced}
+        if missing := sorted(wanted - known):
+            names = ", ".join(str(node_id) for node_id in missing)
+            return f"node {plan.node_id} sees these nodes as fenced or unknown still: {names}"
+    return ""
+
+
+def describe_cluster(plan: NodePlan) -> metadata_pb2.DescribeClusterResponse | None:
+    """One broker's picture of the cluster; None when it does not answer."""
+    with grpc.insecure_channel(plan.address, options=CHANNEL_OPTIONS) as channel:
+        stub = metadata_pb2_grpc.MetadataStub(channel)
+        try:
+            return stub.DescribeCluster(
+                metadata_pb2.DescribeClusterRequest(), timeout=_CALL_SECONDS
+            )
+        except grpc.RpcError:
+            return None

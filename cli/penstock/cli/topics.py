@@ -1,0 +1,171 @@
+"""`penstock topics`: make, list, describe and delete topics."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from penstock.cli.connections import admin_client, key_values
+from penstock.cli.output import print_json, print_table
+from penstock.cli.settings import Bootstrap, Output, resolve
+
+if TYPE_CHECKING:
+    from penstock.client import AdminClient
+    from penstock.client.descriptions import TopicDescription
+
+_USUAL_REPLICATION: Final = 3
+
+app = typer.Typer(help="Make, list, describe and delete topics.", no_args_is_help=True)
+
+
+@app.command("create")
+def create(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(help="The topic's name.")],
+    partitions: Annotated[
+        int, typer.Option("--partitions", min=1, help="How many partitions.")
+    ] = 1,
+    replication_factor: Annotated[
+        int | None,
+        typer.Option(
+            "--replication-factor",
+            min=1,
+            help="Copies of each partition. [default: 3, or all live brokers where they are fewer]",
+            show_default=False,
+        ),
+    ] = None,
+    config: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--config",
+            metavar="KEY=VALUE",
+            help="A topic config, such as min.insync.replicas=2; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    if_not_exists: Annotated[
+        bool, typer.Option("--if-not-exists", help="Leave a topic of this name as it is.")
+    ] = False,
+    bootstrap: Bootstrap = None,
+    output: Output = None,
+) -> None:
+    """Make a topic."""
+    settings = resolve(ctx, bootstrap, output)
+    configs = key_values(config or [], "--config")
+    with admin_client(settings) as admin:
+        made = admin.create_topic(
+            name,
+            partitions=partitions,
+            replication_factor=replication_factor or _default_replication(admin),
+            configs=configs,
+            if_not_exists=if_not_exists,
+        )
+    if settings.as_json:
+        print_json(asdict(made))
+    elif made.created:
+        print(f"created topic {name}")
+    else:
+        print(f"topic {name} exists already and stays as it is")
+
+
+def _default_replication(admin: AdminClient) -> int:
+    """Three, or as many as there are brokers alive to hold the copies."""
+    live = sum(1 for broker in admin.describe_cluster().brokers if not broker.fenced)
+    return max(1, min(_USUAL_REPLICATION, live))
+
+
+@app.command("list")
+def list_topics(
+    ctx: typer.Context,
+    internal: Annotated[
+        bool, typer.Option("--internal", help="Show the cluster's own topics as well.")
+    ] = False,
+    bootstrap: Bootstrap = None,
+    output: Output = None,
+) -> None:
+    """List topics."""
+    settings = resolve(ctx, bootstrap, output)
+    with admin_client(settings) as admin:
+        topics = sorted(
+            admin.list_topics(include_internal=internal), key=lambda topic: topic.name
+        )
+    if settings.as_json:
+        print_json([_topic_json(topic) for topic in topics])
+        return
+    print_table(
+        ("Topic", "PartitionCount", "ReplicationFactor"),
+        [(topic.name, topic.partition_count, topic.replication_factor) for topic in topics],
+        right=("PartitionCount", "ReplicationFactor"),
+    )
+
+
+@app.command("describe")
+def describe(
+    ctx: typer.Context,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="The topics; without one, all.", metavar="[NAME]...")
+    ] = None,
+    bootstrap: Bootstrap = None,
+    output: Output = None,
+) -> None:
+    """Show topics with the leader, the replicas and the in-sync replicas of each partition."""
+    settings = resolve(ctx, bootstrap, output)
+    with admin_client(settings) as admin:
+        wanted = names or sorted(topic.name for topic in admin.list_topics())
+        topics = list(admin.describe_topics(wanted)) if wanted else []
+    if settings.as_json:
+        print_json([_topic_json(topic) for topic in topics])
+        return
+    for topic in topics:
+        _print_topic(topic)
+
+
+def _print_topic(topic: TopicDescription) -> None:
+    configs = ",".join(f"{key}={value}" for key, value in sorted(topic.configs.items()))
+    print(
+        f"Topic: {topic.name}  TopicId: {topic.topic_id}  "
+        f"PartitionCount: {topic.partition_count}  "
+        f"ReplicationFactor: {topic.replication_factor}  Configs: {configs or '-'}"
+    )
+    print_table(
+        ("Partition", "Leader", "Replicas", "Isr", "Elr"),
+        [
+            (
+                entry.partition,
+                entry.leader if entry.leader >= 0 else "none",
+                entry.replicas,
+                entry.isr,
+                entry.elr or None,
+            )
+            for entry in topic.partitions
+        ],
+        right=("Partition", "Leader"),
+    )
+
+
+def _topic_json(topic: TopicDescription) -> dict[str, Any]:
+    return {
+        **asdict(topic),
+        "partition_count": topic.partition_count,
+        "replication_factor": topic.replication_factor,
+    }
+
+
+@app.command("delete")
+def delete(
+    ctx: typer.Context,
+    names: Annotated[list[str], typer.Argument(help="The topics to delete.")],
+    bootstrap: Bootstrap = None,
+    output: Output = None,
+) -> None:
+    """Delete topics with all their records. There is no way back."""
+    settings = resolve(ctx, bootstrap, output)
+    with admin_client(settings) as admin:
+        for name in names:
+            admin.delete_topic(name)
+            if settings.as_json:
+                print_json({"name": name, "deleted": True})
+            else:
+                print(f"deleted topic {name}")
