@@ -90,9 +90,7 @@ def _print_quorum(quorum: QuorumDescription) -> None:
                 format_address(voter.host, voter.port),
                 "leader" if voter.node_id == quorum.leader_id else "follower",
                 voter.match_index if voter.match_index >= 0 else None,
-                max(0, quorum.commit_index - voter.match_index)
-                if voter.match_index >= 0
-                else None,
+                max(0, quorum.commit_index - voter.match_index) if voter.match_index >= 0 else None,
             )
             for voter in sorted(quorum.voters, key=lambda voter: voter.node_id)
         ],

@@ -38,6 +38,7 @@ class RecordFormat(enum.StrEnum):
 def consume(
     ctx: typer.Context,
     topic: Annotated[str, typer.Argument(help="The topic to read.")],
+    *,
     group: Annotated[
         str | None,
         typer.Option("--group", help="Share the partitions with this group, and commit for it."),
@@ -65,8 +66,11 @@ def consume(
     ] = None,
     record_format: Annotated[
         RecordFormat | None,
-        typer.Option("--format", help="value, or json with key, offset, time and headers.",
-                     show_default="value"),
+        typer.Option(
+            "--format",
+            help="value, or json with key, offset, time and headers.",
+            show_default="value",
+        ),
     ] = None,
     bootstrap: Bootstrap = None,
     output: Output = None,
@@ -237,9 +241,7 @@ def _connect(settings: Settings, group: str | None, from_beginning: bool) -> Con
 
     reset: Any = "earliest" if from_beginning else "latest"
     if group is None:
-        return Consumer(
-            settings.bootstrap, client_id="penstock-cli", auto_offset_reset=reset
-        )
+        return Consumer(settings.bootstrap, client_id="penstock-cli", auto_offset_reset=reset)
     return Consumer(
         settings.bootstrap,
         client_id="penstock-cli",
@@ -294,9 +296,7 @@ def _print_json(record: ConsumerRecord) -> bytes:
         "timestamp_ms": record.timestamp_ms,
         **_text_field("key", record.key),
         **_text_field("value", record.value),
-        "headers": [
-            {"key": key, **_text_field("value", value)} for key, value in record.headers
-        ],
+        "headers": [{"key": key, **_text_field("value", value)} for key, value in record.headers],
     }
     return json.dumps(document, ensure_ascii=False).encode() + b"\n"
 

@@ -80,9 +80,7 @@ class LocalCluster:
     def running(self) -> list[int]:
         """The ids of nodes whose process lives."""
         return [
-            node_id
-            for node_id, child in self._children.items()
-            if child.process.poll() is None
+            node_id for node_id, child in self._children.items() if child.process.poll() is None
         ]
 
     def pid(self, node_id: int) -> int:
@@ -219,4 +217,3 @@ def read_tail(path: Path, lines: int) -> str:
 def _node_environment(stated: frozenset[str]) -> Mapping[str, str]:
     """Our environment without what each node's own file states: the file must win there."""
     return {name: value for name, value in os.environ.items() if name not in stated}
-

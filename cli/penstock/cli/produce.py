@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final
 
@@ -39,6 +40,7 @@ Split = Callable[[bytes], tuple[bytes | None, bytes]]
 def produce(
     ctx: typer.Context,
     topic: Annotated[str, typer.Argument(help="The topic to write to.")],
+    *,
     file: Annotated[
         Path | None,
         typer.Option("--file", help="Read lines from here instead of standard input."),
@@ -83,7 +85,7 @@ def produce(
     with _open(file) as lines, _progress(file, lines) as advance:
         producer = _connect(settings, acks, compression, timeout)
         try:
-            send_lines(producer, topic, lines, split, tally, advance)
+            send_lines(producer, topic, lines, split=split, tally=tally, advance=advance)
         except KeyboardInterrupt:
             interrupted = True
             report("stopped; waiting for what was sent")
@@ -190,7 +192,8 @@ def _separator_split(separator: str) -> Split:
 def send_lines(
     producer: Producer,
     topic: str,
-    lines: Iterator[bytes] | BinaryIO,
+    lines: Iterable[bytes],
+    *,
     split: Split,
     tally: Tally,
     advance: Callable[[int], None],
@@ -211,9 +214,7 @@ def send_lines(
             tally.refuse(line_number, error)
         else:
             tally.sent += 1
-            future.add_done_callback(
-                lambda done, number=line_number, size=len(value): tally.settle(number, size, done)
-            )
+            future.add_done_callback(partial(tally.settle, line_number, len(value)))
         advance(len(raw))
 
 
@@ -275,9 +276,7 @@ def _summary(tally: Tally) -> dict[str, Any]:
 
 def _require_choice(text: str, allowed: tuple[str, ...], option: str) -> None:
     if text not in allowed:
-        raise typer.BadParameter(
-            f"{text!r} is none of {', '.join(allowed)}", param_hint=option
-        )
+        raise typer.BadParameter(f"{text!r} is none of {', '.join(allowed)}", param_hint=option)
 
 
 @contextmanager

@@ -55,10 +55,7 @@ def resolve(ctx: typer.Context, bootstrap: str | None, output: OutputFormat | No
     before = ctx.find_object(GlobalOptions) or GlobalOptions()
     return Settings(
         bootstrap=(
-            bootstrap
-            or before.bootstrap
-            or os.environ.get(BOOTSTRAP_VARIABLE)
-            or DEFAULT_BOOTSTRAP
+            bootstrap or before.bootstrap or os.environ.get(BOOTSTRAP_VARIABLE) or DEFAULT_BOOTSTRAP
         ),
         output=output or before.output or OutputFormat.TABLE,
     )

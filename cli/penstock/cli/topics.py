@@ -24,6 +24,7 @@ app = typer.Typer(help="Make, list, describe and delete topics.", no_args_is_hel
 def create(
     ctx: typer.Context,
     name: Annotated[str, typer.Argument(help="The topic's name.")],
+    *,
     partitions: Annotated[
         int, typer.Option("--partitions", min=1, help="How many partitions.")
     ] = 1,
@@ -88,9 +89,7 @@ def list_topics(
     """List topics."""
     settings = resolve(ctx, bootstrap, output)
     with admin_client(settings) as admin:
-        topics = sorted(
-            admin.list_topics(include_internal=internal), key=lambda topic: topic.name
-        )
+        topics = sorted(admin.list_topics(include_internal=internal), key=lambda topic: topic.name)
     if settings.as_json:
         print_json([_topic_json(topic) for topic in topics])
         return
