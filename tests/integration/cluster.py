@@ -11,8 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import grpc
@@ -20,6 +19,7 @@ import grpc
 from penstock.broker.datadir import format_directory, new_cluster_id
 from penstock.v1 import metadata_pb2, metadata_pb2_grpc
 from penstock.wire.transport import CHANNEL_OPTIONS
+from tests.support import wait_until
 
 READY_TIMEOUT_S = 30.0
 
@@ -31,17 +31,6 @@ def free_ports(count: int) -> list[int]:
         for one in sockets:
             one.bind(("127.0.0.1", 0))
         return [int(one.getsockname()[1]) for one in sockets]
-
-
-def wait_until(
-    condition: Callable[[], bool], what: str, timeout_s: float = READY_TIMEOUT_S
-) -> None:
-    """Poll ``condition`` until it holds; fail with ``what`` when the time is over."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"still not after {timeout_s} s: {what}")
-        time.sleep(0.02)
 
 
 class NodeProcess:

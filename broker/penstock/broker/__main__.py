@@ -24,7 +24,7 @@ from penstock.wire.errors import (
     InconsistentClusterIdError,
     PenstockError,
 )
-from penstock.wire.transport import tune_malloc
+from penstock.wire.transport import quiet_grpc, tune_malloc
 
 EXIT_FAILED = 1
 EXIT_UNUSABLE = 2  # A setting, a directory or a port must be mended first.
@@ -53,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(config_file: Path | None, overrides: Sequence[str]) -> int:
     """Load the settings and run the node; the exit status. Errors are one line on stderr."""
     tune_malloc()
+    quiet_grpc()
     try:
         config = NodeConfig.load(config_file, os.environ, overrides)
         configure_logs(config.log_format, config.log_level, node=config.node_id)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import grpc
 from grpc import aio
 
 from penstock.v1 import common_pb2
-from penstock.v1.controller_pb2_grpc import ControllerAsyncStub, ControllerStub
+from penstock.v1.controller_pb2_grpc import ControllerStub
 from penstock.wire.errors import (
     ErrorCode,
     LeaderHint,
@@ -22,6 +22,10 @@ from penstock.wire.errors import (
     error_from_proto,
 )
 from penstock.wire.transport import CHANNEL_OPTIONS, format_address
+
+if TYPE_CHECKING:
+    # The type stubs know it, the generated module does not.
+    from penstock.v1.controller_pb2_grpc import ControllerAsyncStub
 
 _RETRY_MS: Final = 50
 """How long to wait for news of another active controller before the last one is asked again."""

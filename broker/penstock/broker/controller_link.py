@@ -335,15 +335,18 @@ class ControllerLink:
     async def _heartbeat(self, call: Any) -> None:
         self._sequence += 1
         sent_ms = self._clock_ms()
-        await call.write(
-            controller_pb2.BrokerHeartbeatRequest(
-                node_id=self._identity.node_id,
-                broker_epoch=self._broker_epoch,
-                metadata_index=self._image.index,
-                want_shutdown=self._want_shutdown,
-                sequence=self._sequence,
-            )
+        request = controller_pb2.BrokerHeartbeatRequest(
+            node_id=self._identity.node_id,
+            broker_epoch=self._broker_epoch,
+            metadata_index=self._image.index,
+            want_shutdown=self._want_shutdown,
+            sequence=self._sequence,
         )
+        try:
+            await call.write(request)
+        except asyncio.InvalidStateError:
+            # So gRPC says that the stream ended while nobody looked; reading tells why.
+            log.debug("the heartbeat stream had ended")
         async with asyncio.timeout(self._session_timeout_ms / 2000):
             response = await self._answer_to(call, self._sequence)
         self._lease.answered(sent_ms)

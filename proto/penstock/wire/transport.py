@@ -6,6 +6,7 @@ The figures behind the values are in ARCHITECTURE.md.
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from typing import Final
 
@@ -66,6 +67,15 @@ def tune_malloc() -> None:
     mallopt(_M_MMAP_THRESHOLD, 64 * 1024 * 1024)
     mallopt(_M_TRIM_THRESHOLD, 256 * 1024 * 1024)
     mallopt(_M_TOP_PAD, 16 * 1024 * 1024)
+
+
+def quiet_grpc() -> None:
+    """Keep gRPC's C core from writing its own notices of broken connections to standard error.
+
+    Our errors say what broke. Call before grpc is first used; GRPC_VERBOSITY in the environment
+    wins.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 def format_address(host: str, port: int) -> str:

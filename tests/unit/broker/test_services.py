@@ -1,0 +1,393 @@
+"""The broker's services over fakes of what they stand on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from penstock.broker.core.metadata_image import MetadataImage, Topic
+from penstock.broker.core.ports import AppendInfo
+from penstock.broker.metrics import BrokerMetrics
+from penstock.broker.service.admin import AdminServicer
+from penstock.broker.service.log import MAX_PENDING_REQUESTS, LogServicer
+from penstock.broker.service.metadata import MetadataServicer
+from penstock.broker.service.transactions import TransactionsServicer
+from penstock.broker.topics import OffsetsTopic
+from penstock.v1 import (
+    admin_pb2,
+    cluster_pb2,
+    common_pb2,
+    controller_pb2,
+    log_pb2,
+    metadata_pb2,
+    transactions_pb2,
+)
+from penstock.wire.errors import (
+    CoordinatorNotAvailableError,
+    ErrorCode,
+    NotEnoughReplicasError,
+    RequestTimedOutError,
+    TopicAlreadyExistsError,
+)
+from penstock.wire.ids import TopicId
+from tests.support import eventually
+
+
+def image_with(*names: str, brokers: int = 3) -> MetadataImage:
+    image = MetadataImage()
+    topics = {name: TopicId(name.encode().ljust(16, b"_")[:16]) for name in names}
+    image.apply(
+        cluster_pb2.MetadataDelta(
+            index=1,
+            snapshot=True,
+            controller_id=1,
+            brokers=[
+                cluster_pb2.BrokerRecord(node_id=node, host="h", port=node)
+                for node in range(1, brokers + 1)
+            ],
+            topics=[cluster_pb2.TopicRecord(name=n, topic_id=i) for n, i in topics.items()],
+            partitions=[
+                cluster_pb2.PartitionRecord(
+                    topic_id=topic_id, partition=0, replicas=[1, 2, 3], isr=[1, 2, 3], leader=1
+                )
+                for topic_id in topics.values()
+            ],
+        )
+    )
+    return image
+
+
+# -------------------------------------------------------------------------------- Log
+
+
+class FakeLogs:
+    """Appends at once, and acknowledges when the test lets it."""
+
+    def __init__(self) -> None:
+        self.appended: list[bytes] = []
+        self.gate = asyncio.Event()
+        self.error: Exception | None = None
+
+    async def append(
+        self, topic: str, topic_id: bytes, partition: int, records: bytes, **_: Any
+    ) -> AppendInfo:
+        if self.error is not None:
+            raise self.error
+        self.appended.append(records)
+        base = len(self.appended) - 1
+        await self.gate.wait()
+        return AppendInfo(base, base, -1, len(records))
+
+    def log_start_offset(self, topic: str, partition: int) -> int:
+        return 0
+
+
+def produce(
+    number: int, acks: common_pb2.Acks.ValueType = common_pb2.ACKS_ALL
+) -> log_pb2.ProduceRequest:
+    return log_pb2.ProduceRequest(
+        correlation_id=number,
+        acks=acks,
+        timeout_ms=1000,
+        partitions=[
+            log_pb2.ProducePartition(
+                partition=common_pb2.TopicPartition(topic="orders"), records=b"%d" % number
+            )
+        ],
+    )
+
+
+async def requests(*items: log_pb2.ProduceRequest) -> AsyncIterator[log_pb2.ProduceRequest]:
+    for item in items:
+        yield item
+
+
+async def test_requests_of_a_stream_are_appended_in_order_before_any_is_acknowledged() -> None:
+    logs = FakeLogs()
+    servicer = LogServicer(logs, BrokerMetrics())  # type: ignore[arg-type]
+    count = MAX_PENDING_REQUESTS - 1
+    answers = servicer.Produce(requests(*(produce(i) for i in range(count))), None)
+    first = asyncio.ensure_future(anext(answers))
+    await eventually(lambda: len(logs.appended) >= count)
+    assert logs.appended == [b"%d" % i for i in range(count)]
+    assert not first.done()
+    logs.gate.set()
+    got = [(await first).correlation_id] + [answer.correlation_id async for answer in answers]
+    assert got == list(range(count))
+
+
+async def test_a_stream_does_not_read_more_than_it_can_hold() -> None:
+    logs = FakeLogs()
+    servicer = LogServicer(logs, BrokerMetrics())  # type: ignore[arg-type]
+    total = MAX_PENDING_REQUESTS * 2
+    answers = servicer.Produce(requests(*(produce(i) for i in range(total))), None)
+    first = asyncio.ensure_future(anext(answers))
+    await eventually(lambda: len(logs.appended) >= MAX_PENDING_REQUESTS)
+    for _ in range(100):
+        await asyncio.sleep(0)  # Were there no bound, more would be appended now.
+    assert len(logs.appended) == MAX_PENDING_REQUESTS
+    logs.gate.set()
+    await first
+    assert len([answer async for answer in answers]) == total - 1
+
+
+async def test_acks_none_is_appended_and_not_answered() -> None:
+    logs = FakeLogs()
+    logs.gate.set()
+    servicer = LogServicer(logs, BrokerMetrics())  # type: ignore[arg-type]
+    stream = requests(produce(1, common_pb2.ACKS_NONE), produce(2))
+    got = [answer.correlation_id async for answer in servicer.Produce(stream, None)]
+    assert got == [2]
+    assert logs.appended == [b"1", b"2"]
+
+
+@pytest.mark.parametrize(
+    ("failure", "code"),
+    [
+        (NotEnoughReplicasError("orders-0: in sync: 1"), ErrorCode.NOT_ENOUGH_REPLICAS),
+        (RuntimeError("a bug"), ErrorCode.UNKNOWN_SERVER_ERROR),
+    ],
+)
+async def test_a_failing_partition_is_answered_and_the_stream_lives(
+    failure: Exception, code: ErrorCode
+) -> None:
+    logs = FakeLogs()
+    logs.gate.set()
+    logs.error = failure
+    servicer = LogServicer(logs, BrokerMetrics())  # type: ignore[arg-type]
+    got = [answer async for answer in servicer.Produce(requests(produce(1), produce(2)), None)]
+    assert [answer.partitions[0].error.code for answer in got] == [code, code]
+    assert got[0].partitions[0].base_offset == -1
+
+
+async def test_unknown_acks_are_refused() -> None:
+    servicer = LogServicer(FakeLogs(), BrokerMetrics())  # type: ignore[arg-type]
+    request = log_pb2.ProduceOnceRequest(request=produce(1, common_pb2.ACKS_UNSPECIFIED))
+    answer = await servicer.ProduceOnce(request, None)
+    assert answer.response.partitions[0].error.code == ErrorCode.INVALID_REQUIRED_ACKS
+
+
+# --------------------------------------------------------------------------- Metadata
+
+
+async def no_offsets_topic() -> Topic:
+    raise CoordinatorNotAvailableError("needs 3 brokers")
+
+
+async def test_an_unknown_topic_names_the_near_one() -> None:
+    servicer = MetadataServicer(1, image_with("orders"), no_offsets_topic)
+    request = metadata_pb2.DescribeTopicsRequest(topics=["ordres", "orders"])
+    answer = await servicer.DescribeTopics(request, None)
+    assert "did you mean 'orders'?" in answer.topics[0].error.message
+    assert answer.topics[1].partitions[0].leader == 1
+    assert [broker.node_id for broker in answer.brokers] == [1, 2, 3]
+
+
+async def test_internal_topics_are_hidden_unless_asked_for() -> None:
+    image = image_with("orders")
+    image.apply(
+        cluster_pb2.MetadataDelta(
+            index=2,
+            topics=[cluster_pb2.TopicRecord(name="__x", topic_id=b"x" * 16, internal=True)],
+        )
+    )
+    servicer = MetadataServicer(1, image, no_offsets_topic)
+    plain = metadata_pb2.DescribeTopicsRequest(all_topics=True)
+    every = metadata_pb2.DescribeTopicsRequest(all_topics=True, include_internal=True)
+    assert [t.name for t in (await servicer.DescribeTopics(plain, None)).topics] == ["orders"]
+    assert len((await servicer.DescribeTopics(every, None)).topics) == 2
+
+
+async def test_a_coordinator_is_the_leader_of_the_groups_partition() -> None:
+    servicer = MetadataServicer(1, image_with("__consumer_offsets"), no_offsets_topic)
+    request = metadata_pb2.FindCoordinatorRequest(
+        type=metadata_pb2.COORDINATOR_TYPE_GROUP, key="billing"
+    )
+    answer = await servicer.FindCoordinator(request, None)
+    assert (answer.coordinator.node_id, answer.coordinator.port) == (1, 1)
+
+
+async def test_a_coordinator_that_cannot_be_made_is_a_typed_error() -> None:
+    servicer = MetadataServicer(1, image_with("orders"), no_offsets_topic)
+    request = metadata_pb2.FindCoordinatorRequest(
+        type=metadata_pb2.COORDINATOR_TYPE_GROUP, key="billing"
+    )
+    answer = await servicer.FindCoordinator(request, None)
+    assert answer.error.code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+
+
+async def test_a_watcher_is_told_what_is_and_what_changes() -> None:
+    image = image_with("orders", "bills")
+    servicer = MetadataServicer(1, image, no_offsets_topic)
+    stream = servicer.Watch(metadata_pb2.WatchRequest(topics=["orders"]), None)
+    first = await anext(stream)
+    assert [topic.name for topic in first.topics] == ["orders"]
+    for name, index in (("bills", 2), ("orders", 3)):
+        known = image.topic(name)
+        assert known is not None
+        record = cluster_pb2.PartitionRecord(topic_id=known.topic_id, partition=0, leader=2)
+        change = image.apply(cluster_pb2.MetadataDelta(index=index, partitions=[record]))
+        assert change is not None
+        servicer.on_change(change)
+    second = await anext(stream)
+    assert second.metadata_index == 3
+    assert second.topics[0].partitions[0].leader == 2
+    await stream.aclose()  # type: ignore[attr-defined]
+
+
+# ------------------------------------------------------------------------------ Admin
+
+
+class FakeControllers:
+    """Applies nothing; answers as scripted."""
+
+    def __init__(self) -> None:
+        self.commands: list[cluster_pb2.Command] = []
+        self.result = cluster_pb2.CommandResult(index=9)
+        self.failure: Exception | None = None
+        self.on_execute: Any = None
+
+    async def execute_admin(
+        self, command: cluster_pb2.Command, timeout_ms: int
+    ) -> cluster_pb2.CommandResult:
+        self.commands.append(command)
+        if self.on_execute is not None:
+            self.on_execute(command)
+        if self.failure is not None:
+            raise self.failure
+        return self.result
+
+    async def wait_for_index(self, index: int, timeout_ms: int) -> None:
+        return
+
+    async def describe_quorum(self, timeout_ms: int) -> controller_pb2.DescribeQuorumResponse:
+        if self.failure is not None:
+            raise self.failure
+        return controller_pb2.DescribeQuorumResponse(leader_id=2)
+
+
+async def test_a_topic_cannot_be_made_internal_from_outside() -> None:
+    controllers = FakeControllers()
+    wish = cluster_pb2.CreateTopicCommand(name="t", internal=True, topic_id=b"forged")
+    request = admin_pb2.CreateTopicsRequest(topics=[wish])
+    await AdminServicer(image_with(), controllers).CreateTopics(request, None)
+    sent = controllers.commands[0].create_topic
+    assert not sent.internal
+    assert len(sent.topic_id) == 16
+
+
+async def test_a_repeated_forwarding_that_finds_its_own_topic_succeeded() -> None:
+    image, controllers = image_with(), FakeControllers()
+    controllers.result.error.CopyFrom(TopicAlreadyExistsError().to_proto())
+
+    def made_by_the_first_try(command: cluster_pb2.Command) -> None:
+        record = cluster_pb2.TopicRecord(name="t", topic_id=command.create_topic.topic_id)
+        image.apply(cluster_pb2.MetadataDelta(index=2, topics=[record]))
+
+    controllers.on_execute = made_by_the_first_try
+    request = admin_pb2.CreateTopicsRequest(topics=[cluster_pb2.CreateTopicCommand(name="t")])
+    answer = await AdminServicer(image, controllers).CreateTopics(request, None)
+    assert not answer.results[0].HasField("error")
+
+
+async def test_a_topic_of_somebody_else_is_a_refusal() -> None:
+    controllers = FakeControllers()
+    controllers.result.error.CopyFrom(TopicAlreadyExistsError().to_proto())
+    request = admin_pb2.CreateTopicsRequest(topics=[cluster_pb2.CreateTopicCommand(name="orders")])
+    answer = await AdminServicer(image_with("orders"), controllers).CreateTopics(request, None)
+    assert answer.results[0].error.code == ErrorCode.TOPIC_ALREADY_EXISTS
+
+
+async def test_deleting_names_near_topics_and_spares_internal_ones() -> None:
+    image = image_with("orders")
+    image.apply(
+        cluster_pb2.MetadataDelta(
+            index=2,
+            topics=[cluster_pb2.TopicRecord(name="__x", topic_id=b"x" * 16, internal=True)],
+        )
+    )
+    controllers = FakeControllers()
+    request = admin_pb2.DeleteTopicsRequest(names=["order", "__x", "orders"])
+    answer = await AdminServicer(image, controllers).DeleteTopics(request, None)
+    assert "did you mean 'orders'?" in answer.results[0].error.message
+    assert answer.results[1].error.code == ErrorCode.ACCESS_FORBIDDEN
+    assert not answer.results[2].HasField("error")
+    assert len(controllers.commands) == 1
+
+
+async def test_a_lost_controller_is_a_typed_error() -> None:
+    controllers = FakeControllers()
+    controllers.failure = RequestTimedOutError("no active controller")
+    servicer = AdminServicer(image_with("orders"), controllers)
+    request = admin_pb2.DeleteTopicsRequest(names=["orders"])
+    answer = await servicer.DeleteTopics(request, None)
+    assert answer.results[0].error.code == ErrorCode.REQUEST_TIMED_OUT
+    quorum = await servicer.DescribeQuorum(admin_pb2.AdminDescribeQuorumRequest(), None)
+    assert quorum.error.code == ErrorCode.REQUEST_TIMED_OUT
+
+
+async def test_configs_show_what_is_in_force_and_why() -> None:
+    servicer = AdminServicer(image_with("orders"), FakeControllers())
+    request = admin_pb2.DescribeConfigsRequest(topics=["orders"])
+    answer = await servicer.DescribeConfigs(request, None)
+    entries = {entry.key: entry for entry in answer.topics[0].entries}
+    assert entries["min.insync.replicas"].value == "2"
+    assert entries["min.insync.replicas"].source == "default"
+
+
+# ----------------------------------------------------------------------- Transactions
+
+
+async def test_producer_ids_come_from_blocks_and_never_twice() -> None:
+    blocks = iter(range(0, 100, 2))
+
+    async def allocate() -> cluster_pb2.AllocateProducerIdsResult:
+        return cluster_pb2.AllocateProducerIdsResult(first_producer_id=next(blocks), count=2)
+
+    servicer = TransactionsServicer(allocate)
+    answers = await asyncio.gather(
+        *(servicer.InitProducerId(transactions_pb2.InitProducerIdRequest(), None) for _ in range(7))
+    )
+    assert sorted(answer.producer_id for answer in answers) == list(range(7))
+
+
+async def test_a_transactional_id_is_refused_in_words() -> None:
+    async def never() -> cluster_pb2.AllocateProducerIdsResult:
+        raise AssertionError
+
+    request = transactions_pb2.InitProducerIdRequest(transactional_id="t")
+    answer = await TransactionsServicer(never).InitProducerId(request, None)
+    assert "no transactions" in answer.error.message
+
+
+# ---------------------------------------------------------------------- offsets topic
+
+
+def offsets_topic(image: MetadataImage, controllers: FakeControllers) -> OffsetsTopic:
+    return OffsetsTopic(image, controllers, partition_count=4, replication_factor=3)
+
+
+async def test_the_offsets_topic_waits_for_enough_brokers() -> None:
+    controllers = FakeControllers()
+    with pytest.raises(CoordinatorNotAvailableError, match=r"needs 3 brokers .* 2 are alive"):
+        await offsets_topic(image_with(brokers=2), controllers).ensure()
+    assert not controllers.commands
+
+
+async def test_the_offsets_topic_is_made_once_for_many_callers() -> None:
+    image, controllers = image_with(), FakeControllers()
+
+    def make(command: cluster_pb2.Command) -> None:
+        wish = command.create_topic
+        record = cluster_pb2.TopicRecord(name=wish.name, topic_id=wish.topic_id, internal=True)
+        image.apply(cluster_pb2.MetadataDelta(index=2, topics=[record]))
+
+    controllers.on_execute = make
+    topic = offsets_topic(image, controllers)
+    found = await asyncio.gather(*(topic.ensure() for _ in range(5)))
+    assert {one.name for one in found} == {"__consumer_offsets"}
+    assert len(controllers.commands) == 1
+    assert controllers.commands[0].create_topic.configs["cleanup.policy"] == "compact"
