@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.broker.core.assignors import (
+    ASSIGNORS,
+    Assignment,
+    MemberSpec,
+    assign_range,
+    assign_round_robin,
+    assign_uniform,
+)
+from penstock.wire.ids import TopicId, TopicIdPartition
+
+
+def topic(number: int) -> TopicId:
+    return TopicId(bytes([number]) * 16)
+
+
+A, B, C = topic(1), topic(2), topic(3)
+
+
+def numbers(assignment: Assignment, member_id: str, topic_id: TopicId) -> list[int]:
+    return sorted(p.partition for p in assignment[member_id] if p.topic_id == topic_id)
+
+
+def specs(
+    members: dict[str, set[TopicId]], previous: Assignment | None = None
+) -> dict[str, MemberSpec]:
+    return {
+        member_id: MemberSpec(frozenset(topics), (previous or {}).get(member_id, frozenset()))
+        for member_id, topics in members.items()
+    }
+
+
+topic_counts = st.dictionaries(
+    st.integers(1, 5).map(topic), st.integers(1, 9), min_size=1, max_size=5
+)
+subscriptions = st.dictionaries(
+    st.sampled_from([f"m{n}" for n in range(8)]),
+    st.frozensets(st.integers(1, 6).map(topic), max_size=6),
+    max_size=8,
+)
+
+
+def check_sound(
+    assignment: Assignment, members: dict[str, MemberSpec], counts: dict[TopicId, int]
+) -> None:
+    assert assignment.keys() == members.keys()
+    owners = Counter(p for parts in assignment.values() for p in parts)
+    wanted = {
+        TopicIdPartition(topic_id, n)
+        for topic_id, count in counts.items()
+        if any(topic_id in spec.topics for spec in members.values())
+        for n in range(count)
+    }
+    assert owners == dict.fromkeys(wanted, 1)
+    for member_id, parts in assignment.items():
+        assert {p.topic_id for p in parts} <= members[member_id].topics
+
+
+@pytest.mark.parametrize("name", ASSIGNORS)
+@settings(max_examples=100, deadline=None)
+@given(subscriptions=subscriptions, counts=topic_counts, data=st.data())
+def test_every_wanted_partition_goes_to_exactly_one_subscriber(
+    name: str,
+    subscriptions: dict[str, frozenset[TopicId]],
+    counts: dict[TopicId, int],
+    data: st.DataObject,
+) -> None:
+    universe = [TopicIdPartition(topic(n), p) for n in range(1, 7) for p in range(9)]
+    claims = st.frozensets(st.sampled_from(universe), max_size=20)
+    members = {m: MemberSpec(t, data.draw(claims)) for m, t in subscriptions.items()}
+    assignment = ASSIGNORS[name](members, counts)
+    check_sound(assignment, members, counts)
+    reordered = dict(reversed(members.items()))
+    assert ASSIGNORS[name](reordered, dict(reversed(counts.items()))) == assignment
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    before=st.sets(st.integers(0, 9), min_size=1),
+    after=st.sets(st.integers(0, 9), min_size=1),
+    counts=topic_counts,
+    grown=topic_counts,
+)
+def test_uniform_moves_no_more_than_balance_needs(
+    before: set[int], after: set[int], counts: dict[TopicId, int], grown: dict[TopicId, int]
+) -> None:
+    topics = set(counts) | set(grown)
+    first = assign_uniform(specs({f"m{n}": topics for n in before}), counts)
+    members = specs({f"m{n}": topics for n in after}, first)
+    second = assign_uniform(members, grown)
+    check_sound(second, members, grown)
+    loads = sorted(len(parts) for parts in second.values())
+    assert loads[-1] - loads[0] <= 1
+    # What can stay at most: of what members had and still exists, up to quota each, plus one
+    # more for as many members as there are partitions left over.
+    total = sum(grown.values())
+    quota, extra = divmod(total, len(members))
+    had = [
+        sum(p.partition < grown.get(p.topic_id, 0) for p in members[m].previous) for m in members
+    ]
+    can_stay = sum(min(count, quota) for count in had) + min(
+        extra, sum(count > quota for count in had)
+    )
+    stayed = sum(len(second[m] & members[m].previous) for m in members)
+    assert stayed == can_stay
+
+
+def test_uniform_gives_the_same_again_when_nothing_changed() -> None:
+    members = {"a": {A, B}, "b": {A}, "c": {B, C}}
+    counts = {A: 5, B: 4, C: 3}
+    first = assign_uniform(specs(members), counts)
+    assert assign_uniform(specs(members, first), counts) == first
+
+
+@settings(max_examples=150, deadline=None)
+@given(subscriptions=subscriptions, counts=topic_counts)
+def test_uniform_is_as_even_as_unequal_subscriptions_allow(
+    subscriptions: dict[str, frozenset[TopicId]], counts: dict[TopicId, int]
+) -> None:
+    members = {m: MemberSpec(t) for m, t in subscriptions.items()}
+    loads = {m: len(parts) for m, parts in assign_uniform(members, counts).items()}
+    # The sum of squares is least exactly for the most even assignments; find it by min-cost
+    # augmentation from nothing, one partition after the other.
+    best = _least_squares(subscriptions, counts)
+    assert sum(load * load for load in loads.values()) == best
+
+
+def _least_squares(subscriptions: dict[str, frozenset[TopicId]], counts: dict[TopicId, int]) -> int:
+    """Place each partition by the best augmenting path (incremental optimal semi-matching)."""
+    owner: dict[TopicIdPartition, str] = {}
+    loads = dict.fromkeys(subscriptions, 0)
+    for topic_id, count in counts.items():
+        for n in range(count):
+            start = TopicIdPartition(topic_id, n)
+            came_from: dict[str, TopicIdPartition] = {}
+            frontier = [start]
+            while frontier:
+                partition = frontier.pop()
+                for m, topics in subscriptions.items():
+                    if partition.topic_id in topics and m not in came_from:
+                        came_from[m] = partition
+                        frontier += [p for p, holder in owner.items() if holder == m]
+            if not came_from:
+                continue
+            m = min(came_from, key=lambda name: loads[name])
+            loads[m] += 1
+            while True:
+                partition = came_from[m]
+                previous = owner.get(partition)
+                owner[partition] = m
+                if previous is None:
+                    break
+                m = previous
+    return sum(load * load for load in loads.values())
+
+
+def test_uniform_spreads_each_topic() -> None:
+    assignment = assign_uniform(specs({"a": {A, B}, "b": {A, B}}), {A: 2, B: 2})
+    for member_id in ("a", "b"):
+        assert len(numbers(assignment, member_id, A)) == 1
+        assert len(numbers(assignment, member_id, B)) == 1
+
+
+def test_members_beyond_the_partitions_stand_by() -> None:
+    assignment = assign_uniform(specs({"a": {A}, "b": {A}, "c": {A}}), {A: 2})
+    assert sorted(len(parts) for parts in assignment.values()) == [0, 1, 1]
+
+
+def test_range_copartitions_topics() -> None:
+    assignment = assign_range(specs({"a": {A, B}, "b": {A, B}}), {A: 5, B: 5})
+    assert numbers(assignment, "a", A) == numbers(assignment, "a", B) == [0, 1, 2]
+    assert numbers(assignment, "b", A) == numbers(assignment, "b", B) == [3, 4]
+
+
+def test_round_robin_deals_over_topics() -> None:
+    assignment = assign_round_robin(specs({"a": {A, B}, "b": {A, B}}), {A: 3, B: 3})
+    assert (numbers(assignment, "a", A), numbers(assignment, "a", B)) == ([0, 2], [1])
+    assert (numbers(assignment, "b", A), numbers(assignment, "b", B)) == ([1], [0, 2])
+
+
+@pytest.mark.parametrize("assign", [assign_range, assign_round_robin])
+def test_a_static_member_keeps_its_place_under_another_member_id(assign) -> None:
+    def by_instance(ids: dict[str, str]) -> dict[str, frozenset[TopicIdPartition]]:
+        members = {m: MemberSpec(frozenset({A}), instance_id=i) for i, m in ids.items()}
+        assignment = assign(members, {A: 7})
+        return {i: assignment[m] for i, m in ids.items()}
+
+    assert by_instance({"i1": "m1", "i2": "m2"}) == by_instance({"i1": "m9", "i2": "m2"})
