@@ -297,6 +297,7 @@ class SnapshotChunk(google.protobuf.message.Message):
     TOTAL_BYTES_FIELD_NUMBER: builtins.int
     CRC32C_FIELD_NUMBER: builtins.int
     COMMIT_INDEX_FIELD_NUMBER: builtins.int
+    ROUND_FIELD_NUMBER: builtins.int
     DATA_FIELD_NUMBER: builtins.int
     last_index: builtins.int
     """The index of the last entry that the snapshot covers."""
@@ -310,8 +311,10 @@ class SnapshotChunk(google.protobuf.message.Message):
     """CRC32C of the whole."""
     commit_index: builtins.int
     """The leader's commit index."""
+    round: builtins.int
+    """Identifies the chunk; echoed."""
     data: builtins.bytes
-    """The part."""
+    """The part; empty to show a live leader."""
     def __init__(
         self,
         *,
@@ -321,9 +324,10 @@ class SnapshotChunk(google.protobuf.message.Message):
         total_bytes: builtins.int = ...,
         crc32c: builtins.int = ...,
         commit_index: builtins.int = ...,
+        round: builtins.int = ...,
         data: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["commit_index", b"commit_index", "crc32c", b"crc32c", "data", b"data", "last_index", b"last_index", "last_term", b"last_term", "offset_bytes", b"offset_bytes", "total_bytes", b"total_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["commit_index", b"commit_index", "crc32c", b"crc32c", "data", b"data", "last_index", b"last_index", "last_term", b"last_term", "offset_bytes", b"offset_bytes", "round", b"round", "total_bytes", b"total_bytes"]) -> None: ...
 
 global___SnapshotChunk = SnapshotChunk
 

@@ -1,0 +1,70 @@
+"""What a controller needs to know before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.wire.errors import ConfigurationError
+
+Address = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerConfig:
+    """One controller's settings; a combination that cannot work raises ConfigurationError.
+
+    The three Raft times hang together: a follower that misses about three heartbeats stands for
+    election, and every peer must have had the chance of a round trip before that.
+    """
+
+    node_id: int
+    """This node's id, one of the voters'."""
+    cluster_id: str
+    """The cluster that the data directory was formatted for; nobody of another is spoken to."""
+    data_dir: Path
+    """Holds the journal and the snapshot. One process at a time."""
+    listen: Address
+    """Where the Raft and Controller services listen; port 0 takes a free one."""
+    voters: Mapping[int, Address]
+    """Every voter by node id, this one too: where the others reach it."""
+    election_timeout_min_ms: int = 500
+    """A follower waits at least this long in silence before it asks to be elected."""
+    election_timeout_max_ms: int = 1000
+    """... and at most this long; drawn anew each time, so that votes rarely split."""
+    raft_heartbeat_ms: int = 150
+    """A leader with nothing to say says so this often. Below a third of the least timeout."""
+    broker_session_timeout_ms: int = 6000
+    """A broker silent for this long is fenced."""
+    broker_disconnect_grace_ms: int = 200
+    """A broker whose heartbeat stream broke has this long to open another."""
+    takeover_grace_ms: int = 600
+    """Brokers have this long to find a new active controller before it fences them."""
+    propose_timeout_ms: int = 10_000
+    """A command that is not committed within this time has an unknown outcome."""
+    snapshot_entries: int = 5_000
+    """A snapshot is taken after so many entries; bounds replay at start and the log's memory."""
+    snapshot_bytes: int = 16 * 1024 * 1024
+    """... or after so many bytes of entries."""
+
+    def __post_init__(self) -> None:
+        if self.node_id not in self.voters:
+            raise ConfigurationError(
+                f"controller {self.node_id} is not among controller.quorum.voters "
+                f"{sorted(self.voters)}; add it, or leave the role controller out of node.roles"
+            )
+        if not self.cluster_id:
+            raise ConfigurationError("the cluster id is empty; format the data directory first")
+        if not 0 < self.election_timeout_min_ms < self.election_timeout_max_ms:
+            raise ConfigurationError(
+                "controller.election.timeout.max.ms must be above "
+                f"controller.election.timeout.min.ms, which is {self.election_timeout_min_ms}"
+            )
+        if not 0 < self.raft_heartbeat_ms * 3 < self.election_timeout_min_ms:
+            raise ConfigurationError(
+                f"controller.raft.heartbeat.ms={self.raft_heartbeat_ms} must be below a third of "
+                f"controller.election.timeout.min.ms={self.election_timeout_min_ms}"
+            )
+        if self.snapshot_entries < 10 or self.snapshot_bytes < 1024:
+            raise ConfigurationError("snapshot_entries must be at least 10, snapshot_bytes 1024")

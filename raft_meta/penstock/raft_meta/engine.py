@@ -1,0 +1,287 @@
+"""The Raft engine: pysyncobj 0.3.17, reduced to what is sound and driven by a guard.
+
+The only module that imports pysyncobj. Names of the engine's that are private and used here are
+pinned by tests/unit/raft_meta/test_engine_contract.py; S:n is a line of its syncobj.py.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NoReturn
+
+import pysyncobj.pickle
+import pysyncobj.serializer
+import pysyncobj.syncobj
+import pysyncobj.tcp_connection
+from pysyncobj.config import FAIL_REASON, SERIALIZER_STATE, SyncObjConf
+from pysyncobj.node import Node
+from pysyncobj.syncobj import SyncObj
+from pysyncobj.transport import Transport
+
+from penstock.raft_meta.elections import RaftTiming
+from penstock.raft_meta.guard import MAX_BATCH_BYTES, EngineMessage
+from penstock.raft_meta.journal import COMMAND, LmdbJournal, RaftSafetyError
+from penstock.raft_meta.quorum import Role
+from penstock.raft_meta.snapshots import Snapshot
+
+_ROLES: Final = (Role.FOLLOWER, Role.CANDIDATE, Role.LEADER)  # By the engine's numbers.
+_NEVER: Final = 1 << 60
+_COMMAND_TYPE: Final = COMMAND[0]
+
+NEVER_APPENDED: Final = frozenset(
+    {
+        FAIL_REASON.QUEUE_FULL,
+        FAIL_REASON.MISSING_LEADER,
+        FAIL_REASON.NOT_LEADER,
+        FAIL_REASON.REQUEST_DENIED,
+    }
+)
+"""Reasons of the engine for which a command certainly did not enter the log."""
+SUCCESS: Final = FAIL_REASON.SUCCESS
+
+Outcome = Callable[[Any, int], None]
+
+
+class _NoPickle:
+    """Stands where the engine would pickle. Nothing is ever pickled, least of all unpickled."""
+
+    def __getattr__(self, name: str) -> Callable[..., NoReturn]:
+        def refuse(*_arguments: object, **_named: object) -> NoReturn:
+            raise RaftSafetyError(f"the Raft engine tried to use pickle.{name}")
+
+        return refuse
+
+
+class _NoSerializer:
+    """Stands where the engine would make, load and send snapshots: that is ours."""
+
+    def __init__(self, *_arguments: object) -> None:
+        pass
+
+    def checkSerializing(self) -> tuple[int, None]:  # noqa: N802 - the engine's name for it.
+        return SERIALIZER_STATE.NOT_SERIALIZING, None
+
+    def getTransmissionData(self, _peer: Node) -> None:  # noqa: N802 - the engine's name for it.
+        """Nothing: the message that then carries it tells the guard that a peer is far behind."""
+
+    def cancelTransmisstion(self, _peer: Node) -> None:  # noqa: N802 - the engine's name for it.
+        pass
+
+    def setTransmissionData(self, _data: object) -> NoReturn:  # noqa: N802 - the engine's name.
+        raise RaftSafetyError("the Raft engine was given a snapshot of its own format")
+
+    def serialize(self, _data: object, _index: int) -> NoReturn:
+        raise RaftSafetyError("the Raft engine tried to make a snapshot")
+
+    def deserialize(self) -> NoReturn:
+        raise RaftSafetyError("the Raft engine tried to load a snapshot")
+
+
+_clock = threading.local()  # Each voter's thread has its own time, set before each call.
+
+
+def _engine_now_s() -> float:
+    return float(getattr(_clock, "now_s", 0.0))
+
+
+def _disarm() -> None:
+    """Take out of the engine what must never run, and what must be ours."""
+    refusing = _NoPickle()
+    for module in (pysyncobj.syncobj, pysyncobj.serializer, pysyncobj.tcp_connection):
+        module.pickle = refusing
+    for name in ("load", "loads", "dump", "dumps"):
+        setattr(pysyncobj.pickle, name, getattr(refusing, name))
+    pysyncobj.syncobj.Serializer = _NoSerializer
+    pysyncobj.syncobj.createJournal = lambda journal: journal
+    pysyncobj.syncobj.monotonicTime = _engine_now_s
+    pysyncobj.syncobj.PIPE_NOTIFIER_ENABLED = False  # One thread ticks; nobody needs waking.
+
+
+_disarm()
+
+
+class _Peer(Node):  # type: ignore[misc]  # pysyncobj has no types.
+    """A voter. Its hash does not change from run to run, so that schedules can be replayed."""
+
+    def __init__(self, node_id: int) -> None:
+        super().__init__(str(node_id))
+        self.number = node_id
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class _Bridge(Transport):  # type: ignore[misc]  # pysyncobj has no types.
+    """The engine's transport: what it says goes to the guard, what the guard lets in comes back."""
+
+    def __init__(self, send: Callable[[int, EngineMessage], None]) -> None:
+        super().__init__(None, None, [])
+        self._send = send
+
+    def send(self, node: _Peer, message: EngineMessage) -> bool:
+        self._send(node.number, message)
+        return True
+
+    def deliver(self, node: _Peer, message: EngineMessage) -> None:
+        self._onMessageReceived(node, message)
+
+    def connected(self, node: _Peer) -> None:
+        self._onNodeConnected(node)
+
+    def disconnected(self, node: _Peer) -> None:
+        self._onNodeDisconnected(node)
+
+    def destroy(self) -> None:
+        """Nothing: connections are the link's."""
+
+
+class MetadataRaft(SyncObj):  # type: ignore[misc]  # pysyncobj has no types.
+    """The engine as the guard and the voter see it. One thread; time is what ``at`` was told.
+
+    It orders and counts; entries are applied from the journal by the voter, since for the engine
+    their type means nothing (S:892).
+    """
+
+    def __init__(
+        self,
+        *,
+        node_id: int,
+        peers: Iterable[int],
+        journal: LmdbJournal,
+        timing: RaftTiming,
+        send: Callable[[int, EngineMessage], None],
+        role_changed: Callable[[Role], None],
+        install: Callable[[Snapshot], None],
+        now_s: float,
+    ) -> None:
+        self.at(now_s)
+        self._peers = {peer: _Peer(peer) for peer in sorted(peers)}
+        self._bridge = _Bridge(send)
+        self._install = install
+        conf = SyncObjConf(
+            autoTick=False,
+            useFork=False,
+            appendEntriesUseBatch=False,
+            commandsWaitLeader=False,
+            dynamicMembershipChange=False,
+            journalFile=journal,
+            raftMinTimeout=timing.election_min_s,
+            raftMaxTimeout=timing.election_max_s,
+            connectionTimeout=timing.election_max_s,
+            appendEntriesPeriod=timing.heartbeat_s,
+            # A leader that hears no majority for so long stops to be one (check quorum).
+            leaderFallbackTimeout=timing.election_min_s,
+            appendEntriesBatchSizeBytes=MAX_BATCH_BYTES,
+            logCompactionMinEntries=_NEVER,
+            logCompactionMinTime=_NEVER,
+            onStateChanged=lambda _old, new: role_changed(_ROLES[new]),
+        )
+        super().__init__(_Peer(node_id), self._peers.values(), conf=conf, transport=self._bridge)
+        if not self._peers:
+            self.stand()
+
+    def at(self, now_s: float) -> None:
+        """Set the engine's clock. Before every other call of a step."""
+        _clock.now_s = now_s
+
+    # What the guard asks (penstock.raft_meta.guard.Engine).
+
+    def term(self) -> int:
+        """The current term."""
+        return int(self.raftCurrentTerm)
+
+    def role(self) -> Role:
+        """The current role."""
+        return _ROLES[self._SyncObj__raftState]
+
+    def leader_id(self) -> int:
+        """The leader of the current term, or -1."""
+        leader = self._SyncObj__raftLeader
+        return -1 if leader is None else int(leader.number)
+
+    def deliver(self, peer: int, message: EngineMessage) -> None:
+        """Hand the engine a message in its own form."""
+        self._bridge.deliver(self._peers[peer], message)
+
+    def connect(self, peer: int) -> None:
+        """Have the engine send to a peer."""
+        self._bridge.connected(self._peers[peer])
+
+    def disconnect(self, peer: int) -> None:
+        """Have the engine send nothing to a peer."""
+        self._bridge.disconnected(self._peers[peer])
+
+    def stand(self) -> None:
+        """Let the engine's election timer run out; it stands at the next tick if connected."""
+        self._SyncObj__raftElectionDeadline = -1.0
+
+    def hurry(self) -> None:
+        """Have the engine send AppendEntries at its next tick."""
+        self._SyncObj__newAppendEntriesTime = -1.0
+
+    def acknowledge(self, peer: int, index: int) -> None:
+        """The peer's disk holds the log up to ``index``.
+
+        The engine would also go back to just after it, and send again what is under way.
+        """
+        next_index = self._SyncObj__raftNextIndex[self._peers[peer]]
+        self._next_node_idx(peer, index + 1, success=True)
+        self._SyncObj__raftNextIndex[self._peers[peer]] = max(next_index, index + 1)
+
+    def send_from(self, peer: int, index: int) -> None:
+        """Go on at ``index`` for a peer."""
+        self._next_node_idx(peer, index, reset=True)
+
+    def saw(self, peer: int) -> None:
+        """The peer is alive and follows."""
+        self._next_node_idx(peer, 0)
+
+    def install(self, snapshot: Snapshot) -> None:
+        """Replace log and state by a snapshot, durably: the voter does it."""
+        self._install(snapshot)
+
+    def _next_node_idx(
+        self, peer: int, index: int, *, success: bool = False, reset: bool = False
+    ) -> None:
+        self.deliver(
+            peer,
+            {"type": "next_node_idx", "next_node_idx": index, "success": success, "reset": reset},
+        )
+
+    # What the voter asks.
+
+    def tick(self) -> None:
+        """Stand if it is time, commit, note what is applied, send."""
+        self.doTick(0)
+
+    def submit(self, payload: bytes, outcome: Outcome) -> None:
+        """Append a command at the next tick; ``outcome`` is called when it is decided."""
+        self._applyCommand(payload, outcome, _COMMAND_TYPE)
+
+    def bounce(self, request_id: int) -> None:
+        """Tell the caller of a command, which the engine forwarded, that it was not taken."""
+        if self._peers:
+            response = {"type": "apply_command_response", "request_id": request_id}
+            self.deliver(next(iter(self._peers)), response | {"error": FAIL_REASON.NOT_LEADER})
+
+    def forget_commands(self) -> None:
+        """Drop the outcomes that are awaited: their callers were told that nobody knows."""
+        self._SyncObj__commandsWaitingCommit.clear()
+
+    def applied_index(self) -> int:
+        """The last entry that the engine counts as applied."""
+        return int(self.raftLastApplied)
+
+    def next_heartbeat_s(self) -> float:
+        """When a leader's next tick is due."""
+        return float(self._SyncObj__newAppendEntriesTime)
+
+    def match_index(self) -> dict[int, int]:
+        """How far each peer's disk agrees, as the leader knows it."""
+        return {peer.number: index for peer, index in self._SyncObj__raftMatchIndex.items()}
+
+    def jump_to(self, index: int) -> None:
+        """A snapshot brought the state up to ``index``, which the journal now begins with."""
+        self._SyncObj__raftLastApplied = index
+        self._SyncObj__raftCommitIndex = max(index, int(self.raftCommitIndex))

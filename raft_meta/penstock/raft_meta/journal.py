@@ -1,0 +1,354 @@
+"""The durable half of Raft: term, vote, log and commit index, in one LMDB transaction a sync.
+
+Nothing here knows the engine; it has the methods that pysyncobj calls on a journal (add,
+deleteEntriesFrom, setCurrentTerm ...) because it takes that journal's place.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, NamedTuple, overload
+
+import crc32c
+import lmdb
+
+from penstock.wire.errors import DataDirectoryError
+
+NO_OP: Final = b"\x01"
+"""The command of a leader's first entry in its term, as the engine writes it."""
+COMMAND: Final = b"\x42"
+"""What every command of the state machine begins with, as the engine sees it."""
+FIRST_INDEX: Final = 1
+"""Every log begins with an entry of this index and term 0, which means nothing (S:168)."""
+
+_FORMAT_VERSION: Final = 1
+_ENTRY_HEADER: Final = struct.Struct(">IQ")  # CRC32C of index, term and command; term.
+_INDEX: Final = struct.Struct(">Q")
+_CRC_PREFIX: Final = struct.Struct(">QQ")
+_HARD_STATE: Final = struct.Struct(">IQqQQQ")  # CRC, term, vote, commit, first and last index.
+_INITIAL_MAP_BYTES: Final = 64 * 1024 * 1024
+_NOBODY: Final = -1
+
+
+class RaftSafetyError(Exception):
+    """Something happened that Raft rules out: the process must end rather than go on."""
+
+
+class JournalEntry(NamedTuple):
+    """One entry as the engine knows it; ``command`` begins with NO_OP or COMMAND."""
+
+    command: bytes
+    log_index: int
+    term: int
+
+
+class LmdbJournal:
+    """The log as a list in memory, with what changed since the last ``sync`` still to be written.
+
+    Between two syncs nothing of a change may leave the process: the guard sees to that. All
+    methods belong to one thread. Invariants, each raising RaftSafetyError: indices have no gap,
+    terms never fall along the log, the current term never goes back and neither does a vote
+    within it, nothing at or below the commit index is cut, and the commit index is never ahead of
+    what is durable (raising it further syncs first).
+
+    Raises DataDirectoryError for a damaged journal or another node's.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        cluster_id: str,
+        node_id: int,
+        open_environment: Callable[..., Any] = lmdb.open,
+    ) -> None:
+        self._path = path
+        self._entries: list[JournalEntry] = []
+        self._term = 0
+        self._vote = _NOBODY
+        self._commit = FIRST_INDEX
+        self._dirty_from: int | None = None  # Lowest index whose row is not what it should be.
+        self._durable_first = 0  # The rows in the database: durable_first .. durable_last.
+        self._durable_last = -1
+        self._hard_state_dirty = False
+        path.mkdir(parents=True, exist_ok=True)
+        try:
+            self._environment = open_environment(
+                str(path), map_size=_INITIAL_MAP_BYTES, max_dbs=2, sync=True, metasync=True,
+                max_readers=8,
+            )  # fmt: skip
+        except lmdb.Error as error:
+            raise DataDirectoryError(f"cannot open the Raft journal in {path}: {error}") from error
+        self._log = self._environment.open_db(b"log")
+        self._meta = self._environment.open_db(b"meta")
+        try:
+            self._open(f"{_FORMAT_VERSION} {cluster_id} {node_id}".encode())
+        except (lmdb.Error, struct.error) as error:
+            raise self._damaged(str(error)) from error
+
+    # Reading the disk.
+
+    def _open(self, identity: bytes) -> None:
+        with self._environment.begin() as transaction:
+            found = transaction.get(b"identity", db=self._meta)
+            if found is not None:
+                self._check_identity(bytes(found), identity)
+                self._load_hard_state(transaction)
+                self._load_entries(transaction)
+                return
+        with self._environment.begin(write=True) as transaction:
+            transaction.put(b"identity", identity, db=self._meta)
+            transaction.put(b"hard-state", self._pack_hard_state(0, -1), db=self._meta)
+
+    def _check_identity(self, found: bytes, expected: bytes) -> None:
+        if found != expected:
+            raise DataDirectoryError(
+                f"the Raft journal in {self._path} belongs to (format, cluster, node) "
+                f"{found.decode(errors='replace')!r}, not to {expected.decode()!r}; "
+                "start the node that it belongs to, or use another metadata.dir"
+            )
+
+    def _load_hard_state(self, transaction: Any) -> None:
+        row = transaction.get(b"hard-state", db=self._meta)
+        if row is None or len(row) != _HARD_STATE.size:
+            raise self._damaged("its hard state is missing")
+        crc, term, vote, commit, first, end = _HARD_STATE.unpack(row)
+        if crc != crc32c.crc32c(bytes(row)[4:]):
+            raise self._damaged("its hard state fails its checksum")
+        self._term, self._vote, self._commit = term, vote, commit
+        self._durable_first, self._durable_last = first, end - 1
+
+    def _load_entries(self, transaction: Any) -> None:
+        expected = self._durable_first
+        for key, row in transaction.cursor(db=self._log):
+            (index,) = _INDEX.unpack(key)
+            crc, term = _ENTRY_HEADER.unpack_from(row)
+            command = bytes(row[_ENTRY_HEADER.size :])
+            if index != expected:
+                raise self._damaged(f"entry {expected} is missing")
+            if crc != _crc(command, index, term):
+                raise self._damaged(f"entry {index} fails its checksum")
+            self._entries.append(JournalEntry(command, index, term))
+            expected += 1
+        if expected != self._durable_last + 1:
+            raise self._damaged(f"it ends at entry {expected - 1}, not at {self._durable_last}")
+        if (
+            self._entries
+            and not self._entries[0].log_index <= self._commit <= self._entries[-1].log_index
+        ):
+            raise self._damaged(f"its commit index {self._commit} is not in it")
+
+    def _damaged(self, what: str) -> DataDirectoryError:
+        return DataDirectoryError(
+            f"the Raft journal in {self._path} is damaged: {what}. Move the directory away; "
+            "with a majority of the other controllers alive, this one gets everything back"
+        )
+
+    # Reading.
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @overload
+    def __getitem__(self, item: int) -> JournalEntry: ...
+    @overload
+    def __getitem__(self, item: slice) -> list[JournalEntry]: ...
+    def __getitem__(self, item: int | slice) -> JournalEntry | list[JournalEntry]:
+        return self._entries[item]
+
+    @property
+    def first_index(self) -> int:
+        """The first entry's index; 0 when the journal is new."""
+        return self._entries[0].log_index if self._entries else 0
+
+    @property
+    def last_index(self) -> int:
+        """The last entry's index; 0 when the journal is new."""
+        return self._entries[-1].log_index if self._entries else 0
+
+    @property
+    def last_term(self) -> int:
+        """The last entry's term."""
+        return self._entries[-1].term if self._entries else 0
+
+    @property
+    def commit_index(self) -> int:
+        """Everything up to here is decided."""
+        return self._commit
+
+    def term_at(self, index: int) -> int | None:
+        """The term of an entry, or None when the journal does not hold it."""
+        if not self._entries or not self.first_index <= index <= self.last_index:
+            return None
+        return self._entries[index - self._entries[0].log_index].term
+
+    def entries(self, first: int, last: int) -> list[JournalEntry]:
+        """The entries from ``first`` to ``last``, both included; they must be there."""
+        base = self._entries[0].log_index
+        if not base <= first or not last <= self.last_index:
+            raise RaftSafetyError(
+                f"entries {first}..{last} are wanted of {base}..{self.last_index}"
+            )
+        return self._entries[first - base : last - base + 1]
+
+    def getCurrentTerm(self) -> int:  # noqa: N802 - the engine's name for it.
+        """The current term."""
+        return self._term
+
+    def getVotedForNodeId(self) -> str | None:  # noqa: N802 - the engine's name for it.
+        """The id of the node voted for in the current term."""
+        return None if self._vote == _NOBODY else str(self._vote)
+
+    def getRaftCommitIndex(self) -> int:  # noqa: N802 - the engine's name for it.
+        """The commit index."""
+        return self._commit
+
+    # Changing; on disk after the next sync.
+
+    def add(self, command: bytes, idx: int, term: int) -> None:
+        """Append one entry."""
+        if self._entries and idx != self._entries[-1].log_index + 1:
+            raise RaftSafetyError(f"entry {idx} cannot follow entry {self._entries[-1].log_index}")
+        if self._entries and term < self._entries[-1].term:
+            raise RaftSafetyError(f"entry {idx} of term {term} follows one of a later term")
+        if command != NO_OP and command[:1] != COMMAND:
+            raise RaftSafetyError(f"entry {idx} is of a kind that is never replicated")
+        self._entries.append(JournalEntry(command, idx, term))
+        self._mark(idx)
+
+    def deleteEntriesFrom(self, position: int) -> None:  # noqa: N802 - the engine's name for it.
+        """Cut the list from ``position`` on."""
+        if position >= len(self._entries):
+            return
+        index = self._entries[position].log_index
+        if index <= self._commit:
+            raise RaftSafetyError(
+                f"entry {index} was to be cut, but {self._commit} is committed already"
+            )
+        del self._entries[position:]
+        self._mark(index)
+
+    def deleteEntriesTo(self, position: int) -> None:  # noqa: N802 - the engine's name for it.
+        """Never called: compaction is ours (``compact_to``), not the engine's."""
+        raise RaftSafetyError(f"the engine tried to compact up to position {position}")
+
+    def clear(self) -> None:
+        """Never called: a log is replaced by ``reset_to_snapshot`` alone."""
+        raise RaftSafetyError("the engine tried to clear the log")
+
+    def setCurrentTerm(self, term: int, voted_for: str | None) -> None:  # noqa: N802 - engine's.
+        """Enter a term, or vote in the current one."""
+        vote = _NOBODY if voted_for is None else int(voted_for)
+        if term < self._term:
+            raise RaftSafetyError(f"term {term} after term {self._term}")
+        if term == self._term and self._vote not in (_NOBODY, vote):
+            raise RaftSafetyError(f"a second vote in term {term}: {self._vote}, now {vote}")
+        self._hard_state_dirty |= (term, vote) != (self._term, self._vote)
+        self._term, self._vote = term, vote
+
+    def setRaftCommitIndex(self, index: int) -> None:  # noqa: N802 - the engine's name for it.
+        """Note what is decided. It is written with the next sync; losing it loses nothing."""
+        if index < self._commit:
+            raise RaftSafetyError(f"commit index {index} after {self._commit}")
+        if index > self.last_index:
+            raise RaftSafetyError(f"commit index {index} beyond the log's end {self.last_index}")
+        if index == self._commit:
+            return
+        if self._dirty_from is not None and index >= self._dirty_from:
+            self.sync()
+        self._commit = index
+
+    def compact_to(self, index: int) -> None:
+        """Drop the entries before ``index``, which stays as the first. A snapshot covers them."""
+        if not self.first_index <= index <= self._commit:
+            raise RaftSafetyError(
+                f"compaction to {index} of {self.first_index}, committed {self._commit}"
+            )
+        del self._entries[: index - self.first_index]
+        self._hard_state_dirty = True
+
+    def reset_to_snapshot(self, index: int, term: int) -> None:
+        """Drop every entry: a snapshot that ends with this one takes their place, and sync.
+
+        Term and vote stay. Raises RaftSafetyError for a snapshot of what is committed here.
+        """
+        if self._entries and index <= self._commit:
+            raise RaftSafetyError(f"a snapshot up to {index} when {self._commit} is committed")
+        if term > self._term:
+            self._term, self._vote = term, _NOBODY
+        self._entries = [JournalEntry(NO_OP, index, term)]
+        self._commit = index
+        self._dirty_from = index
+        self._hard_state_dirty = True
+        self.sync()
+
+    def _mark(self, index: int) -> None:
+        if self._dirty_from is None or index < self._dirty_from:
+            self._dirty_from = index
+
+    # Writing.
+
+    @property
+    def dirty(self) -> bool:
+        """There is something that must be on disk before any message leaves."""
+        return self._dirty_from is not None or self._hard_state_dirty
+
+    def sync(self) -> None:
+        """Make everything so far durable, in one transaction; nothing to do costs nothing.
+
+        An exception leaves the disk as it was; the process must then end, for what is in memory
+        is not what a restart will find.
+        """
+        if not self.dirty:
+            return
+        try:
+            self._write()
+        except lmdb.MapFullError:
+            self._environment.set_mapsize(self._environment.info()["map_size"] * 2)
+            self._write()
+        self._dirty_from = None
+        self._hard_state_dirty = False
+        self._durable_first, self._durable_last = self.first_index, self.last_index
+
+    def _write(self) -> None:
+        first, last = self.first_index, self.last_index
+        changed_from = last + 1 if self._dirty_from is None else self._dirty_from
+        with self._environment.begin(write=True) as transaction:
+            for index in range(self._durable_first, min(first, self._durable_last + 1)):
+                transaction.delete(_INDEX.pack(index), db=self._log)
+            for index in range(max(changed_from, last + 1, first), self._durable_last + 1):
+                transaction.delete(_INDEX.pack(index), db=self._log)
+            for entry in self._entries[max(changed_from - first, 0) :]:
+                row = _ENTRY_HEADER.pack(_crc(*entry), entry.term) + entry.command
+                transaction.put(_INDEX.pack(entry.log_index), row, db=self._log)
+            transaction.put(b"hard-state", self._pack_hard_state(first, last), db=self._meta)
+
+    def _pack_hard_state(self, first: int, last: int) -> bytes:
+        body = _HARD_STATE.pack(0, self._term, self._vote, self._commit, first, last + 1)[4:]
+        return crc32c.crc32c(body).to_bytes(4, "big") + body
+
+    def onOneSecondTimer(self) -> None:  # noqa: N802 - the engine's name for it.
+        """Nothing: what must be durable is so already."""
+
+    def _destroy(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Write what is left, the commit index too, and let go of the files. Safe to call twice."""
+        if self._environment is None:
+            return
+        self._hard_state_dirty = True
+        self.sync()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Let go of the files and write nothing, as a crash would. Safe to call twice."""
+        if self._environment is not None:
+            self._environment.close()
+            self._environment = None
+
+
+def _crc(command: bytes, index: int, term: int) -> int:
+    return int(crc32c.crc32c(command, crc32c.crc32c(_CRC_PREFIX.pack(index, term))))

@@ -1,0 +1,110 @@
+"""The port of the metadata quorum: what the rest of Penstock knows of Raft, and no more.
+
+Another engine can take this one's place behind it; tests/unit/raft_meta holds what it must keep.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+class Role(enum.Enum):
+    """What a voter is in its term."""
+
+    FOLLOWER = "follower"
+    CANDIDATE = "candidate"
+    LEADER = "leader"
+
+
+@dataclass(frozen=True, slots=True)
+class Leadership:
+    """Who leads, as one voter sees it. ``leader_id`` is -1 while it knows of nobody."""
+
+    term: int
+    leader_id: int
+    leading: bool
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumStatus:
+    """One voter's view. ``match_index`` is known by the leader alone, and empty elsewhere."""
+
+    node_id: int
+    role: Role
+    term: int
+    leader_id: int
+    commit_index: int
+    applied_index: int
+    last_index: int
+    match_index: Mapping[int, int] = field(default_factory=dict)
+
+
+class StateMachine(Protocol):
+    """What the quorum keeps replicated. Called on the event loop's thread, in log order."""
+
+    def apply(self, index: int, term: int, payload: bytes) -> bytes:
+        """Apply one committed command and answer with its result.
+
+        Must never raise: a command that makes no sense has a result that says so. An exception
+        ends the process, since a state machine that skips a command is another state machine.
+        """
+        ...
+
+    def snapshot(self) -> bytes:
+        """Everything applied so far."""
+        ...
+
+    def install(self, index: int, snapshot: bytes) -> None:
+        """Forget everything, and be what ``snapshot`` says, which covers up to ``index``."""
+        ...
+
+
+LeadershipListener = Callable[[Leadership], None]
+
+
+class Quorum(Protocol):
+    """A replicated log that feeds a StateMachine. All methods belong to the event loop.
+
+    Promises: a command whose result was returned is on the disks of a majority and is applied,
+    in one order, on every voter that lives or comes back; commands are opaque bytes of at most
+    MAX_COMMAND_BYTES; no command is applied twice by one voter.
+    """
+
+    async def start(self) -> None:
+        """Read the disk and take part. Raises DataDirectoryError for one that is not ours."""
+        ...
+
+    async def stop(self) -> None:
+        """Leave. Proposals under way end with RequestTimedOutError. Safe to call twice."""
+        ...
+
+    async def propose(self, payload: bytes, *, timeout_ms: int | None = None) -> bytes:
+        """Replicate a command, apply it here, and return its result.
+
+        Raises NotControllerError when this voter does not lead (nothing happened), and
+        RequestTimedOutError when the outcome is unknown: leadership was lost or time ran out.
+        """
+        ...
+
+    async def read_index(self, *, timeout_ms: int | None = None) -> int:
+        """Wait until everything committed before the call is applied here (Raft thesis 6.4).
+
+        Returns the index. Raises as propose does.
+        """
+        ...
+
+    def status(self) -> QuorumStatus:
+        """The voter's view now."""
+        ...
+
+    def add_leadership_listener(self, listener: LeadershipListener) -> None:
+        """Have every change of leadership told, in order, after what was applied before it."""
+        ...
+
+    def wait_failed(self) -> asyncio.Future[None]:
+        """A future that fails with what ended the engine, and never ends otherwise."""
+        ...

@@ -1,0 +1,102 @@
+"""Snapshots of the state machine: one checksummed file, replaced atomically, sent in chunks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import crc32c
+
+from penstock.wire.errors import DataDirectoryError
+
+MAX_SNAPSHOT_BYTES: Final = 512 * 1024 * 1024
+"""A peer that announces more is not believed."""
+
+_HEADER: Final = struct.Struct(">4sIQQQI")  # Magic, version, index, term, length, data's CRC.
+_TRAILER: Final = struct.Struct(">I")  # CRC of the header.
+_MAGIC: Final = b"PSNP"
+_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The state machine as it was when it had applied the entry of this index and term."""
+
+    index: int
+    term: int
+    data: bytes
+
+    @property
+    def crc(self) -> int:
+        """CRC32C of the data."""
+        return int(crc32c.crc32c(self.data))
+
+
+class SnapshotStore:
+    """The newest snapshot of one node. Used by one thread."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._path = directory / "snapshot"
+
+    def load(self) -> Snapshot | None:
+        """The newest snapshot, or None while there is none.
+
+        Raises DataDirectoryError when the file is damaged: the journal does not go back beyond
+        it, so that going on without it would lose what is committed.
+        """
+        try:
+            raw = self._path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise DataDirectoryError(f"cannot read {self._path}: {error}") from error
+        head = _HEADER.size + _TRAILER.size
+        if len(raw) < head:
+            raise self._damaged("it is too short")
+        magic, version, index, term, length, crc = _HEADER.unpack_from(raw)
+        (header_crc,) = _TRAILER.unpack_from(raw, _HEADER.size)
+        if magic != _MAGIC or crc32c.crc32c(raw[: _HEADER.size]) != header_crc:
+            raise self._damaged("its header fails its checksum")
+        if version != _VERSION:
+            raise self._damaged(f"its version is {version}, and {_VERSION} is known")
+        snapshot = Snapshot(index, term, raw[head:])
+        if length != len(snapshot.data) or crc != snapshot.crc:
+            raise self._damaged("its content fails its checksum")
+        return snapshot
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Replace the newest snapshot. Durable when this returns; a crash leaves old or new."""
+        header = _HEADER.pack(
+            _MAGIC, _VERSION, snapshot.index, snapshot.term, len(snapshot.data), snapshot.crc
+        )
+        self._directory.mkdir(parents=True, exist_ok=True)
+        temporary = self._path.with_suffix(".tmp")
+        with temporary.open("wb") as file:
+            file.write(header + _TRAILER.pack(crc32c.crc32c(header)))
+            file.write(snapshot.data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self._path)
+        with _open_directory(self._directory) as descriptor:
+            os.fsync(descriptor)
+
+    def _damaged(self, what: str) -> DataDirectoryError:
+        return DataDirectoryError(
+            f"the metadata snapshot {self._path} is damaged: {what}. Move {self._directory} away; "
+            "with a majority of the other controllers alive, this one gets everything back"
+        )
+
+
+@contextlib.contextmanager
+def _open_directory(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

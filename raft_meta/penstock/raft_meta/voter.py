@@ -1,0 +1,297 @@
+"""One voter of the quorum: journal, snapshots, engine and guard put together.
+
+No thread, no clock, no network: time and messages come in, events and messages go out. The tests
+drive many of these in one process; ``penstock.raft_meta.driver`` drives one on a thread.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Final
+
+from penstock.raft_meta.elections import RaftTiming
+from penstock.raft_meta.engine import NEVER_APPENDED, SUCCESS, MetadataRaft
+from penstock.raft_meta.guard import Guard, Message
+from penstock.raft_meta.journal import COMMAND, LmdbJournal, RaftSafetyError
+from penstock.raft_meta.quorum import Leadership, QuorumStatus, Role
+from penstock.raft_meta.snapshots import Snapshot, SnapshotStore
+from penstock.wire.errors import DataDirectoryError
+
+_NOBODY: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A command is committed. ``token`` is its proposer's if it was proposed here, or -1."""
+
+    index: int
+    term: int
+    payload: bytes
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """The state is now this snapshot's."""
+
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A proposal or read had no effect: this voter does not lead."""
+
+    token: int
+    leader_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """A proposal may or may not take effect: leadership was lost meanwhile."""
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadReady:
+    """A linearizable read may be answered once ``index`` is applied."""
+
+    token: int
+    index: int
+
+
+Event = Committed | Installed | Refused | Undecided | ReadReady | Leadership
+
+
+class Voter:
+    """One voter. One thread; ``now_s`` is a monotonic clock's and never goes back.
+
+    Raises RaftSafetyError, lmdb.Error or OSError when it cannot go on: the process must then end.
+    """
+
+    def __init__(
+        self,
+        *,
+        node_id: int,
+        voters: Collection[int],
+        journal: LmdbJournal,
+        snapshots: SnapshotStore,
+        timing: RaftTiming,
+        rng: random.Random,
+        retained_entries: int,
+        now_s: float,
+    ) -> None:
+        self._node_id = node_id
+        self._journal = journal
+        self._snapshots = snapshots
+        self._retained_entries = retained_entries
+        self._events: list[Event] = []
+        self._proposals: deque[tuple[int, bytes]] = deque()
+        self._undecided: set[int] = set()  # Tokens of commands that the engine has.
+        self._decided: dict[int, int] = {}  # Index to token of commands committed in this tick.
+        self._peers = [voter for voter in voters if voter != node_id]
+        self._snapshot = self._align()
+        self._guard = Guard(
+            node_id=node_id,
+            peers=self._peers,
+            journal=journal,
+            timing=timing,
+            rng=rng,
+            load_snapshot=lambda: self._snapshot,
+        )
+        self._raft = MetadataRaft(
+            node_id=node_id,
+            peers=self._peers,
+            journal=journal,
+            timing=timing,
+            send=self._guard.send,
+            role_changed=self._guard.role_changed,
+            install=self._install,
+            now_s=now_s,
+        )
+        self._guard.bind(self._raft, now_s)
+        self._delivered = self._raft.applied_index()
+        if self._snapshot is not None:
+            self._raft.jump_to(self._snapshot.index)
+            self._delivered = self._snapshot.index
+            self._events.append(Installed(self._snapshot))
+        self._leadership = Leadership(self._raft.term(), _NOBODY, leading=False)
+
+    def _align(self) -> Snapshot | None:
+        """Make the journal begin where the snapshot ends, or before: a crash may lie between.
+
+        A journal without the snapshot's last entry is older than the snapshot or went another
+        way; either way nothing in it beyond the snapshot was ever committed.
+        """
+        journal, snapshot = self._journal, self._snapshots.load()
+        if snapshot is None:
+            if journal.first_index > 1:
+                raise DataDirectoryError(
+                    f"the Raft journal begins at {journal.first_index}, and the snapshot of what "
+                    "came before is gone; move metadata.dir away and start again to get "
+                    "everything from the other controllers"
+                )
+            return None
+        if journal.term_at(snapshot.index) != snapshot.term:
+            if journal.first_index > snapshot.index:
+                raise DataDirectoryError(
+                    f"the Raft journal begins at {journal.first_index}, but the snapshot ends at "
+                    f"{snapshot.index}; move metadata.dir away and start again to get everything "
+                    "from the other controllers"
+                )
+            journal.reset_to_snapshot(snapshot.index, snapshot.term)
+        elif journal.commit_index < snapshot.index:
+            journal.setRaftCommitIndex(snapshot.index)
+        return snapshot
+
+    # In.
+
+    def receive(self, peer: int, message: Message, now_s: float) -> None:
+        """Take a message of a voter whose identity is established."""
+        self._raft.at(now_s)
+        self._guard.receive(peer, message, now_s)
+
+    def peer_lost(self, peer: int, now_s: float) -> None:
+        """The connection from a voter broke."""
+        self._raft.at(now_s)
+        self._guard.peer_lost(peer, now_s)
+
+    def propose(self, token: int, payload: bytes) -> None:
+        """Append a command in the next step, if this voter leads then."""
+        self._proposals.append((token, payload))
+
+    def read(self, token: int) -> None:
+        """Begin a linearizable read."""
+        if not self._guard.read(token):
+            self._events.append(Refused(token, self._raft.leader_id()))
+
+    def compact(self, index: int, data: bytes) -> None:
+        """Keep ``data`` as the snapshot up to ``index``, durably, and drop the log before it.
+
+        Some entries before it stay, so that a voter a little behind needs no snapshot.
+        """
+        if self._snapshot is not None and index <= self._snapshot.index:
+            return
+        term = self._journal.term_at(index)
+        if term is None or index > self._delivered:
+            raise RaftSafetyError(f"a snapshot up to {index}, and {self._delivered} is applied")
+        self._store(Snapshot(index, term, data))
+        self._journal.compact_to(
+            max(self._journal.first_index, index - self._retained_entries)
+        )  # fmt: skip
+
+    def _install(self, snapshot: Snapshot) -> None:
+        # The snapshot goes first: a journal that begins where no snapshot ends could not be used
+        # after a crash in between.
+        self._store(snapshot)
+        self._journal.reset_to_snapshot(snapshot.index, snapshot.term)
+        self._raft.jump_to(snapshot.index)
+        self._delivered = snapshot.index
+        self._events.append(Installed(snapshot))
+
+    def _store(self, snapshot: Snapshot) -> None:
+        self._snapshots.save(snapshot)
+        self._snapshot = snapshot
+
+    # The step.
+
+    def step(self, now_s: float) -> tuple[list[Event], list[tuple[int, Message]]]:
+        """Act on everything that came in, and on time; what is returned is safe to act on.
+
+        Messages may leave in their order; whatever they say is on disk.
+        """
+        raft, guard = self._raft, self._guard
+        raft.at(now_s)
+        guard.before_tick(now_s)
+        self._submit()
+        raft.tick()
+        guard.after_tick()
+        while guard.bounced:
+            raft.bounce(guard.bounced.pop())
+        self._drain()
+        self._note_leadership()
+        for token, index in guard.reads_ready():
+            self._events.append(ReadReady(token, index))
+        messages = guard.flush()
+        events, self._events = self._events, []
+        return events, messages
+
+    def _submit(self) -> None:
+        leading = self._raft.role() is Role.LEADER
+        while self._proposals:
+            token, payload = self._proposals.popleft()
+            if leading:
+                self._undecided.add(token)
+                self._raft.submit(payload, self._outcome_of(token))
+            else:
+                self._events.append(Refused(token, self._raft.leader_id()))
+
+    def _outcome_of(self, token: int) -> Any:
+        def outcome(_result: object, reason: int) -> None:
+            if token not in self._undecided:
+                return
+            self._undecided.remove(token)
+            if reason == SUCCESS:
+                # The engine calls this just before it counts the entry as applied (S:719-725).
+                self._decided[self._raft.applied_index() + 1] = token
+            elif reason in NEVER_APPENDED:
+                self._events.append(Refused(token, self._raft.leader_id()))
+            else:
+                self._events.append(Undecided(token))
+
+        return outcome
+
+    def _drain(self) -> None:
+        applied = self._raft.applied_index()
+        if applied > self._delivered:
+            for command, index, term in self._journal.entries(self._delivered + 1, applied):
+                token = self._decided.pop(index, _NOBODY)
+                if command[:1] == COMMAND:
+                    self._events.append(Committed(index, term, command[1:], token))
+            self._delivered = applied
+
+    def _note_leadership(self) -> None:
+        raft = self._raft
+        now = Leadership(raft.term(), raft.leader_id(), leading=raft.role() is Role.LEADER)
+        before = self._leadership
+        if now == before:
+            return
+        if before.leading and (not now.leading or now.term != before.term):
+            self._events.extend(Undecided(token) for token in sorted(self._undecided))
+            self._undecided.clear()
+            raft.forget_commands()
+            self._events.extend(Undecided(token) for token in self._guard.abandon_reads())
+        self._leadership = now
+        self._events.append(now)
+
+    def next_deadline_s(self) -> float:
+        """When ``step`` is due though nothing came in."""
+        deadline_s = self._guard.next_deadline_s()
+        if self._raft.role() is Role.LEADER:
+            if not self._peers and self._journal.commit_index < self._journal.last_index:
+                return 0.0  # The only voter is its own majority: it commits at its next tick.
+            return min(deadline_s, self._raft.next_heartbeat_s())
+        return deadline_s if self._peers else 0.0
+
+    def status(self) -> QuorumStatus:
+        """This voter's view."""
+        raft, journal = self._raft, self._journal
+        leading = raft.role() is Role.LEADER
+        match = raft.match_index() | {self._node_id: journal.last_index} if leading else {}
+        return QuorumStatus(
+            node_id=self._node_id,
+            role=raft.role(),
+            term=raft.term(),
+            leader_id=raft.leader_id(),
+            commit_index=journal.commit_index,
+            applied_index=self._delivered,
+            last_index=journal.last_index,
+            match_index=match,
+        )
+
+    def close(self) -> None:
+        """Write what is left and let go of the files."""
+        self._journal.close()
