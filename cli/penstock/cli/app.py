@@ -82,7 +82,8 @@ def _report_line_error(error: Exception) -> int:
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
         # A group named without its sub-command: show what there is.
-        report(context.get_help())
+        if text := context.get_help():
+            print(text)
     else:
         message = getattr(error, "format_message", error.__str__)()
         path = context.command_path if context is not None else "penstock"

@@ -26,9 +26,14 @@ def _stop_with_parent() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def watch_parent() -> None:
+    """From now on, stop this process when the pipe at its standard input closes."""
+    threading.Thread(target=_stop_with_parent, name="parent-watch", daemon=True).start()
+
+
 def main() -> None:
     """Watch the parent and become the node."""
-    threading.Thread(target=_stop_with_parent, name="parent-watch", daemon=True).start()
+    watch_parent()
     sys.argv[0] = "penstock.broker"
     runpy.run_module("penstock.broker", run_name="__main__", alter_sys=True)
 

@@ -54,6 +54,11 @@ class _Child:
     stopping: bool = field(default=False)
 
 
+def _node_command(plan: NodePlan) -> list[str]:
+    """`penstock.broker` as a process that ends with ours."""
+    return [sys.executable, "-m", "penstock.cli.child", "--config", str(plan.config_path)]
+
+
 class LocalCluster:
     """The nodes of one directory, run as children of this process.
 
@@ -61,8 +66,13 @@ class LocalCluster:
     also stop when this process dies. Not safe to share between threads.
     """
 
-    def __init__(self, layout: ClusterLayout) -> None:
+    def __init__(
+        self,
+        layout: ClusterLayout,
+        node_command: Callable[[NodePlan], list[str]] = _node_command,
+    ) -> None:
         self.layout = layout
+        self._node_command = node_command
         self._children: dict[int, _Child] = {}
 
     def __enter__(self) -> LocalCluster:
@@ -100,7 +110,7 @@ class LocalCluster:
         self._close_output(node_id)
         output = plan.log_path.open("ab")
         process = subprocess.Popen(  # noqa: S603 - our own module, by our own interpreter.
-            [sys.executable, "-m", "penstock.cli.child", "--config", str(plan.config_path)],
+            self._node_command(plan),
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -25,7 +25,9 @@ Bootstrap = Annotated[
 ]
 Output = Annotated[
     OutputFormat | None,
-    typer.Option("--output", help="table for people, json for programs.", show_default="table"),
+    typer.Option(
+        "--output", help="table (the default) for people, json for programs.", show_default=False
+    ),
 ]
 
 

@@ -1,0 +1,169 @@
+"""Run the demo: ``python -m penstock.cli.demo``. Exit status 0 means nothing lost or doubled."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from penstock.cli.cluster_layout import find_base_port, prepare_layout
+from penstock.cli.demo.access_log import SAMPLE, count_with_awk, read_lines
+from penstock.cli.demo.members import Members
+from penstock.cli.demo.report import Report, print_report, say, start_clock
+from penstock.cli.demo.verdict import judge, standstill_seconds
+from penstock.cli.demo.writer import Writer
+from penstock.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, explain, report
+from penstock.cli.groups import partition_lags
+from penstock.cli.local_cluster import LocalCluster
+from penstock.client import AdminClient
+from penstock.wire.errors import PenstockError, RequestTimedOutError
+
+TOPIC: Final = "access-log"
+GROUP: Final = "demo"
+PARTITIONS: Final = 6
+REPLICAS: Final = 3
+MIN_ISR: Final = 2
+MEMBERS: Final = ("member-1", "member-2")
+_STEP_SECONDS: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """The node that was killed, what it led, and when."""
+
+    node_id: int
+    partitions: tuple[int, ...]
+    was_controller: bool
+    at: float
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the demo; the exit status."""
+    parser = argparse.ArgumentParser(prog="penstock demo", description=__doc__)
+    parser.add_argument("--data", type=Path, default=SAMPLE, help="a gzip access log")
+    options = parser.parse_args(arguments)
+    work = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
+    try:
+        ok = run(options.data, work)
+    except KeyboardInterrupt:
+        shutil.rmtree(work, ignore_errors=True)
+        return EXIT_INTERRUPTED
+    except PenstockError as error:
+        report(f"{explain(error)}\nthe nodes' data and logs are kept in {work}")
+        return EXIT_FAILED
+    if not ok:
+        report(f"the nodes' data and logs are kept in {work}")
+        return EXIT_FAILED
+    shutil.rmtree(work, ignore_errors=True)
+    return 0
+
+
+def run(data: Path, work: Path) -> bool:
+    """Everything from the first node to the table; whether all lines arrived exactly once."""
+    start_clock()
+    lines = read_lines(data)
+    expected, counted_by = count_with_awk(data, work)
+    say(f"{len(lines):,} lines in {data.name}")
+    layout = prepare_layout(work / "cluster", nodes=3, base_port=find_base_port(3))
+    with LocalCluster(layout) as cluster:
+        cluster.start()
+        cluster.wait_ready()
+        say(f"three nodes are ready at {cluster.bootstrap}")
+        with AdminClient(cluster.bootstrap, client_id="demo-admin") as admin:
+            admin.create_topic(TOPIC, PARTITIONS, REPLICAS, {"min.insync.replicas": str(MIN_ISR)})
+            say(f"topic {TOPIC}: {PARTITIONS} partitions, {REPLICAS} replicas, min ISR {MIN_ISR}")
+            with Members(cluster.bootstrap, TOPIC, GROUP, MEMBERS) as members:
+                _wait(lambda: _members_share(admin), "both members to have their partitions")
+                say("two members share the partitions")
+                with Writer(cluster.bootstrap, TOPIC) as writer:
+                    kill = _write_and_kill(cluster, admin, writer, lines)
+                sent = writer.sent()
+                for failure in writer.failures()[:3]:
+                    report(f"not delivered: {failure}")
+                _wait(lambda: _all_in_sync(admin), f"node {kill.node_id} to be in sync again")
+                say(f"node {kill.node_id} is in sync again")
+                _wait(lambda: _all_read(admin, members, len(sent)), "everything to be read")
+                say("everything was read and committed")
+            reads = members.reads()
+    verdict = judge(lines, sent, reads, expected)
+    stood_still = standstill_seconds(sent, kill.partitions, kill.at)
+    print_report(Report(verdict, kill.node_id, kill.was_controller, stood_still, counted_by))
+    return verdict.ok
+
+
+def _write_and_kill(
+    cluster: LocalCluster, admin: AdminClient, writer: Writer, lines: Sequence[str]
+) -> Kill:
+    """Write all lines; kill a leader after half of them, start it again after most of them."""
+    half, most = len(lines) // 2, len(lines) * 9 // 10
+    writer.send(lines, 0, half, lambda _done: None)
+    kill = _kill_leader(cluster, admin)
+    say(
+        f"killed node {kill.node_id} (SIGKILL) after {half:,} lines; it led partitions "
+        + ", ".join(map(str, kill.partitions))
+        + (" and was the active controller" if kill.was_controller else "")
+    )
+    writer.send(lines, half, most, lambda _done: None)
+    cluster.start_node(kill.node_id)
+    say(f"started node {kill.node_id} again after {most:,} lines")
+    writer.send(lines, most, len(lines), lambda _done: None)
+    writer.flush()
+    say(f"{len(writer.sent()):,} lines are acknowledged")
+    return kill
+
+
+def _kill_leader(cluster: LocalCluster, admin: AdminClient) -> Kill:
+    """Kill the leader of partition 0."""
+    (topic,) = admin.describe_topics([TOPIC])
+    leader = topic.partitions[0].leader
+    controller = admin.describe_cluster().controller_id
+    led = tuple(entry.partition for entry in topic.partitions if entry.leader == leader)
+    at = time.monotonic()
+    cluster.kill_node(leader)
+    return Kill(leader, led, controller == leader, at)
+
+
+def _members_share(admin: AdminClient) -> bool:
+    """Whether both members hold partitions and all partitions are held."""
+    if GROUP not in {group.group_id for group in admin.list_groups()}:
+        return False
+    (group,) = admin.describe_groups([GROUP])
+    held = [len(member.assigned) for member in group.members]
+    return group.state == "stable" and len(held) == len(MEMBERS) and sum(held) == PARTITIONS
+
+
+def _all_in_sync(admin: AdminClient) -> bool:
+    (topic,) = admin.describe_topics([TOPIC])
+    return all(len(entry.isr) == REPLICAS for entry in topic.partitions)
+
+
+def _all_read(admin: AdminClient, members: Members, acknowledged: int) -> bool:
+    """Whether the members printed as much as was acknowledged, and committed to the log's end.
+
+    After that nothing is left that could be read twice.
+    """
+    if ended := members.ended():
+        raise RequestTimedOutError(f"{', '.join(ended)} ended before everything was read")
+    if members.count() < acknowledged:
+        return False
+    (group,) = admin.describe_groups([GROUP])
+    lags = partition_lags(admin, group)
+    return len(lags) == PARTITIONS and all(lag.lag == 0 for lag in lags)
+
+
+def _wait(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + _STEP_SECONDS
+    while not holds():
+        if time.monotonic() > deadline:
+            raise RequestTimedOutError(f"waited {_STEP_SECONDS:.0f} s in vain for {what}")
+        time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
