@@ -1,7 +1,7 @@
 """The compressions of Kafka's record batches, in the framing that Kafka's own clients use.
 
 gzip is one or more gzip members; snappy is xerial's block stream (raw snappy is read as well);
-lz4 is one LZ4 frame of independent blocks (KIP-57); zstd is one or more frames (KIP-110).
+lz4 is one LZ4 frame of independent blocks (KIP-57); zstd is one frame (KIP-110).
 
 What is decompressed may come from anyone: every function here bounds its output before it makes
 it, and answers garbage with CorruptRecordError. All functions are safe from any thread.
@@ -36,7 +36,6 @@ class Compression(enum.IntEnum):
 
 _GZIP_LEVEL: Final = 6
 _ZSTD_LEVEL: Final = 3
-_ZSTD_MAX_WINDOW_BYTES: Final = 8 * 1024 * 1024  # What zstd itself allows a streaming decoder.
 
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEADER: Final = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
@@ -189,8 +188,9 @@ def _decompress_zstd(data: Buffer, max_bytes: int) -> bytes:
                 f"the zstd frame claims {claimed} bytes, more than {len(data)} bytes can hold"
             )
         limit = min(max_bytes, len(data) * _ZSTD_MAX_RATIO + _SLACK_BYTES)
-        decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_MAX_WINDOW_BYTES)
-        return decompressor.decompress(data, max_output_size=limit, allow_extra_data=False)
+        return zstandard.ZstdDecompressor().decompress(
+            data, max_output_size=limit, allow_extra_data=False
+        )
     except zstandard.ZstdError as error:
         raise CorruptRecordError(f"bad zstd frame of {len(data)} bytes: {error}") from None
 
