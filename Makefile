@@ -1,0 +1,125 @@
+# Everything a developer runs. `make` alone lists the targets.
+# Needed: Python 3.11 or newer, make, a C compiler. All else goes into .venv.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest
+
+# Passed on to what is run: make demo ARGS=--help
+ARGS ?=
+
+PROTO_FILES   := $(wildcard proto/penstock/v1/*.proto)
+SERVICE_FILES := $(shell grep -l '^service ' $(PROTO_FILES))
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help venv install demo test lint types format test-unit test-simulation test-integration \
+	proto proto-check bench-failover bench-idle build clean distclean
+
+help: ## List the targets
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' \
+		$(MAKEFILE_LIST)
+
+# --- Setting up -----------------------------------------------------------------------------------
+# The marker files make an install run again when pyproject.toml has changed.
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "Penstock needs Python 3.11 or newer, but '$(PYTHON)' is" \
+			"$$($(PYTHON) --version 2>&1). Name another: make PYTHON=python3.12 ..." >&2; \
+		exit 1; }
+	@echo "Making the virtual environment $(VENV)"
+	@$(PYTHON) -m venv $(VENV) || { \
+		rm -rf $(VENV); \
+		echo "'$(PYTHON) -m venv' failed; on Debian and Ubuntu install python3-venv." >&2; \
+		exit 1; }
+
+$(VENV)/.installed-broker: pyproject.toml | $(BIN)/python
+	@echo "Installing Penstock with its broker and command"
+	@$(PIP) --editable '.[broker]'
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+	@echo "Installing Penstock with what its development needs"
+	@$(PIP) --editable '.[dev]'
+	@touch $(VENV)/.installed-broker $@
+
+venv: $(BIN)/python ## Make the virtual environment, with nothing in it
+
+install: $(VENV)/.installed-dev ## Install all that development needs into .venv
+
+# --- Running --------------------------------------------------------------------------------------
+
+demo: $(VENV)/.installed-broker ## Run a real log through three nodes, one of which is killed
+	@$(BIN)/python -m penstock.cli.demo $(ARGS)
+
+bench-failover: $(VENV)/.installed-dev ## Measure how long writes stall when a leader is killed
+	@$(BIN)/python bench/failover.py $(ARGS)
+
+bench-idle: $(VENV)/.installed-dev ## Measure CPU and memory of three nodes at rest
+	@$(BIN)/python bench/idle.py $(ARGS)
+
+# --- Checking -------------------------------------------------------------------------------------
+
+test: lint types test-unit test-simulation test-integration ## Run every check and test there is
+
+lint: $(VENV)/.installed-dev proto-check ## Check style, formatting, layering and generated code
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
+
+types: $(VENV)/.installed-dev ## Check types (mypy, strict)
+	$(BIN)/mypy
+
+format: $(VENV)/.installed-dev ## Format the code and mend what ruff can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test-unit: $(VENV)/.installed-dev ## Run the unit, typing, tidiness and packaging tests
+	$(PYTEST) tests --ignore=tests/simulation --ignore=tests/integration --ignore=tests/chaos $(ARGS)
+
+test-simulation: $(VENV)/.installed-dev ## Run the seeded simulations of whole clusters
+	$(PYTEST) tests/simulation $(ARGS)
+
+test-integration: $(VENV)/.installed-dev ## Run the tests that start real nodes on loopback
+	$(PYTEST) tests/integration $(ARGS)
+
+# --- Generated code -------------------------------------------------------------------------------
+# grpcio-tools 1.67.1 and mypy-protobuf 3.6.0 (pinned in pyproject.toml): stubs of these run on
+# every later runtime, and not the other way round. Protos without a service get no gRPC files.
+
+define generate
+PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc --proto_path=proto \
+	--python_out=$(1) --mypy_out=quiet:$(1) $(PROTO_FILES)
+PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc --proto_path=proto \
+	--grpc_python_out=$(1) --mypy_grpc_out=quiet:$(1) $(SERVICE_FILES)
+endef
+
+proto: $(VENV)/.installed-dev ## Generate the protocol's code anew
+	@rm -f proto/penstock/v1/*_pb2.py proto/penstock/v1/*_pb2.pyi \
+		proto/penstock/v1/*_pb2_grpc.py proto/penstock/v1/*_pb2_grpc.pyi
+	@$(call generate,proto)
+
+proto-check: $(VENV)/.installed-dev ## Check that the committed generated code is fresh
+	@rm -rf build/proto-check
+	@mkdir -p build/proto-check
+	@$(call generate,build/proto-check)
+	@diff --recursive --unified=1 --exclude=__pycache__ --exclude='*.proto' --exclude=__init__.py \
+		--exclude=py.typed build/proto-check/penstock/v1 proto/penstock/v1 || { \
+		echo "The generated code is not that of the .proto files; run 'make proto'." >&2; \
+		exit 1; }
+
+# --- Packaging ------------------------------------------------------------------------------------
+
+build: $(VENV)/.installed-dev ## Build the wheel and the source distribution into dist/
+	$(BIN)/python -m hatchling build
+
+clean: ## Remove what was built and cached, but not .venv
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean ## Remove .venv too
+	rm -rf $(VENV)
