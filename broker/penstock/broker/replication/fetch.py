@@ -1,0 +1,226 @@
+"""Fetch by long poll: read what is committed, or wait until it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from penstock.broker.core.ports import EpochEnd
+from penstock.broker.replication.partition import Partition
+from penstock.v1 import log_pb2
+from penstock.wire.errors import OffsetOutOfRangeError, PenstockError
+from penstock.wire.records import iter_batches
+
+MAX_FETCH_BYTES: Final = 48 * 1024 * 1024
+"""No answer is larger, but for one batch that is: it fits a gRPC message in any case."""
+
+MAX_WAIT_MS: Final = 300_000
+
+Locate = Callable[[log_pb2.FetchPartition], Partition]
+"""The partition asked for, when it is led here under the epoch asked for; else it raises."""
+
+
+def next_offset_after(records: bytes) -> int:
+    """The offset after the last of whole batches."""
+    last = -1
+    for header, _ in iter_batches(records):
+        last = header.next_offset
+    return last
+
+
+class PartitionRead:
+    """What one partition of a fetch has given so far."""
+
+    __slots__ = (
+        "_chunks",
+        "_leader_epoch",
+        "_next_offset",
+        "diverging",
+        "error",
+        "partition",
+        "request",
+        "size_bytes",
+    )
+
+    def __init__(self, request: log_pb2.FetchPartition, locate: Locate) -> None:
+        self.request = request
+        self.partition: Partition | None = None
+        self.error: PenstockError | None = None
+        self.diverging: EpochEnd | None = None
+        self.size_bytes = 0
+        self._chunks: list[bytes] = []
+        self._next_offset = request.fetch_offset
+        self._leader_epoch = -1
+        try:
+            partition = locate(request)
+            self._check_position(partition)
+        except PenstockError as error:
+            self.error = error
+        else:
+            self.partition = partition
+            self._leader_epoch = partition.replica.leader_epoch
+
+    @property
+    def settled(self) -> bool:
+        """Whether the fetch is to be answered at once for this partition's sake."""
+        return self.error is not None or self.diverging is not None
+
+    def _check_position(self, partition: Partition) -> None:
+        request, log = self.request, partition.log
+        start, end = log.log_start_offset, log.log_end_offset
+        if request.last_fetched_epoch >= 0:
+            self.diverging = divergence(partition, request.fetch_offset, request.last_fetched_epoch)
+        if self.diverging is None and not start <= request.fetch_offset <= end:
+            raise OffsetOutOfRangeError(
+                f"{partition.name} has offsets {start} to {end}, {request.fetch_offset} is outside;"
+                " seek to one of them"
+            )
+
+    def read(self, budget: int, *, min_one: bool) -> int:
+        """Read on, up to ``budget`` bytes; the bytes gained."""
+        partition = self.partition
+        if partition is None or self.settled:
+            return 0
+        replica = partition.replica
+        if not partition.is_leader or replica.leader_epoch != self._leader_epoch:
+            self._lost_leader(partition)
+            return 0
+        below = replica.high_watermark
+        limit = min(budget, (self.request.partition_max_bytes or MAX_FETCH_BYTES) - self.size_bytes)
+        if self._next_offset >= below or (limit <= 0 and not min_one):
+            return 0
+        try:
+            data = partition.log.read(
+                self._next_offset, max(limit, 0), below=below, min_one=min_one
+            )
+            if not data:
+                return 0
+            self._next_offset = next_offset_after(data)
+        except PenstockError as error:
+            if not self._chunks:
+                self.error = error
+            return 0
+        self._chunks.append(data)
+        self.size_bytes += len(data)
+        return len(data)
+
+    def _lost_leader(self, partition: Partition) -> None:
+        # What was read is committed and stays true, but the client must look elsewhere for more.
+        try:
+            partition.check_leading()
+        except PenstockError as error:
+            self.error = error
+        else:
+            self._leader_epoch = partition.replica.leader_epoch
+
+    def result(self) -> log_pb2.FetchPartitionResult:
+        """The answer for this partition."""
+        result = log_pb2.FetchPartitionResult(
+            partition=self.request.partition,
+            high_watermark=-1,
+            last_stable_offset=-1,
+            log_start_offset=-1,
+        )
+        if self.error is not None:
+            result.error.CopyFrom(self.error.to_proto())
+            return result
+        partition = self.partition
+        assert partition is not None
+        # Until there are transactions, all that is committed is stable.
+        result.high_watermark = result.last_stable_offset = partition.replica.high_watermark
+        result.log_start_offset = partition.log.log_start_offset
+        if self.diverging is not None:
+            result.diverging_epoch.leader_epoch = self.diverging.leader_epoch
+            result.diverging_epoch.end_offset = self.diverging.end_offset
+        elif len(self._chunks) == 1:
+            result.records = self._chunks[0]
+        elif self._chunks:
+            result.records = b"".join(self._chunks)
+        return result
+
+
+def divergence(partition: Partition, fetch_offset: int, last_fetched_epoch: int) -> EpochEnd | None:
+    """Where the reader's history leaves this log's, if it does (KIP-320)."""
+    log = partition.log
+    end = log.end_of_epoch(last_fetched_epoch)
+    if end.leader_epoch < 0:
+        # Only newer epochs are left here, and they begin at the log's start at the latest.
+        if fetch_offset <= log.log_start_offset:
+            return None
+        return EpochEnd(last_fetched_epoch, log.log_start_offset)
+    if end.leader_epoch < last_fetched_epoch or end.end_offset < fetch_offset:
+        return end
+    return None
+
+
+class Fetcher:
+    """Answers fetches. An idle one costs nothing: it is woken by what it waits for."""
+
+    def __init__(self, locate: Locate) -> None:
+        self._locate = locate
+        self._rotation = 0
+
+    async def fetch(self, request: log_pb2.FetchRequest) -> log_pb2.FetchResponse:
+        """Answer when ``min_bytes`` are there, when something is to be told, or in time."""
+        reads = [PartitionRead(entry, self._locate) for entry in request.partitions]
+        budget = min(request.max_bytes or MAX_FETCH_BYTES, MAX_FETCH_BYTES)
+        total = _read_round(self._rotated(reads), budget, 0)
+        if total < request.min_bytes and request.max_wait_ms > 0 and not _settled(reads):
+            await self._wait(request, reads, budget, total)
+        return log_pb2.FetchResponse(partitions=[read.result() for read in reads])
+
+    def _rotated(self, reads: list[PartitionRead]) -> list[PartitionRead]:
+        # Every fetch begins with another partition, so that a full answer starves none.
+        if len(reads) < 2:
+            return reads
+        self._rotation += 1
+        first = self._rotation % len(reads)
+        return reads[first:] + reads[:first]
+
+    async def _wait(
+        self, request: log_pb2.FetchRequest, reads: list[PartitionRead], budget: int, total: int
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        by_partition: dict[Partition, list[PartitionRead]] = {}
+        for read in reads:
+            if read.partition is not None:
+                by_partition.setdefault(read.partition, []).append(read)
+        dirty: dict[PartitionRead, None] = {}
+        woken = asyncio.Event()
+        expired = False
+
+        def wake(partition: Partition) -> None:
+            dirty.update(dict.fromkeys(by_partition[partition]))
+            woken.set()
+
+        def expire() -> None:
+            nonlocal expired
+            expired = True
+            woken.set()
+
+        timer = loop.call_later(min(request.max_wait_ms, MAX_WAIT_MS) / 1000, expire)
+        for partition in by_partition:
+            partition.fetch_waiters.add(wake)
+        try:
+            while total < request.min_bytes and not expired and not _settled(reads):
+                woken.clear()
+                await woken.wait()
+                changed = list(dirty)
+                dirty.clear()
+                total += _read_round(changed, budget - total, total)
+        finally:
+            timer.cancel()
+            for partition in by_partition:
+                partition.fetch_waiters.discard(wake)
+
+
+def _settled(reads: Sequence[PartitionRead]) -> bool:
+    return any(read.settled for read in reads)
+
+
+def _read_round(reads: Sequence[PartitionRead], budget: int, total: int) -> int:
+    gained = 0
+    for read in reads:
+        gained += read.read(budget - gained, min_one=total + gained == 0)
+    return gained

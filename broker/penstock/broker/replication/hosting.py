@@ -1,0 +1,173 @@
+"""Which replicas are here: follows the metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import structlog
+
+from penstock.broker.core.metadata_image import ImageChange, MetadataImage
+from penstock.broker.core.partition_events import (
+    BrokersChanged,
+    BrokerStatus,
+    MinIsrChanged,
+    PartitionChanged,
+    PartitionState,
+)
+from penstock.broker.core.ports import Log
+from penstock.broker.core.replica import Replica
+from penstock.broker.replication.partition import Host, Partition
+from penstock.broker.replication.ports import LogStore
+from penstock.v1 import cluster_pb2
+from penstock.wire.errors import PenstockError
+from penstock.wire.ids import TopicId, TopicIdPartition, TopicPartition
+from penstock.wire.topic_config import effective_min_isr
+
+logger = structlog.get_logger()
+
+
+class Hosting:
+    """Makes, changes and drops the replicas of this broker as the metadata says."""
+
+    def __init__(
+        self,
+        node_id: int,
+        logs: LogStore,
+        image: MetadataImage,
+        host: Host,
+        *,
+        lag_max_ms: int,
+        on_dropped: Callable[[Partition], None],
+    ) -> None:
+        self._node_id = node_id
+        self._logs = logs
+        self._image = image
+        self._host = host
+        self._lag_max_ms = lag_max_ms
+        self._on_dropped = on_dropped
+        self._partitions: dict[TopicIdPartition, Partition] = {}
+        self._by_log: dict[int, Partition] = {}  # By id() of their logs, which live as long.
+        self._brokers: dict[int, BrokerStatus] = {}
+        self._caught_up = False
+
+    def get(self, key: TopicIdPartition) -> Partition | None:
+        """The partition, if a replica of it is here."""
+        return self._partitions.get(key)
+
+    def of_log(self, log: Log) -> Partition | None:
+        """The partition whose log this is."""
+        return self._by_log.get(id(log))
+
+    def partitions(self) -> Iterator[Partition]:
+        """Every partition hosted here."""
+        return iter(tuple(self._partitions.values()))
+
+    def on_metadata(self, change: ImageChange, broker_epoch: int) -> None:
+        """Act on a change of the image, once that has reached the registration."""
+        if not self._caught_up:
+            self.catch_up(broker_epoch)
+            return
+        if change.brokers or change.snapshot:
+            self._brokers_changed()
+        if change.snapshot:
+            self._take_all()
+            return
+        for topic in change.removed_topics:
+            for number in topic.partitions:
+                self._drop(TopicIdPartition(topic.topic_id, number))
+        for topic_id in change.topics:
+            self._configs_changed(topic_id)
+        for record in change.partitions:
+            self._partition_changed(record)
+
+    def catch_up(self, broker_epoch: int) -> None:
+        """Begin to host when the image has reached the registration ``broker_epoch``."""
+        if not self._caught_up and 0 <= broker_epoch <= self._image.index:
+            self._caught_up = True
+            self._brokers_changed()
+            self._take_all()
+
+    def _take_all(self) -> None:
+        for key in list(self._partitions):
+            if self._image.partition_by_id(key) is None:
+                self._drop(key)
+        for topic in self._image.topics():
+            for record in topic.partitions.values():
+                self._partition_changed(record)
+            self._configs_changed(topic.topic_id)
+
+    def _brokers_changed(self) -> None:
+        self._brokers = {
+            node_id: BrokerStatus(
+                broker.broker_epoch, not (broker.fenced or broker.in_controlled_shutdown)
+            )
+            for node_id, broker in self._image.brokers.items()
+        }
+        event = BrokersChanged(self._brokers, self._host.clock_ms())
+        for partition in self.partitions():
+            partition.handle(event)
+
+    def _configs_changed(self, topic_id: TopicId) -> None:
+        topic = self._image.topic_by_id(topic_id)
+        if topic is None:
+            return
+        here = [
+            (self._partitions[key], record)
+            for number, record in topic.partitions.items()
+            if (key := TopicIdPartition(topic_id, number)) in self._partitions
+        ]
+        if here:
+            self._logs.update_configs(topic_id, dict(topic.record.configs))
+        for partition, record in here:
+            min_isr = effective_min_isr(topic.record.configs, len(record.replicas))
+            partition.handle(MinIsrChanged(min_isr))
+
+    def _partition_changed(self, record: cluster_pb2.PartitionRecord) -> None:
+        key = TopicIdPartition(TopicId(record.topic_id), record.partition)
+        topic = self._image.topic_by_id(key.topic_id)
+        if topic is None or self._node_id not in record.replicas:
+            self._drop(key)
+            return
+        partition = self._partitions.get(key)
+        if partition is None:
+            partition = self._make(key, topic.name, dict(topic.record.configs))
+        if partition is not None:
+            partition.handle(
+                PartitionChanged(
+                    state=PartitionState.from_record(record),
+                    min_isr=effective_min_isr(topic.record.configs, len(record.replicas)),
+                    now_ms=self._host.clock_ms(),
+                )
+            )
+
+    def _make(self, key: TopicIdPartition, topic: str, configs: dict[str, str]) -> Partition | None:
+        name = TopicPartition(topic, key.partition)
+        try:
+            log = self._logs.get_or_create(topic, key.partition, key.topic_id, configs)
+            high_watermark = self._logs.high_watermark(key)
+        except PenstockError as error:
+            logger.error("replica cannot be opened", partition=str(name), error=error.message)
+            return None
+        replica = Replica(
+            self._node_id, log, high_watermark=high_watermark, lag_max_ms=self._lag_max_ms
+        )
+        partition = Partition(key, name, log, replica, self._host)
+        self._partitions[key] = partition
+        self._by_log[id(log)] = partition
+        partition.handle(BrokersChanged(self._brokers, self._host.clock_ms()))
+        return partition
+
+    def _drop(self, key: TopicIdPartition) -> None:
+        partition = self._partitions.pop(key, None)
+        if partition is None:
+            return
+        logger.info("replica removed", partition=str(partition.name))
+        del self._by_log[id(partition.log)]
+        partition.close()
+        self._on_dropped(partition)
+        try:
+            self._logs.delete(key)
+        except PenstockError as error:
+            logger.error(
+                "replica not removed from disk", partition=str(partition.name), error=error.message
+            )

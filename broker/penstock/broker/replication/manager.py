@@ -1,0 +1,393 @@
+"""The partitions of one broker: leads some, follows others, answers for them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+
+import structlog
+
+from penstock.broker.core.metadata_image import ImageChange, MetadataImage
+from penstock.broker.core.partition_events import Role, Tick
+from penstock.broker.core.ports import AppendInfo, Log
+from penstock.broker.replication.answers import Refusals, not_enough_replicas
+from penstock.broker.replication.checkpoints import HighWatermarkCheckpoints
+from penstock.broker.replication.deadlines import Deadlines
+from penstock.broker.replication.fetch import Fetcher
+from penstock.broker.replication.follower import FollowerLinks
+from penstock.broker.replication.hosting import Hosting
+from penstock.broker.replication.isr import IsrProposer
+from penstock.broker.replication.offsets import (
+    delete_records,
+    list_offsets,
+    offset_for_leader_epoch,
+)
+from penstock.broker.replication.partition import FollowerFeed, Partition
+from penstock.broker.replication.ports import (
+    AlterPartition,
+    ChannelFactory,
+    LeadershipListener,
+    LogStore,
+)
+from penstock.broker.replication.purgatory import OffsetWaiters
+from penstock.v1 import common_pb2, log_pb2, replication_pb2
+from penstock.wire.errors import (
+    BrokerFencedError,
+    InconsistentClusterIdError,
+    InvalidRequiredAcksError,
+    PenstockError,
+    RequestTimedOutError,
+    StaleBrokerEpochError,
+)
+from penstock.wire.ids import TopicIdPartition
+
+logger = structlog.get_logger()
+
+
+def _monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class ReplicaManager:
+    """Hosts the replicas that the metadata puts here. Used on one event loop.
+
+    ``broker_epoch`` gives this process' registration (-1 before it has one), ``may_serve`` whether
+    the broker's lease with the controllers stands. ``alter_partition`` raises PenstockError when
+    it is not known whether the controllers took the change. ``lag_max_ms`` is
+    ``replica.lag.time.max.ms``. LogStore's owner calls :meth:`on_durable`, the metadata feed
+    :meth:`on_metadata` and the registration :meth:`on_registered`.
+    """
+
+    def __init__(
+        self,
+        node_id: int,
+        logs: LogStore,
+        image: MetadataImage,
+        *,
+        alter_partition: AlterPartition,
+        broker_epoch: Callable[[], int],
+        may_serve: Callable[[], bool],
+        channel_factory: ChannelFactory,
+        clock_ms: Callable[[], int] = _monotonic_ms,
+        wall_clock_ms: Callable[[], int] = _wall_ms,
+        lag_max_ms: int = 10_000,
+    ) -> None:
+        self.node_id = node_id
+        self.clock_ms = clock_ms
+        self._wall_clock_ms = wall_clock_ms
+        self._logs = logs
+        self._image = image
+        self._broker_epoch = broker_epoch
+        self._may_serve = may_serve
+        self._refusals = Refusals(node_id, image)
+        self._listeners: list[LeadershipListener] = []
+        self._feeds: dict[int, tuple[int, FollowerFeed]] = {}
+        self._feed_count = 0
+        self._fetcher = Fetcher(self._locate_for_fetch)
+        self._deadlines = Deadlines(clock_ms, self._deadline_came)
+        self._checkpoints = HighWatermarkCheckpoints(logs)
+        self._proposer = IsrProposer(node_id, broker_epoch, alter_partition, clock_ms)
+        self._links = FollowerLinks(
+            node_id,
+            image,
+            broker_epoch=broker_epoch,
+            channel_factory=channel_factory,
+            flush_soon=logs.flush_soon,
+        )
+        self._hosting = Hosting(
+            node_id, logs, image, self, lag_max_ms=lag_max_ms, on_dropped=self._dropped
+        )
+
+    async def start(self) -> None:
+        """Ready to take metadata. Everything else begins with it."""
+
+    async def stop(self) -> None:
+        """End all streams and waits; keep the high watermarks."""
+        await self._links.stop()
+        await self._proposer.stop()
+        self._deadlines.stop()
+        for _, feed in list(self._feeds.values()):
+            feed.close()
+        for partition in self._hosting.partitions():
+            partition.close()
+        self._checkpoints.stop()
+
+    def add_leadership_listener(self, listener: LeadershipListener) -> None:
+        """Call ``listener`` at every change of what this broker leads."""
+        self._listeners.append(listener)
+
+    # --- What happens to this broker ----------------------------------------------------------
+
+    def on_metadata(self, change: ImageChange) -> None:
+        """Act on what has just been applied to the image.
+
+        Nothing is hosted before the image has reached this process' registration: an older one may
+        still name an earlier process of this node as leader, whose log was longer than what this
+        one found on its disk.
+        """
+        self._hosting.on_metadata(change, self._broker_epoch())
+        self._links.metadata_changed()
+
+    def on_registered(self) -> None:
+        """``broker_epoch`` has a new value."""
+        self._hosting.catch_up(self._broker_epoch())
+        self._links.metadata_changed()
+
+    def on_durable(self, log: Log) -> None:
+        """``log.durable_offset`` has moved."""
+        partition = self._hosting.of_log(log)
+        if partition is not None:
+            partition.log_moved()
+            self._links.durable(partition.key)
+
+    # --- What clients ask ---------------------------------------------------------------------
+
+    async def append(
+        self,
+        topic: str,
+        topic_id: bytes,
+        partition: int,
+        records: bytes,
+        *,
+        acks: common_pb2.Acks.ValueType,
+        timeout_ms: int,
+        current_leader_epoch: int = -1,
+    ) -> AppendInfo:
+        """Append, and return once as many replicas hold it as ``acks`` asks for.
+
+        The append itself happens before the first suspension, so calls (and tasks) append in their
+        order. With ACKS_LEADER the batch is durable here, with ACKS_ALL it is committed: durable
+        on the whole in-sync set. Raises the typed refusal; after NotLeaderError,
+        NotEnoughReplicasAfterAppendError and RequestTimedOutError the batch may be in the log.
+        """
+        target = self._locate(topic, topic_id, partition, current_leader_epoch)
+        replica = target.replica
+        if acks == common_pb2.ACKS_ALL and replica.under_min_isr:
+            raise not_enough_replicas(target.name, replica.isr, replica.min_isr, replica.replicas)
+        if acks not in (common_pb2.ACKS_NONE, common_pb2.ACKS_LEADER, common_pb2.ACKS_ALL):
+            raise InvalidRequiredAcksError(f"acks={acks} is not known; send 0, 1 or all")
+        info = target.append_as_leader(records, wall_ms=self._wall_clock_ms())
+        end_offset = info.last_offset + 1
+        if acks == common_pb2.ACKS_LEADER:
+            if target.log.durable_offset < end_offset:
+                await self._wait(target, target.durable_waiters, end_offset, timeout_ms)
+        elif acks == common_pb2.ACKS_ALL and replica.high_watermark < end_offset:
+            await self._wait(target, target.commit_waiters, end_offset, timeout_ms)
+        return info
+
+    async def fetch(self, request: log_pb2.FetchRequest) -> log_pb2.FetchResponse:
+        """Answer a fetch by long poll; see penstock.v1.FetchRequest."""
+        return await self._fetcher.fetch(request)
+
+    def list_offsets(self, request: log_pb2.ListOffsetsRequest) -> log_pb2.ListOffsetsResponse:
+        """Answer an offset query; see penstock.v1.ListOffsetsRequest."""
+        return list_offsets(request, self._locate_proto)
+
+    def offset_for_leader_epoch(
+        self, request: log_pb2.OffsetForLeaderEpochRequest
+    ) -> log_pb2.OffsetForLeaderEpochResponse:
+        """Answer where leader epochs ended."""
+        return offset_for_leader_epoch(request, self._locate_proto)
+
+    async def delete_records(
+        self, request: log_pb2.DeleteRecordsRequest
+    ) -> log_pb2.DeleteRecordsResponse:
+        """Move log starts up; answered when the in-sync replicas have followed."""
+        return await delete_records(request, self._locate_proto)
+
+    # --- What coordinators ask ----------------------------------------------------------------
+
+    def leader_epoch_of(self, topic: str, partition: int) -> int | None:
+        """The leader epoch that this broker leads the partition in, or None."""
+        found = self._hosted_by_name(topic, partition)
+        return found.replica.leader_epoch if found is not None and found.is_leader else None
+
+    def high_watermark(self, topic: str, partition: int) -> int:
+        """The high watermark of a partition led here. Raises NotLeaderError and the like."""
+        return self._locate(topic, b"", partition).replica.high_watermark
+
+    def log_end_offset(self, topic: str, partition: int) -> int:
+        """The log end offset of a partition led here. Raises NotLeaderError and the like."""
+        return self._locate(topic, b"", partition).log.log_end_offset
+
+    def log_start_offset(self, topic: str, partition: int) -> int:
+        """The first offset of a partition hosted here, or -1."""
+        found = self._hosted_by_name(topic, partition)
+        return -1 if found is None else found.log.log_start_offset
+
+    def read_log(
+        self, topic: str, partition: int, offset: int, max_bytes: int, *, to_end: bool
+    ) -> bytes:
+        """Whole batches of a partition led here, from the one that holds ``offset``.
+
+        Up to the log's end when ``to_end``, else up to the high watermark. At least one batch if
+        there is any; empty when there is none. Raises NotLeaderError and what Log.read raises.
+        """
+        target = self._locate(topic, b"", partition)
+        below = target.log.log_end_offset if to_end else target.replica.high_watermark
+        return target.log.read(offset, max_bytes, below=below, min_one=True)
+
+    async def wait_high_watermark(self, topic: str, partition: int, offset: int) -> None:
+        """Return once the high watermark is at ``offset`` or above.
+
+        Raises NotLeaderError and the like when this broker leads the partition no longer.
+        """
+        target = self._locate(topic, b"", partition)
+        if target.replica.high_watermark < offset:
+            await target.high_watermark_waiters.add(offset)
+
+    def partitions(self) -> Iterator[Partition]:
+        """Every partition hosted here, to look at."""
+        return self._hosting.partitions()
+
+    # --- What followers' streams ask (LeaderSide) ---------------------------------------------
+
+    def hosted(self, key: TopicIdPartition) -> Partition | None:
+        """The partition, if this broker has a replica of it."""
+        return self._hosting.get(key)
+
+    def check_follower(self, hello: replication_pb2.FollowerHello) -> None:
+        """Raise a PenstockError unless this follower may be served."""
+        if hello.cluster_id != self._image.cluster_id:
+            raise InconsistentClusterIdError(
+                f"broker {hello.node_id} is of cluster {hello.cluster_id!r}, broker {self.node_id} "
+                f"of {self._image.cluster_id!r}; one of them has the wrong disk or the wrong peers"
+            )
+        known = self._image.brokers.get(hello.node_id)
+        if known is not None and hello.broker_epoch < known.broker_epoch:
+            raise StaleBrokerEpochError(
+                f"broker {hello.node_id} comes with epoch {hello.broker_epoch}, but has registered "
+                f"anew with {known.broker_epoch}"
+            )
+
+    def add_feed(self, node_id: int, feed: FollowerFeed) -> int:
+        """A stream begins; its number. An earlier one of the same node is closed."""
+        for _, earlier in [entry for entry in self._feeds.values() if entry[0] == node_id]:
+            earlier.close()
+        self._feed_count += 1
+        self._feeds[self._feed_count] = (node_id, feed)
+        return self._feed_count
+
+    def remove_feed(self, session: int) -> None:
+        """The stream is over."""
+        self._feeds.pop(session, None)
+
+    # --- What partitions ask (Host) -----------------------------------------------------------
+
+    def feed(self, session: int) -> FollowerFeed | None:
+        """The follower's stream of this number, while it lives."""
+        entry = self._feeds.get(session)
+        return None if entry is None else entry[1]
+
+    def flush_soon(self, log: Log) -> None:
+        """Make appended records durable."""
+        self._logs.flush_soon(log)
+
+    def propose(self, partition: Partition) -> None:
+        """Send the replica's pending proposal to the controllers."""
+        self._proposer.enqueue(partition)
+
+    def state_position(self, partition: Partition, *, pause: bool) -> None:
+        """State the position to the leader."""
+        self._links.state(partition.key, pause=pause)
+
+    def high_watermark_changed(self, partition: Partition) -> None:
+        """There is a new high watermark to keep."""
+        self._checkpoints.changed(partition)
+
+    def arm(self, partition: Partition) -> None:
+        """The replica has a deadline."""
+        self._deadlines.arm(partition)
+
+    def not_leader(self, key: TopicIdPartition) -> PenstockError:
+        """The error for requests to a partition that is not led here."""
+        return self._refusals.not_leader(key)
+
+    def role_changed(self, partition: Partition, was_leader_in: int) -> None:
+        """The replica has another role or epoch; ``was_leader_in``: the epoch it led in, or -1."""
+        if partition.replica.role is Role.FOLLOWER:
+            self._links.follow(partition)
+        else:
+            self._links.unfollow(partition.key)
+        if was_leader_in >= 0:
+            self._tell_listeners(partition, was_leader_in, leading=False)
+        if partition.is_leader:
+            self._tell_listeners(partition, partition.replica.leader_epoch, leading=True)
+
+    # --- Inside -------------------------------------------------------------------------------
+
+    def _dropped(self, partition: Partition) -> None:
+        self._links.unfollow(partition.key)
+        self._proposer.forget(partition)
+        self._checkpoints.forget(partition)
+        if partition.is_leader:
+            self._tell_listeners(partition, partition.replica.leader_epoch, leading=False)
+
+    def _tell_listeners(self, partition: Partition, leader_epoch: int, *, leading: bool) -> None:
+        for listener in self._listeners:
+            try:
+                listener(partition.name.topic, partition.name.partition, leader_epoch, leading)
+            except Exception:
+                # A listener's fault must not leave the other partitions behind the metadata.
+                logger.exception("leadership listener failed", partition=str(partition.name))
+
+    def _deadline_came(self, partition: Partition) -> None:
+        if self._hosting.get(partition.key) is partition:
+            partition.handle(Tick(self.clock_ms()))
+
+    def _hosted_by_name(self, topic: str, partition: int) -> Partition | None:
+        found = self._image.topic(topic)
+        if found is None:
+            return None
+        return self._hosting.get(TopicIdPartition(found.topic_id, partition))
+
+    def _locate(
+        self, topic: str, topic_id: bytes, partition: int, current_leader_epoch: int = -1
+    ) -> Partition:
+        """The partition, when this broker leads it, in the epoch asked for, and may serve."""
+        if not self._may_serve():
+            raise BrokerFencedError(
+                f"broker {self.node_id} has lost contact with the controllers and serves nothing "
+                "until it is back; ask another broker for the leader"
+            )
+        key, _ = self._refusals.locate(topic, topic_id, partition)
+        found = self._hosting.get(key)
+        if found is None:
+            raise self._refusals.not_leader(key)
+        found.check_leading()
+        self._refusals.check_leader_epoch(
+            found.name, asked=current_leader_epoch, current=found.replica.leader_epoch, key=key
+        )
+        return found
+
+    def _locate_proto(
+        self, where: common_pb2.TopicPartition, current_leader_epoch: int = -1
+    ) -> Partition:
+        return self._locate(where.topic, where.topic_id, where.partition, current_leader_epoch)
+
+    def _locate_for_fetch(self, request: log_pb2.FetchPartition) -> Partition:
+        return self._locate_proto(request.partition, request.current_leader_epoch)
+
+    async def _wait(
+        self, target: Partition, waiters: OffsetWaiters, offset: int, timeout_ms: int
+    ) -> None:
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await waiters.add(offset)
+        except TimeoutError:
+            replica = target.replica
+            behind = sorted(
+                node_id
+                for node_id, follower in replica.followers().items()
+                if node_id in replica.maximal_isr and follower.log_end_offset < offset
+            )
+            raise RequestTimedOutError(
+                f"{target.name}: appended here, but not acknowledged by in-sync broker(s) "
+                f"{', '.join(map(str, behind)) or self.node_id} within {timeout_ms} ms; it may yet "
+                "be committed"
+            ) from None

@@ -1,0 +1,61 @@
+"""What replication asks of the rest of the broker."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, Protocol
+
+from grpc import aio
+
+from penstock.broker.core.ports import Log
+from penstock.v1 import cluster_pb2, controller_pb2
+from penstock.wire.ids import TopicId, TopicIdPartition
+
+
+class LogStore(Protocol):
+    """The logs of this broker; penstock.broker.storage.manager.LogManager is the real one."""
+
+    def get_or_create(
+        self, topic: str, partition: int, topic_id: TopicId, configs: Mapping[str, str]
+    ) -> Log:
+        """The partition's log, made if it is not there. Raises StorageError or DiskFullError."""
+        ...
+
+    def delete(self, key: TopicIdPartition) -> None:
+        """Forget the partition's log and remove its files. Nothing happens if there is none."""
+        ...
+
+    def update_configs(self, topic_id: TopicId, configs: Mapping[str, str]) -> None:
+        """The configs set on the topic are these now."""
+        ...
+
+    def flush_soon(self, log: Log) -> None:
+        """Make what was appended durable as the flush policy says; ReplicaManager.on_durable is
+        called on the event loop once durable_offset has moved.
+        """
+        ...
+
+    def high_watermark(self, key: TopicIdPartition) -> int:
+        """The high watermark kept last, 0 for none."""
+        ...
+
+    def checkpoint_high_watermark(self, key: TopicIdPartition, high_watermark: int) -> None:
+        """Keep the high watermark over a restart."""
+        ...
+
+
+AlterPartition = Callable[
+    [cluster_pb2.AlterPartitionCommand], Awaitable[controller_pb2.AlterPartitionResponse]
+]
+"""Sends a wish to the active controller. Raises PenstockError when the outcome is unknown."""
+
+ChannelFactory = Callable[[str], aio.Channel]
+"""Opens a channel to ``host:port`` of another broker."""
+
+LeadershipListener = Callable[[str, int, int, bool], None]
+"""Called with topic, partition, leader epoch, and whether this broker leads from now on (True)
+or no longer (False). Called on the event loop, after the replica has changed."""
+
+_AIO: Any = aio
+EOF: Final = _AIO.EOF
+"""What reading from a gRPC stream gives at its end (the type stubs do not have it)."""
