@@ -52,21 +52,25 @@ class Writer:
         self._producer = Producer(bootstrap, linger_ms=0, client_id="bench-failover")
         self._changed = threading.Condition()
         self._failures: list[str] = []
-        # By partition: when the latest acknowledged record was sent, and when it was answered.
-        self._acknowledged: dict[int, tuple[float, float]] = {}
+        # By partition: when each acknowledged record was sent, and when it was answered.
+        self._acknowledged: dict[int, list[tuple[float, float]]] = {
+            partition_id: [] for partition_id in range(NODES)
+        }
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def wait_for_write(self, partition_id: int, sent_after: float) -> float:
-        """When a write sent after that time was first acknowledged."""
+        """When the first of the writes sent after that time was acknowledged."""
+        answers = self._acknowledged[partition_id]
         with self._changed:
             if not self._changed.wait_for(
-                lambda: self._acknowledged.get(partition_id, (0.0, 0.0))[0] > sent_after,
-                _PATIENCE_SECONDS,
+                lambda: any(sent > sent_after for sent, _ in answers), _PATIENCE_SECONDS
             ):
                 raise SystemExit(f"no write to partition {partition_id} was acknowledged")
-            return self._acknowledged[partition_id][1]
+            first = min(answered for sent, answered in answers if sent > sent_after)
+            answers.clear()
+            return first
 
     def close(self) -> list[str]:
         """Stop; the reasons of writes that failed."""
@@ -87,8 +91,8 @@ class Writer:
         with self._changed:
             if error is not None:
                 self._failures.append(str(error))
-            elif sent >= self._acknowledged.get(partition_id, (0.0, 0.0))[0]:
-                self._acknowledged[partition_id] = (sent, now)
+            else:
+                self._acknowledged[partition_id].append((sent, now))
             self._changed.notify_all()
 
 

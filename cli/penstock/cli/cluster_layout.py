@@ -20,10 +20,12 @@ from penstock.wire.errors import (
 from penstock.wire.transport import format_address
 
 HOST: Final = "127.0.0.1"
+DEFAULT_NODES: Final = 3
 DEFAULT_BASE_PORT: Final = 9092
 CONTROLLER_PORT_DISTANCE: Final = 1000
 MAX_NODES: Final = 99
 _CLUSTER_FILE: Final = "cluster.json"
+_USUAL_REPLICATION: Final = 3
 _HIGHEST_PORT: Final = 65_535
 _HEADER: Final = """\
 # Written by `penstock dev` when the directory was made. Add settings of your own; a later start
@@ -95,7 +97,11 @@ def prepare_layout(
     """
     found = _read_cluster_file(directory)
     if found is None:
-        wanted = _ClusterFile(new_cluster_id(), nodes or 3, base_port or DEFAULT_BASE_PORT)
+        wanted = _ClusterFile(
+            new_cluster_id(),
+            DEFAULT_NODES if nodes is None else nodes,
+            DEFAULT_BASE_PORT if base_port is None else base_port,
+        )
         _refuse_unknown_contents(directory)
     else:
         wanted = _adapt(directory, found, nodes, base_port)
@@ -105,7 +111,7 @@ def prepare_layout(
         if wanted.complete:
             _require_node(plan)
         format_directory(plan.directory, wanted.cluster_id, plan.node_id)
-        _write_node_file(plan, plans, settings or {})
+        _write_node_file(plan, plans, {**_defaults(len(plans)), **(settings or {})})
     if not wanted.complete:
         wanted = _ClusterFile(wanted.cluster_id, wanted.nodes, wanted.base_port, complete=True)
         _write_cluster_file(directory, wanted)
@@ -166,9 +172,8 @@ def _adapt(
             f"{directory} holds a cluster of {found.nodes} nodes, not of {nodes}; "
             f"start it with --nodes {found.nodes}, or choose another --data-dir"
         )
-    return _ClusterFile(
-        found.cluster_id, found.nodes, base_port or found.base_port, complete=found.complete
-    )
+    port = found.base_port if base_port is None else base_port
+    return _ClusterFile(found.cluster_id, found.nodes, port, complete=found.complete)
 
 
 def _require_node(plan: NodePlan) -> None:
@@ -215,6 +220,14 @@ def _write_cluster_file(directory: Path, cluster: _ClusterFile) -> None:
         temporary.replace(directory / _CLUSTER_FILE)
     except OSError as error:
         raise DataDirectoryError(f"cannot write into {directory}: {error.strerror}") from None
+
+
+def _defaults(nodes: int) -> dict[str, str | int]:
+    """Settings that follow from the number of nodes."""
+    if nodes >= _USUAL_REPLICATION:
+        return {}
+    # The offsets of groups wait for as many brokers as they shall have copies.
+    return {"offsets.topic.replication.factor": nodes}
 
 
 def _own_settings(plan: NodePlan, plans: Sequence[NodePlan]) -> dict[str, str | int]:

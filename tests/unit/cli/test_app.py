@@ -1,0 +1,248 @@
+"""The command as a whole: help, mistakes, failures and exit statuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from penstock.cli import topics
+from penstock.cli.app import app
+from penstock.cli.errors import explain
+from penstock.cli.settings import Settings
+from penstock.client.descriptions import PartitionDescription, TopicDescription
+from penstock.wire.errors import (
+    ERRORS,
+    BootstrapError,
+    UnknownTopicOrPartitionError,
+)
+
+
+def run(*arguments: str, **environment: str) -> Result:
+    return CliRunner().invoke(app, list(arguments), env=environment)
+
+
+class FakeAdmin:
+    """Answers with one topic, or raises; remembers the settings that it was made with."""
+
+    def __init__(self) -> None:
+        self.settings: list[Settings] = []
+        self.error: BaseException | None = None
+
+    @contextmanager
+    def connect(self, settings: Settings) -> Iterator[FakeAdmin]:
+        self.settings.append(settings)
+        yield self
+
+    def list_topics(self, *, include_internal: bool = False) -> list[TopicDescription]:
+        if self.error is not None:
+            raise self.error
+        partition = PartitionDescription(0, 1, 4, (1, 2, 3), (1, 2), (3,), 9)
+        return [TopicDescription("orders", "id", False, {"retention.ms": "5"}, (partition,))]
+
+    def describe_topics(self, names: list[str]) -> list[TopicDescription]:
+        return self.list_topics()
+
+
+@pytest.fixture
+def admin(monkeypatch: pytest.MonkeyPatch) -> FakeAdmin:
+    fake = FakeAdmin()
+    monkeypatch.setattr(topics, "admin_client", fake.connect)
+    monkeypatch.delenv("PENSTOCK_BOOTSTRAP", raising=False)
+    return fake
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["topcs"], "Did you mean 'topics'?"),
+        (["topics", "creat", "x"], "Did you mean 'create'?"),
+        (["topics", "create", "x", "--partition", "3"], "--partitions"),
+        (["consume", "x", "--from-begining"], "--from-beginning"),
+    ],
+)
+def test_a_mistyped_word_names_the_near_one(arguments: list[str], wanted: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert wanted in result.stderr
+    assert "--help" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["topics", "create"], "Missing argument"),
+        (["topics", "create", "x", "--partitions", "many"], "'many' is not a valid int"),
+        (["topics", "create", "x", "--config", "nonsense"], "'nonsense' is not KEY=VALUE"),
+        (["produce", "x", "--acks", "2"], "'2' is none of all, 0, 1"),
+        (["produce", "x", "--compression", "zip"], "'zip' is none of none, gzip"),
+        (["produce", "x", "--key-regex", "("], "not a regular expression"),
+        (["produce", "x", "--key-regex", "a", "--key-separator", ":"], "choose one of"),
+        (["consume", "x", "--offset", "3"], "name it with --partition"),
+        (["consume", "x", "--partition", "0", "--group", "g"], "leave --group or --partition out"),
+        (["consume", "x", "--partition", "0", "--offset", "soon"], "'soon' is neither"),
+        (
+            ["consume", "x", "--partition", "0", "--offset", "3", "--from-beginning"],
+            "choose one of --offset and --from-beginning",
+        ),
+        (["format", "--node-id", "1"], "Missing option '--data-dir'"),
+    ],
+)
+def test_a_command_line_that_cannot_be_meant_says_why(arguments: list[str], wanted: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    assert wanted in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 2
+
+
+def test_no_arguments_show_help() -> None:
+    result = run()
+    assert result.exit_code == 0
+    for command in ("dev", "node", "format", "topics", "produce", "consume", "groups", "log"):
+        assert command in result.stdout
+
+
+def test_a_group_of_commands_alone_shows_its_help() -> None:
+    result = run("topics")
+    assert result.exit_code == 2
+    assert "describe" in result.stdout
+
+
+def test_version() -> None:
+    result = run("--version")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("penstock ")
+
+
+def test_a_table_for_people(admin: FakeAdmin) -> None:
+    result = run("topics", "describe")
+    assert result.exit_code == 0, result.output
+    assert "Topic: orders" in result.stdout
+    assert "PartitionCount: 1  ReplicationFactor: 3  Configs: retention.ms=5" in result.stdout
+    header, row = [line.split() for line in result.stdout.splitlines() if line.strip()][1::2][:2]
+    assert header == ["Partition", "Leader", "Replicas", "Isr", "Elr"]
+    assert row == ["0", "1", "1,2,3", "1,2", "3"]
+
+
+def test_json_for_programs(admin: FakeAdmin) -> None:
+    (topic,) = json.loads(run("topics", "list", "--output", "json").stdout)
+    assert topic["name"] == "orders"
+    assert topic["partitions"][0]["isr"] == [1, 2]
+    assert json.loads(run("--output", "json", "topics", "list").stdout) == [topic]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "wanted"),
+    [
+        (["topics", "list"], {}, "localhost:9092"),
+        (["topics", "list"], {"PENSTOCK_BOOTSTRAP": "env:1"}, "env:1"),
+        (["-b", "root:1", "topics", "list"], {"PENSTOCK_BOOTSTRAP": "env:1"}, "root:1"),
+        (["-b", "root:1", "topics", "list", "--bootstrap", "own:1"], {}, "own:1"),
+    ],
+)
+def test_where_the_bootstrap_address_comes_from(
+    admin: FakeAdmin, arguments: list[str], environment: dict[str, str], wanted: str
+) -> None:
+    assert run(*arguments, **environment).exit_code == 0
+    assert admin.settings[0].bootstrap == wanted
+
+
+def test_an_error_is_one_line_and_a_next_step(admin: FakeAdmin) -> None:
+    admin.error = BootstrapError("no broker at nowhere:1\n(it resolved to nothing)")
+    result = run("topics", "list")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    first, second = result.stderr.splitlines()
+    assert first == "error: no broker at nowhere:1 (it resolved to nothing)"
+    assert second.startswith("next: start a cluster with `penstock dev`")
+
+
+def test_every_error_of_the_table_can_be_explained() -> None:
+    for error_class in ERRORS.values():
+        error = error_class("something happened")
+        first, second = explain(error).splitlines()
+        assert first == "error: something happened"
+        assert second.removeprefix("next: ")
+
+
+def test_ctrl_c_leaves_no_traceback(admin: FakeAdmin) -> None:
+    admin.error = KeyboardInterrupt()
+    result = run("topics", "list")
+    assert result.exit_code == 130
+    assert "Traceback" not in result.output
+
+
+def test_a_bug_is_not_hidden(admin: FakeAdmin) -> None:
+    admin.error = ZeroDivisionError()
+    result = run("topics", "list")
+    assert isinstance(result.exception, ZeroDivisionError)
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    writer = subprocess.Popen(
+        [sys.executable, "-c", _CLOSED_PIPE], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert writer.stdout is not None
+    writer.stdout.close()
+    assert writer.stderr is not None
+    errors = writer.stderr.read()
+    writer.stderr.close()
+    assert writer.wait(20) == 141
+    assert errors == b""
+
+
+_CLOSED_PIPE = """
+from penstock.cli import topics
+from penstock.cli.app import app
+from contextlib import contextmanager
+class Admin:
+    def list_topics(self, include_internal=False):
+        raise_when_closed()
+def raise_when_closed():
+    for _ in range(100_000):
+        print("a line that nobody reads")
+@contextmanager
+def connect(settings):
+    yield Admin()
+topics.admin_client = connect
+app(["topics", "list"], prog_name="penstock")
+"""
+
+
+def test_without_typer_it_says_what_to_install(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['typer'] = None\nfrom penstock.cli.__main__ import main\nmain()"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert result.returncode == 1
+    assert 'pip install "penstock[cli]"' in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_help_loads_neither_grpc_nor_a_broker(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from penstock.cli.app import app\n"
+        "try: app(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'grpc', 'uvloop', 'lmdb', 'penstock.client', 'penstock.broker.node'}\n"
+        "print(heavy & set(sys.modules), file=sys.stderr)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True
+    )
+    assert result.stderr.strip() == "set()"
+
+
+def test_a_suggestion_of_the_client_reaches_the_terminal(admin: FakeAdmin) -> None:
+    admin.error = UnknownTopicOrPartitionError("unknown topic 'ordrs'; did you mean 'orders'?")
+    result = run("topics", "list")
+    assert result.exit_code == 1
+    assert "did you mean 'orders'?" in result.stderr

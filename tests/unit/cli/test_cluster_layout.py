@@ -1,0 +1,140 @@
+"""Directories of local clusters: made, found again, adapted, refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from penstock.broker.config import NodeConfig
+from penstock.broker.datadir import read_meta
+from penstock.cli.cluster_layout import check_ports, find_base_port, prepare_layout
+from penstock.wire.errors import AddressInUseError, ConfigurationError, DataDirectoryError
+
+
+def test_a_new_directory_gets_three_nodes_of_one_cluster(tmp_path: Path) -> None:
+    layout = prepare_layout(tmp_path / "data")
+    assert [plan.address for plan in layout.plans] == [
+        "127.0.0.1:9092",
+        "127.0.0.1:9093",
+        "127.0.0.1:9094",
+    ]
+    for plan in layout.plans:
+        meta = read_meta(plan.directory)
+        assert (meta.cluster_id, meta.node_id) == (layout.cluster_id, plan.node_id)
+        config = NodeConfig.load(plan.config_path)
+        assert config.node_id == plan.node_id
+        assert config.roles == {"controller", "broker"}
+        assert config.broker_listen == plan.address
+        assert config.log_directories == [tmp_path / "data" / f"node-{plan.node_id}" / "logs"]
+        assert config.voters == {
+            other.node_id: ("127.0.0.1", other.controller_port) for other in layout.plans
+        }
+
+
+def test_a_second_start_finds_the_same_cluster(tmp_path: Path) -> None:
+    first = prepare_layout(tmp_path, nodes=2, base_port=21_000)
+    again = prepare_layout(tmp_path)
+    assert again == first
+
+
+def test_a_users_own_settings_stay(tmp_path: Path) -> None:
+    plan = prepare_layout(tmp_path, nodes=1).plans[0]
+    with plan.config_path.open("a") as file:
+        file.write('log.level = "debug" # why not\n')
+    prepare_layout(tmp_path)
+    assert "# why not" in plan.config_path.read_text()
+    moved = prepare_layout(tmp_path, base_port=21_500).plans[0]
+    config = NodeConfig.load(moved.config_path)
+    assert config.log_level == "debug"
+    assert config.broker_listen == "127.0.0.1:21500"
+    assert config.voters == {1: ("127.0.0.1", 22_500)}
+
+
+def test_a_moved_cluster_stays_where_it_moved_to(tmp_path: Path) -> None:
+    prepare_layout(tmp_path, base_port=21_000)
+    prepare_layout(tmp_path, base_port=21_500)
+    assert prepare_layout(tmp_path).plans[0].broker_port == 21_500
+
+
+def test_another_number_of_nodes_is_refused(tmp_path: Path) -> None:
+    prepare_layout(tmp_path, nodes=3)
+    with pytest.raises(DataDirectoryError, match="a cluster of 3 nodes, not of 5; start it with"):
+        prepare_layout(tmp_path, nodes=5)
+
+
+def test_a_directory_with_other_things_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("dear")
+    with pytest.raises(DataDirectoryError, match=r"is not empty and holds no cluster.*thesis.tex"):
+        prepare_layout(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["thesis.tex"]
+
+
+def test_a_node_that_lost_its_directory_is_not_made_anew(tmp_path: Path) -> None:
+    plan = prepare_layout(tmp_path).plans[1]
+    shutil.rmtree(plan.directory)
+    with pytest.raises(DataDirectoryError, match=r"node-2/meta.json is gone"):
+        prepare_layout(tmp_path)
+    assert not plan.directory.exists()
+
+
+def test_formatting_that_was_interrupted_is_finished(tmp_path: Path) -> None:
+    layout = prepare_layout(tmp_path)
+    shutil.rmtree(layout.plans[2].directory)
+    file = tmp_path / "cluster.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"complete": False}))
+    assert prepare_layout(tmp_path) == layout
+    assert read_meta(layout.plans[2].directory).cluster_id == layout.cluster_id
+
+
+def test_few_nodes_keep_fewer_copies_of_group_offsets(tmp_path: Path) -> None:
+    one = prepare_layout(tmp_path / "one", nodes=1)
+    assert NodeConfig.load(one.plans[0].config_path).offsets_topic_replication_factor == 1
+    three = prepare_layout(tmp_path / "three", nodes=3)
+    assert NodeConfig.load(three.plans[0].config_path).offsets_topic_replication_factor == 3
+
+
+@pytest.mark.parametrize(
+    ("nodes", "base_port", "wanted"),
+    [
+        (0, 9092, "--nodes 0: from 1 to 99"),
+        (100, 9092, "--nodes 100: from 1 to 99"),
+        (3, 64_600, "--base-port 64600: the ports up to 65602 are needed"),
+    ],
+)
+def test_numbers_that_cannot_work_are_refused(
+    tmp_path: Path, nodes: int, base_port: int, wanted: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=wanted):
+        prepare_layout(tmp_path / "data", nodes=nodes, base_port=base_port)
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    layout = prepare_layout(tmp_path, nodes=2, base_port=find_base_port(2, first=25_000))
+    check_ports(layout.plans)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", layout.plans[1].controller_port))
+        taken.listen(1)
+        wanted = rf"port {layout.plans[1].controller_port} .* node 2 needs it for its controller"
+        with pytest.raises(AddressInUseError, match=wanted):
+            check_ports(layout.plans)
+
+
+def test_a_port_in_use_is_passed_over() -> None:
+    base = find_base_port(3, first=25_000)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", base + 2))
+        taken.listen(1)
+        assert find_base_port(3, first=25_000) != base
+
+
+def test_the_file_is_toml_that_says_who_wrote_it(tmp_path: Path) -> None:
+    plan = prepare_layout(tmp_path, nodes=1, settings={"log.format": "json"}).plans[0]
+    text = plan.config_path.read_text()
+    assert text.startswith("# Written by `penstock dev`")
+    assert tomllib.loads(text)["log"]["format"] == "json"

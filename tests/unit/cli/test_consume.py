@@ -1,0 +1,229 @@
+"""What is printed, and that a group is told exactly that."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from penstock.cli.consume import (
+    _PRINTERS,
+    Interrupt,
+    RecordFormat,
+    Session,
+)
+from penstock.client.model import ConsumerRecord
+from penstock.wire.errors import InvalidPartitionsError
+from penstock.wire.ids import TopicPartition
+
+P0 = TopicPartition("orders", 0)
+
+
+def record(offset: int, value: bytes | None = b"v", key: bytes | None = None) -> ConsumerRecord:
+    return ConsumerRecord("orders", 0, offset, 1_700_000_000_000, key, value, (), 0)
+
+
+class FakeConsumer:
+    """Hands out the batches given; then nothing, or what ``at_end`` does."""
+
+    def __init__(self, *batches: Sequence[ConsumerRecord]) -> None:
+        self.batches = list(batches)
+        self.commits: list[dict[TopicPartition, int]] = []
+        self.limits: list[int] = []
+        self.calls: list[Any] = []
+        self.at_end: Any = lambda: None
+        self.closed = False
+
+    def partitions_for(self, topic: str) -> tuple[int, ...]:
+        return (0, 1)
+
+    def subscribe(self, topics: Sequence[str], listener: object) -> None:
+        self.calls.append(("subscribe", list(topics)))
+
+    def assign(self, partitions: Sequence[TopicPartition]) -> None:
+        self.calls.append(("assign", list(partitions)))
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        self.calls.append(("seek", partition, offset))
+
+    def seek_to_beginning(self, *partitions: TopicPartition) -> None:
+        self.calls.append(("beginning", *partitions))
+
+    def seek_to_end(self, *partitions: TopicPartition) -> None:
+        self.calls.append(("end", *partitions))
+
+    def poll(self, timeout_ms: float, max_records: int) -> list[ConsumerRecord]:
+        self.limits.append(max_records)
+        if self.batches:
+            batch = list(self.batches.pop(0))
+            if len(batch) > max_records:
+                self.batches.insert(0, batch[max_records:])
+            return batch[:max_records]
+        self.at_end()
+        return []
+
+    def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+        self.commits.append(dict(offsets))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def session(
+    consumer: FakeConsumer,
+    *,
+    out: Any = None,
+    record_format: RecordFormat = RecordFormat.VALUE,
+    commits: bool = True,
+    interrupt: Interrupt | None = None,
+) -> Session:
+    return Session(
+        consumer,  # type: ignore[arg-type]
+        "orders",
+        _PRINTERS[record_format],
+        out if out is not None else io.BytesIO(),
+        interrupt or Interrupt(),
+        commits=commits,
+    )
+
+
+def test_values_one_a_line() -> None:
+    out = io.BytesIO()
+    run = session(FakeConsumer([record(0, b"a"), record(1, None), record(2, b"")]), out=out)
+    run.run(None, 0.0)
+    assert out.getvalue() == b"a\nnull\n\n"
+
+
+def test_json_carries_everything() -> None:
+    out = io.BytesIO()
+    whole = ConsumerRecord(
+        "orders", 3, 7, 1_700_000_000_000, b"k", "ü".encode(), (("trace", b"1"), ("n", None)), 2
+    )
+    session(FakeConsumer([whole]), out=out, record_format=RecordFormat.JSON).run(None, 0.0)
+    assert json.loads(out.getvalue()) == {
+        "topic": "orders",
+        "partition": 3,
+        "offset": 7,
+        "timestamp_ms": 1_700_000_000_000,
+        "key": "k",
+        "value": "ü",
+        "headers": [{"key": "trace", "value": "1"}, {"key": "n", "value": None}],
+    }
+
+
+def test_bytes_that_are_no_text_are_base64() -> None:
+    out = io.BytesIO()
+    consumer = FakeConsumer([record(0, b"\xff\x00", key=None)])
+    session(consumer, out=out, record_format=RecordFormat.JSON).run(None, 0.0)
+    document = json.loads(out.getvalue())
+    assert document["value_base64"] == "/wA="
+    assert "value" not in document
+    assert document["key"] is None
+
+
+def test_it_ends_after_the_records_asked_for() -> None:
+    consumer = FakeConsumer([record(0), record(1), record(2)])
+    run = session(consumer)
+    run.run(2, None)
+    run.end()
+    assert run.printed == 2
+    assert consumer.limits == [2]
+    assert consumer.commits == [{P0: 2}]
+    assert consumer.closed
+
+
+def test_a_group_is_told_what_was_printed_before_a_partition_goes() -> None:
+    run = session(FakeConsumer([record(4), record(5)]))
+    run.run(2, None)
+    run.on_partitions_revoked([P0])
+    assert run.consumer.commits == [{P0: 6}]  # type: ignore[attr-defined]
+    run.end()
+    assert run.consumer.commits == [{P0: 6}]  # type: ignore[attr-defined]
+
+
+def test_what_was_lost_is_not_committed() -> None:
+    run = session(FakeConsumer([record(4)]))
+    run.run(1, None)
+    run.on_partitions_lost([P0])
+    run.end()
+    assert run.consumer.commits == []  # type: ignore[attr-defined]
+
+
+def test_without_a_group_nothing_is_committed() -> None:
+    run = session(FakeConsumer([record(0)]), commits=False)
+    run.run(1, None)
+    run.end()
+    assert run.consumer.commits == []  # type: ignore[attr-defined]
+
+
+def test_what_met_a_closed_pipe_is_not_committed() -> None:
+    class Closed(io.BytesIO):
+        def flush(self) -> None:
+            raise BrokenPipeError
+
+    run = session(FakeConsumer([record(0)]), out=Closed())
+    with pytest.raises(BrokenPipeError):
+        run.run(1, None)
+    run.end()
+    assert run.consumer.commits == []  # type: ignore[attr-defined]
+    assert run.consumer.closed  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_waiting_ends_at_once_and_commits(number: signal.Signals) -> None:
+    consumer = FakeConsumer([record(0)])
+    consumer.at_end = lambda: os.kill(os.getpid(), number)
+    interrupt = Interrupt()
+    run = session(consumer, interrupt=interrupt)
+    with interrupt.installed():
+        try:
+            run.run(None, None)
+        finally:
+            run.end()
+    assert interrupt.signal_number == number
+    assert consumer.commits == [{P0: 1}]
+    assert consumer.closed
+
+
+def test_a_signal_while_printing_leaves_the_rest_to_others() -> None:
+    interrupt = Interrupt()
+
+    class Interrupting(io.BytesIO):
+        def write(self, data: Any) -> int:
+            os.kill(os.getpid(), signal.SIGINT)
+            return super().write(data)
+
+    out = Interrupting()
+    consumer = FakeConsumer([record(0), record(1), record(2)])
+    run = session(consumer, out=out, interrupt=interrupt)
+    with interrupt.installed():
+        try:
+            run.run(None, None)
+        finally:
+            run.end()
+    assert out.getvalue() == b"v\n"
+    assert consumer.commits == [{P0: 1}]
+
+
+@pytest.mark.parametrize(
+    ("start", "wanted"),
+    [
+        (17, ("seek", P0, 17)),
+        ("earliest", ("beginning", P0)),
+        ("latest", ("end", P0)),
+    ],
+)
+def test_one_partition_is_read_from_where_it_is_said(start: Any, wanted: Any) -> None:
+    consumer = FakeConsumer()
+    session(consumer).begin(0, start)
+    assert consumer.calls == [("assign", [P0]), wanted]
+
+
+def test_a_partition_that_is_not_there_is_named() -> None:
+    with pytest.raises(InvalidPartitionsError, match="has no partition 5; it has 2, from 0 to 1"):
+        session(FakeConsumer()).begin(5, "latest")
