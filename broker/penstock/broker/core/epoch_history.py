@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from penstock.broker.core.ports import EpochEnd
 
-_UNKNOWN = EpochEnd(-1, -1)
+_UNKNOWN: Final = EpochEnd(-1, -1)
+_FOREVER: Final = 2**63 - 1
 
 
 class EpochEntry(NamedTuple):
@@ -72,6 +73,13 @@ class EpochHistory:
         """The epoch in which ``offset`` was, or will be, written; -1 when older than any known."""
         index = bisect_right(self._entries, offset, key=lambda entry: entry.start_offset) - 1
         return self._entries[index].leader_epoch if index >= 0 else -1
+
+    def span_at(self, offset: int) -> tuple[int, int]:
+        """``epoch_at(offset)``, and the first offset above it that is another epoch's."""
+        index = bisect_right(self._entries, offset, key=lambda entry: entry.start_offset)
+        epoch = self._entries[index - 1].leader_epoch if index > 0 else -1
+        until = self._entries[index].start_offset if index < len(self._entries) else _FOREVER
+        return epoch, until
 
     def end_of_epoch(self, leader_epoch: int, log_end_offset: int) -> EpochEnd:
         """The largest known epoch not above ``leader_epoch`` and the first offset after it.

@@ -28,7 +28,7 @@ After sequence 2^31 - 1 comes 0.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -51,7 +51,8 @@ _CONTIGUOUS_MAX: Final = 2**30  # Half of the sequence space: further back is fu
 
 _MAGIC: Final = b"PSPS"
 _VERSION: Final = 1
-_HEAD: Final = struct.Struct(">4sHIqqI")  # Magic, version, CRC of what follows, ...
+# Magic, version, CRC of what follows, end offset, leader epoch, forgotten up to, entries.
+_HEAD: Final = struct.Struct(">4sHIqiqI")
 _CRC_FROM: Final = 10
 _ENTRY: Final = struct.Struct(">qhqIB")
 _BATCH: Final = struct.Struct(">qiiq")
@@ -244,9 +245,18 @@ class ProducerState:
         """A state that changes on its own."""
         return ProducerState(dict(self._entries), self.forgotten_up_to)
 
-    def encode(self, end_offset: int) -> bytes:
-        """A snapshot: the state when the log ended at ``end_offset``, with a checksum."""
-        parts = [_HEAD.pack(_MAGIC, _VERSION, 0, end_offset, self.forgotten_up_to, len(self))]
+    def encode(self, end_offset: int, leader_epoch: int) -> bytes:
+        """A snapshot: the state when the log ended at ``end_offset``, with a checksum.
+
+        ``leader_epoch`` is the one that wrote the offset before (-1 for none). Both together say
+        which log the snapshot is of: logs that have the same epoch at an offset are the same up
+        to there.
+        """
+        parts = [
+            _HEAD.pack(
+                _MAGIC, _VERSION, 0, end_offset, leader_epoch, self.forgotten_up_to, len(self)
+            )
+        ]
         for producer_id, entry in self._entries.items():
             parts.append(
                 _ENTRY.pack(
@@ -263,16 +273,16 @@ class ProducerState:
         return bytes(data)
 
     @classmethod
-    def decode(cls, data: bytes) -> tuple[ProducerState, int]:
-        """A snapshot's state and end offset. Raises CorruptRecordError for any damage."""
+    def decode(cls, data: bytes) -> tuple[ProducerState, int, int]:
+        """A snapshot's state, end offset and leader epoch. Raises CorruptRecordError for damage."""
         try:
-            magic, version, crc, end_offset, forgotten_up_to, count = _HEAD.unpack_from(data)
+            magic, version, crc, end_offset, epoch, forgotten, count = _HEAD.unpack_from(data)
             if magic != _MAGIC or version != _VERSION or crc != crc32c(data[_CRC_FROM:]):
                 raise CorruptRecordError("a producer snapshot has a bad magic, version or checksum")
             entries = dict(_decode_entries(data, count))
         except struct.error as error:
             raise CorruptRecordError(f"a producer snapshot is cut short: {error}") from None
-        return cls(entries, forgotten_up_to), end_offset
+        return cls(entries, forgotten), end_offset, epoch
 
     def validate(self) -> None:
         """Raise AssertionError where a rule is broken. For tests."""
@@ -347,14 +357,3 @@ class ProducerStage:
     def commit(self) -> None:
         """The batches are in the log."""
         self._state._entries.update(self._changed)
-
-
-def rebuild(state: ProducerState, batches: Iterable[BatchHeader], now_ms: int) -> ProducerState:
-    """``state`` brought up to date with the batches that follow it in the log, in order.
-
-    The clock of the append is not in the log, so the producers count as seen at ``now_ms``: they
-    are remembered rather too long than too short.
-    """
-    for header in batches:
-        state.record(header, header.base_offset, now_ms)
-    return state

@@ -1,0 +1,172 @@
+"""Checks of what is to be appended, all of them before anything is written. Pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from penstock.broker.core.epoch_history import EpochHistory
+from penstock.broker.core.ports import AppendInfo
+from penstock.broker.core.producer_state import Duplicate, ProducerStage, ProducerState
+from penstock.broker.storage.batches import next_header
+from penstock.broker.storage.disk import Buffer
+from penstock.broker.storage.log_files import Batch
+from penstock.broker.storage.settings import TopicLogConfig
+from penstock.wire.errors import (
+    CorruptRecordError,
+    FencedLeaderEpochError,
+    InvalidRecordError,
+    RecordTooLargeError,
+)
+from penstock.wire.records import (
+    BatchHeader,
+    iter_batches,
+    offset_patch,
+    parse_header,
+    set_log_append_time,
+    verify_batch,
+    verify_producer_batch,
+)
+
+
+class Checked(NamedTuple):
+    """Batches that may be appended, and the producer state once they are."""
+
+    batches: list[Batch]
+    producers: ProducerStage
+
+
+def check_as_leader(
+    records: Buffer,
+    *,
+    name: str,
+    base_offset: int,
+    leader_epoch: int,
+    now_ms: int,
+    config: TopicLogConfig,
+    producers: ProducerState,
+) -> Checked | AppendInfo:
+    """The batches as they are to stand from ``base_offset`` on; see Log.append_as_leader.
+
+    An AppendInfo when every batch is in the log already, or there is none.
+    """
+    stage = producers.staged()
+    batches: list[Batch] = []
+    duplicates: list[Duplicate] = []
+    offset = base_offset
+    try:
+        for _, view in iter_batches(records):
+            header = verify_producer_batch(view)
+            _check_allowed(header, name, config)
+            found = stage.check(header)
+            if isinstance(found, Duplicate):
+                duplicates.append(found)
+                continue
+            batch = _placed(header, view, config, now_ms, (offset, leader_epoch))
+            stage.record(batch.header, offset, now_ms)
+            batches.append(batch)
+            offset = batch.header.next_offset
+    except CorruptRecordError as error:
+        raise CorruptRecordError(f"{name}: {error.message}; nothing was appended") from None
+    if batches and duplicates:
+        raise InvalidRecordError(
+            f"{name}: {len(duplicates)} batches of the append are in the log already and "
+            f"{len(batches)} are not; nothing was appended, send them one by one"
+        )
+    if not batches:
+        return _nothing_new(duplicates)
+    return Checked(batches, stage)
+
+
+def _nothing_new(duplicates: list[Duplicate]) -> AppendInfo:
+    if not duplicates:
+        return AppendInfo(-1, -1, -1, 0)
+    return AppendInfo(duplicates[0].base_offset, duplicates[-1].last_offset, -1, 0, duplicate=True)
+
+
+def _check_allowed(header: BatchHeader, name: str, config: TopicLogConfig) -> None:
+    for key, limit in (
+        ("max.message.bytes", config.max_message_bytes),
+        ("segment.bytes", config.segment_bytes),
+    ):
+        if header.size_bytes > limit:
+            raise RecordTooLargeError(
+                f"{name}: a batch has {header.size_bytes} bytes, but {key} is {limit}; nothing "
+                f"was appended: send smaller batches or raise the topic's {key}"
+            )
+    if header.is_log_append_time and not config.log_append_time:
+        raise InvalidRecordError(
+            f"{name}: the batch claims to have its time from the broker, but the topic's "
+            "message.timestamp.type is CreateTime; clear attribute bit 3"
+        )
+    if header.is_transactional:
+        raise InvalidRecordError(
+            f"{name}: the batch belongs to a transaction, but none was begun for the partition"
+        )
+
+
+def _placed(
+    header: BatchHeader,
+    view: memoryview,
+    config: TopicLogConfig,
+    now_ms: int,
+    place: tuple[int, int],
+) -> Batch:
+    offset, leader_epoch = place
+    rest: Buffer = view[16:]
+    if config.log_append_time:
+        stamped = set_log_append_time(view, now_ms)
+        header = parse_header(stamped)
+        rest = memoryview(stamped)[16:]
+    patch = offset_patch(header, offset, leader_epoch)
+    header = header._replace(base_offset=offset, leader_epoch=leader_epoch)
+    return Batch(header, (patch, rest))
+
+
+def check_leader_epoch(name: str, leader_epoch: int, history: EpochHistory) -> None:
+    """Refuse to write in an epoch older than the log has."""
+    if leader_epoch < history.last_epoch:
+        raise FencedLeaderEpochError(
+            f"{name}: leader epoch {leader_epoch} may write no more, the log has epoch "
+            f"{history.last_epoch} by now"
+        )
+
+
+def check_as_follower(
+    records: Buffer,
+    *,
+    name: str,
+    end_offset: int,
+    now_ms: int,
+    epochs: EpochHistory,
+    producers: ProducerState,
+) -> Checked:
+    """The batches as the leader sent them; see Log.append_as_follower."""
+    stage = producers.staged()
+    batches: list[Batch] = []
+    offset = end_offset
+    epoch = max(
+        (entry.leader_epoch for entry in epochs.entries if entry.start_offset < end_offset),
+        default=0,
+    )
+    view = memoryview(records)
+    position = 0
+    try:
+        while position < len(view):
+            header = next_header(view, position, offset, len(view) - position)
+            batch = view[position : position + header.size_bytes]
+            verify_batch(batch)
+            if header.leader_epoch < epoch:
+                raise CorruptRecordError(
+                    f"the batch at offset {offset} has leader epoch {header.leader_epoch}, but "
+                    f"epoch {epoch} wrote before it"
+                )
+            stage.record(header, offset, now_ms)
+            batches.append(Batch(header, (batch,)))
+            position += header.size_bytes
+            offset, epoch = header.next_offset, header.leader_epoch
+    except CorruptRecordError as error:
+        raise CorruptRecordError(
+            f"{name}: {error.message}, at byte {position} of what the leader sent; nothing was "
+            "appended"
+        ) from None
+    return Checked(batches, stage)

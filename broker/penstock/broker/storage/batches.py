@@ -1,0 +1,97 @@
+"""Checks of batches as they lie in a file: the header that must follow, the checksum, the epoch."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from penstock.broker.core.epoch_history import EpochHistory
+from penstock.broker.storage.disk import Buffer
+from penstock.wire.errors import CorruptRecordError
+from penstock.wire.records import HEADER_BYTES, BatchHeader, parse_header
+
+# Base offset, length, leader epoch, magic, CRC, attributes, last offset delta.
+_START: Final = struct.Struct(">qiibIhi")
+_MIN_LENGTH: Final = HEADER_BYTES - 12
+_MAGIC: Final = 2
+
+
+class Damage(NamedTuple):
+    """What is wrong with the batch at ``position``."""
+
+    position: int
+    what: str
+
+
+class Verified(NamedTuple):
+    """The sound batches at the start of some bytes.
+
+    They take ``size_bytes``, and the batch after them begins at ``next_offset``. ``damage`` is
+    set when the batch after them is there and is not sound.
+    """
+
+    size_bytes: int
+    next_offset: int
+    damage: Damage | None
+
+
+def next_header(data: Buffer, at: int, expected_offset: int, room_bytes: int) -> BatchHeader:
+    """The header at ``at``, which must begin at ``expected_offset`` and fit into the room left.
+
+    Raises CorruptRecordError that says what does not fit, without a place.
+    """
+    header = parse_header(data, at)
+    if header.base_offset != expected_offset or header.last_offset_delta < 0:
+        raise CorruptRecordError(
+            f"the batch has offsets {header.base_offset} to {header.last_offset}, but "
+            f"{expected_offset} comes next"
+        )
+    if header.size_bytes > room_bytes:
+        raise CorruptRecordError(
+            f"the batch at offset {expected_offset} has {header.size_bytes} bytes, but only "
+            f"{room_bytes} follow"
+        )
+    return header
+
+
+def verify_run(data: bytes, first_offset: int, *, below: int, epochs: EpochHistory) -> Verified:
+    """How far whole, sound batches go that lie below offset ``below``.
+
+    A batch's offsets must follow those before it, its leader epoch must be the one that wrote
+    there (neither is covered by the checksum), and its checksum must hold. Stops before a batch
+    that is cut off by the end of ``data``.
+    """
+    view = memoryview(data)
+    end = len(data)
+    at = 0
+    offset = first_offset
+    epoch, epoch_until = -1, offset  # The epoch of the offsets below epoch_until.
+    unpack = _START.unpack_from
+    while end - at >= HEADER_BYTES:
+        base, length, batch_epoch, magic, crc, _, delta = unpack(data, at)
+        last = base + delta
+        after = at + 12 + length
+        if magic != _MAGIC or length < _MIN_LENGTH or base != offset or delta < 0:
+            return Verified(at, offset, Damage(at, _describe(data, at, offset)))
+        if last >= below or after > end:
+            break
+        if last >= epoch_until:
+            epoch, epoch_until = epochs.span_at(last)
+        if batch_epoch != epoch:
+            what = f"the batch at offset {base} has leader epoch {batch_epoch}; {epoch} wrote it"
+            return Verified(at, offset, Damage(at, what))
+        if crc32c(view[at + 21 : after]) != crc:
+            return Verified(at, offset, Damage(at, f"the batch at offset {base} fails its CRC-32C"))
+        at = after
+        offset = last + 1
+    return Verified(at, offset, None)
+
+
+def _describe(data: bytes, at: int, expected_offset: int) -> str:
+    try:
+        next_header(data, at, expected_offset, len(data))
+    except CorruptRecordError as error:
+        return error.message
+    return "the batch header is damaged"

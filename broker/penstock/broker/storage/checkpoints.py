@@ -1,0 +1,141 @@
+"""Small files that are written whole: epoch checkpoints, producer snapshots, partition metadata.
+
+Each carries a CRC-32C or is written before anything depends on it, and takes its name only once it
+is on the disk; so a reader finds the old one or the new one, never half of one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from penstock.broker.core.epoch_history import EpochEntry, EpochHistory
+from penstock.broker.core.producer_state import ProducerState
+from penstock.broker.storage.disk import Disk
+from penstock.wire.errors import CorruptRecordError
+from penstock.wire.ids import TopicId
+
+EPOCHS_FILE: Final = "leader-epoch-checkpoint"
+METADATA_FILE: Final = "partition.metadata"
+TEMPORARY_SUFFIX: Final = ".tmp"
+_SNAPSHOT_NAME: Final = re.compile(r"(\d{20})\.snapshot")
+
+
+class CheckpointDamagedError(Exception):
+    """The file is not there or not what was written."""
+
+
+def write_atomically(disk: Disk, path: Path, data: bytes) -> None:
+    """Put ``data`` where ``path`` is, durably but for the name: sync the directory after.
+
+    Raises OSError; the old file is then still there. Safe from any thread, for different paths.
+    """
+    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    fd = disk.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        position = 0
+        while position < len(data):
+            position += disk.write_at(fd, [memoryview(data)[position:]], position)
+        disk.sync_data(fd)
+    finally:
+        os.close(fd)
+    temporary.replace(path)
+
+
+# --- leader epochs -------------------------------------------------------------------------------
+
+
+def encode_epochs(entries: Iterable[EpochEntry]) -> bytes:
+    """Text, as Kafka's: version, count, then epoch and start offset a line; and a checksum."""
+    lines = [f"{entry.leader_epoch} {entry.start_offset}\n" for entry in entries]
+    body = f"0\n{len(lines)}\n{''.join(lines)}".encode()
+    return body + f"crc32c {crc32c(body):08x}\n".encode()
+
+
+def read_epochs(directory: Path) -> list[EpochEntry]:
+    """The entries of a log's checkpoint. Raises CheckpointDamagedError."""
+    path = directory / EPOCHS_FILE
+    try:
+        data = path.read_bytes()
+        body, marker, checksum = data.rpartition(b"crc32c ")
+        if not marker or int(checksum, 16) != crc32c(body):
+            raise CheckpointDamagedError(f"{path} fails its checksum")
+        version, count, *lines = body.decode().splitlines()
+        if version != "0" or int(count) != len(lines):
+            raise CheckpointDamagedError(f"{path} has version {version} and {len(lines)} lines")
+        return [EpochEntry(*map(int, line.split())) for line in lines]
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointDamagedError(f"{path}: {error}") from None
+
+
+# --- producer snapshots --------------------------------------------------------------------------
+
+
+def snapshot_path(directory: Path, end_offset: int) -> Path:
+    """Where the producer state at a log end of ``end_offset`` is kept."""
+    return directory / f"{end_offset:020d}.snapshot"
+
+
+def snapshots(directory: Path) -> list[tuple[int, Path]]:
+    """The producer snapshots of a log with their offsets, newest first."""
+    found = []
+    for path in directory.iterdir():
+        match = _SNAPSHOT_NAME.fullmatch(path.name)
+        if match:
+            found.append((int(match[1]), path))
+    return sorted(found, reverse=True)
+
+
+def newest_snapshot(
+    directory: Path, at_most: int, epochs: EpochHistory
+) -> tuple[ProducerState, int] | None:
+    """The newest sound snapshot of this log that was taken at or before offset ``at_most``.
+
+    One that was taken of what was cut off since is passed over.
+    """
+    for offset, path in snapshots(directory):
+        if offset > at_most:
+            continue
+        try:
+            state, end_offset, leader_epoch = ProducerState.decode(path.read_bytes())
+        except (OSError, CorruptRecordError):
+            continue  # An older one and more of the log say the same.
+        known = epochs.epoch_at(offset - 1)  # -1 below the log's start, where nothing is cut.
+        if end_offset == offset and known in (leader_epoch, -1):
+            return state, end_offset
+    return None
+
+
+# --- partition metadata --------------------------------------------------------------------------
+
+
+class PartitionMetadata(NamedTuple):
+    """Whose log a directory holds."""
+
+    topic_id: TopicId
+    cluster_id: str
+
+
+def encode_metadata(metadata: PartitionMetadata) -> bytes:
+    """Text, as Kafka's, with the cluster's id as well."""
+    topic_id = uuid.UUID(bytes=metadata.topic_id)
+    return f"version: 0\ntopic_id: {topic_id}\ncluster_id: {metadata.cluster_id}\n".encode()
+
+
+def read_metadata(directory: Path) -> PartitionMetadata:
+    """Whose log it is. Raises CheckpointDamagedError."""
+    path = directory / METADATA_FILE
+    try:
+        pairs = (line.partition(": ") for line in path.read_text().splitlines())
+        fields = {key: value.strip() for key, _, value in pairs}
+        if fields["version"] != "0":
+            raise CheckpointDamagedError(f"{path} has the unknown version {fields['version']}")
+        return PartitionMetadata(TopicId(uuid.UUID(fields["topic_id"]).bytes), fields["cluster_id"])
+    except (OSError, KeyError, ValueError) as error:
+        raise CheckpointDamagedError(f"{path}: {error!r}") from None

@@ -1,0 +1,100 @@
+"""What the logs of one data directory share: its disk, its health, its open segments."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.broker.storage.disk import Disk, is_disk_full
+from penstock.broker.storage.settings import LogSettings
+from penstock.wire.errors import DiskFullError, PenstockError, StorageError
+from penstock.wire.ids import TopicIdPartition
+
+if TYPE_CHECKING:
+    from penstock.broker.storage.log import PartitionLog
+    from penstock.broker.storage.segment import Segment
+
+
+def _run_now(job: Callable[[], None]) -> None:
+    job()
+
+
+def _keep_no_point(_key: TopicIdPartition, _offset: int) -> None:
+    return None
+
+
+def _flush_on_request(_log: PartitionLog) -> None:
+    return None
+
+
+class DataDirectory:
+    """One directory of partition directories. Used on one thread, like the logs in it.
+
+    The defaults serve a log on its own (tools, tests): nobody flushes but who calls ``flush``.
+    A manager puts its own callables in place: ``request_flush`` is called when a log has
+    something to flush, ``lower_recovery_point`` must have made the lower value durable when it
+    returns, ``run_in_background`` runs what may take long (deleting files).
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        settings: LogSettings,
+        clock_ms: Callable[[], int],
+        *,
+        disk: Disk | None = None,
+        on_failed: Callable[[Path, StorageError], None] | None = None,
+    ) -> None:
+        self.path = path
+        self.settings = settings
+        self.clock_ms = clock_ms
+        self.disk = disk or Disk()
+        self.failure: StorageError | None = None
+        self.request_flush: Callable[[PartitionLog], None] = _flush_on_request
+        self.lower_recovery_point: Callable[[TopicIdPartition, int], None] = _keep_no_point
+        self.run_in_background: Callable[[Callable[[], None]], None] = _run_now
+        self._on_failed = on_failed
+        self._open_segments: OrderedDict[Segment, None] = OrderedDict()
+
+    def check(self) -> None:
+        """Raise StorageError when the directory has failed."""
+        if self.failure is not None:
+            raise StorageError(self.failure.message)
+
+    def fail(self, error: Exception, doing: str) -> StorageError:
+        """The directory is not to be trusted any more. Returns the error for the caller to raise.
+
+        After a failed fsync nobody knows what is on the disk: the kernel may drop the pages that
+        it could not write and report success the next time. So a failure is for good.
+        """
+        if self.failure is None:
+            self.failure = StorageError(
+                f"data directory {self.path} failed while {doing}: {error}; its partitions are "
+                "offline on this broker until the disk is mended and the broker is restarted"
+            )
+            if self._on_failed is not None:
+                self._on_failed(self.path, self.failure)
+        return StorageError(self.failure.message)
+
+    def translate(self, error: OSError, doing: str) -> PenstockError:
+        """The typed error for a failed call: a full disk passes, anything else is for good."""
+        if is_disk_full(error):
+            return DiskFullError(
+                f"no room in data directory {self.path} while {doing}: {error.strerror}; nothing "
+                "was appended; free space or lower retention, then try again"
+            )
+        return self.fail(error, doing)
+
+    def used(self, segment: Segment) -> None:
+        """A closed segment was opened or read: keep the ones last used open, close the others."""
+        self._open_segments[segment] = None
+        self._open_segments.move_to_end(segment)
+        if len(self._open_segments) > self.settings.open_segments_max:
+            oldest, _ = self._open_segments.popitem(last=False)
+            oldest.close_file()
+
+    def forget(self, segment: Segment) -> None:
+        """The segment is active again, closed or deleted."""
+        self._open_segments.pop(segment, None)

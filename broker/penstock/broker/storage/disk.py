@@ -1,0 +1,97 @@
+"""The system calls that storage makes on files, behind one object that tests replace.
+
+Every write, flush and cut goes through it, so that a test can fill the disk, break it, or know
+what a power cut would leave.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+Buffer = bytes | bytearray | memoryview
+
+# Out of space, over quota, or larger than the process or file system lets a file be: all are
+# "nothing was written, and the log is as good as before".
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+def is_disk_full(error: OSError) -> bool:
+    """Whether the error means that there is no room, as opposed to a disk that fails."""
+    return error.errno in _FULL
+
+
+class Disk:
+    """The real thing. Stateless and safe from any thread; raises OSError."""
+
+    def open(self, path: Path, flags: int) -> int:
+        """A descriptor of the file."""
+        return os.open(path, flags | os.O_CLOEXEC, 0o640)
+
+    def write_at(self, fd: int, buffers: Sequence[Buffer], position: int) -> int:
+        """Write what fits of the buffers, one after the other; how many bytes that was."""
+        return os.pwritev(fd, buffers, position)
+
+    def read_at(self, fd: int, size: int, position: int) -> bytes:
+        """Up to ``size`` bytes from ``position``; fewer at the file's end."""
+        return os.pread(fd, size, position)
+
+    def truncate(self, fd: int, size: int) -> None:
+        """Cut the file."""
+        os.ftruncate(fd, size)
+
+    def sync_data(self, fd: int) -> None:
+        """Return when the file's data, and the size that makes it readable, are on the disk."""
+        os.fdatasync(fd)
+
+    def sync_directory(self, path: Path) -> None:
+        """Return when the names made, renamed and removed in the directory are on the disk."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+class SharedFile:
+    """A descriptor that closes when its owner is done with it *and* nobody uses it any more.
+
+    A flush in another thread must never find its descriptor closed, or reused for another file.
+    Safe from any thread.
+    """
+
+    __slots__ = ("_closing", "_lock", "_users", "fd", "path")
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self.path = path
+        self.fd = fd
+        self._lock = threading.Lock()
+        self._users = 0
+        self._closing = False
+
+    def acquire(self) -> SharedFile:
+        """Keep the descriptor open until ``release``. Only while the owner has not closed it."""
+        with self._lock:
+            assert not self._closing, f"{self.path} is closed"
+            self._users += 1
+        return self
+
+    def release(self) -> None:
+        """The counterpart of ``acquire``."""
+        with self._lock:
+            self._users -= 1
+            if self._closing and self._users == 0:
+                os.close(self.fd)
+
+    def close(self) -> None:
+        """The owner is done: close now, or when the last user is."""
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+            if self._users == 0:
+                os.close(self.fd)

@@ -1,0 +1,51 @@
+"""The work of a flush, which may run in another thread than the log's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.broker.storage.checkpoints import write_atomically
+from penstock.broker.storage.disk import Disk, SharedFile
+
+if TYPE_CHECKING:
+    from penstock.broker.storage.log import PartitionLog
+    from penstock.broker.storage.log_files import FileWrite
+    from penstock.broker.storage.segment import Segment
+
+
+@dataclass(slots=True)
+class FlushTask:
+    """What a log wants on the disk, as it was when the task was made.
+
+    ``end_offset`` is durable once ``run`` is over without ``error``, unless the log was cut since
+    (``generation``). ``run`` touches nothing of the log, and holds its files open.
+    """
+
+    log: PartitionLog
+    disk: Disk
+    directory: Path
+    end_offset: int
+    generation: int
+    files: Sequence[SharedFile]  # Oldest segment first.
+    writes: Sequence[FileWrite]
+    names_changed: bool
+    closed: Sequence[Segment]
+    error: OSError | None = field(default=None)
+
+    def run(self) -> None:
+        """Do it, in any thread, once. Raises nothing: what failed is in ``error``."""
+        try:
+            for file in self.files:
+                self.disk.sync_data(file.fd)
+            for path, encode in self.writes:
+                write_atomically(self.disk, path, encode())
+            if self.names_changed:
+                self.disk.sync_directory(self.directory)
+        except OSError as error:
+            self.error = error
+        finally:
+            for file in self.files:
+                file.release()

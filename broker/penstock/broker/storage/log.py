@@ -1,0 +1,471 @@
+"""One partition's log on disk: the Log port of penstock.broker.core.ports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from penstock.broker.core.epoch_history import EpochHistory
+from penstock.broker.core.ports import AppendInfo, Buffer, EpochEnd, TimestampedOffset
+from penstock.broker.core.producer_state import ANY_PRODUCER, ProducerState
+from penstock.broker.storage import appends
+from penstock.broker.storage.checkpoints import (
+    EPOCHS_FILE,
+    encode_epochs,
+    snapshot_path,
+    snapshots,
+)
+from penstock.broker.storage.data_directory import DataDirectory
+from penstock.broker.storage.flush import FlushTask
+from penstock.broker.storage.log_files import Batch, FileWrite, LogFiles, index_writes
+from penstock.broker.storage.producers import load_producers
+from penstock.broker.storage.settings import FlushPolicy, TopicLogConfig
+from penstock.broker.storage.timestamps import first_at_or_after, largest
+from penstock.wire.errors import OffsetOutOfRangeError, StorageError
+from penstock.wire.ids import LeaderEpoch, TopicIdPartition, TopicPartition
+from penstock.wire.records import BatchHeader
+
+_EXPIRY_INTERVAL_MS = 600_000
+
+
+class PartitionLog:
+    """A log in its directory. Used on one thread; see Log for what each method promises.
+
+    Made by ``recovery.open_log``. After StorageError the data directory is to be given up.
+    Whatever appends, cuts or assigns an epoch asks the directory to flush; ``flush`` does it here
+    and now.
+    """
+
+    def __init__(
+        self,
+        home: DataDirectory,
+        files: LogFiles,
+        *,
+        partition: TopicPartition,
+        key: TopicIdPartition,
+        config: TopicLogConfig,
+        log_start_offset: int,
+        end_offset: int,
+        synced_offset: int,
+        epochs: EpochHistory,
+        producers: ProducerState,
+    ) -> None:
+        self.home = home
+        self.partition = partition
+        self.key = key
+        self.config = config
+        self._files = files
+        self._start = log_start_offset
+        self._end = end_offset
+        self._synced = synced_offset  # Everything below is on the disk, whatever the policy.
+        self._epochs = epochs
+        self._epochs_saved = False
+        self._producers = producers
+        self._next_expiry_ms = home.clock_ms() + _EXPIRY_INTERVAL_MS
+        self._pending_writes: list[FileWrite] = []
+        # Counts the cuts: what a flush began before a cut says nothing about what came after it.
+        self._generation = 0
+        self._closed: str | None = None
+        self._durable_is_end = home.settings.flush_policy is not FlushPolicy.COMMIT
+
+    def __repr__(self) -> str:
+        return f"<PartitionLog {self.name} {self._start}..{self._end} in {self.directory}>"
+
+    @property
+    def name(self) -> str:
+        """The partition as people name it."""
+        return str(self.partition)
+
+    @property
+    def directory(self) -> Path:
+        """Where the files are."""
+        return self._files.directory
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of all segments."""
+        return self._files.size_bytes
+
+    @property
+    def log_start_offset(self) -> int:
+        """The first offset that may be read."""
+        return self._start
+
+    @property
+    def log_end_offset(self) -> int:
+        """The offset that the next record will get."""
+        return self._end
+
+    @property
+    def durable_offset(self) -> int:
+        """Everything below survives what the flush policy promises to survive."""
+        return self._end if self._durable_is_end else self._synced
+
+    @property
+    def recovery_point(self) -> int:
+        """Everything below is on the disk and need not be checked after a crash."""
+        return self._synced
+
+    @property
+    def last_epoch(self) -> int:
+        """The newest leader epoch known, -1 for none."""
+        return self._epochs.last_epoch
+
+    @property
+    def epochs(self) -> EpochHistory:
+        """The leader epochs; read only."""
+        return self._epochs
+
+    @property
+    def producers(self) -> ProducerState:
+        """The idempotent producers; read only."""
+        return self._producers
+
+    def _check(self) -> None:
+        if self._closed is not None:
+            raise StorageError(f"{self.name}: {self._closed}")
+        self.home.check()
+
+    # --- appending -------------------------------------------------------------------------------
+
+    def append_as_leader(
+        self, records: Buffer, leader_epoch: LeaderEpoch, *, now_ms: int
+    ) -> AppendInfo:
+        """Check and append a producer's batches; see Log."""
+        self._check()
+        appends.check_leader_epoch(self.name, leader_epoch, self._epochs)
+        self._expire_producers(now_ms)
+        checked = appends.check_as_leader(
+            records,
+            name=self.name,
+            base_offset=self._end,
+            leader_epoch=leader_epoch,
+            now_ms=now_ms,
+            config=self.config,
+            producers=self._producers,
+        )
+        if isinstance(checked, AppendInfo):
+            return checked
+        return self._append(checked, now_ms if self.config.log_append_time else -1)
+
+    def append_as_follower(self, records: Buffer) -> AppendInfo:
+        """Append what the leader pushed, as it is; see Log."""
+        self._check()
+        now_ms = self.home.clock_ms()
+        self._expire_producers(now_ms)
+        checked = appends.check_as_follower(
+            records,
+            name=self.name,
+            end_offset=self._end,
+            now_ms=now_ms,
+            epochs=self._epochs,
+            producers=self._producers,
+        )
+        if not checked.batches:
+            return AppendInfo(-1, -1, -1, 0)
+        return self._append(checked, -1)
+
+    def _append(self, checked: appends.Checked, log_append_time_ms: int) -> AppendInfo:
+        batches = checked.batches
+        try:
+            self._write(batches)
+        except OSError as error:
+            self._undo_append()
+            raise self.home.translate(error, f"appending to {self.name}") from error
+        first, last = batches[0].header, batches[-1].header
+        base_offset, self._end = self._end, last.next_offset
+        for batch in batches:
+            if batch.header.leader_epoch != self._epochs.last_epoch:
+                self._assign(batch.header.leader_epoch, batch.header.base_offset)
+        checked.producers.commit()
+        self.home.request_flush(self)
+        size = sum(batch.header.size_bytes for batch in batches)
+        assert base_offset == first.base_offset
+        return AppendInfo(base_offset, last.last_offset, log_append_time_ms, size)
+
+    def _write(self, batches: Sequence[Batch]) -> None:
+        """Write the batches, in a new segment where one is due."""
+        limits = self.config.segment_bytes, self.config.segment_ms
+        interval = self.config.index_interval_bytes
+        group: list[Batch] = []
+        pending = 0
+        for batch in batches:
+            if self._files.must_roll(batch.header, pending, limits):
+                if group:
+                    self._files.write(group, interval)
+                self._roll(batch.header.base_offset, mid_append=bool(group))
+                group, pending = [], 0
+            group.append(batch)
+            pending += batch.header.size_bytes
+        self._files.write(group, interval)
+
+    def _roll(self, base_offset: int, *, mid_append: bool) -> None:
+        self._files.roll(base_offset)
+        if not mid_append:  # Otherwise the producer state is that of an offset before.
+            self._pending_writes.append(self._snapshot_write())
+
+    def _snapshot_write(self) -> FileWrite:
+        state, offset = self._producers.copy(), self._end
+        epoch = self._epochs.epoch_at(offset - 1)
+        return snapshot_path(self.directory, offset), lambda: state.encode(offset, epoch)
+
+    def _undo_append(self) -> None:
+        """Of an append over two segments the first part may be there: take it back."""
+        try:
+            self._files.truncate(self._end, self.config.index_interval_bytes)
+        except OSError as error:
+            self.home.fail(error, f"taking back a part of an append to {self.name}")
+
+    def _expire_producers(self, now_ms: int) -> None:
+        if now_ms >= self._next_expiry_ms:
+            self._next_expiry_ms = now_ms + _EXPIRY_INTERVAL_MS
+            self._producers.expire(now_ms, self.home.settings.producer_expiration_ms)
+
+    def assign_epoch(self, leader_epoch: LeaderEpoch) -> None:
+        """Note that ``leader_epoch`` begins at log_end_offset; see Log.
+
+        Raises FencedLeaderEpochError when the log has a newer one.
+        """
+        self._check()
+        appends.check_leader_epoch(self.name, leader_epoch, self._epochs)
+        self._assign(leader_epoch, self._end)
+        self.home.request_flush(self)
+
+    def _assign(self, leader_epoch: int, offset: int) -> None:
+        if self._epochs.assign(leader_epoch, offset):
+            self._epochs_saved = False
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    def read(self, offset: int, max_bytes: int, *, below: int, min_one: bool = True) -> bytes:
+        """Whole, verified batches from the one that holds ``offset``; see Log."""
+        self._check()
+        self._check_range(offset)
+        below = min(below, self._end)
+        if offset >= below:
+            return b""
+        found = self._files.locate(offset)
+        if found is None:
+            raise self._files.segment_of(offset).damaged(
+                self._files.segment_of(offset).size_bytes, f"offset {offset} is missing"
+            )
+        segment, position, base_offset = found
+        run = segment.read(
+            position, base_offset, max_bytes, below=below, min_one=min_one, epochs=self._epochs
+        )
+        self._files.remember(run.next_offset, segment, run.next_position)
+        return run.data
+
+    def _check_range(self, offset: int) -> None:
+        if not self._start <= offset <= self._end:
+            raise OffsetOutOfRangeError(
+                f"{self.name} has offsets {self._start} to {self._end}, but {offset} was asked for"
+            )
+
+    def end_of_epoch(self, leader_epoch: int) -> EpochEnd:
+        """Where a leader epoch ends; see Log."""
+        return self._epochs.end_of_epoch(leader_epoch, self._end)
+
+    def offset_for_timestamp(self, timestamp_ms: int, *, below: int) -> TimestampedOffset | None:
+        """The first record at or after a time; see Log. Reads the batch it finds."""
+        self._check()
+        return first_at_or_after(
+            self._files, timestamp_ms, start=self._start, below=min(below, self._end)
+        )
+
+    def max_timestamp(self, *, below: int) -> TimestampedOffset | None:
+        """The record with the largest timestamp, the first of several; see Log."""
+        self._check()
+        return largest(self._files, start=self._start, below=min(below, self._end))
+
+    # --- cutting ---------------------------------------------------------------------------------
+
+    def truncate_to(self, offset: int) -> None:
+        """Cut everything at and after ``offset``; see Log.
+
+        Batches are not split: the one that holds ``offset`` goes as a whole.
+        """
+        self._check()
+        if offset >= self._end:
+            # An epoch may have been assigned at the end, that the new leader knows nothing of.
+            if self._epochs.truncate_from_end(offset):
+                self._epochs_saved = False
+                self.home.request_flush(self)
+            return
+        if offset <= self._start:
+            self.truncate_fully_and_start_at(offset)
+            return
+        segment = self._files.segment_of(offset)
+        placed = segment.position_of(offset)
+        end = placed.header.base_offset if placed is not None else offset
+        self._begin_cut(end)
+        try:
+            for taken_at, path in snapshots(self.directory):
+                if taken_at > end:
+                    path.unlink()
+            self._files.truncate(end, self.config.index_interval_bytes)
+        except OSError as error:
+            raise self.home.fail(error, f"cutting {self.name} at offset {end}") from error
+        self._end = end
+        self._start = min(self._start, end)
+        self._epochs.truncate_from_end(end)
+        self._rebuild_producers()
+        self.home.request_flush(self)
+
+    def truncate_fully_and_start_at(self, offset: int) -> None:
+        """Drop everything; the log then starts and ends at ``offset``; see Log."""
+        self._check()
+        # Whatever a crash in between leaves is less than the log was, and no sign of damage.
+        self._begin_cut(0)
+        try:
+            for _, path in snapshots(self.directory):
+                path.unlink()
+            self._files.reset(offset)
+        except OSError as error:
+            raise self.home.fail(error, f"dropping what {self.name} holds") from error
+        self._start = self._end = self._synced = offset
+        self._epochs.clear()
+        # What wrote below ``offset`` is not known here, so nobody's first sequence can be judged.
+        self._producers.clear(forgotten_up_to=ANY_PRODUCER if offset else -1)
+        self.home.request_flush(self)
+
+    def _begin_cut(self, end: int) -> None:
+        """From here on nothing at or after ``end`` counts as durable, whatever a crash finds."""
+        self._generation += 1
+        self._pending_writes.clear()
+        self._epochs_saved = False
+        self._synced = min(self._synced, end)
+        self.home.lower_recovery_point(self.key, end)
+
+    def _rebuild_producers(self) -> None:
+        if self._producers.touches(self._end):
+            self._producers = load_producers(
+                self._files, self._end, self._epochs, self.home.clock_ms()
+            )
+
+    def headers(self, offset: int, end: int) -> Iterator[BatchHeader]:
+        """The headers of the batches that hold offsets from ``offset`` to below ``end``."""
+        return (placed.header for _, placed in self._files.walk(offset, end))
+
+    def advance_log_start(self, offset: int) -> None:
+        """Move log_start_offset up, and delete whole segments below it; see Log.
+
+        Raises OffsetOutOfRangeError beyond log_end_offset.
+        """
+        self._check()
+        if offset <= self._start:
+            return
+        self._check_range(offset)
+        self._start = offset
+        if self._epochs.truncate_from_start(offset):
+            self._epochs_saved = False
+        try:
+            doomed = self._files.delete_below(offset)
+        except OSError as error:
+            raise self.home.fail(error, f"deleting old segments of {self.name}") from error
+        first = self._files.segments[0].base_offset
+        old = [path for taken_at, path in snapshots(self.directory) if taken_at < first]
+        # The newest of them is what a rebuild of the first segment starts from.
+        doomed += old[1:]
+        if doomed:
+            self.home.run_in_background(_deletion(doomed))
+        self.home.request_flush(self)
+
+    # --- flushing --------------------------------------------------------------------------------
+
+    @property
+    def has_rolled(self) -> bool:
+        """Whether a segment was closed that is not on the disk yet."""
+        return self._closed is None and self._files.has_rolled
+
+    @property
+    def needs_flush(self) -> bool:
+        """Whether something is not on the disk yet."""
+        return (
+            self._closed is None
+            and self.home.failure is None
+            and (self._files.has_unsynced or not self._epochs_saved or bool(self._pending_writes))
+        )
+
+    def begin_flush(self) -> FlushTask:
+        """Everything to be done for what is in the log now to be on the disk.
+
+        Run it in any thread, then hand it to ``finish_flush`` on this log's thread; always both.
+        """
+        files, names_changed, closed = self._files.take_unsynced()
+        writes, self._pending_writes = self._pending_writes, []
+        for segment in closed:
+            if segment.index is not None:
+                writes += index_writes(segment, segment.index)
+        if not self._epochs_saved:
+            entries = self._epochs.entries
+            writes.append((self.directory / EPOCHS_FILE, lambda: encode_epochs(entries)))
+            self._epochs_saved = True
+        return FlushTask(
+            log=self,
+            disk=self.home.disk,
+            directory=self.directory,
+            end_offset=self._end,
+            generation=self._generation,
+            files=files,
+            writes=writes,
+            names_changed=names_changed or bool(writes),
+            closed=closed,
+        )
+
+    def finish_flush(self, task: FlushTask) -> bool:
+        """Take over what a flush did; True when ``durable_offset`` advanced by it.
+
+        Raises nothing: a failed flush fails the data directory.
+        """
+        if self._closed is not None:
+            return False
+        if task.error is not None:
+            self.home.fail(task.error, f"flushing {self.name}")
+            return False
+        if task.generation != self._generation:
+            # What was cut meanwhile may have been written anew, after the fsync.
+            if self.needs_flush:
+                self.home.request_flush(self)
+            return False
+        for segment in task.closed:
+            if segment is not self._files.active:
+                segment.index = None
+                self.home.used(segment)
+        advanced = task.end_offset > self._synced
+        self._synced = max(self._synced, task.end_offset)
+        return advanced and not self._durable_is_end
+
+    def flush(self) -> None:
+        """Put everything on the disk before returning. Raises StorageError."""
+        self._check()
+        task = self.begin_flush()
+        task.run()
+        self.finish_flush(task)
+        self.home.check()
+
+    def close(self, *, save: bool) -> None:
+        """Close the files; with ``save`` flush and keep what makes the next start quick.
+
+        Raises StorageError when that failed; the files are closed all the same.
+        """
+        if self._closed is not None:
+            return
+        try:
+            if save:
+                self._pending_writes += index_writes(
+                    self._files.active, self._files.active.complete_index()
+                )
+                self._pending_writes.append(self._snapshot_write())
+                self.flush()
+        finally:
+            self._closed = "the log is closed; the broker is stopping or the partition moved away"
+            self._files.close()
+
+
+def _deletion(paths: list[Path]) -> Callable[[], None]:
+    def delete() -> None:
+        for path in paths:
+            path.unlink(missing_ok=True)
+
+    return delete

@@ -1,0 +1,242 @@
+"""The files of one log: its segments in order, what of them is not on the disk yet, their cuts."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from penstock.broker.storage.data_directory import DataDirectory
+from penstock.broker.storage.disk import Buffer, SharedFile
+from penstock.broker.storage.index import RELATIVE_OFFSET_MAX, MemoryIndex
+from penstock.broker.storage.segment import Placed, Segment
+from penstock.wire.records import BatchHeader
+
+_KNOWN_POSITIONS: Final = 16
+
+FileWrite = tuple[Path, Callable[[], bytes]]
+"""A file to be written whole, and what makes its bytes (in the thread that writes)."""
+
+
+class Batch:
+    """A checked batch on its way into the log: its header as it will be there, and its bytes."""
+
+    __slots__ = ("buffers", "header")
+
+    def __init__(self, header: BatchHeader, buffers: tuple[Buffer, ...]) -> None:
+        self.header = header
+        self.buffers = buffers
+
+
+class LogFiles:
+    """The segments of a log, oldest first; the last is the active one. Used on one thread.
+
+    Methods that touch files raise OSError where they write (the caller knows what to undo) and
+    StorageError or CorruptRecordError where they read.
+    """
+
+    def __init__(
+        self, home: DataDirectory, directory: Path, name: str, segments: Sequence[Segment]
+    ) -> None:
+        self._home = home
+        self._name = name
+        self.directory = directory
+        self.segments = list(segments)
+        self._bases = [segment.base_offset for segment in segments]
+        # Where the batch of a base offset is: readers mostly go on where they stopped.
+        self._positions: OrderedDict[int, tuple[Segment, int]] = OrderedDict()
+        self._unsynced: dict[Segment, None] = {}
+        self._names_changed = False  # The directory has entries that are not on the disk yet.
+        self._unsaved_indexes: dict[Segment, None] = {}
+
+    @property
+    def active(self) -> Segment:
+        """The segment that is appended to."""
+        return self.segments[-1]
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of all segments."""
+        return sum(segment.size_bytes for segment in self.segments)
+
+    # --- appending -------------------------------------------------------------------------------
+
+    def must_roll(self, header: BatchHeader, pending: int, limits: tuple[int, int]) -> bool:
+        """Whether the batch belongs into a new segment, when ``pending`` bytes go before it.
+
+        ``limits``: the most bytes and the largest age in milliseconds.
+        """
+        active = self.active
+        size = active.size_bytes + pending
+        if size == 0:
+            return False
+        segment_bytes, segment_ms = limits
+        started_ms = active.roll_timestamp_ms()
+        return (
+            size + header.size_bytes > segment_bytes
+            or header.last_offset - active.base_offset > RELATIVE_OFFSET_MAX
+            or (started_ms is not None and header.max_timestamp_ms - started_ms > segment_ms)
+        )
+
+    def write(self, batches: Sequence[Batch], interval_bytes: int) -> None:
+        """Append batches to the active segment: all of them, or none when OSError is raised."""
+        buffers = [buffer for batch in batches for buffer in batch.buffers]
+        size = sum(batch.header.size_bytes for batch in batches)
+        active = self.active
+        position = active.append(buffers, size)
+        self._unsynced[active] = None
+        for batch in batches:
+            active.note(batch.header, position, interval_bytes)
+            position += batch.header.size_bytes
+
+    def roll(self, base_offset: int) -> None:
+        """Close the active segment and begin a new one."""
+        closed = self.active
+        segment = Segment.create(self._home, self.directory, self._name, base_offset)
+        closed.complete_index()
+        self._unsaved_indexes[closed] = None
+        self._names_changed = True
+        self._add(segment)
+
+    def _add(self, segment: Segment) -> None:
+        self.segments.append(segment)
+        self._bases.append(segment.base_offset)
+
+    # --- finding ---------------------------------------------------------------------------------
+
+    def segment_of(self, offset: int) -> Segment:
+        """The segment that holds, or would hold, ``offset``."""
+        return self.segments[max(0, bisect_right(self._bases, offset) - 1)]
+
+    def locate(self, offset: int) -> tuple[Segment, int, int] | None:
+        """The segment, position and base offset of the batch that holds ``offset``."""
+        known = self._positions.get(offset)
+        if known is not None and known[1] < known[0].size_bytes:
+            return *known, offset
+        segment = self.segment_of(offset)
+        placed = segment.position_of(offset)
+        if placed is None:
+            return None
+        return segment, placed.position, placed.header.base_offset
+
+    def remember(self, offset: int, segment: Segment, position: int) -> None:
+        """The batch with base ``offset`` begins (or will begin) there."""
+        self._positions[offset] = (segment, position)
+        self._positions.move_to_end(offset)
+        if len(self._positions) > _KNOWN_POSITIONS:
+            self._positions.popitem(last=False)
+
+    def walk(self, offset: int, end: int) -> Iterator[tuple[Segment, Placed]]:
+        """The batches that hold offsets from ``offset`` to below ``end``, headers only."""
+        first = self.segments.index(self.segment_of(offset))
+        for segment in self.segments[first:]:
+            if segment.base_offset >= end:
+                return
+            for placed in segment.walk_from_offset(max(offset, segment.base_offset)):
+                if placed.header.base_offset >= end:
+                    return
+                yield segment, placed
+
+    # --- cutting ---------------------------------------------------------------------------------
+
+    def truncate(self, offset: int, interval_bytes: int) -> int:
+        """Cut the batches that hold ``offset`` or come after it, durably; the log's new end.
+
+        Later segments go first, so that what a crash in between leaves is one piece.
+        """
+        self._positions.clear()
+        keep = self.segments.index(self.segment_of(offset))
+        for segment in reversed(self.segments[keep + 1 :]):
+            self._remove(segment)
+        active = self.active
+        active.activate(interval_bytes)
+        self._unsaved_indexes.pop(active, None)
+        placed = active.position_of(offset)
+        if placed is not None:
+            active.truncate(placed.position, placed.header.base_offset)
+            offset = placed.header.base_offset
+        disk = self._home.disk
+        disk.sync_directory(self.directory)
+        disk.sync_data(active.file.fd)
+        self._names_changed = False
+        return offset
+
+    def reset(self, base_offset: int) -> None:
+        """Drop every segment and begin anew at ``base_offset``, durably."""
+        self._positions.clear()
+        for segment in reversed(self.segments):
+            self._remove(segment)
+        self._add(Segment.create(self._home, self.directory, self._name, base_offset))
+        self._home.disk.sync_directory(self.directory)
+        self._names_changed = False
+
+    def _remove(self, segment: Segment) -> None:
+        self._drop(segment)
+        for path in segment.paths():
+            path.unlink(missing_ok=True)
+
+    def _drop(self, segment: Segment) -> None:
+        segment.close_file()
+        at = self.segments.index(segment)
+        del self.segments[at], self._bases[at]
+        self._unsynced.pop(segment, None)
+        self._unsaved_indexes.pop(segment, None)
+
+    def delete_below(self, offset: int) -> list[Path]:
+        """Let go of the segments that end at or below ``offset``; their files, still to be deleted.
+
+        The active segment stays. The files have other names by then, which a restart ignores.
+        """
+        paths: list[Path] = []
+        while len(self.segments) > 1 and self.segments[1].base_offset <= offset:
+            oldest = self.segments[0]
+            self._drop(oldest)
+            paths += [
+                path.rename(path.with_name(path.name + ".deleted"))
+                for path in oldest.paths()
+                if path.exists()
+            ]
+        if paths:
+            self._names_changed = True
+            self._positions.clear()
+        return paths
+
+    # --- flushing --------------------------------------------------------------------------------
+
+    def take_unsynced(self) -> tuple[list[SharedFile], bool, list[Segment]]:
+        """What a flush has to do, oldest segment first; the caller must see to it.
+
+        The files to sync (acquired: release them), whether to sync the directory's names, and the
+        closed segments whose index files are to be written.
+        """
+        files = [segment.file.acquire() for segment in self._unsynced]
+        taken = files, self._names_changed, list(self._unsaved_indexes)
+        self._unsynced = {}
+        self._names_changed = False
+        self._unsaved_indexes = {}
+        return taken
+
+    @property
+    def has_rolled(self) -> bool:
+        """Whether a segment was closed that is not on the disk yet."""
+        return bool(self._unsaved_indexes)
+
+    @property
+    def has_unsynced(self) -> bool:
+        """Whether a flush has something to do."""
+        return bool(self._unsynced or self._names_changed or self._unsaved_indexes)
+
+    def close(self) -> None:
+        """Close every descriptor."""
+        for segment in self.segments:
+            segment.close_file()
+
+
+def index_writes(segment: Segment, index: MemoryIndex) -> list[FileWrite]:
+    """What writes a segment's index files."""
+    return [
+        (segment.index_path, index.encode_offsets),
+        (segment.time_index_path, index.encode_times),
+    ]

@@ -1,0 +1,329 @@
+"""Opening a log: after a clean stop by trusting it, after a crash by checking what may be torn.
+
+Everything below the recovery point was on the disk before the crash. What lies above may be whole,
+torn, or garbage: it is kept up to the first batch that is not sound, and the rest is cut off. Below
+the recovery point nothing is ever cut: damage there is a failing disk, not a crash. A damaged batch
+whose header is whole stays and is refused when it is read; where the chain of headers is broken the
+log does not open, so that the replica is copied anew and not taken for a shorter, sound one.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import structlog
+
+from penstock.broker.core.epoch_history import EpochHistory
+from penstock.broker.storage.batches import next_header
+from penstock.broker.storage.checkpoints import (
+    TEMPORARY_SUFFIX,
+    CheckpointDamagedError,
+    read_epochs,
+    snapshots,
+)
+from penstock.broker.storage.data_directory import DataDirectory
+from penstock.broker.storage.index import IndexDamagedError, MemoryIndex
+from penstock.broker.storage.log import PartitionLog
+from penstock.broker.storage.log_files import LogFiles
+from penstock.broker.storage.producers import load_producers
+from penstock.broker.storage.segment import Placed, Segment
+from penstock.broker.storage.settings import TopicLogConfig
+from penstock.wire.errors import CorruptRecordError, StorageError
+from penstock.wire.ids import TopicIdPartition, TopicPartition
+from penstock.wire.records import HEADER_BYTES, verify_batch
+
+_LOG_NAME: Final = re.compile(r"(\d{20})\.log")
+_INDEX_NAME: Final = re.compile(r"(\d{20})\.(?:index|timeindex)")
+_CHUNK_BYTES: Final = 1024 * 1024
+_log = structlog.get_logger()
+
+
+class SavedState(NamedTuple):
+    """What local state says of a log; the defaults suit a log that it does not know."""
+
+    recovery_point: int = 0
+    log_start_offset: int = 0
+    clean: bool = False
+
+
+@dataclass(slots=True)
+class _Opening:
+    """A log on its way to being open."""
+
+    home: DataDirectory
+    directory: Path
+    name: str
+    config: TopicLogConfig
+    saved: SavedState
+    segments: list[Segment] = field(default_factory=list)
+    end_offset: int = 0
+    epochs: EpochHistory = field(default_factory=EpochHistory)
+
+
+def open_log(
+    home: DataDirectory,
+    directory: Path,
+    *,
+    partition: TopicPartition,
+    key: TopicIdPartition,
+    config: TopicLogConfig,
+    saved: SavedState = SavedState(),  # noqa: B008 - immutable.
+) -> PartitionLog:
+    """The log in ``directory`` (made when empty), recovered if the last stop was not clean.
+
+    Raises StorageError, naming place and next step, for damage that no crash explains or when the
+    disk fails. Blocks while it reads what lies above the recovery point.
+    """
+    opening = _Opening(home, directory, str(partition), config, saved)
+    try:
+        _remove_leftovers(directory)
+        _find_segments(opening)
+        if not (saved.clean and _open_clean(opening)):
+            _recover(opening)
+        if opening.end_offset < saved.log_start_offset:
+            _start_anew(opening, saved.log_start_offset)
+        return _assemble(opening, partition, key)
+    except CorruptRecordError as error:
+        for segment in opening.segments:
+            segment.close_file()
+        raise StorageError(
+            f"{error.message}. The damage lies below what was safely on the disk, so it is no "
+            f"torn write: move {directory} away and restart the broker, and the partition is "
+            "copied anew from its leader"
+        ) from error
+    except OSError as error:
+        raise home.fail(error, f"opening {partition}") from error
+
+
+def _remove_leftovers(directory: Path) -> None:
+    """Files that a crash left between two steps: half-written ones, and those of no segment."""
+    names = {path.name: path for path in directory.iterdir()}
+    for name, path in names.items():
+        index = _INDEX_NAME.fullmatch(name)
+        orphan = index is not None and f"{index[1]}.log" not in names
+        if orphan or name.endswith((TEMPORARY_SUFFIX, ".deleted")):
+            path.unlink()
+
+
+def _find_segments(opening: _Opening) -> None:
+    found = []
+    for path in opening.directory.iterdir():
+        match = _LOG_NAME.fullmatch(path.name)
+        if match:
+            found.append((int(match[1]), path.stat().st_size))
+    if not found:
+        start = opening.saved.log_start_offset
+        opening.segments = [Segment.create(opening.home, opening.directory, opening.name, start)]
+        opening.home.disk.sync_directory(opening.directory)
+        return
+    opening.segments = [
+        Segment(opening.home, opening.directory, opening.name, base_offset, size_bytes=size)
+        for base_offset, size in sorted(found)
+    ]
+
+
+# --- after a clean stop --------------------------------------------------------------------------
+
+
+def _open_clean(opening: _Opening) -> bool:
+    """Take what the files say; False when they do not fit together: somebody changed them."""
+    active = opening.segments[-1]
+    try:
+        active.index = active.file_index.load() if active.size_bytes else MemoryIndex()
+        active.largest_timestamp()
+        end = active.base_offset
+        for placed in active.walk_from_offset(active.base_offset + active.index.last_offset):
+            end = placed.header.next_offset
+        opening.epochs = EpochHistory(read_epochs(opening.directory))
+    except (IndexDamagedError, CheckpointDamagedError, CorruptRecordError, ValueError) as error:
+        _log.warning("log_not_as_it_was_left", partition=opening.name, reason=str(error))
+        active.index = None
+        return False
+    opening.end_offset = end
+    return True
+
+
+# --- after a crash -------------------------------------------------------------------------------
+
+
+def _recover(opening: _Opening) -> None:
+    """Check what lies above the recovery point, and cut what is not sound."""
+    point = opening.saved.recovery_point
+    segments = opening.segments
+    below = [segment for segment in segments if segment.base_offset <= point]
+    first = max(0, len(below) - 1)
+    opening.epochs = _known_epochs(opening, segments[:first])
+    opening.epochs.truncate_from_end(segments[first].base_offset)
+    end = segments[first].base_offset
+    whole = True
+    for at in range(first, len(segments)):
+        segment = segments[at]
+        if not whole or segment.base_offset != end:
+            _drop_from(opening, at, end)
+            break
+        end, whole = _scan(opening, segment)
+        opening.home.disk.sync_data(segment.file.fd)
+    if end < point:
+        raise CorruptRecordError(
+            f"{opening.name}: the log in {opening.directory} ends at offset {end}, but was on the "
+            f"disk up to {point}"
+        )
+    for segment in segments[first:-1]:
+        segment.complete_index()
+        segment.save_index()
+        segment.index = None
+        segment.close_file()
+    for taken_at, path in snapshots(opening.directory):
+        if taken_at > end:
+            path.unlink()
+    opening.home.disk.sync_directory(opening.directory)
+    opening.end_offset = end
+
+
+def _known_epochs(opening: _Opening, trusted: list[Segment]) -> EpochHistory:
+    """The checkpoint's history, or where that is damaged what the trusted segments tell."""
+    try:
+        return EpochHistory(read_epochs(opening.directory))
+    except (CheckpointDamagedError, ValueError):
+        pass
+    history = EpochHistory()
+    for segment in trusted:
+        for placed in segment.walk(0, segment.base_offset):
+            _assign(history, placed)
+        segment.close_file()
+    return history
+
+
+def _assign(history: EpochHistory, placed: Placed) -> None:
+    try:
+        history.assign(placed.header.leader_epoch, placed.header.base_offset)
+    except ValueError as error:
+        raise CorruptRecordError(str(error)) from None
+
+
+def _drop_from(opening: _Opening, at: int, end: int) -> None:
+    """Delete the segments from number ``at`` on, the last first: what they followed was cut."""
+    for segment in reversed(opening.segments[at:]):
+        _log.warning(
+            "log_segment_dropped",
+            partition=opening.name,
+            segment=str(segment.path),
+            bytes=segment.size_bytes,
+            log_end_offset=end,
+        )
+        segment.close_file()
+        for path in segment.paths():
+            path.unlink(missing_ok=True)
+    del opening.segments[at:]
+
+
+def _scan(opening: _Opening, segment: Segment) -> tuple[int, bool]:
+    """Read a segment, make its index and cut it before the first batch that is not sound.
+
+    The offset where it ends, and whether all of it was sound. Below the recovery point only the
+    headers are read, and damage raises CorruptRecordError.
+    """
+    point = opening.saved.recovery_point
+    segment.index = MemoryIndex()
+    position, offset = 0, segment.base_offset
+
+    def take(placed: Placed) -> tuple[int, int]:
+        _assign(opening.epochs, placed)
+        segment.note(placed.header, placed.position, opening.config.index_interval_bytes)
+        return placed.position + placed.header.size_bytes, placed.header.next_offset
+
+    walk = segment.walk(0, offset)
+    while offset < point and position < segment.size_bytes:
+        position, offset = take(next(walk))
+    chunks = _Chunks(segment)
+    while position < segment.size_bytes:
+        try:
+            position, offset = take(chunks.sound_batch(position, offset))
+        except CorruptRecordError as error:
+            _cut_tail(opening, segment, Cut(position, offset, error.message))
+            return offset, False
+    return offset, True
+
+
+class Cut(NamedTuple):
+    """Where a torn tail begins, and what is wrong there."""
+
+    position: int
+    offset: int
+    reason: str
+
+
+def _cut_tail(opening: _Opening, segment: Segment, cut: Cut) -> None:
+    _log.warning(
+        "log_tail_cut",
+        partition=opening.name,
+        segment=str(segment.path),
+        position=cut.position,
+        bytes=segment.size_bytes - cut.position,
+        log_end_offset=cut.offset,
+        reason=cut.reason,
+    )
+    opening.home.disk.truncate(segment.file.fd, cut.position)
+    segment.size_bytes = cut.position
+
+
+class _Chunks:
+    """Reads a segment from front to back in large pieces."""
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+        self._at = 0
+        self._data = b""
+
+    def sound_batch(self, position: int, offset: int) -> Placed:
+        """The batch at ``position``, all of it checked. Raises CorruptRecordError."""
+        room = self._segment.size_bytes - position
+        header = next_header(self._read(position, min(room, HEADER_BYTES)), 0, offset, room)
+        verify_batch(self._read(position, header.size_bytes))
+        return Placed(header, position)
+
+    def _read(self, position: int, size: int) -> memoryview:
+        start = position - self._at
+        if start < 0 or start + size > len(self._data):
+            self._data = self._segment.read_at(max(size, _CHUNK_BYTES), position)
+            self._at, start = position, 0
+        return memoryview(self._data)[start : start + size]
+
+
+# --- either way ----------------------------------------------------------------------------------
+
+
+def _start_anew(opening: _Opening, offset: int) -> None:
+    """The log ends before it starts: what it holds was deleted, by an order that outlived it."""
+    _drop_from(opening, 0, offset)
+    segment = Segment.create(opening.home, opening.directory, opening.name, offset)
+    opening.home.disk.sync_directory(opening.directory)
+    opening.segments = [segment]
+    opening.end_offset = offset
+    opening.epochs.clear()
+
+
+def _assemble(opening: _Opening, partition: TopicPartition, key: TopicIdPartition) -> PartitionLog:
+    home, end = opening.home, opening.end_offset
+    files = LogFiles(home, opening.directory, opening.name, opening.segments)
+    start = min(max(opening.saved.log_start_offset, files.segments[0].base_offset), end)
+    for path in files.delete_below(start):
+        path.unlink()
+    epochs = opening.epochs
+    epochs.truncate_from_end(end)
+    epochs.truncate_from_start(start)
+    return PartitionLog(
+        home,
+        files,
+        partition=partition,
+        key=key,
+        config=opening.config,
+        log_start_offset=start,
+        end_offset=end,
+        synced_offset=end,
+        epochs=epochs,
+        producers=load_producers(files, end, epochs, home.clock_ms()),
+    )

@@ -1,0 +1,423 @@
+"""One segment of a log: ``BASE.log`` with its indexes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from penstock.broker.core.epoch_history import EpochHistory
+from penstock.broker.storage.batches import next_header, verify_run
+from penstock.broker.storage.checkpoints import write_atomically
+from penstock.broker.storage.data_directory import DataDirectory
+from penstock.broker.storage.disk import Buffer, SharedFile
+from penstock.broker.storage.index import (
+    RELATIVE_OFFSET_MAX,
+    FileIndex,
+    IndexDamagedError,
+    MemoryIndex,
+    OffsetEntry,
+    TimeEntry,
+)
+from penstock.wire.errors import CorruptRecordError
+from penstock.wire.records import HEADER_BYTES, BatchHeader, parse_header
+
+_IOV_MAX: Final = 1024
+_MENDED_INTERVAL_BYTES: Final = 4096
+_WALK_BYTES: Final = 8 * 1024  # A walk over headers reads so much at once.
+
+
+class Placed(NamedTuple):
+    """A batch and where it stands: its header, as it is in the log, and its position."""
+
+    header: BatchHeader
+    position: int
+
+
+class Read(NamedTuple):
+    """Whole batches, and what comes after them: its offset and its position."""
+
+    data: bytes
+    next_offset: int
+    next_position: int
+
+
+def file_name(base_offset: int, suffix: str) -> str:
+    """``00000000000000000042.log`` for 42 and ``log``."""
+    return f"{base_offset:020d}.{suffix}"
+
+
+class Segment:
+    """A file of batches, from offset ``base_offset`` on. Used on one thread.
+
+    ``index`` is in memory while the segment is appended to, and until its files are written.
+    """
+
+    __slots__ = (
+        "_file",
+        "_home",
+        "_name",
+        "base_offset",
+        "directory",
+        "first_timestamp_ms",
+        "index",
+        "max_timestamp",
+        "size_bytes",
+    )
+
+    def __init__(
+        self,
+        home: DataDirectory,
+        directory: Path,
+        name: str,
+        base_offset: int,
+        *,
+        size_bytes: int,
+        index: MemoryIndex | None = None,
+    ) -> None:
+        self._home = home
+        self._name = name  # The partition's, for messages.
+        self._file: SharedFile | None = None
+        self.directory = directory
+        self.base_offset = base_offset
+        self.size_bytes = size_bytes
+        self.index = index
+        self.max_timestamp: TimeEntry | None = None  # None for "not known yet" or "empty".
+        self.first_timestamp_ms: int | None = None
+
+    @classmethod
+    def create(cls, home: DataDirectory, directory: Path, name: str, base_offset: int) -> Segment:
+        """A new, empty segment. Raises OSError; FileExistsError when there is one."""
+        segment = cls(home, directory, name, base_offset, size_bytes=0, index=MemoryIndex())
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+        segment._file = SharedFile(segment.path, home.disk.open(segment.path, flags))
+        return segment
+
+    @property
+    def path(self) -> Path:
+        """The log file."""
+        return self.directory / file_name(self.base_offset, "log")
+
+    @property
+    def index_path(self) -> Path:
+        """The offset index file."""
+        return self.directory / file_name(self.base_offset, "index")
+
+    @property
+    def time_index_path(self) -> Path:
+        """The time index file."""
+        return self.directory / file_name(self.base_offset, "timeindex")
+
+    @property
+    def file_index(self) -> FileIndex:
+        """The index as it is in its files."""
+        return FileIndex(self.index_path, self.time_index_path)
+
+    @property
+    def file(self) -> SharedFile:
+        """The open log file. Raises StorageError when it can't be opened."""
+        if self._file is None:
+            try:
+                fd = self._home.disk.open(self.path, os.O_RDWR)
+            except OSError as error:
+                raise self._home.translate(error, f"opening {self.path}") from error
+            self._file = SharedFile(self.path, fd)
+        if self.index is None:
+            self._home.used(self)
+        return self._file
+
+    def close_file(self) -> None:
+        """Close the descriptor once nobody uses it; it is opened anew when it is needed."""
+        self._home.forget(self)
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def paths(self) -> list[Path]:
+        """Every file of the segment."""
+        return [self.path, self.index_path, self.time_index_path]
+
+    # --- appending -------------------------------------------------------------------------------
+
+    def append(self, buffers: Sequence[Buffer], size_bytes: int) -> int:
+        """Write the buffers at the end and return where they begin.
+
+        Raises OSError; what was written of them has then been cut off again.
+        """
+        position = self.size_bytes
+        file = self.file
+        try:
+            self._write(file.fd, buffers, position, size_bytes)
+        except OSError:
+            self._home.disk.truncate(file.fd, position)
+            raise
+        self.size_bytes = position + size_bytes
+        return position
+
+    def _write(self, fd: int, buffers: Sequence[Buffer], position: int, left: int) -> None:
+        pending = list(buffers)
+        while True:
+            written = self._home.disk.write_at(fd, pending[:_IOV_MAX], position)
+            left -= written
+            if left == 0:
+                return
+            position += written
+            pending = _without(pending, written)
+
+    def note(self, header: BatchHeader, position: int, interval_bytes: int) -> None:
+        """Bring index and timestamps up to date with a batch that was appended."""
+        index = self.index
+        assert index is not None, "only an active segment is appended to"
+        relative = header.base_offset - self.base_offset
+        if self.first_timestamp_ms is None:
+            self.first_timestamp_ms = header.max_timestamp_ms
+        if self.max_timestamp is None or header.max_timestamp_ms > self.max_timestamp.timestamp_ms:
+            self.max_timestamp = TimeEntry(header.max_timestamp_ms, relative)
+        if position - index.last_indexed_position >= interval_bytes:
+            index.add_offset(relative, position)
+            index.add_time(*self.max_timestamp)
+
+    def complete_index(self) -> MemoryIndex:
+        """The index with its last time entry, as it is written when the segment is closed."""
+        assert self.index is not None
+        if self.max_timestamp is not None:
+            self.index.add_time(*self.max_timestamp)
+        return self.index
+
+    # --- finding and reading ---------------------------------------------------------------------
+
+    def damaged(self, position: int, what: str) -> CorruptRecordError:
+        """The error that names the place."""
+        return CorruptRecordError(
+            f"{self._name}: {what} (segment {self.path}, byte {position}); it is not served, copy "
+            "the partition anew from another replica"
+        )
+
+    def read_at(self, size: int, position: int) -> bytes:
+        """The bytes of the log file. Raises StorageError."""
+        file = self.file
+        try:
+            return self._home.disk.read_at(file.fd, size, position)
+        except OSError as error:
+            raise self._home.translate(error, f"reading {self.path}") from error
+
+    def walk(self, position: int, offset: int, end: int | None = None) -> Iterator[Placed]:
+        """The batches from ``position`` on, whose first must have base offset ``offset``.
+
+        Reads headers only. Raises CorruptRecordError where a header can't be, or ends beyond
+        ``end`` (a position; the segment's end by default).
+        """
+        end = self.size_bytes if end is None else end
+        chunk, chunk_at = b"", position
+        while position < end:
+            if position - chunk_at + HEADER_BYTES > len(chunk):
+                chunk, chunk_at = self.read_at(min(_WALK_BYTES, end - position), position), position
+            try:
+                header = next_header(chunk, position - chunk_at, offset, end - position)
+            except CorruptRecordError as error:
+                raise self.damaged(position, error.message) from None
+            yield Placed(header, position)
+            position += header.size_bytes
+            offset = header.next_offset
+
+    def position_of(self, offset: int) -> Placed | None:
+        """The batch that holds ``offset``; None when the segment ends before it.
+
+        Raises CorruptRecordError.
+        """
+        return next(self.walk_from_offset(offset), None)
+
+    def walk_from_offset(self, offset: int) -> Iterator[Placed]:
+        """The batches from the one that holds ``offset`` on."""
+        return (
+            placed
+            for placed in self._walk_from(offset - self.base_offset)
+            if placed.header.next_offset > offset
+        )
+
+    def _walk_from(self, relative_offset: int) -> Iterator[Placed]:
+        """Walk from the index entry at or before the offset."""
+        entry = self._floor_entry(relative_offset)
+        return self.walk(entry.position, self.base_offset + entry.relative_offset)
+
+    def _floor_entry(self, relative_offset: int) -> OffsetEntry:
+        """The index entry at or before the offset. A damaged index is made anew first."""
+        if self.index is not None:
+            return self.index.floor_offset(relative_offset)
+        try:
+            entry = self.file_index.floor_offset(relative_offset)
+            self._check_entry(entry)
+        except IndexDamagedError:
+            return self._mend_index().floor_offset(relative_offset)
+        return entry
+
+    def _check_entry(self, entry: OffsetEntry) -> None:
+        if entry.position == 0 == entry.relative_offset:
+            return
+        try:
+            header = parse_header(self.read_at(HEADER_BYTES, entry.position))
+        except CorruptRecordError as error:
+            raise IndexDamagedError(error.message) from None
+        if header.base_offset != self.base_offset + entry.relative_offset:
+            raise IndexDamagedError(f"{self.index_path} names a batch that is not there")
+
+    def rebuild_index(self, interval_bytes: int = _MENDED_INTERVAL_BYTES) -> MemoryIndex:
+        """Make the index anew from the log, in memory.
+
+        Raises CorruptRecordError where the log itself is damaged.
+        """
+        index = self.index = MemoryIndex()
+        self.max_timestamp = self.first_timestamp_ms = None
+        for placed in self.walk(0, self.base_offset):
+            self.note(placed.header, placed.position, interval_bytes)
+        return index
+
+    def _mend_index(self) -> MemoryIndex:
+        """Make a closed segment's index anew, in its files as well."""
+        index = self.rebuild_index()
+        self.complete_index()
+        try:
+            self.save_index()
+        except OSError:
+            return index  # It stays in memory then.
+        self.index = None
+        return index
+
+    def save_index(self) -> None:
+        """Write the index files. Raises OSError."""
+        assert self.index is not None
+        write_atomically(self._home.disk, self.index_path, self.index.encode_offsets())
+        write_atomically(self._home.disk, self.time_index_path, self.index.encode_times())
+
+    def read(
+        self,
+        position: int,
+        offset: int,
+        max_bytes: int,
+        *,
+        below: int,
+        min_one: bool,
+        epochs: EpochHistory,
+    ) -> Read:
+        """Whole, verified batches from ``position``, where the batch of base ``offset`` begins.
+
+        See Log.read. Raises CorruptRecordError when the first batch is damaged; a damaged one
+        further on ends the answer before it.
+        """
+        room = self.size_bytes - position
+        data = self.read_at(min(max(max_bytes, HEADER_BYTES), room), position)
+        try:
+            header = next_header(data, 0, offset, room)
+        except CorruptRecordError as error:
+            raise self.damaged(position, error.message) from None
+        if header.size_bytes > max_bytes:
+            if not min_one:
+                return Read(b"", offset, position)
+            data = self.read_at(header.size_bytes, position)
+        run = verify_run(data, offset, below=below, epochs=epochs)
+        if run.damage is not None and run.size_bytes == 0:
+            raise self.damaged(position, run.damage.what)
+        if run.size_bytes != len(data):
+            data = data[: run.size_bytes]
+        return Read(data, run.next_offset, position + run.size_bytes)
+
+    # --- time ------------------------------------------------------------------------------------
+
+    def largest_timestamp(self) -> TimeEntry | None:
+        """The segment's largest timestamp and the first batch that has it; None when empty."""
+        if self.max_timestamp is None and self.size_bytes:
+            try:
+                entry = self.file_index.last_time_below(RELATIVE_OFFSET_MAX + 1)
+            except IndexDamagedError:
+                entry = None
+            if entry is None:
+                self._mend_index()
+            else:
+                self.max_timestamp = entry
+        return self.max_timestamp
+
+    def walk_from_time(self, timestamp_ms: int) -> Iterator[Placed]:
+        """The batches from one before which every record is earlier than ``timestamp_ms``."""
+        entry = self._time_entry(lambda index: index.floor_time(timestamp_ms))
+        return self._walk_from_batch(entry)
+
+    def walk_from_largest_below(self, offset: int) -> Iterator[Placed]:
+        """The batches from one before which none is later than it; it begins below ``offset``."""
+        relative = offset - self.base_offset
+        entry = self._time_entry(lambda index: index.last_time_below(relative))
+        return self._walk_from_batch(entry)
+
+    def _time_entry(
+        self, find: Callable[[MemoryIndex | FileIndex], TimeEntry | None]
+    ) -> TimeEntry | None:
+        if self.index is not None:
+            return find(self.index)
+        try:
+            return find(self.file_index)
+        except IndexDamagedError:
+            return find(self._mend_index())
+
+    def _walk_from_batch(self, entry: TimeEntry | None) -> Iterator[Placed]:
+        relative = entry.relative_offset if entry is not None else 0
+        return self.walk_from_offset(self.base_offset + relative)
+
+    # --- cutting ---------------------------------------------------------------------------------
+
+    def truncate(self, position: int, offset: int) -> None:
+        """Cut the batches from ``position`` on; ``offset`` is the base offset of the first of them.
+
+        Raises OSError, StorageError or CorruptRecordError.
+        """
+        self._home.disk.truncate(self.file.fd, position)
+        self.size_bytes = position
+        index = self.index
+        assert index is not None, "make it active first"
+        relative = offset - self.base_offset
+        index.truncate(relative)
+        self._refresh_timestamps(relative)
+
+    def activate(self, interval_bytes: int) -> None:
+        """Take the index into memory, so that the segment can be appended to or cut."""
+        if self.index is not None:
+            self.index = self.index.copy()  # A flush may be writing the old one.
+            return
+        try:
+            index = self.file_index.load()
+            largest = self.largest_timestamp()
+        except IndexDamagedError:
+            self.rebuild_index(interval_bytes)
+            return
+        if self.index is None:
+            self.index = index
+            self.max_timestamp = largest
+        self._home.forget(self)
+
+    def _refresh_timestamps(self, relative_end: int) -> None:
+        """Find the largest timestamp again after a cut."""
+        assert self.index is not None
+        self.max_timestamp = None
+        if self.size_bytes == 0:
+            self.first_timestamp_ms = None
+            return
+        for header, _ in self._walk_from_batch(self.index.last_time_below(relative_end)):
+            largest: TimeEntry | None = self.max_timestamp
+            if largest is None or header.max_timestamp_ms > largest.timestamp_ms:
+                relative = header.base_offset - self.base_offset
+                self.max_timestamp = TimeEntry(header.max_timestamp_ms, relative)
+
+    def roll_timestamp_ms(self) -> int | None:
+        """The timestamp that the segment's age counts from: its first batch's (KIP-33)."""
+        if self.first_timestamp_ms is None and self.size_bytes:
+            header = next(self.walk(0, self.base_offset)).header
+            self.first_timestamp_ms = header.max_timestamp_ms
+        return self.first_timestamp_ms
+
+
+def _without(buffers: list[Buffer], written: int) -> list[Buffer]:
+    """What is left of the buffers once so many bytes of them were written."""
+    for at, buffer in enumerate(buffers):
+        if written < len(buffer):
+            return [memoryview(buffer)[written:], *buffers[at + 1 :]]
+        written -= len(buffer)
+    return []

@@ -1,0 +1,58 @@
+"""What the storage is told: how durable, how large, how long."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from penstock.wire.topic_config import config_value, integer_config
+
+
+class FlushPolicy(enum.StrEnum):
+    """When appended batches are forced to the disk, and so what ``durable_offset`` promises."""
+
+    COMMIT = "commit"  # durable_offset waits for fdatasync: survives the power loss of every node.
+    INTERVAL = "interval"  # durable_offset is the log's end; flushed every flush.interval.ms.
+    OS = "os"  # durable_offset is the log's end; flushed at segment roll and on a clean stop.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSettings:
+    """What holds for every log of a broker."""
+
+    # An operator's trade of durability for speed; the safe one is the default.
+    flush_policy: FlushPolicy = FlushPolicy.COMMIT
+    # With FlushPolicy.INTERVAL: what a power cut may cost, in milliseconds of appends.
+    flush_interval_ms: int = 1_000
+    # High watermarks, log starts and recovery points are saved so long after they changed.
+    # Later: less writing. Sooner: less to check after a crash.
+    checkpoint_interval_ms: int = 5_000
+    # A producer that wrote nothing for so long is forgotten (Kafka's producer.id.expiration.ms).
+    producer_expiration_ms: int = 86_400_000
+    # The most that local state may grow to: about 100 bytes a partition.
+    local_state_max_bytes: int = 64 * 1024 * 1024
+    # Closed segments kept open for reading, over all logs of a directory.
+    open_segments_max: int = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicLogConfig:
+    """What a topic's configs say about its logs; see penstock.wire.topic_config."""
+
+    max_message_bytes: int
+    segment_bytes: int
+    segment_ms: int
+    index_interval_bytes: int
+    log_append_time: bool
+
+    @classmethod
+    def of(cls, configs: Mapping[str, str]) -> TopicLogConfig:
+        """The values in force; ``configs`` are those set on the topic, validated before."""
+        return cls(
+            max_message_bytes=integer_config(configs, "max.message.bytes"),
+            segment_bytes=integer_config(configs, "segment.bytes"),
+            segment_ms=integer_config(configs, "segment.ms"),
+            index_interval_bytes=integer_config(configs, "index.interval.bytes"),
+            log_append_time=config_value(configs, "message.timestamp.type") == "LogAppendTime",
+        )

@@ -1,0 +1,88 @@
+"""Finding records by time over the segments of a log."""
+
+from __future__ import annotations
+
+from penstock.broker.core.ports import TimestampedOffset
+from penstock.broker.storage.log_files import LogFiles
+from penstock.broker.storage.segment import Placed, Segment
+from penstock.wire.errors import CorruptRecordError
+from penstock.wire.records import Record, decode_batch
+
+
+def first_at_or_after(
+    files: LogFiles, timestamp_ms: int, *, start: int, below: int
+) -> TimestampedOffset | None:
+    """The first record from ``start`` to below ``below`` whose time is at or after the one given.
+
+    Raises CorruptRecordError for a damaged batch on the way.
+    """
+    for segment in files.segments:
+        if segment.base_offset >= below:
+            break
+        largest_entry = segment.largest_timestamp()
+        if largest_entry is None or largest_entry.timestamp_ms < timestamp_ms:
+            continue
+        for placed in segment.walk_from_time(timestamp_ms):
+            header = placed.header
+            if header.base_offset >= below:
+                break
+            if header.max_timestamp_ms < timestamp_ms or header.last_offset < start:
+                continue
+            for record in _records(segment, placed):
+                if record.timestamp_ms >= timestamp_ms and start <= record.offset < below:
+                    return _found(record, placed)
+    return None
+
+
+def largest(files: LogFiles, *, start: int, below: int) -> TimestampedOffset | None:
+    """The record with the largest time from ``start`` to below ``below``; the first of several.
+
+    Raises CorruptRecordError for a damaged batch on the way.
+    """
+    best: tuple[Segment, Placed] | None = None
+    for segment in files.segments:
+        if segment.base_offset >= below:
+            break
+        entry = segment.largest_timestamp()
+        if entry is None or (
+            best is not None and entry.timestamp_ms <= best[1].header.max_timestamp_ms
+        ):
+            continue
+        found = _largest_of(segment, start, below)
+        if found is not None and (
+            best is None or found.header.max_timestamp_ms > best[1].header.max_timestamp_ms
+        ):
+            best = segment, found
+    if best is None:
+        return None
+    records = [record for record in _records(*best) if start <= record.offset < below]
+    # The first of several: max keeps the first.
+    chosen = max(records, key=lambda record: record.timestamp_ms, default=None)
+    return None if chosen is None else _found(chosen, best[1])
+
+
+def _largest_of(segment: Segment, start: int, below: int) -> Placed | None:
+    best: Placed | None = None
+    walk = (
+        segment.walk_from_largest_below(below)
+        if start <= segment.base_offset
+        else segment.walk_from_offset(start)
+    )
+    for placed in walk:
+        if placed.header.base_offset >= below:
+            break
+        if best is None or placed.header.max_timestamp_ms > best.header.max_timestamp_ms:
+            best = placed
+    return best
+
+
+def _records(segment: Segment, placed: Placed) -> list[Record]:
+    data = segment.read_at(placed.header.size_bytes, placed.position)
+    try:
+        return decode_batch(data)
+    except CorruptRecordError as error:
+        raise segment.damaged(placed.position, error.message) from None
+
+
+def _found(record: Record, placed: Placed) -> TimestampedOffset:
+    return TimestampedOffset(record.offset, record.timestamp_ms, placed.header.leader_epoch)
