@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -47,6 +48,7 @@ class PartitionLog:
         log_start_offset: int,
         end_offset: int,
         synced_offset: int,
+        opened_clean: bool,
         epochs: EpochHistory,
         producers: ProducerState,
     ) -> None:
@@ -54,6 +56,7 @@ class PartitionLog:
         self.partition = partition
         self.key = key
         self.config = config
+        self.opened_clean = opened_clean  # The files were as a clean stop leaves them.
         self._files = files
         self._start = log_start_offset
         self._end = end_offset
@@ -466,6 +469,7 @@ class PartitionLog:
 def _deletion(paths: list[Path]) -> Callable[[], None]:
     def delete() -> None:
         for path in paths:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # The next start tries again.
+                path.unlink()
 
     return delete

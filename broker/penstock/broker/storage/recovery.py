@@ -81,11 +81,12 @@ def open_log(
     try:
         _remove_leftovers(directory)
         _find_segments(opening)
-        if not (saved.clean and _open_clean(opening)):
+        opened_clean = saved.clean and _open_clean(opening)
+        if not opened_clean:
             _recover(opening)
         if opening.end_offset < saved.log_start_offset:
             _start_anew(opening, saved.log_start_offset)
-        return _assemble(opening, partition, key)
+        return _assemble(opening, partition, key, opened_clean=opened_clean)
     except CorruptRecordError as error:
         for segment in opening.segments:
             segment.close_file()
@@ -306,7 +307,9 @@ def _start_anew(opening: _Opening, offset: int) -> None:
     opening.epochs.clear()
 
 
-def _assemble(opening: _Opening, partition: TopicPartition, key: TopicIdPartition) -> PartitionLog:
+def _assemble(
+    opening: _Opening, partition: TopicPartition, key: TopicIdPartition, *, opened_clean: bool
+) -> PartitionLog:
     home, end = opening.home, opening.end_offset
     files = LogFiles(home, opening.directory, opening.name, opening.segments)
     start = min(max(opening.saved.log_start_offset, files.segments[0].base_offset), end)
@@ -324,6 +327,7 @@ def _assemble(opening: _Opening, partition: TopicPartition, key: TopicIdPartitio
         log_start_offset=start,
         end_offset=end,
         synced_offset=end,
+        opened_clean=opened_clean,
         epochs=epochs,
         producers=load_producers(files, end, epochs, home.clock_ms()),
     )

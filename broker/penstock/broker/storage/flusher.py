@@ -1,0 +1,110 @@
+"""Group commit: one thread a data directory makes what all its logs appended durable."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from penstock.broker.storage.flush import FlushTask
+from penstock.broker.storage.log import PartitionLog
+from penstock.broker.storage.settings import FlushPolicy, LogSettings
+from penstock.wire.errors import StorageError
+
+
+class Flusher:
+    """Gathers the logs that have something to flush, and flushes them in rounds.
+
+    A round covers everything that arrived while the one before was under way; what it covers is
+    fixed when it begins, on the loop, and handed to the thread. Nothing runs, and no timer, while
+    nothing is asked. All methods are called on the loop's thread; ``on_flushed`` is called there,
+    with the log and whether its durable_offset advanced.
+    """
+
+    def __init__(
+        self, path: Path, settings: LogSettings, on_flushed: Callable[[PartitionLog, bool], None]
+    ) -> None:
+        self._path = path
+        self._settings = settings
+        self._on_flushed = on_flushed
+        self._waiting: dict[PartitionLog, None] = {}
+        self._under_way = False
+        self._begins: asyncio.Handle | None = None
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+
+    def request(self, log: PartitionLog) -> None:
+        """Flush the log as soon as its policy asks for."""
+        policy = self._settings.flush_policy
+        if self._stopped or (policy is FlushPolicy.OS and not log.has_rolled):
+            return
+        self._waiting[log] = None
+        if self._under_way or self._begins is not None:
+            return
+        loop = asyncio.get_running_loop()
+        if policy is FlushPolicy.INTERVAL:
+            delay = self._settings.flush_interval_ms / 1000
+            self._begins = loop.call_later(delay, self._begin_round)
+        else:
+            # What else this turn of the loop appends is in the same round.
+            self._begins = loop.call_soon(self._begin_round)
+
+    def _begin_round(self) -> None:
+        self._begins = None
+        waiting, self._waiting = self._waiting, {}
+        tasks: list[FlushTask] = []
+        for log in waiting:
+            if log.needs_flush:
+                try:
+                    tasks.append(log.begin_flush())
+                except StorageError:
+                    continue  # The directory has failed, and everybody knows by now.
+        if tasks:
+            self._under_way = True
+            loop = asyncio.get_running_loop()
+            self.run(lambda: self._run_round(tasks, loop))
+
+    def _run_round(self, tasks: list[FlushTask], loop: asyncio.AbstractEventLoop) -> None:
+        for task in tasks:
+            task.run()
+        try:
+            loop.call_soon_threadsafe(self._end_round, tasks)
+        except RuntimeError:
+            return  # The loop has ended: nobody waits for this any more.
+
+    def _end_round(self, tasks: list[FlushTask]) -> None:
+        self._under_way = False
+        for task in tasks:
+            advanced = task.log.finish_flush(task)
+            if not self._stopped:
+                self._on_flushed(task.log, advanced)
+        if self._waiting and self._begins is None and not self._stopped:
+            first = next(iter(self._waiting))
+            self.request(first)
+
+    def run(self, job: Callable[[], None]) -> None:
+        """Run ``job``, which raises nothing, in the thread, after the jobs before it."""
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._work, name=f"flush {self._path}", daemon=True
+            )
+            self._thread.start()
+        self._jobs.put(job)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    def stop(self) -> None:
+        """Wait until the thread has done what it was given, and end it."""
+        self._stopped = True
+        if self._begins is not None:
+            self._begins.cancel()
+            self._begins = None
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None

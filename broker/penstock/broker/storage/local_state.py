@@ -1,0 +1,138 @@
+"""Small state of a data directory that changes often and must be atomic, in one LMDB environment.
+
+Per partition: high watermark, log start offset, recovery point. Per directory: the marker of a
+clean stop, with the broker epoch that stopped. Lives in ``.state`` beside the partitions.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import lmdb
+
+from penstock.wire.ids import TopicId, TopicIdPartition
+
+DIRECTORY_NAME: Final = ".state"
+_KEY: Final = struct.Struct(">16sI")
+_VALUE: Final = struct.Struct(">qqq")
+_EPOCH: Final = struct.Struct(">q")
+_CLEAN_KEY: Final = b"clean-shutdown"  # Shorter than any partition's key.
+
+
+class PartitionState(NamedTuple):
+    """What is saved of one partition."""
+
+    high_watermark: int = 0
+    log_start_offset: int = 0
+    recovery_point: int = 0
+
+
+class LocalState:
+    """The environment of one data directory. Safe from any thread.
+
+    Values are put in memory and written by ``write``; each write is one durable transaction.
+    Methods that write raise OSError or lmdb.Error; the directory is then not to be trusted.
+    """
+
+    def __init__(self, data_directory: Path, max_bytes: int) -> None:
+        path = data_directory / DIRECTORY_NAME
+        self.is_new = not path.exists()
+        path.mkdir(exist_ok=True)
+        self._environment = lmdb.open(
+            str(path), map_size=max_bytes, max_dbs=0, max_readers=8, meminit=False
+        )
+        # Held while writing too: a lowered recovery point must not be overtaken by an older,
+        # higher one on its way to the disk.
+        self._lock = threading.Lock()
+        self._values: dict[TopicIdPartition, PartitionState] = {}
+        self._changed: set[TopicIdPartition] = set()
+        self.clean_epoch: int | None = None
+        self._load()
+
+    def _load(self) -> None:
+        with self._environment.begin() as transaction:
+            marker = transaction.get(_CLEAN_KEY)
+            self.clean_epoch = None if marker is None else _EPOCH.unpack(marker)[0]
+            for key, value in transaction.cursor():
+                if len(key) == _KEY.size:
+                    topic_id, partition = _KEY.unpack(key)
+                    partition_key = TopicIdPartition(TopicId(topic_id), partition)
+                    self._values[partition_key] = PartitionState(*_VALUE.unpack(value))
+
+    def begin_run(self) -> None:
+        """Take the marker of the clean stop away: from here on a crash is a crash."""
+        with self._lock, self._environment.begin(write=True) as transaction:
+            transaction.delete(_CLEAN_KEY)
+
+    def get(self, key: TopicIdPartition) -> PartitionState:
+        """A partition's state; all zero when there is none."""
+        return self._values.get(key, PartitionState())
+
+    def put(self, key: TopicIdPartition, state: PartitionState) -> None:
+        """Change a partition's state, to be written with the next ``write``."""
+        with self._lock:
+            if self._values.get(key) != state:
+                self._values[key] = state
+                self._changed.add(key)
+
+    def remove(self, keys: Iterable[TopicIdPartition]) -> None:
+        """Forget partitions, to be written with the next ``write``."""
+        with self._lock:
+            for key in keys:
+                if self._values.pop(key, None) is not None:
+                    self._changed.add(key)
+
+    def keep_only(self, keys: Collection[TopicIdPartition]) -> None:
+        """Forget every partition but these, as ``remove`` does."""
+        self.remove([key for key in self._values if key not in keys])
+
+    def forget(self, key: TopicIdPartition) -> None:
+        """Forget a partition durably: what is made under its name anew has nothing of it."""
+        with self._lock:
+            if self._values.pop(key, None) is not None or key in self._changed:
+                self._changed.add(key)
+                self._write()
+
+    def write(self) -> None:
+        """Make everything that changed durable."""
+        with self._lock:
+            self._write()
+
+    def lower_recovery_point(self, key: TopicIdPartition, offset: int) -> None:
+        """Make a lower recovery point durable before returning; a higher one changes nothing."""
+        with self._lock:
+            state = self._values.get(key)
+            if state is None or state.recovery_point <= offset:
+                return
+            self._values[key] = state._replace(recovery_point=offset)
+            self._changed.add(key)
+            self._write()
+
+    def _write(self, *, clean_epoch: int | None = None) -> None:
+        if not self._changed and clean_epoch is None:
+            return
+        with self._environment.begin(write=True) as transaction:
+            for key in self._changed:
+                state = self._values.get(key)
+                if state is None:
+                    transaction.delete(_KEY.pack(*key))
+                else:
+                    transaction.put(_KEY.pack(*key), _VALUE.pack(*state))
+            if clean_epoch is not None:
+                transaction.put(_CLEAN_KEY, _EPOCH.pack(clean_epoch))
+        self._changed.clear()
+
+    def close(self, *, clean_epoch: int | None) -> None:
+        """Write what changed, with the marker of a clean stop unless the epoch is None, and close.
+
+        The environment is closed whatever happens.
+        """
+        try:
+            with self._lock:
+                self._write(clean_epoch=clean_epoch)
+        finally:
+            self._environment.close()

@@ -1,0 +1,303 @@
+"""One data directory under a LogManager: its logs, its local state, its flusher."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import lmdb
+import structlog
+
+from penstock.broker.storage.checkpoints import (
+    METADATA_FILE,
+    CheckpointDamagedError,
+    PartitionMetadata,
+    encode_metadata,
+    read_metadata,
+    write_atomically,
+)
+from penstock.broker.storage.data_directory import DataDirectory
+from penstock.broker.storage.flusher import Flusher
+from penstock.broker.storage.local_state import LocalState, PartitionState
+from penstock.broker.storage.log import PartitionLog
+from penstock.broker.storage.recovery import SavedState, open_log
+from penstock.broker.storage.settings import TopicLogConfig
+from penstock.wire.errors import StorageError
+from penstock.wire.ids import TopicIdPartition, TopicPartition
+
+# ``topic-N``, or ``topic-N.TOPICID`` where another topic's log had that name already.
+_PARTITION: Final = re.compile(r"(.+)-(\d+)(?:\.[0-9a-f]{32})?")
+_DELETED_SUFFIX: Final = "-delete"
+_NAME_MAX: Final = 180  # Of the topic in a deleted directory's name, which has 255 at most.
+_DEFAULTS: Final = TopicLogConfig.of({})
+_log = structlog.get_logger()
+
+
+class ManagedDirectory:
+    """The partitions that are kept in one directory. Used on one thread."""
+
+    def __init__(
+        self,
+        home: DataDirectory,
+        cluster_id: str,
+        on_durable: Callable[[PartitionLog], None],
+    ) -> None:
+        self.home = home
+        self.logs: dict[TopicIdPartition, PartitionLog] = {}
+        self.unopened: dict[TopicIdPartition, tuple[Path, StorageError]] = {}
+        self._cluster_id = cluster_id
+        self._on_durable = on_durable
+        self._flusher = Flusher(home.path, home.settings, self._flushed)
+        self._state: LocalState | None = None
+        self._changed: dict[TopicIdPartition, None] = {}
+        self._high_watermarks: dict[TopicIdPartition, int] = {}
+        self._checkpoint_timer: asyncio.TimerHandle | None = None
+        self._background: list[threading.Thread] = []
+        self.clean_epoch: int | None = None
+        self.was_empty = False
+        home.request_flush = self.request_flush
+        home.lower_recovery_point = self._lower_recovery_point
+        home.run_in_background = self._run_in_background
+
+    @property
+    def path(self) -> Path:
+        """The directory."""
+        return self.home.path
+
+    def _use_state(self) -> LocalState:
+        assert self._state is not None, "the directory is open"
+        return self._state
+
+    # --- opening ---------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Open every partition found. Raises StorageError when the directory can't be used.
+
+        A partition that can't be opened is in ``unopened`` with the reason.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            state = self._state = LocalState(self.path, self.home.settings.local_state_max_bytes)
+            self.was_empty = state.is_new
+            clean = state.clean_epoch is not None
+            self.clean_epoch = state.clean_epoch
+            state.begin_run()
+            for directory in sorted(self.path.iterdir()):
+                self._open_found(directory, clean=clean)
+            state.keep_only({*self.logs, *self.unopened})
+            self._save_all()
+        except (OSError, lmdb.Error) as error:
+            raise self.home.fail(error, "opening it") from error
+
+    def _open_found(self, directory: Path, *, clean: bool) -> None:
+        if not directory.is_dir() or directory.name.startswith("."):
+            return
+        if directory.name.endswith(_DELETED_SUFFIX):
+            self._run_in_background(lambda: shutil.rmtree(directory, ignore_errors=True))
+            return
+        match = _PARTITION.fullmatch(directory.name)
+        if match is None:
+            return  # Not ours: a lost+found, an operator's copy.
+        try:
+            metadata = read_metadata(directory)
+        except CheckpointDamagedError as error:
+            self._without_metadata(directory, error)
+            return
+        if metadata.cluster_id != self._cluster_id:
+            raise OSError(
+                f"{directory} belongs to cluster {metadata.cluster_id!r}, not to "
+                f"{self._cluster_id!r}; give this node its own data directory"
+            )
+        key = TopicIdPartition(metadata.topic_id, int(match[2]))
+        partition = TopicPartition(match[1], int(match[2]))
+        try:
+            self._open_log(directory, partition, key, _DEFAULTS, clean=clean)
+        except StorageError as error:
+            self.home.check()
+            _log.error("log_not_opened", partition=str(partition), reason=error.message)
+            self.unopened[key] = directory, error
+
+    def _without_metadata(self, directory: Path, error: CheckpointDamagedError) -> None:
+        """A crash while the partition was made leaves nothing in it; anything else is kept."""
+        if any(directory.glob("*.log")):
+            _log.error("partition_directory_ignored", directory=str(directory), reason=str(error))
+        else:
+            shutil.rmtree(directory)
+
+    def _open_log(
+        self,
+        directory: Path,
+        partition: TopicPartition,
+        key: TopicIdPartition,
+        config: TopicLogConfig,
+        *,
+        clean: bool,
+    ) -> PartitionLog:
+        saved = self._use_state().get(key)
+        log = open_log(
+            self.home,
+            directory,
+            partition=partition,
+            key=key,
+            config=config,
+            saved=SavedState(saved.recovery_point, saved.log_start_offset, clean),
+        )
+        if clean and not log.opened_clean:
+            self.clean_epoch = None
+        self._high_watermarks[key] = saved.high_watermark
+        self.logs[key] = log
+        self._note(key)
+        return log
+
+    def create(
+        self, partition: TopicPartition, key: TopicIdPartition, config: TopicLogConfig
+    ) -> PartitionLog:
+        """Make a partition's directory and its empty log. Raises StorageError or DiskFullError."""
+        self.home.check()
+        if key in self.unopened:
+            raise self.unopened[key][1]
+        directory = self.path / str(partition)
+        if directory.exists():  # An earlier topic of this name, not deleted yet.
+            directory = self.path / f"{partition}.{key.topic_id.hex()}"
+        try:
+            self._use_state().forget(key)
+            directory.mkdir()
+            metadata = encode_metadata(PartitionMetadata(key.topic_id, self._cluster_id))
+            write_atomically(self.home.disk, directory / METADATA_FILE, metadata)
+            self.home.disk.sync_directory(directory)
+            self.home.disk.sync_directory(self.path)
+        except lmdb.Error as error:
+            raise self.home.fail(error, f"making {directory}") from error
+        except OSError as error:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise self.home.translate(error, f"making {directory}") from error
+        return self._open_log(directory, partition, key, config, clean=False)
+
+    # --- flushing and saving ---------------------------------------------------------------------
+
+    def request_flush(self, log: PartitionLog) -> None:
+        """Flush the log as its policy says; and save what changed of it before long."""
+        self._flusher.request(log)
+        self._changed_since(log.key)
+
+    def _flushed(self, log: PartitionLog, advanced: bool) -> None:
+        self._changed_since(log.key)
+        if advanced:
+            self._on_durable(log)
+
+    def high_watermark(self, key: TopicIdPartition) -> int:
+        """The high watermark last given, inside of what the log holds."""
+        log = self.logs[key]
+        known = self._high_watermarks.get(key, 0)
+        return min(max(known, log.log_start_offset), log.log_end_offset)
+
+    def checkpoint_high_watermark(self, key: TopicIdPartition, high_watermark: int) -> None:
+        """Note a high watermark, to be saved before long."""
+        if self._high_watermarks.get(key) != high_watermark:
+            self._high_watermarks[key] = high_watermark
+            self._changed_since(key)
+
+    def _changed_since(self, key: TopicIdPartition) -> None:
+        self._changed[key] = None
+        if self._checkpoint_timer is None:
+            delay = self.home.settings.checkpoint_interval_ms / 1000
+            loop = asyncio.get_running_loop()
+            self._checkpoint_timer = loop.call_later(delay, self._checkpoint)
+
+    def _checkpoint(self) -> None:
+        self._checkpoint_timer = None
+        changed, self._changed = self._changed, {}
+        for key in changed:
+            self._note(key)
+        loop = asyncio.get_running_loop()
+        self._flusher.run(lambda: self._save(loop))
+
+    def _note(self, key: TopicIdPartition) -> None:
+        log = self.logs.get(key)
+        if log is not None:
+            self._use_state().put(
+                key,
+                PartitionState(
+                    self._high_watermarks.get(key, 0), log.log_start_offset, log.recovery_point
+                ),
+            )
+
+    def _save(self, loop: asyncio.AbstractEventLoop) -> None:
+        """In the flusher's thread."""
+        try:
+            self._use_state().write()
+        except (OSError, lmdb.Error) as error:
+            failure = error
+            loop.call_soon_threadsafe(lambda: self.home.fail(failure, "saving local state"))
+
+    def _save_all(self) -> None:
+        for key in self.logs:
+            self._note(key)
+        self._use_state().write()
+
+    def _lower_recovery_point(self, key: TopicIdPartition, offset: int) -> None:
+        try:
+            self._use_state().lower_recovery_point(key, offset)
+        except (OSError, lmdb.Error) as error:
+            raise self.home.fail(error, f"lowering the recovery point of {key}") from error
+
+    # --- deleting and closing --------------------------------------------------------------------
+
+    def delete(self, key: TopicIdPartition) -> None:
+        """Let go of a partition for good. Raises StorageError."""
+        log = self.logs.pop(key, None)
+        if log is not None:
+            log.close(save=False)
+            directory = log.directory
+        else:
+            directory, _ = self.unopened.pop(key)
+        self._high_watermarks.pop(key, None)
+        self._changed.pop(key, None)
+        name = directory.name.rpartition("-")[0][:_NAME_MAX]
+        doomed = self.path / f"{name}-{key.partition}.{key.topic_id.hex()}{_DELETED_SUFFIX}"
+        try:
+            directory.rename(doomed)
+            self.home.disk.sync_directory(self.path)
+        except OSError as error:
+            raise self.home.fail(error, f"deleting {directory}") from error
+        self._use_state().remove([key])
+        self._run_in_background(lambda: shutil.rmtree(doomed, ignore_errors=True))
+
+    def _run_in_background(self, job: Callable[[], None]) -> None:
+        self._background = [thread for thread in self._background if thread.is_alive()]
+        thread = threading.Thread(target=job, name=f"delete in {self.path}", daemon=True)
+        self._background.append(thread)
+        thread.start()
+
+    def close(self, broker_epoch: int) -> None:
+        """Flush and close everything, with the marker of a clean stop if all of it went well."""
+        self._flusher.stop()
+        if self._checkpoint_timer is not None:
+            self._checkpoint_timer.cancel()
+            self._checkpoint_timer = None
+        clean = self._close_logs()
+        for thread in self._background:
+            thread.join()
+        if self._state is None:
+            return  # It never opened.
+        try:
+            for key in self.logs:
+                self._note(key)
+            self._use_state().close(clean_epoch=broker_epoch if clean else None)
+        except (OSError, lmdb.Error) as error:
+            self.home.fail(error, "saving local state at the stop")
+
+    def _close_logs(self) -> bool:
+        clean = self.home.failure is None
+        for log in self.logs.values():
+            try:
+                log.close(save=clean)
+            except StorageError as error:
+                _log.error("log_not_closed", partition=log.name, reason=error.message)
+                clean = False
+        return clean
