@@ -82,11 +82,21 @@ class Quorum(Protocol):
         """Leave. Proposals under way end with RequestTimedOutError. Safe to call twice."""
         ...
 
-    async def propose(self, payload: bytes, *, timeout_ms: int | None = None) -> bytes:
-        """Replicate a command, apply it here, and return its result.
+    def submit(self, payload: bytes) -> asyncio.Future[bytes]:
+        """Replicate a command; the future has its result once it is applied here.
 
-        Raises NotControllerError when this voter does not lead (nothing happened), and
-        RequestTimedOutError when the outcome is unknown: leadership was lost or time ran out.
+        Commands enter the log in the order of the calls. The future ends with NotControllerError
+        when this voter does not lead (nothing happened), and with RequestTimedOutError when
+        leadership was lost, and with it the knowledge of the outcome. Raises InvalidRequestError
+        for a command that is too large, NotControllerError when stopped.
+        """
+        ...
+
+    async def propose(self, payload: bytes, *, timeout_ms: int | None = None) -> bytes:
+        """Submit a command and wait for its result.
+
+        Raises as the future of submit does, and RequestTimedOutError when time ran out; the
+        command may take effect then and later.
         """
         ...
 

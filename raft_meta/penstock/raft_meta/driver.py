@@ -1,0 +1,100 @@
+"""A voter on a thread of its own, which sleeps until the next deadline or something comes in."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Final
+
+from penstock.raft_meta.guard import Message
+from penstock.raft_meta.quorum import QuorumStatus
+from penstock.raft_meta.voter import Event, Voter
+
+Operation = Callable[[Voter, float], None]
+Output = Callable[[list[Event], list[tuple[int, Message]], QuorumStatus], None]
+
+_OPERATIONS_A_STEP: Final = 4096
+_LONGEST_SLEEP_S: Final = 60.0
+
+
+class VoterThread:
+    """Runs a voter. ``on_output`` and ``on_failed`` are called on the thread.
+
+    Whatever the voter raises ends the thread and goes to ``on_failed``: a voter that is not sure
+    of its disk must not go on.
+    """
+
+    def __init__(
+        self,
+        make_voter: Callable[[float], Voter],
+        *,
+        on_output: Output,
+        on_failed: Callable[[BaseException], None],
+    ) -> None:
+        self._make_voter = make_voter
+        self._on_output = on_output
+        self._on_failed = on_failed
+        self._operations: deque[Operation] = deque()
+        self._stopping = False
+        self._wake = threading.Condition()
+        self._ready: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, name="raft", daemon=True)
+
+    def start(self) -> Future[None]:
+        """Begin; the future ends when the disk was read, or with what was wrong with it."""
+        self._thread.start()
+        return self._ready
+
+    def submit(self, operation: Operation) -> None:
+        """Have ``operation(voter, now_s)`` called on the thread, in order, before its next step."""
+        with self._wake:
+            self._operations.append(operation)
+            self._wake.notify()
+
+    def stop(self) -> None:
+        """Have the thread close the voter and end; ``join`` waits for it."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+
+    def join(self) -> None:
+        """Wait for the end of the thread."""
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            voter = self._make_voter(time.monotonic())
+        except BaseException as error:
+            self._ready.set_exception(error)
+            return
+        self._ready.set_result(None)
+        try:
+            self._drive(voter)
+            voter.close()
+        except BaseException as error:
+            self._on_failed(error)
+
+    def _drive(self, voter: Voter) -> None:
+        while (operations := self._wait(voter.next_deadline_s())) is not None:
+            now_s = time.monotonic()
+            for operation in operations:
+                operation(voter, now_s)
+            events, messages = voter.step(now_s)
+            self._on_output(events, messages, voter.status())
+
+    def _wait(self, deadline_s: float) -> list[Operation] | None:
+        """What came in, at the latest at the deadline; None when it is time to stop."""
+        with self._wake:
+            while not self._operations and not self._stopping:
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    break
+                self._wake.wait(min(left_s, _LONGEST_SLEEP_S))
+            if self._stopping:
+                return None
+            count = min(len(self._operations), _OPERATIONS_A_STEP)
+            return [self._operations.popleft() for _ in range(count)]

@@ -1,0 +1,114 @@
+"""What brokers hear of the metadata: a snapshot, then every committed change, in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+from penstock.v1 import cluster_pb2, controller_pb2
+
+BUFFERED_CHANGES: Final = 1000
+"""A watcher that is further behind is given a fresh snapshot instead."""
+
+Response = controller_pb2.WatchMetadataResponse
+
+
+class Watcher:
+    """One stream. ``responses`` ends when the feed closes."""
+
+    def __init__(
+        self,
+        snapshot: Callable[[], cluster_pb2.MetadataDelta],
+        endpoint: Callable[[], controller_pb2.ControllerEndpoint],
+    ) -> None:
+        self._snapshot = snapshot
+        self._endpoint = endpoint
+        self._buffer: deque[Response] = deque()
+        self._wants_snapshot = True
+        self._news = asyncio.Event()
+        self._closed = False
+
+    def publish(self, response: Response) -> None:
+        """Have a change sent after what was published before."""
+        if self._wants_snapshot:
+            return  # The snapshot is taken when it can be sent, and holds this already.
+        if len(self._buffer) >= BUFFERED_CHANGES:
+            self.restart()
+            return
+        self._buffer.append(response)
+        self._news.set()
+
+    def restart(self) -> None:
+        """Have a fresh snapshot sent in place of whatever waits."""
+        self._buffer.clear()
+        self._wants_snapshot = True
+        self._news.set()
+
+    def close(self) -> None:
+        """End the stream."""
+        self._closed = True
+        self._news.set()
+
+    async def responses(self) -> AsyncIterator[Response]:
+        """What to send, as it comes."""
+        while not self._closed:
+            self._news.clear()
+            if self._wants_snapshot:
+                self._wants_snapshot = False
+                yield Response(delta=self._snapshot(), active_controller=self._endpoint())
+            while self._buffer and not self._closed:
+                yield self._buffer.popleft()
+            if not self._wants_snapshot and not self._closed and not self._buffer:
+                await self._news.wait()
+
+
+class MetadataFeed:
+    """Every watcher of one controller. One event loop."""
+
+    def __init__(
+        self,
+        snapshot: Callable[[], cluster_pb2.MetadataDelta],
+        endpoint: Callable[[], controller_pb2.ControllerEndpoint],
+    ) -> None:
+        self._snapshot = snapshot
+        self._endpoint = endpoint
+        self._told = controller_pb2.ControllerEndpoint()
+        self._watchers: set[Watcher] = set()
+        self._closed = False
+
+    def subscribe(self) -> Watcher:
+        """A new stream; unsubscribe it in the end."""
+        watcher = Watcher(self._snapshot, self._endpoint)
+        if self._closed:
+            watcher.close()
+        self._watchers.add(watcher)
+        return watcher
+
+    def unsubscribe(self, watcher: Watcher) -> None:
+        """Forget a stream."""
+        self._watchers.discard(watcher)
+
+    def changed(self, delta: cluster_pb2.MetadataDelta | None) -> None:
+        """Tell a committed change, and where the active controller is if that changed."""
+        endpoint = self._endpoint()
+        moved = endpoint != self._told
+        if delta is None and not moved:
+            return
+        response = Response(delta=delta, active_controller=endpoint if moved else None)
+        self._told = endpoint
+        for watcher in self._watchers:
+            watcher.publish(response)
+
+    def replaced(self) -> None:
+        """Tell that the whole state was replaced by another controller's snapshot."""
+        self._told = self._endpoint()
+        for watcher in self._watchers:
+            watcher.restart()
+
+    def close(self) -> None:
+        """End every stream."""
+        self._closed = True
+        for watcher in self._watchers:
+            watcher.close()

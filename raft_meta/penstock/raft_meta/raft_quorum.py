@@ -1,0 +1,299 @@
+"""The quorum as the event loop sees it: proposals as futures, a state machine fed in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import itertools
+import os
+import random
+from functools import partial
+from typing import Any
+
+from penstock.raft_meta.config import ControllerConfig
+from penstock.raft_meta.driver import VoterThread
+from penstock.raft_meta.elections import RaftTiming
+from penstock.raft_meta.guard import MAX_COMMAND_BYTES
+from penstock.raft_meta.journal import LmdbJournal
+from penstock.raft_meta.link import Message, RaftLink
+from penstock.raft_meta.quorum import (
+    Leadership,
+    LeadershipListener,
+    QuorumStatus,
+    Role,
+    StateMachine,
+)
+from penstock.raft_meta.snapshots import SnapshotStore
+from penstock.raft_meta.voter import (
+    Committed,
+    Event,
+    Installed,
+    ReadReady,
+    Refused,
+    Undecided,
+    Voter,
+)
+from penstock.wire.errors import (
+    DataDirectoryError,
+    InvalidRequestError,
+    LeaderHint,
+    NotControllerError,
+    RequestTimedOutError,
+)
+
+
+class RaftQuorum:
+    """A Quorum (penstock.raft_meta.quorum) on pysyncobj. One event loop.
+
+    ``link`` must be served on the controller port. The state machine is called on the loop, and
+    is the loop's alone.
+    """
+
+    def __init__(self, config: ControllerConfig, machine: StateMachine) -> None:
+        self._config = config
+        self._machine = machine
+        self._tokens = itertools.count()
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._listeners: list[LeadershipListener] = []
+        self._lock = -1
+        self._running = False
+        self._entries_since_snapshot = 0
+        self._bytes_since_snapshot = 0
+        self._applied_index = 0
+        self._status = QuorumStatus(config.node_id, Role.FOLLOWER, 0, -1, 0, 0, 0)
+        self.link = RaftLink(
+            node_id=config.node_id,
+            cluster_id=config.cluster_id,
+            voters=config.voters,
+            on_message=self._on_message,
+            on_lost=self._on_peer_lost,
+        )
+
+    async def start(self) -> None:
+        """Read the disk and take part. Raises DataDirectoryError for one that is not ours."""
+        self._loop = asyncio.get_running_loop()
+        self._failed: asyncio.Future[None] = self._loop.create_future()
+        self._lock = self._lock_directory()
+        self._thread = VoterThread(
+            self._make_voter, on_output=self._from_thread, on_failed=self._failed_in_thread
+        )
+        try:
+            await asyncio.wrap_future(self._thread.start())
+        except BaseException:
+            self._thread.stop()
+            os.close(self._lock)
+            raise
+        self._running = True
+        self.link.start()
+        self._thread.submit(lambda _voter, _now_s: None)  # What the disk held becomes events.
+
+    def _lock_directory(self) -> int:
+        directory = self._config.data_dir
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(directory / "raft.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise DataDirectoryError(f"cannot use metadata.dir {directory}: {error}") from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            raise DataDirectoryError(
+                f"another process uses metadata.dir {directory}; stop it first"
+            ) from None
+        return descriptor
+
+    def _make_voter(self, now_s: float) -> Voter:
+        config = self._config
+        journal = LmdbJournal(
+            config.data_dir / "journal", cluster_id=config.cluster_id, node_id=config.node_id
+        )
+        try:
+            return Voter(
+                node_id=config.node_id,
+                voters=config.voters,
+                journal=journal,
+                snapshots=SnapshotStore(config.data_dir),
+                timing=RaftTiming(
+                    election_min_s=config.election_timeout_min_ms / 1000,
+                    election_max_s=config.election_timeout_max_ms / 1000,
+                    heartbeat_s=config.raft_heartbeat_ms / 1000,
+                ),
+                rng=random.Random(),
+                retained_entries=max(config.snapshot_entries // 5, 2),
+                now_s=now_s,
+            )
+        except BaseException:
+            journal.abandon()
+            raise
+
+    async def stop(self) -> None:
+        """Leave. Proposals under way end with RequestTimedOutError. Safe to call twice."""
+        if not self._running:
+            return
+        self._running = False
+        await self.link.stop()
+        self._thread.stop()
+        await self._loop.run_in_executor(None, self._thread.join)
+        os.close(self._lock)
+        self._abandon("this controller stops; ask another")
+
+    def _abandon(self, why: str) -> None:
+        for future in list(self._waiting.values()):
+            if not future.done():
+                future.set_exception(RequestTimedOutError(f"{why}; the command may take effect"))
+
+    def wait_failed(self) -> asyncio.Future[None]:
+        """A future that fails with what ended the engine, and never ends otherwise."""
+        return asyncio.shield(self._failed)
+
+    def status(self) -> QuorumStatus:
+        """The voter's view after its last step."""
+        return self._status
+
+    def add_leadership_listener(self, listener: LeadershipListener) -> None:
+        """Have every change of leadership told, in order, after what was applied before it."""
+        self._listeners.append(listener)
+
+    # Proposals.
+
+    def submit(self, payload: bytes) -> asyncio.Future[bytes]:
+        """Replicate a command; the future has its result once it is applied here.
+
+        Commands enter the log in the order of the calls. See Quorum.submit for what is raised.
+        """
+        if len(payload) > MAX_COMMAND_BYTES:
+            raise InvalidRequestError(
+                f"the command has {len(payload)} bytes, and {MAX_COMMAND_BYTES} are allowed; "
+                "split the request"
+            )
+        future, token = self._expect()
+        self._thread.submit(lambda voter, _now_s: voter.propose(token, payload))
+        return future
+
+    async def propose(self, payload: bytes, *, timeout_ms: int | None = None) -> bytes:
+        """Submit a command and wait for its result; see Quorum.propose for what is raised."""
+        result: bytes = await self._wait(self.submit(payload), timeout_ms)
+        return result
+
+    async def read_index(self, *, timeout_ms: int | None = None) -> int:
+        """Wait until everything committed before the call is applied here."""
+        future, token = self._expect()
+        self._thread.submit(lambda voter, _now_s: voter.read(token))
+        index: int = await self._wait(future, timeout_ms)
+        return index
+
+    def _expect(self) -> tuple[asyncio.Future[Any], int]:
+        if not self._running:
+            raise NotControllerError("this controller is stopped; ask another")
+        token = next(self._tokens)
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._waiting[token] = future
+        future.add_done_callback(lambda _future: self._waiting.pop(token, None))
+        return future, token
+
+    async def _wait(self, future: asyncio.Future[Any], timeout_ms: int | None) -> Any:
+        wait_ms = self._config.propose_timeout_ms if timeout_ms is None else timeout_ms
+        try:
+            async with asyncio.timeout(wait_ms / 1000):
+                return await future
+        except TimeoutError:
+            raise RequestTimedOutError(
+                f"not committed within {wait_ms} ms: too few of the controllers "
+                f"{sorted(self._config.voters)} answer; the command may still take effect"
+            ) from None
+
+    def leader_hint(self, leader_id: int, term: int) -> LeaderHint | None:
+        """Where a leader is, if it is known."""
+        if leader_id not in self._config.voters:
+            return None
+        return LeaderHint(leader_id, term, *self._config.voters[leader_id])
+
+    # Between loop and thread.
+
+    def _on_message(self, peer: int, message: Message) -> None:
+        if self._running:
+            self._thread.submit(lambda voter, now_s: voter.receive(peer, message, now_s))
+
+    def _on_peer_lost(self, peer: int) -> None:
+        if self._running:
+            self._thread.submit(lambda voter, now_s: voter.peer_lost(peer, now_s))
+
+    def _from_thread(
+        self, events: list[Event], messages: list[tuple[int, Message]], status: QuorumStatus
+    ) -> None:
+        self._status = status
+        if events or messages:
+            self._to_loop(partial(self._on_output, events, messages))
+
+    def _failed_in_thread(self, error: BaseException) -> None:
+        self._to_loop(partial(self._fail, error))
+
+    def _to_loop(self, callback: partial[None]) -> None:
+        with contextlib.suppress(RuntimeError):  # The loop is closed: nobody is left to tell.
+            self._loop.call_soon_threadsafe(callback)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._failed.done():
+            self._failed.set_exception(error)
+            self._failed.exception()  # Retrieved: a node that never waits logs no complaint.
+            self._abandon("this controller failed")
+
+    def _on_output(self, events: list[Event], messages: list[tuple[int, Message]]) -> None:
+        for peer, message in messages:
+            self.link.send(peer, message)
+        if self._failed.done():
+            return
+        try:
+            for event in events:
+                self._take(event)
+            self._compact_if_due()
+        except Exception as error:
+            # A state machine that missed a command is another one than the other voters'.
+            self._fail(error)
+            self._thread.stop()
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Committed(index, term, payload, token):
+                result = self._machine.apply(index, term, payload)
+                self._entries_since_snapshot += 1
+                self._bytes_since_snapshot += len(payload)
+                self._applied_index = index
+                self._answer(token, result)
+            case Installed(snapshot):
+                self._machine.install(snapshot.index, snapshot.data)
+                self._entries_since_snapshot = self._bytes_since_snapshot = 0
+            case ReadReady(token, index):
+                self._answer(token, index)
+            case Refused(token, leader_id):
+                hint = self.leader_hint(leader_id, self._status.term)
+                where = f"ask node {leader_id}" if hint else "ask again when one is elected"
+                message = f"controller {self._config.node_id} is not the active one; {where}"
+                self._answer(token, NotControllerError(message, leader=hint))
+            case Undecided(token):
+                message = "leadership was lost before the command was decided; it may take effect"
+                self._answer(token, RequestTimedOutError(message))
+            case Leadership():
+                for listener in self._listeners:
+                    listener(event)
+
+    def _answer(self, token: int, result: bytes | int | Exception) -> None:
+        future = self._waiting.get(token)
+        if future is None or future.done():
+            return
+        if isinstance(result, Exception):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+    def _compact_if_due(self) -> None:
+        if (
+            self._entries_since_snapshot < self._config.snapshot_entries
+            and self._bytes_since_snapshot < self._config.snapshot_bytes
+        ):
+            return
+        self._entries_since_snapshot = self._bytes_since_snapshot = 0
+        index, data = self._applied_index, self._machine.snapshot()
+        self._thread.submit(lambda voter, _now_s: voter.compact(index, data))
