@@ -9,4 +9,4 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 # Imported here, since importing it while a failure is being reported can crash CPython 3.11's
 # parser ("AST constructor recursion depth mismatch") and hide the failure.
-import hypothesis  # noqa: F401
+import hypothesis  # noqa: F401 - see above.

@@ -19,7 +19,6 @@ from penstock.wire.errors import CorruptRecordError
 
 # The compressors' libraries load when first used: an idle node, which stores batches as they
 # come, never needs them.
-# ruff: noqa: PLC0415
 
 Buffer = bytes | bytearray | memoryview
 
@@ -56,7 +55,7 @@ def _compress_gzip(data: Buffer) -> bytes:
 
 
 def _compress_snappy(data: Buffer) -> bytes:
-    import cramjam
+    import cramjam  # noqa: PLC0415 - see above.
 
     view = memoryview(data)
     parts = [_XERIAL_HEADER]
@@ -68,7 +67,7 @@ def _compress_snappy(data: Buffer) -> bytes:
 
 
 def _compress_lz4(data: Buffer) -> bytes:
-    import lz4.frame
+    import lz4.frame  # noqa: PLC0415 - see above.
 
     compressed: bytes = lz4.frame.compress(
         data, block_size=lz4.frame.BLOCKSIZE_MAX64KB, block_linked=False, store_size=False
@@ -77,7 +76,7 @@ def _compress_lz4(data: Buffer) -> bytes:
 
 
 def _compress_zstd(data: Buffer) -> bytes:
-    import zstandard
+    import zstandard  # noqa: PLC0415 - see above.
 
     return zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(data)
 
@@ -111,7 +110,7 @@ def _decompress_gzip(data: Buffer, max_bytes: int) -> bytes:
 
 
 def _snappy_block(block: Buffer, at: int, room: int, max_bytes: int) -> bytes:
-    import cramjam
+    import cramjam  # noqa: PLC0415 - see above.
 
     try:
         claimed = cramjam.snappy.decompress_raw_len(block)
@@ -155,7 +154,7 @@ def _decompress_snappy(data: Buffer, max_bytes: int) -> bytes:
 
 
 def _decompress_lz4(data: Buffer, max_bytes: int) -> bytes:
-    import lz4.frame
+    import lz4.frame  # noqa: PLC0415 - see above.
 
     decompressor = lz4.frame.LZ4FrameDecompressor()
     limit = min(max_bytes, len(data) * _LZ4_MAX_RATIO + _SLACK_BYTES) + 1
@@ -176,7 +175,7 @@ def _decompress_lz4(data: Buffer, max_bytes: int) -> bytes:
 
 
 def _decompress_zstd(data: Buffer, max_bytes: int) -> bytes:
-    import zstandard
+    import zstandard  # noqa: PLC0415 - see above.
 
     try:
         # A frame may claim any size; -1 when it does not say.

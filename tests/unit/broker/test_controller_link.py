@@ -73,23 +73,21 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
         hint = LeaderHint(self.active.node_id, self.epoch, "127.0.0.1", self.active.port)
         return NotControllerError(leader=hint)
 
-    async def WatchMetadata(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+    async def WatchMetadata(self, request: Any, context: Any) -> AsyncIterator[Any]:
         queue: asyncio.Queue[controller_pb2.WatchMetadataResponse] = asyncio.Queue()
         self.watchers.append(queue)
         yield self._news(snapshot=True)
         while True:
             yield await queue.get()
 
-    async def RegisterBroker(self, request: Any, context: Any) -> Any:  # noqa: N802
+    async def RegisterBroker(self, request: Any, context: Any) -> Any:
         refusal = self._not_active()
         if refusal is not None:
             return controller_pb2.RegisterBrokerResponse(error=refusal.to_proto())
         self.registrations.append(request.registration)
         return controller_pb2.RegisterBrokerResponse(broker_epoch=100 + len(self.registrations))
 
-    async def Heartbeat(  # noqa: N802
-        self, request_iterator: Any, context: Any
-    ) -> AsyncIterator[Any]:
+    async def Heartbeat(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
         async for request in request_iterator:
             self.heartbeats.append(request)
             self.heard.set()
@@ -103,7 +101,7 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
                 sequence=request.sequence, may_shut_down=request.want_shutdown
             )
 
-    async def ExecuteAdmin(self, request: Any, context: Any) -> Any:  # noqa: N802
+    async def ExecuteAdmin(self, request: Any, context: Any) -> Any:
         refusal = self._not_active()
         result = cluster_pb2.CommandResult(index=7)
         if refusal is not None:
@@ -258,4 +256,3 @@ async def test_waiting_for_an_index_sees_the_change(bench: Bench) -> None:
     await waiting
     assert bench.image.index == 1
     assert bench.changes[-1].index == 1
-
