@@ -67,7 +67,7 @@ class ControllerDirectory:
             channel = aio.insecure_channel(address, options=CHANNEL_OPTIONS)
             self._channels[address] = channel
         # The generated stub serves both kinds of channel; only its type tells them apart.
-        stub: Any = ControllerStub(channel)  # type: ignore[arg-type]
+        stub: Any = ControllerStub(channel)
         return stub  # type: ignore[no-any-return]
 
     def observe(self, node_id: int, epoch: int, host: str, port: int) -> None:
@@ -136,7 +136,7 @@ class ControllerDirectory:
     async def close(self) -> None:
         """Close every channel."""
         for channel in self._channels.values():
-            await channel.close()
+            await channel.close(None)
         self._channels.clear()
 
 

@@ -56,7 +56,7 @@ class Node:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop`` is set, or raise what made a role unfit to go on."""
-        watched = [asyncio.create_task(stop.wait())]
+        watched: list[asyncio.Future[object]] = [asyncio.ensure_future(stop.wait())]
         if self._controller is not None:
             watched.append(asyncio.ensure_future(self._controller.wait_failed()))
         if self._broker is not None:

@@ -130,7 +130,7 @@ class LogServicer(LogServicerBase):
         where = entry.partition
         result = log_pb2.ProducePartitionResult(partition=where, base_offset=-1)
         try:
-            _check_produce(request)
+            _check_produce(request, entry)
             info = await self._logs.append(
                 where.topic,
                 where.topic_id,
@@ -213,10 +213,14 @@ class _ProduceStream:
             self._slots.release()
 
 
-def _check_produce(request: log_pb2.ProduceRequest) -> None:
+def _check_produce(request: log_pb2.ProduceRequest, entry: log_pb2.ProducePartition) -> None:
     if request.acks not in (common_pb2.ACKS_NONE, common_pb2.ACKS_LEADER, common_pb2.ACKS_ALL):
         raise InvalidRequiredAcksError(
             f"acks={request.acks} is not known; send ACKS_NONE, ACKS_LEADER or ACKS_ALL"
         )
     if request.transactional_id:
         raise InvalidRequestError("this broker's version has no transactions")
+    if not entry.records:
+        raise InvalidRequestError(
+            f"{entry.partition.topic}-{entry.partition.partition}: the request has no record batch"
+        )

@@ -1,0 +1,220 @@
+"""The broker role: logs, replication, coordinators and services, wired together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import structlog
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined]
+from grpc_reflection.v1alpha import reflection
+
+from penstock.broker.config import NodeConfig
+from penstock.broker.controller_link import BrokerIdentity, ControllerLink, monotonic_ms
+from penstock.broker.core.metadata_image import ImageChange, MetadataImage
+from penstock.broker.metrics import BrokerMetrics
+from penstock.broker.replication.leader import ReplicationServicer
+from penstock.broker.replication.manager import ReplicaManager
+from penstock.broker.service.admin import AdminServicer
+from penstock.broker.service.log import LogServicer
+from penstock.broker.service.metadata import MetadataServicer
+from penstock.broker.service.transactions import TransactionsServicer
+from penstock.broker.storage.log import PartitionLog
+from penstock.broker.storage.manager import LogManager
+from penstock.broker.storage.settings import FlushPolicy, LogSettings
+from penstock.broker.topics import OffsetsTopic
+from penstock.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    groups_pb2,
+    log_pb2,
+    log_pb2_grpc,
+    metadata_pb2,
+    metadata_pb2_grpc,
+    replication_pb2,
+    replication_pb2_grpc,
+    transactions_pb2,
+    transactions_pb2_grpc,
+)
+from penstock.wire.errors import AddressInUseError, StorageError
+from penstock.wire.transport import (
+    CHANNEL_OPTIONS,
+    SERVER_OPTIONS,
+    format_address,
+    parse_address,
+)
+
+log = structlog.get_logger()
+
+_GRACE_S = 0.5
+"""How long requests in progress may take to end when the broker stops."""
+
+_SERVICES = [
+    module.DESCRIPTOR.services_by_name[name].full_name
+    for module, name in (
+        (log_pb2, "Log"),
+        (replication_pb2, "Replication"),
+        (metadata_pb2, "Metadata"),
+        (groups_pb2, "Groups"),
+        (transactions_pb2, "Transactions"),
+        (admin_pb2, "Admin"),
+        (health_pb2, "Health"),
+    )
+]
+
+
+class Broker:
+    """One broker. Start, serve, stop, on one event loop; not to be restarted."""
+
+    def __init__(self, config: NodeConfig, cluster_id: str) -> None:
+        self._config = config
+        self._cluster_id = cluster_id
+        self._image = MetadataImage()
+        self._metrics = BrokerMetrics()
+        self._health = health_aio.HealthServicer()
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._undo: list[Callable[[], Awaitable[None]]] = []
+        self._logs = LogManager(
+            config.log_directories,
+            LogSettings(
+                flush_policy=FlushPolicy(config.flush_policy),
+                flush_interval_ms=config.flush_interval_ms,
+            ),
+            self._on_durable,
+            monotonic_ms,
+            cluster_id=cluster_id,
+            on_directory_failed=self._on_directory_failed,
+        )
+        self._link: ControllerLink
+        self._replicas: ReplicaManager
+        self._metadata: MetadataServicer
+
+    async def start(self) -> None:
+        """Recover the logs, listen, and begin to register; serving begins once unfenced.
+
+        Raises AddressInUseError or DataDirectoryError. Call :meth:`stop` even after a failure.
+        """
+        # Recovery reads files for as long as it takes; the controller role must not wait for it.
+        await asyncio.to_thread(self._logs.open)
+        self._undo.append(self._close_logs)
+        self._link = self._make_link()
+        self._replicas = ReplicaManager(
+            self._config.node_id,
+            self._logs,
+            self._image,
+            alter_partition=self._link.alter_partition,
+            broker_epoch=lambda: self._link.broker_epoch,
+            may_serve=self._link.may_serve,
+            channel_factory=lambda address: aio.insecure_channel(address, options=CHANNEL_OPTIONS),
+            lag_max_ms=self._config.replica_lag_time_max_ms,
+        )
+        await self._replicas.start()
+        self._undo.append(self._replicas.stop)
+        await self._listen()
+        if self._config.metrics_listen:
+            self._metrics.serve(self._config.metrics_listen)
+        await self._link.start()
+        self._undo.append(self._link.stop)
+
+    async def stop(self) -> None:
+        """Hand the leaderships over, then stop in the reverse order of the start."""
+        if self._undo and self._undo[-1] == self._link.stop:
+            moved = await self._link.shut_down_controlled(
+                self._config.controlled_shutdown_timeout_ms
+            )
+            if not moved:
+                log.warning("stopping without having handed the leaderships over")
+        while self._undo:
+            await self._undo.pop()()
+
+    async def wait_failed(self) -> None:
+        """Wait for ever, or raise what makes this broker unfit to go on."""
+        link = asyncio.ensure_future(self._link.wait_failed())
+        try:
+            done, _ = await asyncio.wait((link, self._failed), return_when=asyncio.FIRST_COMPLETED)
+            for future in done:
+                future.result()
+        finally:
+            link.cancel()
+
+    def _make_link(self) -> ControllerLink:
+        config = self._config
+        host, port = config.advertised
+        identity = BrokerIdentity(
+            cluster_id=self._cluster_id,
+            node_id=config.node_id,
+            host=host,
+            port=port,
+            rack=config.node_rack,
+            previous_broker_epoch=self._logs.previous_broker_epoch(),
+        )
+        return ControllerLink(
+            identity,
+            config.voters,
+            self._image,
+            heartbeat_interval_ms=config.broker_heartbeat_interval_ms,
+            session_timeout_ms=config.broker_session_timeout_ms,
+            on_change=self._on_change,
+            on_registered=self._on_registered,
+        )
+
+    async def _listen(self) -> None:
+        server = aio.server(options=SERVER_OPTIONS)
+        offsets_topic = OffsetsTopic(
+            self._image,
+            self._link,
+            partition_count=self._config.offsets_topic_num_partitions,
+            replication_factor=self._config.offsets_topic_replication_factor,
+        )
+        self._metadata = MetadataServicer(self._config.node_id, self._image, offsets_topic.ensure)
+        log_pb2_grpc.add_LogServicer_to_server(LogServicer(self._replicas, self._metrics), server)
+        replication_pb2_grpc.add_ReplicationServicer_to_server(
+            ReplicationServicer(self._replicas), server
+        )
+        metadata_pb2_grpc.add_MetadataServicer_to_server(self._metadata, server)
+        transactions_pb2_grpc.add_TransactionsServicer_to_server(
+            TransactionsServicer(self._link.allocate_producer_ids), server
+        )
+        admin_pb2_grpc.add_AdminServicer_to_server(AdminServicer(self._image, self._link), server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection([*_SERVICES, reflection.SERVICE_NAME], server)
+        bind(server, self._config.broker_listen)
+        await server.start()
+        self._undo.append(lambda: server.stop(_GRACE_S))
+        log.info("listening", address=self._config.broker_listen)
+
+    def _on_change(self, change: ImageChange) -> None:
+        self._replicas.on_metadata(change)
+        self._metadata.on_change(change)
+
+    def _on_registered(self, broker_epoch: int) -> None:
+        self._logs.record_broker_epoch(broker_epoch)
+        self._replicas.on_registered()
+
+    def _on_durable(self, partition_log: PartitionLog) -> None:
+        self._replicas.on_durable(partition_log)
+
+    def _on_directory_failed(self, path: Path, error: StorageError) -> None:
+        """End the process: then the controllers move what it led to replicas that work."""
+        if not self._failed.done():
+            failure = StorageError(f"data directory {path} failed: {error.message}")
+            self._failed.set_exception(failure)
+
+    async def _close_logs(self) -> None:
+        await asyncio.to_thread(self._logs.close)
+
+
+def bind(server: aio.Server, address: str) -> None:
+    """Have ``server`` listen on ``address``. Raises AddressInUseError that names it."""
+    try:
+        port = server.add_insecure_port(format_address(*parse_address(address)))
+    except RuntimeError:
+        port = 0
+    if not port:
+        raise AddressInUseError(
+            f"cannot listen on {address}: another process uses the port, or the address is not "
+            "this machine's; change broker.listen or stop the other process"
+        )
