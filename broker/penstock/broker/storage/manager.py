@@ -7,6 +7,7 @@ from pathlib import Path
 
 import structlog
 
+from penstock.broker.core.ports import Log
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.disk import Disk
 from penstock.broker.storage.log import PartitionLog
@@ -173,11 +174,12 @@ class LogManager:
 
     # --- flushing and saving ---------------------------------------------------------------------
 
-    def flush_soon(self, log: PartitionLog) -> None:
-        """Flush what the log holds now as flush.policy says; on_durable tells when.
+    def flush_soon(self, log: Log) -> None:
+        """Flush what the log, one of ours, holds now as flush.policy says; on_durable tells when.
 
         Logs ask by themselves whenever they changed: it is never wrong to ask, nor to leave it.
         """
+        assert isinstance(log, PartitionLog)
         log.home.request_flush(log)
 
     def checkpoint_high_watermark(self, key: TopicIdPartition, high_watermark: int) -> None:

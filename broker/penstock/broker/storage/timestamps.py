@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from penstock.broker.core.ports import TimestampedOffset
 from penstock.broker.storage.log_files import LogFiles
 from penstock.broker.storage.segment import Placed, Segment
@@ -39,40 +41,57 @@ def largest(files: LogFiles, *, start: int, below: int) -> TimestampedOffset | N
 
     Raises CorruptRecordError for a damaged batch on the way.
     """
-    best: tuple[Segment, Placed] | None = None
+    best: _Best | None = None
     for segment in files.segments:
         if segment.base_offset >= below:
             break
         entry = segment.largest_timestamp()
-        if entry is None or (
-            best is not None and entry.timestamp_ms <= best[1].header.max_timestamp_ms
-        ):
+        if entry is None or (best is not None and entry.timestamp_ms <= best.timestamp_ms):
             continue
         found = _largest_of(segment, start, below)
-        if found is not None and (
-            best is None or found.header.max_timestamp_ms > best[1].header.max_timestamp_ms
-        ):
-            best = segment, found
+        if found is not None and (best is None or found.timestamp_ms > best.timestamp_ms):
+            best = found
     if best is None:
         return None
-    records = [record for record in _records(*best) if start <= record.offset < below]
-    # The first of several: max keeps the first.
-    chosen = max(records, key=lambda record: record.timestamp_ms, default=None)
-    return None if chosen is None else _found(chosen, best[1])
+    for record in _records(best.segment, best.placed):
+        if record.timestamp_ms >= best.timestamp_ms and start <= record.offset < below:
+            return _found(record, best.placed)
+    return None  # The header promised a time that no record has.
 
 
-def _largest_of(segment: Segment, start: int, below: int) -> Placed | None:
-    best: Placed | None = None
-    walk = (
-        segment.walk_from_largest_below(below)
-        if start <= segment.base_offset
-        else segment.walk_from_offset(start)
-    )
+class _Best(NamedTuple):
+    """The batch with the largest time so far."""
+
+    segment: Segment
+    placed: Placed
+    timestamp_ms: int
+
+
+def _largest_of(segment: Segment, start: int, below: int) -> _Best | None:
+    if start > segment.base_offset:
+        walk = segment.walk_from_offset(start)
+    else:
+        # Where ``below`` splits a batch, that batch's largest time may not count.
+        split = segment.position_of(below)
+        walk = segment.walk_from_largest_below(split.header.base_offset if split else below)
+    best: _Best | None = None
     for placed in walk:
-        if placed.header.base_offset >= below:
+        header = placed.header
+        if header.base_offset >= below:
             break
-        if best is None or placed.header.max_timestamp_ms > best.header.max_timestamp_ms:
-            best = placed
+        timestamp_ms = header.max_timestamp_ms
+        if best is not None and timestamp_ms <= best.timestamp_ms:
+            continue
+        if header.base_offset < start or header.next_offset > below:
+            inside = [
+                record.timestamp_ms
+                for record in _records(segment, placed)
+                if start <= record.offset < below
+            ]
+            if not inside or (best is not None and max(inside) <= best.timestamp_ms):
+                continue
+            timestamp_ms = max(inside)
+        best = _Best(segment, placed, timestamp_ms)
     return best
 
 

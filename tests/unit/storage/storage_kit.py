@@ -1,0 +1,242 @@
+"""What the storage tests share: logs in a temporary directory, disks that fail or lose power."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+from penstock.broker.storage.data_directory import DataDirectory
+from penstock.broker.storage.disk import Buffer, Disk
+from penstock.broker.storage.log import PartitionLog
+from penstock.broker.storage.recovery import SavedState, open_log
+from penstock.broker.storage.settings import LogSettings, TopicLogConfig
+from penstock.wire.ids import TopicId, TopicIdPartition, TopicPartition
+from penstock.wire.records import Record, RecordData, decode_batch, encode_batch, iter_batches
+
+TOPIC_ID = TopicId(b"0123456789abcdef")
+PARTITION = TopicPartition("orders", 3)
+KEY = TopicIdPartition(TOPIC_ID, 3)
+EVERYTHING = 2**63 - 1
+
+
+def small_config(**changes: int | bool) -> TopicLogConfig:
+    """Small segments with a dense index, so that short tests see many of both."""
+    values: dict[str, int | bool] = {
+        "max_message_bytes": 2000,
+        "segment_bytes": 900,
+        "segment_ms": 2**62,
+        "index_interval_bytes": 150,
+        "log_append_time": False,
+    }
+    return TopicLogConfig(**(values | changes))  # type: ignore[arg-type]
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now_ms = 1_000_000
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+def open_in(
+    root: Path,
+    *,
+    config: TopicLogConfig | None = None,
+    saved: SavedState | None = None,
+    disk: Disk | None = None,
+    settings: LogSettings | None = None,
+    clock: Clock | None = None,
+) -> PartitionLog:
+    """The log of PARTITION below ``root``."""
+    directory = root / str(PARTITION)
+    directory.mkdir(exist_ok=True)
+    home = DataDirectory(root, settings or LogSettings(), clock or Clock(), disk=disk)
+    return open_log(
+        home,
+        directory,
+        partition=PARTITION,
+        key=KEY,
+        config=config or small_config(),
+        saved=saved or SavedState(),
+    )
+
+
+def batch(
+    *values: str,
+    timestamp_ms: int = 1000,
+    producer: tuple[int, int, int] = (-1, -1, -1),
+    base_offset: int = 0,
+    leader_epoch: int = -1,
+) -> bytes:
+    """A batch with a record for each value, a millisecond apart."""
+    records = [
+        RecordData(timestamp_ms + index, b"k", value.encode(), (("h", b"x"),))
+        for index, value in enumerate(values or ("value",))
+    ]
+    producer_id, producer_epoch, base_sequence = producer
+    return encode_batch(
+        records,
+        base_offset=base_offset,
+        leader_epoch=leader_epoch,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+    )
+
+
+def read_all(log: PartitionLog, offset: int | None = None, max_bytes: int = 1 << 20) -> bytes:
+    """Everything in the log from ``offset`` on, by as many reads as it takes."""
+    at = log.log_start_offset if offset is None else offset
+    parts = []
+    while at < log.log_end_offset:
+        data = log.read(at, max_bytes, below=EVERYTHING)
+        assert data, f"nothing at {at} of {log}"
+        parts.append(data)
+        *_, (last, _) = iter_batches(data)
+        at = last.next_offset
+    return b"".join(parts)
+
+
+def records_of(data: bytes) -> list[Record]:
+    return [record for _, view in iter_batches(data) for record in decode_batch(view)]
+
+
+def values_of(log: PartitionLog) -> list[str]:
+    return [(record.value or b"").decode() for record in records_of(read_all(log))]
+
+
+class FullDisk(Disk):
+    """Takes ``room`` more bytes in all; what does not fit is written in part, then refused."""
+
+    def __init__(self, room: int = 1 << 60) -> None:
+        self.room = room
+
+    def write_at(self, fd: int, buffers: Sequence[Buffer], position: int) -> int:
+        if self.room <= 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        data = b"".join(bytes(buffer) for buffer in buffers)[: self.room]
+        self.room -= len(data)
+        return os.pwrite(fd, data, position)
+
+
+class BrokenDisk(Disk):
+    """Fails with EIO in the calls named."""
+
+    def __init__(self) -> None:
+        self.failing: set[str] = set()
+
+    def _check(self, call: str) -> None:
+        if call in self.failing:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def write_at(self, fd: int, buffers: Sequence[Buffer], position: int) -> int:
+        self._check("write")
+        return super().write_at(fd, buffers, position)
+
+    def read_at(self, fd: int, size: int, position: int) -> bytes:
+        self._check("read")
+        return super().read_at(fd, size, position)
+
+    def sync_data(self, fd: int) -> None:
+        self._check("sync")
+        super().sync_data(fd)
+
+    def truncate(self, fd: int, size: int) -> None:
+        self._check("truncate")
+        super().truncate(fd, size)
+
+
+class _File:
+    """What a power cut leaves of a file's content."""
+
+    def __init__(self) -> None:
+        self.durable = b""
+
+
+class PowerCutError(Exception):
+    """The power went in the middle of an operation."""
+
+
+class PowerCutDisk(Disk):
+    """Knows what is on the disk for certain, so that ``cut_power`` can lose everything else.
+
+    Content that was not synced may be there, in part, in any pages; names made, renamed or removed
+    since the directory was synced may each be as before or as after. ``cut_after`` so many calls
+    that change something raises PowerCutError instead of the next one.
+    """
+
+    PAGE = 64
+
+    def __init__(self) -> None:
+        self._files: dict[int, _File] = {}  # By inode, of the names that are there now.
+        self._names: dict[Path, dict[str, _File]] = {}
+        self.cut_after: int | None = None
+
+    def _count(self) -> None:
+        if self.cut_after is not None:
+            if self.cut_after <= 0:
+                raise PowerCutError
+            self.cut_after -= 1
+
+    def open(self, path: Path, flags: int) -> int:
+        fd = super().open(path, flags)
+        inode = os.fstat(fd).st_ino
+        if flags & (os.O_EXCL | os.O_TRUNC) or inode not in self._files:
+            self._files[inode] = _File()
+        return fd
+
+    def write_at(self, fd: int, buffers: Sequence[Buffer], position: int) -> int:
+        self._count()
+        return super().write_at(fd, buffers, position)
+
+    def truncate(self, fd: int, size: int) -> None:
+        self._count()
+        super().truncate(fd, size)
+
+    def sync_data(self, fd: int) -> None:
+        self._count()
+        # By another descriptor: this one may be for writing only.
+        self._files[os.fstat(fd).st_ino].durable = Path(f"/proc/self/fd/{fd}").read_bytes()
+
+    def sync_directory(self, path: Path) -> None:
+        self._count()
+        self._names[path] = self._now(path)
+
+    def _now(self, path: Path) -> dict[str, _File]:
+        return {
+            entry.name: self._files[entry.stat().st_ino]
+            for entry in path.iterdir()
+            if entry.is_file()
+        }
+
+    def cut_power(self, source: Path, target: Path, chance: random.Random) -> None:
+        """Make in ``target`` one of the states that the disk may have once the power is back."""
+        target.mkdir()
+        before, now = self._names.get(source, {}), self._now(source)
+        for name in sorted(before.keys() | now.keys()):
+            choice = chance.choice([before, now]).get(name)
+            if choice is None:
+                continue
+            current = (source / name).read_bytes() if now.get(name) is choice else choice.durable
+            (target / name).write_bytes(self._content(choice.durable, current, chance))
+
+    def _content(self, durable: bytes, current: bytes, chance: random.Random) -> bytes:
+        kind = chance.randrange(4)
+        if kind == 0:
+            return durable
+        if kind == 1:
+            return current
+        size = chance.randint(min(len(durable), len(current)), max(len(durable), len(current)))
+        if kind == 2 and current.startswith(durable):
+            return current[:size]
+        pages = []
+        for at in range(0, size, self.PAGE):
+            page = chance.choice([durable, current])[at : at + self.PAGE]
+            pages.append(page.ljust(min(self.PAGE, size - at), b"\0")[: size - at])
+        return b"".join(pages)
