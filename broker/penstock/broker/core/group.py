@@ -1,0 +1,496 @@
+"""One consumer group: who its members are and what each may read (KIP-848), and its offsets.
+
+A member's life, by the messages that it sends (epoch) and what happens to it:
+
+    ============== ============================ ==============================================
+    state          stimulus                     becomes
+    ============== ============================ ==============================================
+    unknown        0 with a subscription        member; the group epoch rises
+    unknown        any other epoch              refused: UNKNOWN_MEMBER_ID
+    member         its epoch, or an older one   member; its session goes on
+                   not yet answered with its own
+    member         its epoch with ``owned``     what it no longer owns is free for others
+    member         an epoch from the future,    refused: FENCED_MEMBER_EPOCH
+                   or older than one it used
+    member         0                            member that holds nothing, in the group's epoch
+    member         -1                           unknown; the group epoch rises
+    static member  -2                           away; it keeps its assignment
+    away           0 with its instance id       member with that assignment, under the new id
+    member, away   session timeout              unknown; the group epoch rises
+    member         rebalance timeout            unknown; the group epoch rises
+    ============== ============================ ==============================================
+
+When the group epoch rises, a target assignment is made; every member enters its epoch, is asked
+to give back what others shall have, and gets what others gave back. Answers are pushed to every
+member concerned at once. As a member may have sent messages before it saw the newest push, older
+epochs are borne, but only a message in the newest epoch acknowledges anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from penstock.broker.core import group_describe, group_member, group_offsets, group_reconcile
+from penstock.broker.core.group_events import (
+    CommitOffsets,
+    DeleteGroup,
+    DescribeGroup,
+    Effect,
+    FetchOffsets,
+    GroupEvent,
+    GroupSettings,
+    Heartbeat,
+    Loaded,
+    Persist,
+    Respond,
+    Send,
+    Tick,
+    TopicsChanged,
+)
+from penstock.broker.core.group_state import Change, GroupState
+from penstock.broker.core.group_topics import Subscriptions, TopicView
+from penstock.broker.core.group_values import (
+    JOIN_EPOCH,
+    LEAVE_EPOCH,
+    LEFT_EPOCH,
+    Member,
+    Partitions,
+)
+from penstock.v1 import groups_pb2
+from penstock.wire.errors import (
+    FencedInstanceIdError,
+    FencedMemberEpochError,
+    InvalidRequestError,
+    NonEmptyGroupError,
+    PenstockError,
+    UnknownMemberIdError,
+    UnreleasedInstanceIdError,
+)
+
+_NO_STREAM = -1
+
+
+@dataclass(slots=True)
+class _Session:
+    """What is known of a member's connection. Not durable: it starts anew with a coordinator."""
+
+    deadline_ms: int  # Removed, unless heard before.
+    revoke_by_ms: int | None = None  # Removed, unless it gave back by then what it must.
+    stream_id: int = _NO_STREAM
+    used_epoch: int = JOIN_EPOCH  # The newest epoch that it named; older ones are fenced.
+    told: tuple[int, Partitions] | None = None  # Epoch and assignment last sent on the stream.
+
+
+class Group:
+    """One group. ``handle`` is the only mutator but for ``replay`` and ``revert``."""
+
+    def __init__(
+        self,
+        group_id: str,
+        topics: TopicView,
+        subscriptions: Subscriptions,
+        settings: GroupSettings,
+    ) -> None:
+        self.state = GroupState(group_id)
+        self._topics = topics
+        self._subscriptions = subscriptions
+        self._settings = settings
+        self._sessions: dict[str, _Session] = {}
+        self._waiting: set[str] = set()  # Members that may not be reconciled.
+        self._assigned_ms: int | None = None  # When the target was last made, if since loaded.
+        self._assign_at_ms: int | None = None
+        self._recheck_at_ms: int | None = None
+        # No deadline is earlier than this one. Deadlines mostly move on, so it is found anew
+        # only when it passes.
+        self._next_deadline_ms: int | None = None
+        self._farewells: list[Effect] = []
+
+    @property
+    def next_deadline_ms(self) -> int | None:
+        """When to handle a Tick, at the latest; None for never."""
+        return self._next_deadline_ms
+
+    def handle(self, event: GroupEvent, now_ms: int) -> list[Effect]:
+        """Take one event at a time of the monotonic clock. See Effect for what holds of answers."""
+        match event:
+            case Heartbeat():
+                return self._on_heartbeat(event, now_ms)
+            case CommitOffsets():
+                answer = group_offsets.commit(self.state, self._topics, self._settings, event)
+                return self._respond(event.request_id, answer)
+            case FetchOffsets():
+                fetched = group_offsets.fetch(self.state, self._topics, event.request)
+                return self._respond(event.request_id, fetched)
+            case DescribeGroup():
+                described = group_describe.describe(self.state, self._topics)
+                return self._respond(event.request_id, described)
+            case DeleteGroup():
+                return self._respond(event.request_id, self._delete())
+            case TopicsChanged():
+                self._on_topics_changed(event)
+            case Loaded():
+                self._on_loaded(now_ms)
+            case Tick():
+                self._on_tick(now_ms)
+        self._settle(now_ms)
+        effects = self._finish(now_ms, None)
+        if isinstance(event, Tick):
+            self._find_deadline()
+        return effects
+
+    def revert(self, changes: Iterable[Change], now_ms: int) -> None:
+        """Take back changes that could not be written, the newest first; try again soon.
+
+        Their answers must become errors, and what was to be sent must not be.
+        """
+        self.state.undo(changes)
+        retry_at_ms = now_ms + self._settings.retry_ms
+        for member_id in self.state.take_touched():
+            member = self.state.members.get(member_id)
+            if member is None:
+                self._sessions.pop(member_id, None)
+                continue
+            deadline_ms = now_ms + member.session_timeout_ms
+            self._sessions.setdefault(member_id, _Session(deadline_ms)).revoke_by_ms = None
+            self._watch_revocation(member, now_ms)
+        for session in self._sessions.values():
+            session.told = None
+            session.deadline_ms = max(session.deadline_ms, retry_at_ms)
+            if session.revoke_by_ms is not None:
+                session.revoke_by_ms = max(session.revoke_by_ms, retry_at_ms)
+        self._waiting = set(self.state.members)
+        self._recheck_at_ms = retry_at_ms
+        self._find_deadline()
+
+    def validate(self) -> None:
+        """Assert what must hold between events."""
+        self.state.validate()
+        assert self._sessions.keys() == self.state.members.keys()
+        for member_id, member in self.state.members.items():
+            session = self._sessions[member_id]
+            assert bool(member.revoking) == (session.revoke_by_ms is not None)
+            assert self._next_deadline_ms is not None
+            assert self._next_deadline_ms <= session.deadline_ms
+            reconciled = group_reconcile.is_reconciled(self.state, member)
+            assert reconciled or member_id in self._waiting
+            assert member.is_away or member.epoch == self.state.epochs.assignment_epoch
+        if self._recheck_at_ms is None:
+            assert not group_reconcile.needs_assignment(self.state, self._subscriptions)
+
+    # ------------------------------------------------------------------ members' messages
+
+    def _on_heartbeat(self, event: Heartbeat, now_ms: int) -> list[Effect]:
+        try:
+            member_id = self._take_message(event, now_ms)
+        except PenstockError as error:
+            response = groups_pb2.GroupHeartbeatResponse(
+                error=error.to_proto(), member_id=event.request.member_id
+            )
+            return [Send(event.group_id, event.stream_id, response, is_reply=True)]
+        self._settle(now_ms)
+        if member_id is None:
+            response = groups_pb2.GroupHeartbeatResponse(
+                member_id=event.request.member_id, member_epoch=event.request.member_epoch
+            )
+        else:
+            response = self._tell(member_id)
+        reply = Send(event.group_id, event.stream_id, response, is_reply=True)
+        return self._finish(now_ms, reply)
+
+    def _take_message(self, event: Heartbeat, now_ms: int) -> str | None:
+        """Take over what a message says; the member's id, or None when it has left.
+
+        Raises PenstockError with nothing changed.
+        """
+        request = event.request
+        group_member.check_request(request, self._settings)
+        member = self._identify(event)
+        if request.member_epoch == JOIN_EPOCH:
+            return self._join(event, member, now_ms)
+        assert member is not None
+        if request.member_epoch == LEAVE_EPOCH:
+            self._remove(member)
+            return None
+        if request.member_epoch == LEFT_EPOCH:
+            self._go_away(member, now_ms)
+            return None
+        return self._go_on(event, member, now_ms)
+
+    def _identify(self, event: Heartbeat) -> Member | None:
+        """The member that speaks, or whose place the one that joins takes; None for a new one."""
+        request = event.request
+        group_id, member_id = event.group_id, request.member_id
+        member = self.state.members.get(member_id)
+        joining = request.member_epoch == JOIN_EPOCH
+        if member is not None:
+            self._check_stream(event)
+            if request.group_instance_id not in ("", member.instance_id):
+                raise InvalidRequestError(
+                    f"group {group_id!r}: member {member_id!r} joined with the instance id "
+                    f"{member.instance_id!r} and cannot change it to {request.group_instance_id!r}"
+                )
+            return member
+        holder = self.state.instance(request.group_instance_id)
+        if holder is not None:
+            return self._check_instance(holder, joining=joining)
+        if not joining:
+            raise UnknownMemberIdError(
+                f"group {group_id!r} has no member {member_id!r} (any more: it left, or was not "
+                "heard in time); give up all partitions and join anew"
+            )
+        return None
+
+    def _check_stream(self, event: Heartbeat) -> None:
+        session = self._sessions[event.request.member_id]
+        if event.stream_id < session.stream_id:
+            raise FencedMemberEpochError(
+                f"group {event.group_id!r}: member {event.request.member_id!r} speaks on a newer "
+                "stream; this one is over"
+            )
+
+    def _check_instance(self, holder: Member, *, joining: bool) -> Member:
+        where = f"group {self.state.group_id!r}: the instance id {holder.instance_id!r}"
+        if not joining:
+            raise FencedInstanceIdError(
+                f"{where} is now that of member {holder.member_id!r}; two processes use it"
+            )
+        if not holder.is_away:
+            raise UnreleasedInstanceIdError(
+                f"{where} is still held by member {holder.member_id!r} of "
+                f"{holder.client_host or 'an unknown host'}; it is released when that one leaves, "
+                f"or was silent for {holder.session_timeout_ms} ms"
+            )
+        return holder
+
+    def _join(self, event: Heartbeat, before: Member | None, now_ms: int) -> str:
+        epoch = self.state.epochs.assignment_epoch
+        member = group_member.joined(before, event, self._settings, epoch)
+        if before is not None and before.member_id != member.member_id:
+            self.state.remove_member(before.member_id)
+            self._sessions.pop(before.member_id, None)
+        self._put_speaker(event, before, member, now_ms)
+        return member.member_id
+
+    def _go_on(self, event: Heartbeat, before: Member, now_ms: int) -> str:
+        session = self._sessions[before.member_id]
+        epoch = event.request.member_epoch
+        where = f"group {event.group_id!r}, member {before.member_id!r}: epoch {epoch}"
+        if epoch > before.epoch:
+            raise FencedMemberEpochError(
+                f"{where} was never given out, the member is in {before.epoch}; give up all "
+                "partitions and join anew"
+            )
+        if epoch < session.used_epoch:
+            raise FencedMemberEpochError(
+                f"{where} is older than {session.used_epoch}, which the member has named before; "
+                "give up all partitions and join anew"
+            )
+        member = group_member.updated(before, event)
+        if event.request.HasField("owned") and epoch == before.epoch:
+            owned = group_member.owned_partitions(event.request, self._topics)
+            member = group_reconcile.acknowledge(member, owned)
+            if not owned <= member.assigned | member.revoking:
+                session.told = None  # It holds what is not its own: tell it again what is.
+        self._put_speaker(event, before, member, now_ms)
+        return member.member_id
+
+    def _put_speaker(
+        self, event: Heartbeat, before: Member | None, member: Member, now_ms: int
+    ) -> None:
+        """Store the member that spoke, and note that and where it was heard."""
+        self.state.put_member(member)
+        self._waiting.add(member.member_id)
+        if (
+            before is None
+            or (before.topics, before.pattern) != (member.topics, member.pattern)
+            or self._votes_otherwise(before, member)
+        ):
+            group_reconcile.bump(self.state)
+        session = self._sessions.setdefault(member.member_id, _Session(0))
+        session.deadline_ms = now_ms + member.session_timeout_ms
+        session.used_epoch = event.request.member_epoch
+        if session.stream_id != event.stream_id:
+            session.stream_id, session.told = event.stream_id, None
+        self._arm(session.deadline_ms)
+
+    def _votes_otherwise(self, before: Member, member: Member) -> bool:
+        """Whether a member's new wish for an assignor changes the group's choice."""
+        return (
+            before.server_assignor != member.server_assignor
+            and group_reconcile.chosen_assignor(self.state) != self.state.epochs.assignor
+        )
+
+    def _go_away(self, member: Member, now_ms: int) -> None:
+        self.state.put_member(group_reconcile.go_away(member, LEFT_EPOCH))
+        deadline_ms = now_ms + member.session_timeout_ms
+        self._sessions[member.member_id] = _Session(deadline_ms)
+        self._arm(deadline_ms)
+
+    def _remove(self, member: Member, why: str = "") -> None:
+        """Remove a member; ``why`` is told to it when it did not ask for it."""
+        self.state.remove_member(member.member_id)
+        session = self._sessions.pop(member.member_id)
+        group_reconcile.bump(self.state)
+        if why and session.stream_id != _NO_STREAM:
+            error = UnknownMemberIdError(
+                f"group {self.state.group_id!r}: member {member.member_id!r} was removed: {why}; "
+                "give up all partitions and join anew"
+            )
+            response = groups_pb2.GroupHeartbeatResponse(
+                error=error.to_proto(), member_id=member.member_id
+            )
+            farewell = Send(self.state.group_id, session.stream_id, response, is_reply=False)
+            self._farewells.append(farewell)
+
+    def _tell(self, member_id: str) -> groups_pb2.GroupHeartbeatResponse:
+        """What a member is told now, with the assignment if it has not been told that yet."""
+        member, session = self.state.members[member_id], self._sessions[member_id]
+        response = groups_pb2.GroupHeartbeatResponse(
+            member_id=member_id,
+            member_epoch=member.epoch,
+            heartbeat_interval_ms=min(
+                self._settings.heartbeat_interval_ms, max(member.session_timeout_ms // 3, 1)
+            ),
+        )
+        if session.told is None or session.told[1] != member.assigned:
+            partitions = group_describe.partitions(self.state, member.assigned)
+            response.assignment.CopyFrom(groups_pb2.GroupAssignment(partitions=partitions))
+        session.told = (member.epoch, member.assigned)
+        return response
+
+    # ------------------------------------------------------------------ other events
+
+    def _respond(
+        self,
+        request_id: int,
+        response: (
+            groups_pb2.CommitOffsetsResponse
+            | groups_pb2.FetchOffsetsResponse
+            | groups_pb2.GroupDescription
+            | groups_pb2.DeleteGroupResult
+        ),
+    ) -> list[Effect]:
+        return [*self._persist(), Respond(self.state.group_id, request_id, response)]
+
+    def _delete(self) -> groups_pb2.DeleteGroupResult:
+        result = groups_pb2.DeleteGroupResult(group_id=self.state.group_id)
+        if self.state.is_bare:
+            result.error.CopyFrom(group_describe.not_found(self.state.group_id).to_proto())
+        elif self.state.members:
+            error = NonEmptyGroupError(
+                f"group {self.state.group_id!r} has {len(self.state.members)} members; stop them "
+                "first"
+            )
+            result.error.CopyFrom(error.to_proto())
+        else:
+            for partition in list(self.state.offsets):
+                self.state.put_offset(partition, None)
+            self.state.put_epochs(None)
+        return result
+
+    def _on_topics_changed(self, event: TopicsChanged) -> None:
+        group_offsets.forget_topics(self.state, event.removed)
+        concern = self._subscriptions.concern
+        if any(concern(member, event.names) for member in self.state.members.values()):
+            self._check_target()
+
+    def _on_loaded(self, now_ms: int) -> None:
+        """Timeouts start anew: members could not be heard meanwhile."""
+        for member_id, member in self.state.members.items():
+            self._sessions[member_id] = _Session(now_ms + member.session_timeout_ms)
+            self._watch_revocation(member, now_ms)
+        self._waiting = set(self.state.members)
+        self._recheck()
+        self._find_deadline()
+
+    def _on_tick(self, now_ms: int) -> None:
+        if self._recheck_at_ms is not None and self._recheck_at_ms <= now_ms:
+            self._recheck_at_ms = None
+            self._recheck()
+        for member_id, session in list(self._sessions.items()):
+            member = self.state.members[member_id]
+            if session.deadline_ms <= now_ms:
+                self._remove(member, f"it was not heard for {member.session_timeout_ms} ms")
+            elif session.revoke_by_ms is not None and session.revoke_by_ms <= now_ms:
+                self._remove(
+                    member,
+                    f"it did not give back partitions within {member.rebalance_timeout_ms} ms",
+                )
+
+    def _recheck(self) -> None:
+        group_offsets.forget_missing_topics(self.state, self._topics)
+        self._check_target()
+
+    def _check_target(self) -> None:
+        if group_reconcile.needs_assignment(self.state, self._subscriptions):
+            group_reconcile.bump(self.state)
+
+    # ------------------------------------------------------------------ after every change
+
+    def _settle(self, now_ms: int) -> None:
+        """Make the target assignment when it is due, and move towards it as far as possible."""
+        epochs = self.state.epochs
+        self._assign_at_ms = None
+        if epochs.group_epoch > epochs.assignment_epoch:
+            at_ms = now_ms
+            # The first assignment is always made at once: member epoch 0 means joining.
+            if self._assigned_ms is not None and epochs.assignment_epoch:
+                at_ms = self._assigned_ms + self._settings.assignment_interval_ms
+            if at_ms <= now_ms:
+                self._assigned_ms = now_ms
+                group_reconcile.assign(self.state, self._subscriptions)
+                self._waiting = set(self.state.members)
+            else:
+                self._assign_at_ms = at_ms
+                self._arm(at_ms)
+        self._waiting = group_reconcile.grant(self.state, self._waiting)
+        if not self.state.members and not self.state.offsets:
+            self.state.put_epochs(None)  # Nothing is left of the group.
+
+    def _finish(self, now_ms: int, reply: Send | None) -> list[Effect]:
+        """The effects of an event: records, the answer, and what other members must know."""
+        touched = sorted(self.state.take_touched())
+        effects = self._persist()
+        if reply is not None:
+            effects.append(reply)
+        effects += self._farewells
+        self._farewells = []
+        for member_id in touched:
+            member = self.state.members.get(member_id)
+            if member is None:
+                continue
+            self._watch_revocation(member, now_ms)
+            session = self._sessions[member_id]
+            if session.stream_id != _NO_STREAM and session.told != (member.epoch, member.assigned):
+                push = self._tell(member_id)
+                group_id = self.state.group_id
+                effects.append(Send(group_id, session.stream_id, push, is_reply=False))
+        return effects
+
+    def _persist(self) -> list[Effect]:
+        changes = self.state.take_changes()
+        return [Persist(self.state.group_id, changes)] if changes else []
+
+    def _watch_revocation(self, member: Member, now_ms: int) -> None:
+        """The time to give partitions back runs from when the first is asked for."""
+        session = self._sessions[member.member_id]
+        if not member.revoking:
+            session.revoke_by_ms = None
+        elif session.revoke_by_ms is None:
+            session.revoke_by_ms = now_ms + member.rebalance_timeout_ms
+            self._arm(session.revoke_by_ms)
+
+    def _arm(self, deadline_ms: int) -> None:
+        if self._next_deadline_ms is None or deadline_ms < self._next_deadline_ms:
+            self._next_deadline_ms = deadline_ms
+
+    def _find_deadline(self) -> None:
+        self._next_deadline_ms = None
+        for session in self._sessions.values():
+            self._arm(session.deadline_ms)
+            if session.revoke_by_ms is not None:
+                self._arm(session.revoke_by_ms)
+        for deadline_ms in (self._assign_at_ms, self._recheck_at_ms):
+            if deadline_ms is not None:
+                self._arm(deadline_ms)

@@ -1,0 +1,139 @@
+"""The groups that one partition of ``__consumer_offsets`` keeps."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+
+from penstock.broker.core import group_codec, group_describe
+from penstock.broker.core.group import Group
+from penstock.broker.core.group_events import (
+    Effect,
+    GroupEvent,
+    GroupSettings,
+    ListGroups,
+    Loaded,
+    Respond,
+    ShardEvent,
+    Tick,
+    TopicsChanged,
+)
+from penstock.broker.core.group_state import Change
+from penstock.broker.core.group_topics import Subscriptions, TopicView
+from penstock.v1 import groups_pb2
+
+
+class GroupShard:
+    """All groups of one partition: replayed from its records, then changed by events.
+
+    First every record of the partition goes through ``replay``, then ``Loaded`` is handled once,
+    and then whatever happens. ``next_deadline_ms`` says when a Tick is due.
+    """
+
+    def __init__(self, topics: TopicView, settings: GroupSettings) -> None:
+        self._topics = topics
+        self._settings = settings
+        self._subscriptions = Subscriptions(topics)
+        self._groups: dict[str, Group] = {}
+        # Deadlines by group, and a heap of them; an entry of the heap counts when it is the
+        # group's present one.
+        self._deadlines: dict[str, int] = {}
+        self._heap: list[tuple[int, str]] = []
+
+    @property
+    def groups(self) -> Mapping[str, Group]:
+        """The groups that exist, by id."""
+        return self._groups
+
+    @property
+    def next_deadline_ms(self) -> int | None:
+        """When to handle a Tick, at the latest; None for never."""
+        while self._heap and self._deadlines.get(self._heap[0][1]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def replay(self, key: bytes, value: bytes | None) -> bool:
+        """Take over one record; False for a kind that this version does not know.
+
+        Raises CorruptRecordError when it is not what a coordinator writes.
+        """
+        replayed = group_codec.decode(key, value)
+        if replayed is None:
+            return False
+        group = self._group(replayed.group_id)
+        group.state.replay(replayed.slot, replayed.value, replayed.names)
+        self._keep(group)
+        return True
+
+    def handle(self, event: ShardEvent, now_ms: int) -> list[Effect]:
+        """Take one event at a time of the monotonic clock."""
+        match event:
+            case ListGroups():
+                listing = [group_describe.listing(group.state) for group in self._sorted()]
+                response = groups_pb2.ListGroupsResponse(groups=listing)
+                return [Respond(None, event.request_id, response)]
+            case Tick():
+                return self._tick(event, now_ms)
+            case TopicsChanged() | Loaded():
+                self._subscriptions.topics_changed()
+                effects: list[Effect] = []
+                for group in self._sorted():
+                    effects += self._handle(group, event, now_ms)
+                return effects
+            case _:
+                return self._handle(self._group(event.group_id), event, now_ms)
+
+    def revert(self, changes: Sequence[Change], now_ms: int) -> None:
+        """Take back changes that could not be written: all of them, in the order of effects."""
+        by_group: dict[str, list[Change]] = {}
+        for change in reversed(changes):
+            by_group.setdefault(change.group_id, []).append(change)
+        for group_id, of_group in by_group.items():
+            group = self._group(group_id)
+            group.revert(of_group, now_ms)
+            self._keep(group)
+
+    def validate(self) -> None:
+        """Assert what must hold between events."""
+        for group_id, group in self._groups.items():
+            assert group.state.group_id == group_id
+            assert not group.state.is_bare
+            assert self._deadlines.get(group_id) == group.next_deadline_ms
+            group.validate()
+
+    def _group(self, group_id: str) -> Group:
+        """The group; one that does not exist is only made when something is kept in it."""
+        return self._groups.get(group_id) or Group(
+            group_id, self._topics, self._subscriptions, self._settings
+        )
+
+    def _sorted(self) -> Iterator[Group]:
+        return iter([self._groups[group_id] for group_id in sorted(self._groups)])
+
+    def _handle(self, group: Group, event: GroupEvent, now_ms: int) -> list[Effect]:
+        effects = group.handle(event, now_ms)
+        self._keep(group)
+        return effects
+
+    def _tick(self, event: Tick, now_ms: int) -> list[Effect]:
+        effects: list[Effect] = []
+        while (deadline_ms := self.next_deadline_ms) is not None and deadline_ms <= now_ms:
+            _, group_id = heapq.heappop(self._heap)
+            del self._deadlines[group_id]
+            effects += self._handle(self._groups[group_id], event, now_ms)
+        return effects
+
+    def _keep(self, group: Group) -> None:
+        """Keep a group as long as there is anything to it, and its deadline in the heap."""
+        group_id = group.state.group_id
+        if group.state.is_bare:
+            self._groups.pop(group_id, None)
+            self._deadlines.pop(group_id, None)
+            return
+        self._groups[group_id] = group
+        deadline_ms = group.next_deadline_ms
+        if deadline_ms is None:
+            self._deadlines.pop(group_id, None)
+        elif self._deadlines.get(group_id) != deadline_ms:
+            self._deadlines[group_id] = deadline_ms
+            heapq.heappush(self._heap, (deadline_ms, group_id))
