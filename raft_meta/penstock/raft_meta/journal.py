@@ -303,11 +303,12 @@ class LmdbJournal:
         """
         if not self.dirty:
             return
-        try:
-            self._write()
-        except lmdb.MapFullError:
-            self._environment.set_mapsize(self._environment.info()["map_size"] * 2)
-            self._write()
+        while True:
+            try:
+                self._write()
+                break
+            except lmdb.MapFullError:  # A map is only address space: it grows with the log.
+                self._environment.set_mapsize(self._environment.info()["map_size"] * 2)
         self._dirty_from = None
         self._hard_state_dirty = False
         self._durable_first, self._durable_last = self.first_index, self.last_index

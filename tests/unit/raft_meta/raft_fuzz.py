@@ -26,7 +26,7 @@ TIMING = RaftTiming(election_min_s=0.5, election_max_s=1.0, heartbeat_s=0.15)
 _ids = itertools.count(1)
 
 
-class Crash(Exception):
+class Crash(Exception):  # noqa: N818 - it is an event, not a mistake.
     """The process dies here."""
 
 
@@ -138,7 +138,9 @@ class Network:
             for other in self.hosts.values():
                 if other.voter is not None:
                     self._at(
-                        self.now_s + 0.001, other, lambda v, p=host.node_id: v.peer_lost(p, self.now_s)
+                        self.now_s + 0.001,
+                        other,
+                        lambda v, p=host.node_id: v.peer_lost(p, self.now_s),
                     )
         host.down_until_s = self.now_s + (self.rng.uniform(0.05, 2.0) if down_s is None else down_s)
         self._push(host.down_until_s, lambda: self.start(host) if host.voter is None else None)

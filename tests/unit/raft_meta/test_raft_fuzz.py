@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+
 from tests.unit.raft_meta.raft_fuzz import Network
 
 SEEDS = int(os.environ.get("PENSTOCK_RAFT_SEEDS", "30"))

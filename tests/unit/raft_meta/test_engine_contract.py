@@ -1,0 +1,203 @@
+"""What the guard relies on in pysyncobj 0.3.17, pinned: another version must be audited anew."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import inspect
+
+import pysyncobj.pickle
+import pysyncobj.serializer
+import pysyncobj.syncobj
+import pytest
+
+from penstock.raft_meta.engine import SUCCESS, MetadataRaft
+from penstock.raft_meta.journal import COMMAND, NO_OP, LmdbJournal, RaftSafetyError
+from penstock.raft_meta.quorum import Role
+from tests.unit.raft_meta.raft_fuzz import TIMING, open_fast
+
+PRIVATE = [
+    "raftState",
+    "raftLeader",
+    "raftElectionDeadline",
+    "newAppendEntriesTime",
+    "raftNextIndex",
+    "raftMatchIndex",
+    "commandsWaitingCommit",
+    "raftLastApplied",
+    "raftCommitIndex",
+]
+
+
+class Bare:
+    """The engine without its guard."""
+
+    def __init__(self, directory, peers=(2, 3)) -> None:
+        self.journal = LmdbJournal(
+            directory / "journal", cluster_id="c", node_id=1, open_environment=open_fast
+        )
+        self.sent: list[tuple[int, dict]] = []
+        self.roles: list[Role] = []
+        self.now_s = 10.0
+        self.raft = MetadataRaft(
+            node_id=1,
+            peers=peers,
+            journal=self.journal,
+            timing=TIMING,
+            send=lambda peer, message: self.sent.append((peer, message)),
+            role_changed=self.roles.append,
+            install=lambda _snapshot: None,
+            now_s=self.now_s,
+        )
+
+    def tick(self, seconds=0.0) -> list[tuple[int, dict]]:
+        self.now_s += seconds
+        self.raft.at(self.now_s)
+        self.sent.clear()
+        self.raft.tick()
+        return list(self.sent)
+
+    def elect(self) -> None:
+        for peer in (2, 3):
+            self.raft.connect(peer)
+        self.raft.stand()
+        self.tick()
+        self.raft.deliver(2, {"type": "response_vote", "term": self.raft.term()})
+        assert self.raft.role() is Role.LEADER
+
+
+@pytest.fixture
+def bare(tmp_path):
+    bare = Bare(tmp_path)
+    yield bare
+    bare.journal.abandon()
+
+
+def append_entries(term, entries, previous, commit=1):
+    return {
+        "type": "append_entries",
+        "term": term,
+        "commit_index": commit,
+        "entries": entries,
+        "prevLogIdx": previous[0],
+        "prevLogTerm": previous[1],
+    }
+
+
+def test_the_version_is_the_audited_one():
+    assert importlib.metadata.version("pysyncobj") == "0.3.17"
+
+
+def test_the_private_names_in_use_exist(bare):
+    missing = [name for name in PRIVATE if not hasattr(bare.raft, f"_SyncObj__{name}")]
+    assert missing == []
+
+
+def test_nothing_pickles():
+    for module in (pysyncobj.syncobj, pysyncobj.serializer):
+        with pytest.raises(RaftSafetyError, match="pickle"):
+            module.pickle.loads(b"")
+    with pytest.raises(RaftSafetyError, match="pickle"):
+        pysyncobj.pickle.loads(b"")
+
+
+def test_the_journal_is_taken_as_it_is_given(bare):
+    """S:166-168."""
+    assert bare.raft._SyncObj__raftLog is bare.journal
+    assert bare.journal[:] == [(NO_OP, 1, 0)]
+
+
+def test_nobody_stands_without_a_connected_peer(bare):
+    """S:635, the gate that PreVote closes."""
+    bare.raft.stand()
+    bare.tick(100)
+    assert bare.raft.role() is Role.FOLLOWER
+    bare.raft.connect(2)
+    sent = bare.tick()
+    assert bare.raft.role() is Role.CANDIDATE
+    assert {message["type"] for _, message in sent} == {"request_vote"}
+
+
+def test_a_vote_request_with_an_impossible_log_raises_the_term_and_gets_no_vote(bare):
+    """S:918-933, how rule 1 makes the engine step down."""
+    bare.elect()
+    bare.sent.clear()
+    bare.raft.deliver(
+        2, {"type": "request_vote", "term": 9, "last_log_index": 0, "last_log_term": -1}
+    )
+    assert (bare.raft.role(), bare.raft.term(), bare.sent) == (Role.FOLLOWER, 9, [])
+    assert bare.journal.getVotedForNodeId() is None
+
+
+def test_append_entries_without_a_previous_entry_only_tells_leader_and_commit(bare):
+    """S:945-962 and 1021-1035, how the guard lets a leader be followed without any append."""
+    entries = [(COMMAND + b"a", 2, 1), (COMMAND + b"b", 3, 1)]
+    bare.raft.deliver(2, append_entries(1, entries, (1, 0)))
+    bare.sent.clear()
+    bare.raft.deliver(3, {"type": "append_entries", "term": 4, "commit_index": 2})
+    assert (bare.raft.term(), bare.raft.leader_id()) == (4, 3)
+    assert (bare.journal.last_index, bare.journal.commit_index) == (3, 2)
+    assert bare.sent == []
+
+
+def test_commands_are_counted_and_never_run(bare):
+    """S:892: a type that the engine does not know is nothing to apply."""
+    payload = b"c__builtin__\nexit\n."  # A pickle that would end the process.
+    bare.raft.deliver(2, append_entries(1, [(COMMAND + payload, 2, 1)], (1, 0), commit=2))
+    bare.tick()
+    assert bare.raft.applied_index() == 2
+
+
+def test_an_outcome_is_told_just_before_its_entry_counts_as_applied(bare):
+    """S:719-725, how an outcome finds its index."""
+    bare.elect()
+    outcomes = []
+    for name in "ab":
+        bare.raft.submit(
+            name.encode(),
+            lambda _result, reason, name=name: outcomes.append(
+                (name, reason, bare.raft.applied_index() + 1)
+            ),
+        )
+    bare.tick()
+    bare.raft.acknowledge(2, 4)
+    bare.tick()
+    assert outcomes == [("a", SUCCESS, 3), ("b", SUCCESS, 4)]
+    assert [bare.journal[i].command for i in (2, 3)] == [COMMAND + b"a", COMMAND + b"b"]
+
+
+def test_a_peer_that_is_far_behind_is_told_by_an_empty_snapshot_message(bare):
+    """S:1309-1331: once, if sending it disconnects the peer."""
+    bare.elect()
+    bare.raft.acknowledge(2, 2)
+    bare.tick()
+    bare.journal.compact_to(2)
+    bare.raft.send_from(3, 2)
+    bare.raft._bridge._send = lambda peer, message: (
+        bare.sent.append((peer, message)),
+        bare.raft.disconnect(peer) if "serialized" in message else None,
+    )
+    bare.raft.hurry()
+    sent = [message for peer, message in bare.tick() if peer == 3]
+    assert [message["serialized"] for message in sent] == [None]
+
+
+def test_role_changes_are_told_before_the_engine_acts_in_the_role(bare):
+    bare.elect()
+    assert bare.roles == [Role.CANDIDATE, Role.LEADER]
+
+
+def test_the_engine_has_no_file_descriptors_of_its_own(bare):
+    assert not hasattr(bare.raft, "_SyncObj__pipeNotifier")
+
+
+def test_only_one_module_imports_the_engine():
+    import penstock.raft_meta.guard
+    import penstock.raft_meta.journal
+    import penstock.raft_meta.voter
+
+    for module in (
+        penstock.raft_meta.guard,
+        penstock.raft_meta.journal,
+        penstock.raft_meta.voter,
+    ):
+        assert "import pysyncobj" not in inspect.getsource(module)
