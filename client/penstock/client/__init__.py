@@ -1,1 +1,71 @@
-"""The client SDK: producers, consumers and administration, sync and asyncio."""
+"""The client SDK: producers, consumers and administration, sync and asyncio.
+
+::
+
+    with Producer("localhost:9092") as producer:
+        producer.send("orders", value=b"...", key=b"42")
+
+    with Consumer("localhost:9092", group_id="billing", topics=["orders"]) as consumer:
+        for record in consumer:
+            ...
+"""
+
+from penstock.client.admin import AdminClient
+from penstock.client.aio_admin import AsyncAdminClient, OffsetSpec
+from penstock.client.aio_consumer import AsyncConsumer
+from penstock.client.aio_producer import AsyncProducer
+from penstock.client.consumer import Consumer
+from penstock.client.descriptions import (
+    BrokerDescription,
+    ClusterDescription,
+    ConfigEntry,
+    CreatedTopic,
+    GroupDescription,
+    GroupListing,
+    MemberDescription,
+    PartitionDescription,
+    QuorumDescription,
+    QuorumVoter,
+    TopicDescription,
+)
+from penstock.client.errors import *  # noqa: F403 - errors.__all__ is the list
+from penstock.client.errors import __all__ as _error_names
+from penstock.client.model import (
+    ConsumerRecord,
+    Header,
+    OffsetAndMetadata,
+    OffsetAndTimestamp,
+    RebalanceListener,
+    RecordMetadata,
+)
+from penstock.client.producer import Producer
+from penstock.wire.ids import TopicPartition
+
+__all__ = [  # noqa: PLE0604 - the names of errors are strings
+    "AdminClient",
+    "AsyncAdminClient",
+    "AsyncConsumer",
+    "AsyncProducer",
+    "BrokerDescription",
+    "ClusterDescription",
+    "ConfigEntry",
+    "Consumer",
+    "ConsumerRecord",
+    "CreatedTopic",
+    "GroupDescription",
+    "GroupListing",
+    "Header",
+    "MemberDescription",
+    "OffsetAndMetadata",
+    "OffsetAndTimestamp",
+    "OffsetSpec",
+    "PartitionDescription",
+    "Producer",
+    "QuorumDescription",
+    "QuorumVoter",
+    "RebalanceListener",
+    "RecordMetadata",
+    "TopicDescription",
+    "TopicPartition",
+    *_error_names,
+]

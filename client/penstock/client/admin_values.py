@@ -1,0 +1,170 @@
+"""Between protocol messages and the values that administration hands out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from penstock.client.descriptions import (
+    BrokerDescription,
+    ClusterDescription,
+    GroupDescription,
+    MemberDescription,
+    PartitionDescription,
+    QuorumDescription,
+    QuorumVoter,
+    TopicDescription,
+)
+from penstock.client.model import OffsetAndMetadata
+from penstock.v1 import common_pb2, controller_pb2, groups_pb2, metadata_pb2
+from penstock.wire.ids import TopicPartition, format_topic_id
+
+
+def topic_id_text(topic_id: bytes) -> str:
+    """A topic's id as a UUID."""
+    return format_topic_id(topic_id)
+
+
+def partition(proto: common_pb2.TopicPartition) -> TopicPartition:
+    """A partition's name."""
+    return TopicPartition(proto.topic, proto.partition)
+
+
+def partition_proto(entry: TopicPartition) -> common_pb2.TopicPartition:
+    """A partition by name only."""
+    return common_pb2.TopicPartition(topic=entry.topic, partition=entry.partition)
+
+
+def topic(proto: metadata_pb2.TopicDescription) -> TopicDescription:
+    """A topic."""
+    return TopicDescription(
+        name=proto.name,
+        topic_id=topic_id_text(proto.topic_id),
+        internal=proto.internal,
+        configs=dict(proto.configs),
+        partitions=tuple(
+            PartitionDescription(
+                partition=entry.partition,
+                leader=entry.leader,
+                leader_epoch=entry.leader_epoch,
+                replicas=tuple(entry.replicas),
+                isr=tuple(entry.isr),
+                elr=tuple(entry.elr),
+                partition_epoch=entry.partition_epoch,
+            )
+            for entry in proto.partitions
+        ),
+    )
+
+
+def cluster(proto: metadata_pb2.DescribeClusterResponse) -> ClusterDescription:
+    """The cluster."""
+    brokers = [
+        BrokerDescription(
+            node_id=entry.node_id,
+            host=entry.host,
+            port=entry.port,
+            rack=entry.rack,
+            fenced=entry.fenced,
+            in_controlled_shutdown=entry.in_controlled_shutdown,
+            broker_epoch=entry.broker_epoch,
+        )
+        for entry in proto.brokers
+    ]
+    return ClusterDescription(
+        cluster_id=proto.cluster_id,
+        controller_id=proto.controller_id,
+        controller_epoch=proto.controller_epoch,
+        metadata_index=proto.metadata_index,
+        brokers=tuple(sorted(brokers, key=lambda broker: broker.node_id)),
+        answered_by=proto.answered_by,
+    )
+
+
+def broker_protos(described: ClusterDescription) -> list[metadata_pb2.BrokerDescription]:
+    """The brokers back as messages, for the metadata cache."""
+    return [
+        metadata_pb2.BrokerDescription(
+            node_id=broker.node_id, host=broker.host, port=broker.port, fenced=broker.fenced
+        )
+        for broker in described.brokers
+    ]
+
+
+def quorum(proto: controller_pb2.DescribeQuorumResponse) -> QuorumDescription:
+    """The controllers."""
+    return QuorumDescription(
+        leader_id=proto.leader_id,
+        term=proto.term,
+        commit_index=proto.commit_index,
+        applied_index=proto.applied_index,
+        voters=tuple(
+            QuorumVoter(entry.node_id, entry.host, entry.port, entry.match_index)
+            for entry in proto.voters
+        ),
+        answered_by=proto.answered_by,
+    )
+
+
+def group(proto: groups_pb2.GroupDescription, coordinator: int) -> GroupDescription:
+    """A group."""
+    return GroupDescription(
+        group_id=proto.group_id,
+        state=proto.state,
+        group_epoch=proto.group_epoch,
+        assignment_epoch=proto.assignment_epoch,
+        assignor=proto.assignor,
+        coordinator=coordinator,
+        members=tuple(
+            MemberDescription(
+                member_id=member.member_id,
+                group_instance_id=member.group_instance_id,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                member_epoch=member.member_epoch,
+                assigned=partitions(member.assigned),
+                target=partitions(member.target),
+                topics=tuple(member.subscription.topics),
+                topic_pattern=member.subscription.topic_pattern,
+            )
+            for member in proto.members
+        ),
+        offsets=offsets(proto.offsets),
+    )
+
+
+def partitions(protos: Iterable[groups_pb2.TopicPartitions]) -> tuple[TopicPartition, ...]:
+    """Partitions grouped by topic, flat and sorted."""
+    return tuple(
+        sorted(
+            TopicPartition(entry.topic, number) for entry in protos for number in entry.partitions
+        )
+    )
+
+
+def offsets(
+    protos: Iterable[groups_pb2.OffsetCommit],
+) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Committed offsets; partitions without one are left out."""
+    return {
+        partition(entry.partition): OffsetAndMetadata(
+            entry.offset, entry.leader_epoch, entry.metadata
+        )
+        for entry in protos
+        if entry.offset >= 0
+    }
+
+
+def offset_proto(
+    entry: TopicPartition, offset: int | OffsetAndMetadata, topic_id: bytes = b""
+) -> groups_pb2.OffsetCommit:
+    """A position as a commit names it."""
+    position = offset if isinstance(offset, OffsetAndMetadata) else OffsetAndMetadata(offset)
+    named = common_pb2.TopicPartition(
+        topic=entry.topic, partition=entry.partition, topic_id=topic_id
+    )
+    return groups_pb2.OffsetCommit(
+        partition=named,
+        offset=position.offset,
+        leader_epoch=position.leader_epoch,
+        metadata=position.metadata,
+    )

@@ -1,0 +1,247 @@
+"""The asyncio consumer."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from penstock.client.background import ForkGuard
+from penstock.client.config import ConsumerConfig, ConsumerSettings
+from penstock.client.consumer_engine import ConsumerEngine, Deadline
+from penstock.client.core.subscription import Rebalance
+from penstock.client.model import (
+    ConsumerRecord,
+    OffsetAndMetadata,
+    OffsetAndTimestamp,
+    RebalanceListener,
+)
+from penstock.wire.errors import ClientClosedError
+from penstock.wire.ids import TopicPartition
+
+
+class AsyncConsumer:
+    """``Consumer`` for asyncio: the same settings, promises and errors.
+
+    Belongs to the event loop on which it is first used, and to one task at a time.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str | Iterable[str] = "localhost:9092",
+        *,
+        topics: str | Iterable[str] | re.Pattern[str] | None = None,
+        **settings: Unpack[ConsumerSettings],
+    ) -> None:
+        self.config = ConsumerConfig.load(bootstrap_servers, settings)
+        self._guard = ForkGuard("AsyncConsumer")
+        self._engine = ConsumerEngine(self.config)
+        self._listener: RebalanceListener | None = None
+        self._closed = False
+        if topics is not None:
+            self._engine.subscribe(topics)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            await self.close()
+            return
+        try:
+            await self.close()
+        except Exception as closing:
+            if error is not None:
+                error.add_note(f"and while the consumer was closed: {closing}")
+
+    async def start(self) -> None:
+        """Connect. Optional: the first ``poll`` does it. Raises BootstrapError."""
+        self._check_open()
+        await self._engine.start()
+
+    def __aiter__(self) -> AsyncIterator[ConsumerRecord]:
+        """Records one by one, for ever."""
+        return self
+
+    async def __anext__(self) -> ConsumerRecord:
+        handout = self._engine.handout
+        while True:
+            record = handout.next_record()
+            if record is not None:
+                return record
+            self._check_open()
+            handout.keep(await self._fetch(Deadline.never(), None))
+
+    def subscribe(
+        self,
+        topics: str | Iterable[str] | re.Pattern[str],
+        listener: RebalanceListener | None = None,
+    ) -> None:
+        """Read these topics from now on. See ``Consumer.subscribe``."""
+        self._check_open()
+        self._engine.subscribe(topics)
+        self._listener = listener
+
+    async def unsubscribe(self) -> None:
+        """Leave the group and give back every partition."""
+        self._check_open()
+        await self._engine.unsubscribe()
+
+    async def assign(self, partitions: Iterable[TopicPartition]) -> None:
+        """Read exactly these partitions, without the group's assignment."""
+        self._check_open()
+        await self._engine.assign(tuple(partitions))
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        """The partitions being read now."""
+        return self._engine.assignment()
+
+    def subscription(self) -> tuple[str, ...]:
+        """The topics subscribed to by name."""
+        return self._engine.subscription()
+
+    async def poll(
+        self, timeout_ms: float = 1_000, max_records: int | None = None
+    ) -> list[ConsumerRecord]:
+        """The next records. See ``Consumer.poll``."""
+        self._check_open()
+        handout = self._engine.handout
+        handout.settle()
+        records = handout.take(max_records or self.config.max_poll_records)
+        if not records:
+            records = await self._fetch(Deadline.after_ms(timeout_ms), max_records)
+        handout.hand_out(records)
+        return records
+
+    async def poll_batch(
+        self, timeout_ms: float = 1_000, max_records: int | None = None
+    ) -> dict[TopicPartition, list[ConsumerRecord]]:
+        """``poll``, by partition."""
+        batches: dict[TopicPartition, list[ConsumerRecord]] = {}
+        for record in await self.poll(timeout_ms, max_records):
+            batches.setdefault(record.topic_partition, []).append(record)
+        return batches
+
+    async def seek(self, partition: TopicPartition, offset: int) -> None:
+        """Read the partition from ``offset`` on. Raises InvalidRequestError if not assigned."""
+        self._check_open()
+        await self._engine.seek(partition, offset)
+
+    async def seek_to_beginning(self, *partitions: TopicPartition) -> None:
+        """Read from the log's start; none named means all assigned."""
+        self._check_open()
+        await self._engine.seek_to(partitions, "earliest")
+
+    async def seek_to_end(self, *partitions: TopicPartition) -> None:
+        """Read only what comes from now on; none named means all assigned."""
+        self._check_open()
+        await self._engine.seek_to(partitions, "latest")
+
+    async def position(self, partition: TopicPartition) -> int:
+        """The offset of the next record to be handed out."""
+        self._check_open()
+        return await self._engine.position(partition)
+
+    async def committed(
+        self, *partitions: TopicPartition
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """The group's committed positions; None where there is none."""
+        self._check_open()
+        return await self._engine.committed(partitions)
+
+    async def commit(
+        self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None
+    ) -> None:
+        """Commit positions for the group. See ``Consumer.commit``."""
+        self._check_open()
+        await self._engine.commit(offsets)
+
+    async def beginning_offsets(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        """The first offset of each partition's log."""
+        self._check_open()
+        return await self._engine.beginning_offsets(tuple(partitions))
+
+    async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The offset after the last readable record of each partition."""
+        self._check_open()
+        return await self._engine.end_offsets(tuple(partitions))
+
+    async def offsets_for_times(
+        self, timestamps_ms: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """The first record at or after each time; None where no record is that late."""
+        self._check_open()
+        return await self._engine.offsets_for_times(timestamps_ms)
+
+    async def partitions_for(self, topic: str) -> tuple[int, ...]:
+        """The topic's partitions. Raises UnknownTopicOrPartitionError."""
+        self._check_open()
+        return await self._engine.partitions_for(topic)
+
+    async def pause(self, *partitions: TopicPartition) -> None:
+        """Hand out nothing of these partitions until ``resume``; the position stays."""
+        self._check_open()
+        await self._engine.pause(partitions)
+
+    async def resume(self, *partitions: TopicPartition) -> None:
+        """Undo ``pause``."""
+        self._check_open()
+        await self._engine.resume(partitions)
+
+    def paused(self) -> frozenset[TopicPartition]:
+        """What is paused."""
+        return self._engine.paused()
+
+    async def close(self, timeout_ms: float | None = 30_000) -> None:
+        """Commit, leave the group, free everything. See ``Consumer.close``."""
+        if self._closed or self._guard.foreign:
+            return
+        self._closed = True
+        self._engine.handout.settle()
+        deadline = Deadline.after_ms(timeout_ms)
+        try:
+            owned = self._engine.assignment()
+            if owned and self._engine.in_group:
+                await self._tell("on_partitions_revoked", sorted(owned))
+        finally:
+            await self._engine.close(deadline)
+
+    async def _fetch(self, deadline: Deadline, max_records: int | None) -> list[ConsumerRecord]:
+        while True:
+            step = await self._engine.step(deadline, max_records)
+            if isinstance(step, Rebalance):
+                await self._rebalance(step)
+                continue
+            return step
+
+    async def _rebalance(self, change: Rebalance) -> None:
+        await self._tell("on_partitions_lost", change.lost)
+        if change.revoked:
+            try:
+                await self._tell("on_partitions_revoked", change.revoked)
+            finally:
+                await self._engine.give_back(change)
+        taken = await self._engine.take_over(change)
+        await self._tell("on_partitions_assigned", taken)
+
+    async def _tell(self, method: str, partitions: Sequence[TopicPartition]) -> None:
+        if self._listener is None or not partitions:
+            return
+        result: Any = getattr(self._listener, method)(partitions)
+        if inspect.isawaitable(result):
+            await result
+
+    def _check_open(self) -> None:
+        self._guard.check()
+        if self._closed:
+            raise ClientClosedError("the consumer is closed")

@@ -1,0 +1,146 @@
+"""The asyncio producer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from penstock.client.background import ForkGuard
+from penstock.client.config import ProducerConfig, ProducerSettings
+from penstock.client.delivery import AsyncDeliveryFuture
+from penstock.client.model import Header, RecordMetadata
+from penstock.client.producer_engine import ProducerEngine
+from penstock.client.sending import SendPath
+from penstock.wire.errors import BufferExhaustedError, ClientClosedError
+
+
+class AsyncProducer:
+    """``Producer`` for asyncio: the same settings, promises and errors.
+
+    Belongs to the event loop on which it is first used; safe for any number of its tasks.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str | Iterable[str] = "localhost:9092",
+        **settings: Unpack[ProducerSettings],
+    ) -> None:
+        self.config = ProducerConfig.load(bootstrap_servers, settings)
+        self._guard = ForkGuard("AsyncProducer")
+        self._room = asyncio.Event()
+        self._engine = ProducerEngine(
+            self.config, guard=contextlib.nullcontext(), on_room=self._room.set
+        )
+        self._path = SendPath(self.config, self._engine)
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            await self.close()
+            return
+        # The block's own exception matters more than what closing has to say.
+        try:
+            await self.close()
+        except Exception as closing:
+            if error is not None:
+                error.add_note(f"and while the producer was closed: {closing}")
+
+    async def start(self) -> None:
+        """Connect. Optional: the first ``send`` does it. Raises BootstrapError."""
+        self._check_open()
+        await self._engine.start()
+
+    async def send(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        headers: Sequence[Header] | Mapping[str, bytes | None] = (),
+        *,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> asyncio.Future[RecordMetadata]:
+        """Queue one record; the future has its RecordMetadata. See ``Producer.send``.
+
+        Returns without waiting unless the topic is new or ``buffer_memory`` is full.
+        """
+        self._check_open()
+        if topic not in self._engine.metadata:
+            await self._engine.await_topic(topic)
+        record = self._path.prepare(topic, value, key, headers, partition, timestamp_ms)
+        future = AsyncDeliveryFuture(loop=asyncio.get_running_loop())
+        deadline = 0.0
+        while (result := self._path.append(record, future)) is None:
+            deadline = await self._wait_for_room(deadline, record.size_bound)
+            self._check_open()
+        if result.wake:
+            self._engine.wake()
+        return future
+
+    async def send_and_wait(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        headers: Sequence[Header] | Mapping[str, bytes | None] = (),
+        *,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> RecordMetadata:
+        """``send``, and await its future."""
+        future = await self.send(
+            topic, value, key, headers, partition=partition, timestamp_ms=timestamp_ms
+        )
+        return await future
+
+    async def flush(self, timeout_ms: float | None = None) -> None:
+        """Send everything queued so far and wait for the verdicts. See ``Producer.flush``."""
+        self._check_open()
+        await self._engine.flush(timeout_ms)
+
+    async def close(self, timeout_ms: float | None = None) -> None:
+        """Flush, then free everything. Idempotent. See ``Producer.close``."""
+        if self._closed or self._guard.foreign:
+            return
+        self._closed = True
+        self._room.set()
+        await self._engine.close(timeout_ms)
+
+    async def partitions_for(self, topic: str) -> int:
+        """How many partitions the topic has. Raises UnknownTopicOrPartitionError."""
+        self._check_open()
+        return await self._engine.await_topic(topic)
+
+    def _check_open(self) -> None:
+        self._guard.check()
+        if self._closed:
+            raise ClientClosedError("the producer is closed")
+
+    async def _wait_for_room(self, deadline: float, wanted_bytes: int) -> float:
+        now = time.monotonic()
+        deadline = deadline or now + self.config.max_block_ms / 1000
+        if now >= deadline:
+            raise BufferExhaustedError(
+                f"buffer_memory={self.config.buffer_memory} bytes stayed full for "
+                f"max_block_ms={self.config.max_block_ms} (a record of {wanted_bytes} bytes waits);"
+                " the brokers take records more slowly than they are sent: raise buffer_memory, "
+                "or send less"
+            )
+        self._room.clear()
+        self._engine.wake()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._room.wait(), deadline - now)
+        return deadline

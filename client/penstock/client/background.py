@@ -1,0 +1,143 @@
+"""One event loop in one daemon thread, on which every synchronous client of a process runs.
+
+One loop rather than one a client: gRPC's asyncio layer wakes every loop of a process for any
+event of any of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Coroutine
+from typing import Any, ClassVar, Final, Protocol, TypeVar
+
+from penstock.wire.errors import ClientClosedError
+
+T = TypeVar("T")
+
+_LOG: Final = logging.getLogger("penstock.client")
+_EXIT_GRACE_MS: Final = 5_000
+
+
+class Closable(Protocol):
+    """A synchronous client that wants a last chance when the interpreter exits."""
+
+    def close(self, timeout_ms: float | None = None) -> None:
+        """Close within the time."""
+
+
+class ForkGuard:
+    """Refuses use in a child of the process that made the client."""
+
+    __slots__ = ("_pid", "_what")
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._pid = os.getpid()
+
+    @property
+    def foreign(self) -> bool:
+        """Whether this process is not the one that made the client."""
+        return os.getpid() != self._pid
+
+    def check(self) -> None:
+        """Raise ClientClosedError in a forked child."""
+        if os.getpid() != self._pid:
+            raise ClientClosedError(
+                f"this {self._what} was made in process {self._pid}, and this is its forked child "
+                f"{os.getpid()}: connections and threads do not survive a fork; make a new "
+                f"{self._what} in the child (with multiprocessing, use the 'spawn' start method)"
+            )
+
+
+class LoopThread:
+    """The loop and its thread. Thread-safe."""
+
+    _shared: ClassVar[LoopThread | None] = None
+    _shared_lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_exception_handler(_handle_loop_exception)
+        self._clients: weakref.WeakSet[Closable] = weakref.WeakSet()
+        self._thread = threading.Thread(target=self._run, name="penstock-client", daemon=True)
+        self._thread.start()
+        atexit.register(self._at_exit)
+
+    @classmethod
+    def shared(cls) -> LoopThread:
+        """The process' own, made when first wanted (and anew in a forked child)."""
+        with cls._shared_lock:
+            if cls._shared is None or cls._shared.pid != os.getpid():
+                cls._shared = LoopThread()
+            return cls._shared
+
+    def register(self, client: Closable) -> None:
+        """Have ``client`` closed when the interpreter exits, if it still lives."""
+        self._clients.add(client)
+
+    def forget(self, client: Closable) -> None:
+        """Undo ``register``: the client was closed."""
+        self._clients.discard(client)
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The coroutine's result. An interrupt (Ctrl-C) cancels the coroutine."""
+        if threading.current_thread() is self._thread:
+            coroutine.close()
+            raise RuntimeError(
+                "a blocking client method was called from a callback on the client's own thread; "
+                "do it in another thread"
+            )
+        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        try:
+            return future.result()
+        except BaseException:
+            if not future.done():
+                future.cancel()
+            raise
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Start the coroutine and do not wait."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def call(self, callback: Callable[[], object]) -> None:
+        """Run ``callback`` on the loop soon."""
+        self.loop.call_soon_threadsafe(callback)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    def _at_exit(self) -> None:
+        if os.getpid() != self.pid:
+            return
+        for client in list(self._clients):
+            try:
+                client.close(_EXIT_GRACE_MS)
+            except Exception as error:
+                _LOG.error("at exit: %s", error)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(timeout=_EXIT_GRACE_MS / 1000)
+
+
+def _handle_loop_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    # gRPC's poller wakes every loop of the process for each event; the losers of the race read
+    # nothing. Harmless, and nothing that a user could act on.
+    if isinstance(context.get("exception"), BlockingIOError):
+        return
+    loop.default_exception_handler(context)
+
+
+def _forget_locks_in_child() -> None:
+    # The lock may have been held by a thread that the child does not have.
+    LoopThread._shared_lock = threading.Lock()  # noqa: SLF001 - the module's own class
+    LoopThread._shared = None  # noqa: SLF001 - the module's own class
+
+
+os.register_at_fork(after_in_child=_forget_locks_in_child)

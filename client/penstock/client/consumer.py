@@ -1,0 +1,296 @@
+"""The synchronous consumer."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import re
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+from penstock.client.background import ForkGuard, LoopThread
+from penstock.client.config import ConsumerConfig, ConsumerSettings
+from penstock.client.consumer_engine import ConsumerEngine, Deadline
+from penstock.client.core.subscription import Rebalance
+from penstock.client.model import (
+    ConsumerRecord,
+    OffsetAndMetadata,
+    OffsetAndTimestamp,
+    RebalanceListener,
+)
+from penstock.wire.errors import ClientClosedError
+from penstock.wire.ids import TopicPartition
+
+T = TypeVar("T")
+
+
+class Consumer:
+    """Reads records from topics, alone or as a member of a group. Not thread-safe.
+
+    ``settings`` are those of ``ConsumerConfig``. ``topics`` subscribes at once. With ``group_id``
+    the partitions are shared with the group's other members; without, this consumer reads every
+    partition of its topics from ``auto_offset_reset``.
+
+    At least once: with auto commit, a record counts as processed when the next one (by
+    iteration) or the next batch (by ``poll``) is asked for; before partitions are given to
+    another member, what was processed is committed. Heartbeats run in the background, however
+    long processing takes, up to ``max_poll_interval_ms``.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str | Iterable[str] = "localhost:9092",
+        *,
+        topics: str | Iterable[str] | re.Pattern[str] | None = None,
+        **settings: Unpack[ConsumerSettings],
+    ) -> None:
+        self.config = ConsumerConfig.load(bootstrap_servers, settings)
+        self._guard = ForkGuard("Consumer")
+        self._thread = LoopThread.shared()
+        self._engine = ConsumerEngine(self.config)
+        self._listener: RebalanceListener | None = None
+        self._closed = False
+        self._thread.register(self)
+        if topics is not None:
+            self._engine.subscribe(topics)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except Exception as closing:
+            if error is not None:
+                error.add_note(f"and while the consumer was closed: {closing}")
+
+    def __iter__(self) -> Iterator[ConsumerRecord]:
+        """Records one by one, for ever."""
+        return self
+
+    def __next__(self) -> ConsumerRecord:
+        handout = self._engine.handout
+        while True:
+            record = handout.next_record()
+            if record is not None:
+                return record
+            self._check_open()
+            handout.keep(self._fetch(Deadline.never(), None))
+
+    # --- what to read -----------------------------------------------------------------------
+
+    def subscribe(
+        self,
+        topics: str | Iterable[str] | re.Pattern[str],
+        listener: RebalanceListener | None = None,
+    ) -> None:
+        """Read these topics (names, or a compiled pattern over names) from now on.
+
+        Replaces an earlier subscription; takes effect in the next ``poll``. A name that does not
+        exist makes ``poll`` raise UnknownTopicOrPartitionError. Raises InvalidRequestError after
+        ``assign``.
+        """
+        self._check_open()
+        self._engine.subscribe(topics)
+        self._listener = listener
+
+    def unsubscribe(self) -> None:
+        """Leave the group and give back every partition."""
+        self._check_open()
+        self._run(self._engine.unsubscribe())
+
+    def assign(self, partitions: Iterable[TopicPartition]) -> None:
+        """Read exactly these partitions, without the group's assignment.
+
+        Raises InvalidRequestError after ``subscribe``.
+        """
+        self._check_open()
+        self._run(self._engine.assign(tuple(partitions)))
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        """The partitions being read now."""
+        return self._engine.assignment()
+
+    def subscription(self) -> tuple[str, ...]:
+        """The topics subscribed to by name."""
+        return self._engine.subscription()
+
+    # --- reading ----------------------------------------------------------------------------
+
+    def poll(
+        self, timeout_ms: float = 1_000, max_records: int | None = None
+    ) -> list[ConsumerRecord]:
+        """The next records, at most ``max_records`` (default ``max_poll_records``).
+
+        Waits up to ``timeout_ms`` for the first; then returns what is there, maybe nothing.
+        Records of a partition come in order. Marks what earlier polls returned as processed.
+        Runs rebalance listeners. Raises NoOffsetError, CorruptRecordError (naming partition and
+        offset; ``seek`` past it to go on), SerializationError, UnknownTopicOrPartitionError,
+        FencedInstanceIdError, MaxPollExceededError, BootstrapError.
+        """
+        self._check_open()
+        handout = self._engine.handout
+        handout.settle()
+        records = handout.take(max_records or self.config.max_poll_records)
+        if not records:
+            records = self._fetch(Deadline.after_ms(timeout_ms), max_records)
+        handout.hand_out(records)
+        return records
+
+    def poll_batch(
+        self, timeout_ms: float = 1_000, max_records: int | None = None
+    ) -> dict[TopicPartition, list[ConsumerRecord]]:
+        """``poll``, by partition."""
+        batches: dict[TopicPartition, list[ConsumerRecord]] = {}
+        for record in self.poll(timeout_ms, max_records):
+            batches.setdefault(record.topic_partition, []).append(record)
+        return batches
+
+    # --- positions --------------------------------------------------------------------------
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        """Read the partition from ``offset`` on. Raises InvalidRequestError if not assigned."""
+        self._run(self._engine.seek(partition, offset))
+
+    def seek_to_beginning(self, *partitions: TopicPartition) -> None:
+        """Read from the log's start; none named means all assigned."""
+        self._run(self._engine.seek_to(partitions, "earliest"))
+
+    def seek_to_end(self, *partitions: TopicPartition) -> None:
+        """Read only what comes from now on; none named means all assigned."""
+        self._run(self._engine.seek_to(partitions, "latest"))
+
+    def position(self, partition: TopicPartition) -> int:
+        """The offset of the next record to be handed out."""
+        return self._run(self._engine.position(partition))
+
+    def committed(
+        self, *partitions: TopicPartition
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """The group's committed positions; None where there is none."""
+        return self._run(self._engine.committed(partitions))
+
+    def commit(
+        self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None
+    ) -> None:
+        """Commit positions for the group, and wait; by default all that was handed out.
+
+        Retries what is retriable for ``default_api_timeout_ms``. Raises FencedMemberEpochError or
+        UnknownMemberIdError when the partitions went to another member meanwhile.
+        """
+        self._run(self._engine.commit(offsets))
+
+    def commit_async(
+        self,
+        offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None,
+        callback: Callable[[BaseException | None], object] | None = None,
+    ) -> concurrent.futures.Future[None]:
+        """``commit`` without waiting; commits happen in the order of the calls.
+
+        ``callback`` is called with None or the failure, on the client's own thread.
+        """
+        self._check_open()
+        wanted = self._engine.offsets_to_commit(offsets)
+        future = self._thread.submit(self._engine.commit(wanted))
+        if callback is not None:
+            notify = callback
+            future.add_done_callback(lambda done: notify(done.exception()))
+        return future
+
+    def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The first offset of each partition's log."""
+        return self._run(self._engine.beginning_offsets(tuple(partitions)))
+
+    def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The offset after the last readable record of each partition."""
+        return self._run(self._engine.end_offsets(tuple(partitions)))
+
+    def offsets_for_times(
+        self, timestamps_ms: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """The first record at or after each time; None where no record is that late."""
+        return self._run(self._engine.offsets_for_times(timestamps_ms))
+
+    def partitions_for(self, topic: str) -> tuple[int, ...]:
+        """The topic's partitions. Raises UnknownTopicOrPartitionError."""
+        return self._run(self._engine.partitions_for(topic))
+
+    # --- flow -------------------------------------------------------------------------------
+
+    def pause(self, *partitions: TopicPartition) -> None:
+        """Hand out nothing of these partitions until ``resume``; the position stays."""
+        self._run(self._engine.pause(partitions))
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        """Undo ``pause``."""
+        self._run(self._engine.resume(partitions))
+
+    def paused(self) -> frozenset[TopicPartition]:
+        """What is paused."""
+        return self._engine.paused()
+
+    def close(self, timeout_ms: float | None = 30_000) -> None:
+        """Commit (with auto commit) what was handed out, leave the group, free everything.
+
+        Idempotent. A static member only goes away for a while. Runs the listener's
+        ``on_partitions_revoked``.
+        """
+        if self._closed or self._guard.foreign:
+            return
+        self._closed = True
+        self._thread.forget(self)
+        self._engine.handout.settle()
+        deadline = Deadline.after_ms(timeout_ms)
+        try:
+            owned = self._engine.assignment()
+            if self._listener is not None and owned and self._engine.in_group:
+                self._listener.on_partitions_revoked(sorted(owned))
+        finally:
+            self._thread.run(self._engine.close(deadline))
+
+    # --- inside -----------------------------------------------------------------------------
+
+    def _fetch(self, deadline: Deadline, max_records: int | None) -> list[ConsumerRecord]:
+        while True:
+            step = self._thread.run(self._engine.step(deadline, max_records))
+            if isinstance(step, Rebalance):
+                self._rebalance(step)
+                continue
+            return step
+
+    def _rebalance(self, change: Rebalance) -> None:
+        listener = self._listener
+        if change.lost and listener is not None:
+            listener.on_partitions_lost(change.lost)
+        if change.revoked:
+            try:
+                if listener is not None:
+                    listener.on_partitions_revoked(change.revoked)
+            finally:
+                self._thread.run(self._engine.give_back(change))
+        taken = self._thread.run(self._engine.take_over(change))
+        if taken and listener is not None:
+            listener.on_partitions_assigned(taken)
+
+    def _check_open(self) -> None:
+        self._guard.check()
+        if self._closed:
+            raise ClientClosedError("the consumer is closed")
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        try:
+            self._guard.check()
+            if self._engine.closed:
+                raise ClientClosedError("the consumer is closed")
+        except BaseException:
+            coroutine.close()
+            raise
+        return self._thread.run(coroutine)

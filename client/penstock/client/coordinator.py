@@ -1,0 +1,123 @@
+"""Finding the broker that coordinates a group, and asking it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from penstock.client.cluster import Cluster, now_ms
+from penstock.client.core.metadata_cache import Broker
+from penstock.v1 import metadata_pb2, metadata_pb2_grpc
+from penstock.wire.errors import (
+    CoordinatorNotAvailableError,
+    LeaderHint,
+    NetworkError,
+    NotCoordinatorError,
+    PenstockError,
+    RequestTimedOutError,
+    error_from_proto,
+)
+
+LOOK_AGAIN = (NotCoordinatorError, CoordinatorNotAvailableError, NetworkError, RequestTimedOutError)
+"""Errors after which another broker may be the coordinator."""
+
+
+class Coordinators:
+    """Which broker coordinates which group, as far as known. Belongs to one event loop."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._nodes: dict[str, int] = {}
+
+    def known(self, group_id: str) -> int | None:
+        """The coordinator's node id, if one is believed in."""
+        return self._nodes.get(group_id)
+
+    def forget(self, group_id: str, hint: LeaderHint | None = None) -> None:
+        """The coordinator was wrong; ``hint`` is who it is instead, if the answerer knew."""
+        self._nodes.pop(group_id, None)
+        if hint is not None and hint.node_id >= 0 and hint.host:
+            self._remember(group_id, hint.node_id, hint.host, hint.port)
+
+    async def find(self, group_id: str, timeout_ms: float, avoid: int = -1) -> int:
+        """The coordinator's node id. Raises the last reason when none is found in time."""
+        deadline = now_ms() + timeout_ms
+        attempt = 0
+        while group_id not in self._nodes:
+            try:
+                await self._find_once(group_id, deadline - now_ms(), avoid)
+            except PenstockError as error:
+                pause = self._cluster.backoff.delay_ms(attempt)
+                attempt += 1
+                if not error.retriable or now_ms() + pause >= deadline:
+                    raise
+                await asyncio.sleep(pause / 1000)
+        return self._nodes[group_id]
+
+    async def call(
+        self,
+        group_id: str,
+        method: Callable[[grpc.aio.Channel], Any],
+        request: Any,
+        judge: Callable[[Any], Any],
+        *,
+        what: str,
+        timeout_ms: float,
+    ) -> Any:
+        """What ``judge`` makes of the coordinator's answer, following it where it moves.
+
+        ``judge`` raises an answer's error; what is retriable is tried again until the time is up.
+        """
+        deadline = now_ms() + timeout_ms
+        attempt = 0
+        avoid = -1
+        while True:
+            node_id = -1
+            try:
+                node_id = await self.find(group_id, max(1.0, deadline - now_ms()), avoid)
+                response = await self._cluster.call(
+                    node_id,
+                    method,
+                    request,
+                    timeout_ms=min(deadline - now_ms(), self._cluster.config.request_timeout_ms),
+                    what=what,
+                )
+                return judge(response)
+            except PenstockError as error:
+                pause = self._cluster.backoff.delay_ms(attempt)
+                if not error.retriable or now_ms() + pause >= deadline:
+                    raise
+                attempt += 1
+                if isinstance(error, LOOK_AGAIN):
+                    if isinstance(error, NetworkError):
+                        avoid = node_id
+                    self.forget(group_id, error.leader)
+                    if error.leader is not None and attempt == 1:
+                        continue  # The answerer knew who: ask at once.
+            await asyncio.sleep(pause / 1000)
+
+    async def _find_once(self, group_id: str, timeout_ms: float, avoid: int) -> None:
+        response = await self._cluster.ask_any(
+            lambda channel: metadata_pb2_grpc.MetadataStub(channel).FindCoordinator,
+            metadata_pb2.FindCoordinatorRequest(
+                type=metadata_pb2.COORDINATOR_TYPE_GROUP, key=group_id
+            ),
+            what="Metadata.FindCoordinator",
+            timeout_ms=max(1.0, timeout_ms),
+            avoid=avoid,
+        )
+        if response.HasField("error"):
+            raise error_from_proto(response.error)
+        found = response.coordinator
+        if found.node_id < 0:
+            raise CoordinatorNotAvailableError(f"group {group_id!r} has no coordinator now")
+        self._remember(group_id, found.node_id, found.host, found.port)
+
+    def _remember(self, group_id: str, node_id: int, host: str, port: int) -> None:
+        metadata = self._cluster.metadata
+        if host:
+            metadata.brokers = {**metadata.brokers, node_id: Broker(node_id, host, port)}
+        self._nodes[group_id] = node_id

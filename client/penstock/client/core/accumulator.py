@@ -1,0 +1,300 @@
+"""Records waiting to be sent: a queue of batches for each partition, within a bound of memory.
+
+Memory is counted by the most that a record can take in a batch (``record_size_bound``), from
+the append until its batch has its verdict; compression and retries change nothing in the count.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
+
+from penstock.wire.ids import TopicPartition
+from penstock.wire.records import HEADER_BYTES, BatchBuilder, Header, decode_batch
+
+D = TypeVar("D")
+
+
+class Delivery(NamedTuple, Generic[D]):
+    """One record's promise: the shell's future, and the timestamp that goes into its metadata."""
+
+    future: D
+    timestamp_ms: int
+
+
+class Batch(Generic[D]):
+    """Records of one partition that are sent, retried and judged together.
+
+    Grows until it is ``closed``. ``encoded`` is set when it is first sent and is what every
+    retry sends again, byte for byte, until ``rewrite`` gives it another identity.
+    """
+
+    __slots__ = (
+        "attempts",
+        "base_sequence",
+        "builder",
+        "closed",
+        "created_ms",
+        "deadline_ms",
+        "deliveries",
+        "done",
+        "encoded",
+        "last_epoch",
+        "last_error",
+        "order",
+        "order_span",
+        "partition",
+        "parts",
+        "producer_epoch",
+        "producer_id",
+        "reserved_bytes",
+        "retry_at_ms",
+    )
+
+    def __init__(self, partition: TopicPartition, created_ms: float, deadline_ms: float) -> None:
+        self.partition = partition
+        self.created_ms = created_ms
+        self.deadline_ms = deadline_ms
+        self.builder = BatchBuilder()
+        self.deliveries: list[Delivery[D]] = []
+        self.reserved_bytes = 0
+        self.closed = False
+        self.done = False  # Has its verdict.
+        self.encoded: bytes | None = None
+        self.order = -1  # Its place among the batches ever sent to the partition.
+        self.order_span = 0
+        self.producer_id = -1
+        self.producer_epoch = -1
+        self.base_sequence = -1
+        self.attempts = 0
+        self.retry_at_ms = float("-inf")
+        self.last_epoch = -1  # The leader epoch of the last attempt.
+        self.parts: tuple[Batch[D], ...] = ()
+        self.last_error: Exception | None = None
+
+    @property
+    def record_count(self) -> int:
+        """How many records it has."""
+        return len(self.deliveries)
+
+    @property
+    def size_bytes(self) -> int:
+        """Its size as it is sent, or would be without compression."""
+        return len(self.encoded) if self.encoded is not None else self.builder.size_bytes
+
+    @property
+    def settled(self) -> bool:
+        """Whether it, or every part that it was split into, has a verdict."""
+        return self.done or (bool(self.parts) and all(part.settled for part in self.parts))
+
+    def split(self) -> tuple[Batch[D], Batch[D]]:
+        """Two batches that have its records, its deadline and its memory between them."""
+        assert self.record_count > 1
+        assert self.encoded is not None
+        records = decode_batch(self.encoded)
+        middle = self.record_count // 2
+        parts = []
+        for first, last in ((0, middle), (middle, self.record_count)):
+            part = Batch[D](self.partition, self.created_ms, self.deadline_ms)
+            for record in records[first:last]:
+                part.builder.append(record.timestamp_ms, record.key, record.value, record.headers)
+            part.deliveries = self.deliveries[first:last]
+            part.closed = True
+            parts.append(part)
+        parts[0].reserved_bytes = self.reserved_bytes // 2
+        parts[1].reserved_bytes = self.reserved_bytes - parts[0].reserved_bytes
+        self.reserved_bytes = 0
+        self.parts = (parts[0], parts[1])
+        return parts[0], parts[1]
+
+    def __repr__(self) -> str:
+        return (
+            f"<Batch {self.partition} order={self.order} sequence={self.base_sequence} "
+            f"records={self.record_count} attempts={self.attempts}>"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """A record was taken. ``wake``: the sender has something new to look at."""
+
+    wake: bool
+
+
+class Accumulator(Generic[D]):
+    """The queues. Appends may come from any thread; ``guard`` is the lock they hold."""
+
+    def __init__(
+        self,
+        *,
+        batch_size_bytes: int,
+        buffer_memory_bytes: int,
+        linger_ms: float,
+        delivery_timeout_ms: float,
+        guard: AbstractContextManager[object],
+    ) -> None:
+        self._batch_size_bytes = batch_size_bytes
+        self._buffer_memory_bytes = buffer_memory_bytes
+        self._linger_ms = linger_ms
+        self._delivery_timeout_ms = delivery_timeout_ms
+        self._guard = guard
+        self._queues: dict[TopicPartition, deque[Batch[D]]] = {}
+        self._used_bytes = 0
+        self._starved = False  # Somebody waits for memory.
+        self.records_waiting = 0
+
+    @property
+    def used_bytes(self) -> int:
+        """How much of the memory is taken."""
+        return self._used_bytes
+
+    def append(
+        self,
+        partition: TopicPartition,
+        size_bound: int,
+        timestamp_ms: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: tuple[Header, ...],
+        future: D,
+        now_ms: float,
+    ) -> Appended | None:
+        """Take one record; None (and nothing taken) when memory is full.
+
+        The caller holds the guard. A record larger than the whole memory is taken when nothing
+        else is there, so that it does not wait for ever.
+        """
+        if self._used_bytes + size_bound > self._buffer_memory_bytes and self._used_bytes:
+            self._starved = True
+            return None
+        queue = self._queues.get(partition)
+        if queue is None:
+            queue = self._queues[partition] = deque()
+        batch = queue[-1] if queue else None
+        fresh = (
+            batch is None
+            or batch.closed
+            or batch.builder.size_bytes + size_bound > self._batch_size_bytes
+        )
+        if fresh:
+            if batch is not None:
+                batch.closed = True
+            batch = Batch[D](partition, now_ms, now_ms + self._delivery_timeout_ms)
+        assert batch is not None
+        batch.builder.append(timestamp_ms, key, value, headers)
+        batch.deliveries.append(Delivery(future, timestamp_ms))
+        batch.reserved_bytes += size_bound
+        if fresh:
+            queue.append(batch)
+        self._used_bytes += size_bound
+        self.records_waiting += 1
+        full = batch.builder.size_bytes >= self._batch_size_bytes
+        return Appended(wake=fresh or full)
+
+    def is_ready(self, partition: TopicPartition, now_ms: float, *, hurry: bool) -> bool:
+        """Whether the partition's first batch may go: full, lingered, or in a hurry."""
+        queue = self._queues.get(partition)
+        return bool(queue) and self._ready_at_ms(queue, hurry=hurry) <= now_ms
+
+    def ready_at_ms(self, partition: TopicPartition, *, hurry: bool) -> float:
+        """When the partition's first batch may go; infinity when there is none."""
+        queue = self._queues.get(partition)
+        return self._ready_at_ms(queue, hurry=hurry) if queue else float("inf")
+
+    def _ready_at_ms(self, queue: deque[Batch[D]], *, hurry: bool) -> float:
+        first = queue[0]
+        if (
+            hurry
+            or self._starved
+            or len(queue) > 1
+            or first.builder.size_bytes >= self._batch_size_bytes
+        ):
+            return float("-inf")
+        return first.created_ms + self._linger_ms
+
+    def first_size(self, partition: TopicPartition) -> int:
+        """The size in bytes, uncompressed, of the partition's first batch, which must be there."""
+        return self._queues[partition][0].size_bytes
+
+    def pop(self, partition: TopicPartition) -> Batch[D]:
+        """Take the partition's first batch out of its queue and close it."""
+        with self._guard:
+            queue = self._queues[partition]
+            batch = queue.popleft()
+            batch.closed = True
+            self.records_waiting -= batch.record_count
+        return batch
+
+    def pop_expired(self, now_ms: float) -> list[Batch[D]]:
+        """Take out what has waited longer than the delivery timeout."""
+        with self._guard:
+            expired: list[Batch[D]] = []
+            for queue in self._queues.values():
+                while queue and queue[0].deadline_ms <= now_ms:
+                    expired.append(self._drop_first(queue))
+            return expired
+
+    def pop_topic(self, topic: str) -> list[Batch[D]]:
+        """Take out everything of a topic (which does not exist)."""
+        with self._guard:
+            found: list[Batch[D]] = []
+            for partition, queue in self._queues.items():
+                while partition.topic == topic and queue:
+                    found.append(self._drop_first(queue))
+            return found
+
+    def pop_all(self) -> list[Batch[D]]:
+        """Take out everything."""
+        with self._guard:
+            found: list[Batch[D]] = []
+            for queue in self._queues.values():
+                while queue:
+                    found.append(self._drop_first(queue))
+            return found
+
+    def _drop_first(self, queue: deque[Batch[D]]) -> Batch[D]:
+        batch = queue.popleft()
+        batch.closed = True
+        self.records_waiting -= batch.record_count
+        return batch
+
+    def release(self, batch: Batch[D]) -> bool:
+        """Give back a judged batch's memory; whether somebody waits for it."""
+        with self._guard:
+            self._used_bytes -= batch.reserved_bytes
+            batch.reserved_bytes = 0
+            starved, self._starved = self._starved, False
+            return starved
+
+    def partitions(self) -> list[TopicPartition]:
+        """The partitions that have something waiting."""
+        with self._guard:
+            return [partition for partition, queue in self._queues.items() if queue]
+
+    def waiting(self) -> Iterator[Batch[D]]:
+        """Every batch that waits (for tests and snapshots of what to flush)."""
+        with self._guard:
+            return iter([batch for queue in self._queues.values() for batch in queue])
+
+    def earliest_deadline_ms(self) -> float:
+        """When the first waiting batch expires; infinity when none waits."""
+        with self._guard:
+            firsts = [queue[0].deadline_ms for queue in self._queues.values() if queue]
+        return min(firsts, default=float("inf"))
+
+    def validate(self, in_flight: Iterable[Batch[D]] = ()) -> None:
+        """Assert what always holds (for tests); ``in_flight`` are the batches popped, unjudged."""
+        waiting = list(self.waiting())
+        reserved = sum(batch.reserved_bytes for batch in [*waiting, *in_flight])
+        assert self._used_bytes == reserved
+        assert self.records_waiting == sum(batch.record_count for batch in waiting)
+        for queue in self._queues.values():
+            for batch in list(queue)[:-1]:
+                assert batch.closed
+            for batch in queue:
+                assert batch.record_count == batch.builder.record_count
+                small = batch.builder.size_bytes <= max(self._batch_size_bytes, HEADER_BYTES)
+                assert small or batch.record_count == 1

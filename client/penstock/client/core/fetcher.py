@@ -1,0 +1,621 @@
+"""What a consumer fetches, keeps and hands out, partition by partition.
+
+A partition's life: it is assigned without a position, gets one (``PositionFound``), and is then
+fetched from ahead of what the application took, within bounds of memory. At most one fetch asks
+for a partition at a time; an answer that a ``seek`` overtook is recognised by its generation
+and dropped. The shell feeds events and carries out effects; records leave through ``take``.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from penstock.client.core.backoff import Backoff
+from penstock.client.core.metadata_cache import MetadataCache
+from penstock.client.core.subscription import Position
+from penstock.client.model import ConsumerRecord
+from penstock.wire.errors import (
+    CorruptRecordError,
+    NetworkError,
+    OffsetOutOfRangeError,
+    PenstockError,
+    UnknownTopicOrPartitionError,
+)
+from penstock.wire.ids import TopicPartition
+from penstock.wire.records import Record, decode_batch, iter_batches, parse_header
+
+_MAX_FETCHES_PER_NODE: Final = 3
+_SLOW_MARGIN_MS: Final = 1_000.0
+
+Convert = Callable[[TopicPartition, Record, int], ConsumerRecord]
+"""Makes the application's record; may raise (a deserialiser's failure)."""
+
+
+# --- events --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """Time passed, metadata changed, records were taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """These partitions are to be read; their positions come with PositionFound."""
+
+    partitions: tuple[TopicPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """These partitions are no longer to be read."""
+
+    partitions: tuple[TopicPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PositionFound:
+    """Reading begins, or goes on after a seek or reset, here."""
+
+    partition: TopicPartition
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLost:
+    """The position is to be found anew (a seek to the beginning or end): fetch nothing."""
+
+    partition: TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class PositionFailed:
+    """No position can be had; the next ``take`` raises this."""
+
+    partition: TopicPartition
+    error: PenstockError
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """One partition's part of an answer."""
+
+    partition: TopicPartition
+    error: PenstockError | None
+    records: bytes
+    high_watermark: int = -1
+    diverging_offset: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class FetchAnswered:
+    """An answer came."""
+
+    fetch_id: int
+    results: tuple[Fetched, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchFailed:
+    """A broker could not be asked."""
+
+    fetch_id: int
+    error: PenstockError
+
+
+Event = (
+    Woken
+    | Added
+    | Removed
+    | PositionFound
+    | PositionLost
+    | PositionFailed
+    | FetchAnswered
+    | FetchFailed
+)
+
+
+# --- effects -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One partition's part of a fetch."""
+
+    partition: TopicPartition
+    offset: int
+    leader_epoch: int
+    last_fetched_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendFetch:
+    """Ask a broker."""
+
+    fetch_id: int
+    node_id: int
+    wanted: tuple[Wanted, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CancelFetch:
+    """Give a fetch up: its broker leads nothing of it any more, or is silent."""
+
+    fetch_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshMetadata:
+    """Ask who leads now, some other broker than ``avoid`` if it is not -1."""
+
+    avoid: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfRange:
+    """The position is outside of the log (or was cut off with it): the policy decides.
+
+    ``safe_offset`` is where the log diverged from what was read, or -1.
+    """
+
+    partition: TopicPartition
+    offset: int
+    safe_offset: int
+    error: PenstockError
+
+
+Effect = SendFetch | CancelFetch | RefreshMetadata | OutOfRange
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """Fetched bytes not yet taken; ``at`` is where in them the next batch begins."""
+
+    data: bytes
+    at: int = 0
+
+
+@dataclass(slots=True)
+class _Lane:
+    """One partition."""
+
+    position: Position | None = None  # What is fetched next.
+    cursor: Position = Position(-1)  # What is handed out next.
+    generation: int = 0
+    paused: bool = False
+    chunks: deque[_Chunk] = field(default_factory=deque)
+    decoded: deque[Record] = field(default_factory=deque)
+    decoded_next: Position = Position(-1)  # Where the decoded batch ends.
+    buffered_bytes: int = 0
+    fetch_id: int = -1
+    error: PenstockError | None = None
+    attempts: int = 0
+    retry_at_ms: float = float("-inf")
+    failed_epoch: int = -1
+    high_watermark: int = -1
+    last_error: PenstockError | None = None
+
+    def clear(self) -> None:
+        """Drop what was fetched; an answer on its way is none of ours."""
+        self.generation += 1
+        self.chunks.clear()
+        self.decoded.clear()
+        self.buffered_bytes = 0
+        self.error = None
+        self.attempts = 0
+        self.retry_at_ms = float("-inf")
+
+
+@dataclass(slots=True)
+class _Fetch:
+    """An unanswered fetch: the generation of each partition when it was sent."""
+
+    node_id: int
+    sent_ms: float
+    probed_ms: float
+    generations: dict[TopicPartition, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetcherSettings:
+    """What the fetcher needs of the consumer's configuration."""
+
+    max_partition_bytes: int
+    prefetch_max_bytes: int
+    max_wait_ms: float
+    request_timeout_ms: float
+
+
+class Fetcher:
+    """The state machine. ``handle`` and ``take`` are its only mutators; one thread."""
+
+    def __init__(
+        self, settings: FetcherSettings, metadata: MetadataCache, backoff: Backoff
+    ) -> None:
+        self._settings = settings
+        self._metadata = metadata
+        self._backoff = backoff
+        self._lanes: dict[TopicPartition, _Lane] = {}
+        self._fetches: dict[int, _Fetch] = {}
+        self._next_fetch_id = 0
+        self._turn = 0
+        self._wait_ms = float("inf")
+        self._effects: list[Effect] = []
+        self._handlers: dict[type, Callable[..., None]] = {
+            Added: self._added,
+            Removed: self._removed,
+            PositionFound: self._found,
+            PositionLost: self._lost,
+            PositionFailed: self._position_failed,
+            FetchAnswered: self._answered,
+            FetchFailed: self._failed,
+        }
+
+    # --- questions --------------------------------------------------------------------------
+
+    @property
+    def partitions(self) -> frozenset[TopicPartition]:
+        """What is read."""
+        return frozenset(self._lanes)
+
+    @property
+    def paused(self) -> frozenset[TopicPartition]:
+        """What is paused."""
+        return frozenset(name for name, lane in self._lanes.items() if lane.paused)
+
+    @property
+    def buffered_bytes(self) -> int:
+        """How much is fetched and not taken."""
+        return sum(lane.buffered_bytes for lane in self._lanes.values())
+
+    def cursor(self, partition: TopicPartition) -> int | None:
+        """The next offset to be taken; None while there is no position."""
+        lane = self._lanes[partition]
+        return lane.cursor.offset if lane.position is not None else None
+
+    def error(self, partition: TopicPartition) -> PenstockError | None:
+        """Why the partition cannot be read."""
+        return self._lanes[partition].error
+
+    def trouble(self) -> PenstockError | None:
+        """The last failure of a partition that has not been fetched since, for messages."""
+        for lane in self._lanes.values():
+            if lane.last_error is not None:
+                return lane.last_error
+        return None
+
+    def has_records(self) -> bool:
+        """Whether ``take`` would give or raise something now."""
+        return any(
+            not lane.paused and (lane.decoded or lane.chunks or lane.error is not None)
+            for lane in self._lanes.values()
+        )
+
+    def next_deadline_ms(self) -> float:
+        """When to wake the fetcher if nothing happens before; infinity for never."""
+        deadline = self._wait_ms
+        for fetch in self._fetches.values():
+            deadline = min(deadline, fetch.probed_ms + self._slow_ms)
+        return deadline
+
+    # --- changes ----------------------------------------------------------------------------
+
+    def handle(self, event: Event, now_ms: float) -> list[Effect]:
+        """Take one event and say what to do."""
+        handler = self._handlers.get(type(event))
+        if handler is not None:
+            handler(event, now_ms)
+        self._watch_fetches(now_ms)
+        self._fetch_more(now_ms)
+        effects, self._effects = self._effects, []
+        return effects
+
+    def set_paused(self, partitions: Iterable[TopicPartition], *, paused: bool) -> None:
+        """Hold back, or go on handing out."""
+        for partition in partitions:
+            self._lanes[partition].paused = paused
+
+    def take(self, limit: int, convert: Convert) -> list[ConsumerRecord]:
+        """Up to ``limit`` records, in order within each partition, in turns between them.
+
+        Raises a partition's error when its turn comes and nothing else was taken before.
+        """
+        taken: list[ConsumerRecord] = []
+        order = [name for name, lane in self._lanes.items() if not lane.paused]
+        self._turn += 1
+        start = self._turn % len(order) if order else 0
+        for partition in order[start:] + order[:start]:
+            if len(taken) >= limit:
+                break
+            try:
+                self._take_from(partition, self._lanes[partition], limit, convert, taken)
+            except PenstockError:
+                if not taken:
+                    raise
+        return taken
+
+    def _take_from(
+        self,
+        partition: TopicPartition,
+        lane: _Lane,
+        limit: int,
+        convert: Convert,
+        taken: list[ConsumerRecord],
+    ) -> None:
+        while len(taken) < limit:
+            if not lane.decoded and not self._decode_next(partition, lane):
+                if lane.error is not None:
+                    raise lane.error
+                return
+            decoded = lane.decoded
+            epoch = lane.decoded_next.leader_epoch
+            while decoded and len(taken) < limit:
+                taken.append(convert(partition, decoded[0], epoch))
+                lane.cursor = Position(decoded.popleft().offset + 1, epoch)
+            if not decoded:
+                lane.cursor = lane.decoded_next
+
+    def _decode_next(self, partition: TopicPartition, lane: _Lane) -> bool:
+        """Decode batches until one has records to hand out; False when there is none."""
+        while lane.chunks:
+            chunk = lane.chunks[0]
+            if chunk.at >= len(chunk.data):
+                lane.chunks.popleft()
+                lane.buffered_bytes -= len(chunk.data)
+                continue
+            header = parse_header(chunk.data, chunk.at)
+            batch = memoryview(chunk.data)[chunk.at : chunk.at + header.size_bytes]
+            try:
+                records = [] if header.is_control else decode_batch(batch)
+            except CorruptRecordError as error:
+                raise CorruptRecordError(
+                    f"partition {partition}, offset {lane.cursor.offset}: {error.message}. Seek "
+                    f"to {header.next_offset} to read on after the batch"
+                ) from None
+            chunk.at += header.size_bytes
+            cursor = lane.cursor.offset
+            lane.decoded = deque(record for record in records if record.offset >= cursor)
+            lane.decoded_next = Position(max(header.next_offset, cursor), header.leader_epoch)
+            if lane.decoded:
+                return True
+            lane.cursor = lane.decoded_next
+        return False
+
+    # --- events -----------------------------------------------------------------------------
+
+    def _added(self, event: Added, now_ms: float) -> None:
+        for partition in event.partitions:
+            self._lanes.setdefault(partition, _Lane())
+
+    def _removed(self, event: Removed, now_ms: float) -> None:
+        for partition in event.partitions:
+            self._lanes.pop(partition, None)
+
+    def _found(self, event: PositionFound, now_ms: float) -> None:
+        lane = self._lanes.get(event.partition)
+        if lane is not None:
+            lane.clear()
+            lane.position = lane.cursor = event.position
+
+    def _lost(self, event: PositionLost, now_ms: float) -> None:
+        lane = self._lanes.get(event.partition)
+        if lane is not None:
+            lane.clear()
+            lane.position = None
+
+    def _position_failed(self, event: PositionFailed, now_ms: float) -> None:
+        lane = self._lanes.get(event.partition)
+        if lane is not None:
+            lane.error = event.error
+
+    def _answered(self, event: FetchAnswered, now_ms: float) -> None:
+        fetch = self._fetches.pop(event.fetch_id, None)
+        if fetch is None:
+            return
+        for result in event.results:
+            lane = self._lane_of(fetch, event.fetch_id, result.partition)
+            if lane is not None:
+                self._take_over(lane, result, fetch.node_id, now_ms)
+        self._release(event.fetch_id)
+
+    def _failed(self, event: FetchFailed, now_ms: float) -> None:
+        fetch = self._fetches.pop(event.fetch_id, None)
+        if fetch is None:
+            return
+        for partition in fetch.generations:
+            lane = self._lane_of(fetch, event.fetch_id, partition)
+            if lane is not None:
+                self._retry_later(partition, lane, event.error, now_ms)
+        self._release(event.fetch_id)
+        self._effects.append(RefreshMetadata(avoid=fetch.node_id))
+
+    def _lane_of(self, fetch: _Fetch, fetch_id: int, partition: TopicPartition) -> _Lane | None:
+        """The lane that a fetch was made for, if it still is what it was then."""
+        lane = self._lanes.get(partition)
+        if lane is None or lane.fetch_id != fetch_id:
+            return None
+        return lane if fetch.generations.get(partition) == lane.generation else None
+
+    def _release(self, fetch_id: int) -> None:
+        for lane in self._lanes.values():
+            if lane.fetch_id == fetch_id:
+                lane.fetch_id = -1
+
+    def _take_over(self, lane: _Lane, result: Fetched, node_id: int, now_ms: float) -> None:
+        if result.error is not None:
+            self._refused(lane, result, result.error, now_ms)
+            return
+        lane.attempts = 0
+        lane.last_error = None
+        lane.high_watermark = max(lane.high_watermark, result.high_watermark)
+        assert lane.position is not None
+        if result.diverging_offset >= 0:
+            why = OffsetOutOfRangeError(
+                f"partition {result.partition}: the log was cut at offset "
+                f"{result.diverging_offset}, before position {lane.position.offset}"
+            )
+            offset = min(result.diverging_offset, lane.position.offset)
+            self._effects.append(OutOfRange(result.partition, lane.position.offset, offset, why))
+            lane.position = None
+            return
+        if result.records:
+            self._buffer(lane, result)
+
+    def _buffer(self, lane: _Lane, result: Fetched) -> None:
+        assert lane.position is not None
+        end = 0
+        position = lane.position
+        try:
+            for header, batch in iter_batches(result.records, allow_torn_tail=True):
+                end += len(batch)
+                if header.next_offset > position.offset:
+                    position = Position(header.next_offset, header.leader_epoch)
+        except CorruptRecordError as error:
+            lane.error = CorruptRecordError(
+                f"partition {result.partition}, at or after offset {position.offset}: "
+                f"{error.message}"
+            )
+        if end == 0 and lane.error is None:
+            lane.error = CorruptRecordError(
+                f"partition {result.partition}, offset {position.offset}: the answer holds no "
+                "whole batch"
+            )
+        if end and position.offset > lane.position.offset:
+            lane.chunks.append(_Chunk(result.records[:end]))
+            lane.buffered_bytes += end
+            lane.position = position
+
+    def _refused(self, lane: _Lane, result: Fetched, error: PenstockError, now_ms: float) -> None:
+        assert lane.position is not None
+        if isinstance(error, OffsetOutOfRangeError):
+            self._effects.append(OutOfRange(result.partition, lane.position.offset, -1, error))
+            lane.position = None
+        elif isinstance(error, CorruptRecordError):
+            lane.error = CorruptRecordError(
+                f"partition {result.partition}, offset {lane.position.offset}: {error.message}"
+            )
+        elif error.retriable:
+            self._retry_later(result.partition, lane, error, now_ms)
+        else:
+            lane.error = error
+
+    def _retry_later(
+        self, partition: TopicPartition, lane: _Lane, error: PenstockError, now_ms: float
+    ) -> None:
+        lane.last_error = error
+        leader = self._metadata.leader(partition)
+        lane.failed_epoch = leader.leader_epoch if leader is not None else -1
+        lane.retry_at_ms = now_ms + self._backoff.delay_ms(lane.attempts)
+        lane.attempts += 1
+        news = error.leader is not None and self._metadata.apply_hint(partition, error.leader)
+        if error.refresh_metadata and not news:
+            self._effects.append(RefreshMetadata(avoid=-1))
+
+    # --- fetching ---------------------------------------------------------------------------
+
+    @property
+    def _slow_ms(self) -> float:
+        return self._settings.max_wait_ms + _SLOW_MARGIN_MS
+
+    def _watch_fetches(self, now_ms: float) -> None:
+        """Give up fetches whose broker leads nothing of them any more, or is silent too long."""
+        for fetch_id, fetch in list(self._fetches.items()):
+            elsewhere = all(
+                name not in self._lanes or self._leads_not(name, fetch.node_id)
+                for name in fetch.generations
+            )
+            silent_ms = now_ms - fetch.sent_ms
+            too_long = self._settings.max_wait_ms + self._settings.request_timeout_ms
+            if elsewhere or silent_ms >= too_long:
+                del self._fetches[fetch_id]
+                self._release(fetch_id)
+                self._effects.append(CancelFetch(fetch_id))
+            if silent_ms >= self._slow_ms and now_ms - fetch.probed_ms >= self._slow_ms:
+                fetch.probed_ms = now_ms
+                self._effects.append(RefreshMetadata(avoid=fetch.node_id))
+
+    def _leads_not(self, partition: TopicPartition, node_id: int) -> bool:
+        leader = self._metadata.leader(partition)
+        return leader is not None and leader.node_id not in (node_id, -1)
+
+    def _fetch_more(self, now_ms: float) -> None:
+        self._wait_ms = float("inf")
+        busy: dict[int, int] = defaultdict(int)
+        for fetch in self._fetches.values():
+            busy[fetch.node_id] += 1
+        room = self._settings.prefetch_max_bytes - self.buffered_bytes
+        by_node: dict[int, list[tuple[TopicPartition, _Lane, int]]] = defaultdict(list)
+        need_news = False
+        for partition, lane in self._lanes.items():
+            if not self._may_fetch(lane, room):
+                continue
+            leader = self._metadata.leader(partition)
+            epoch = leader.leader_epoch if leader is not None else -1
+            if lane.retry_at_ms > now_ms and epoch <= lane.failed_epoch:
+                self._wait_ms = min(self._wait_ms, lane.retry_at_ms)
+                need_news |= isinstance(lane.last_error, NetworkError)
+            elif leader is None or leader.node_id < 0:
+                need_news |= self._leaderless(partition, lane, now_ms)
+            elif busy[leader.node_id] < _MAX_FETCHES_PER_NODE:
+                by_node[leader.node_id].append((partition, lane, epoch))
+        for node_id, lanes in by_node.items():
+            self._send(node_id, lanes, now_ms)
+        if need_news:
+            self._effects.append(RefreshMetadata(avoid=-1))
+
+    def _leaderless(self, partition: TopicPartition, lane: _Lane, now_ms: float) -> bool:
+        """Whether to ask who leads; a topic that is surely gone is the partition's error."""
+        verdict = self._metadata.verdict(partition.topic, now_ms)
+        if verdict is not None:
+            lane.error = type(verdict)(verdict.message)
+            return False
+        count = self._metadata.partition_count(partition.topic)
+        if count and partition.partition >= count:
+            lane.error = UnknownTopicOrPartitionError(
+                f"topic {partition.topic!r} has no partition {partition.partition}; it has 0 to "
+                f"{count - 1}"
+            )
+            return False
+        return True
+
+    def _may_fetch(self, lane: _Lane, room: int) -> bool:
+        return (
+            lane.position is not None
+            and not lane.paused
+            and lane.fetch_id < 0
+            and lane.error is None
+            and (not lane.buffered_bytes or room > 0)
+            and lane.buffered_bytes < self._settings.max_partition_bytes
+        )
+
+    def _send(
+        self, node_id: int, lanes: list[tuple[TopicPartition, _Lane, int]], now_ms: float
+    ) -> None:
+        self._next_fetch_id += 1
+        fetch_id = self._next_fetch_id
+        # Whoever comes first in a fetch gets the bytes when there are too many: take turns.
+        start = fetch_id % len(lanes)
+        wanted = []
+        generations = {}
+        for partition, lane, epoch in lanes[start:] + lanes[:start]:
+            assert lane.position is not None
+            lane.fetch_id = fetch_id
+            generations[partition] = lane.generation
+            wanted.append(
+                Wanted(partition, lane.position.offset, epoch, lane.position.leader_epoch)
+            )
+        self._fetches[fetch_id] = _Fetch(node_id, now_ms, now_ms, generations)
+        self._effects.append(SendFetch(fetch_id, node_id, tuple(wanted)))
+
+    def validate(self) -> None:
+        """Assert what always holds (for tests)."""
+        for lane in self._lanes.values():
+            assert lane.buffered_bytes == sum(len(chunk.data) for chunk in lane.chunks)
+            assert lane.fetch_id < 0 or lane.fetch_id in self._fetches
+            if lane.position is not None:
+                assert lane.cursor.offset <= lane.position.offset
+            if lane.position is None:
+                assert not lane.chunks

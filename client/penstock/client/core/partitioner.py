@@ -1,0 +1,125 @@
+"""Which partition a record goes to.
+
+Keys hash with murmur2 exactly as Java clients do, so that a key lands on the same partition
+whichever client wrote it. Records without a key stick to one partition until a batch's worth of
+bytes went there, then move to another at random (KIP-794's uniform sticky partitioning): full
+batches, evenly spread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Final, Literal, Protocol
+
+_SEED: Final = 0x9747B28C
+_M: Final = 0x5BD1E995
+_MASK: Final = 0xFFFFFFFF
+
+
+class Partitioner(Protocol):
+    """A custom partitioner. Called from whichever thread sends."""
+
+    def __call__(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        partition_count: int,
+        available: Sequence[int],
+        /,
+    ) -> int:
+        """The partition, from 0 to ``partition_count`` - 1.
+
+        ``available`` are the partitions that have a leader now.
+        """
+        ...
+
+
+@lru_cache(maxsize=8_192)
+def murmur2(key: bytes) -> int:
+    """MurmurHash2, 32 bits, unsigned, with Kafka's seed."""
+    length = len(key)
+    h = _SEED ^ length
+    whole = length & ~3
+    for position in range(0, whole, 4):
+        k = int.from_bytes(key[position : position + 4], "little")
+        k = (k * _M) & _MASK
+        k ^= k >> 24
+        k = (k * _M) & _MASK
+        h = ((h * _M) & _MASK) ^ k
+    if length != whole:
+        h ^= int.from_bytes(key[whole:], "little")
+        h = (h * _M) & _MASK
+    h ^= h >> 13
+    h = (h * _M) & _MASK
+    return h ^ (h >> 15)
+
+
+def partition_for_key(key: bytes, partition_count: int) -> int:
+    """Where Java clients put the key."""
+    return (murmur2(key) & 0x7FFFFFFF) % partition_count
+
+
+class Chooser:
+    """Chooses partitions for one producer. Not thread-safe: the producer's lock guards it.
+
+    ``pick(n)`` is chance: a number from 0 to n - 1.
+    """
+
+    def __init__(
+        self,
+        strategy: Literal["default", "round_robin"] | Partitioner,
+        *,
+        stick_bytes: int,
+        pick: Callable[[int], int],
+    ) -> None:
+        self._strategy = strategy
+        self._stick_bytes = stick_bytes
+        self._pick = pick
+        self._stuck: dict[str, tuple[int, int]] = {}  # Topic: partition, bytes sent there.
+        self._next: dict[str, int] = {}
+
+    def choose(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        size_bytes: int,
+        partition_count: int,
+        available: Callable[[], Sequence[int]],
+    ) -> int:
+        """The partition of a record of ``size_bytes`` that names none."""
+        if self._strategy == "round_robin":
+            return self._round_robin(topic, partition_count, available())
+        if self._strategy != "default":
+            return self._strategy(topic, key, value, partition_count, available())
+        if key is not None:
+            return partition_for_key(key, partition_count)
+        return self._sticky(topic, size_bytes, partition_count, available)
+
+    def _round_robin(self, topic: str, partition_count: int, available: Sequence[int]) -> int:
+        places = available or range(partition_count)
+        turn = self._next.get(topic, -1) + 1
+        self._next[topic] = turn
+        return places[turn % len(places)]
+
+    def _sticky(
+        self,
+        topic: str,
+        size_bytes: int,
+        partition_count: int,
+        available: Callable[[], Sequence[int]],
+    ) -> int:
+        partition, sent_bytes = self._stuck.get(topic, (-1, 0))
+        if partition < 0 or sent_bytes >= self._stick_bytes or partition >= partition_count:
+            places = [place for place in available() if place != partition] or available()
+            places = places or range(partition_count)
+            partition, sent_bytes = places[self._pick(len(places))], 0
+        self._stuck[topic] = (partition, sent_bytes + size_bytes)
+        return partition
+
+    def unstick(self, topic: str, partition: int) -> None:
+        """Move on: nothing can be sent to the partition now."""
+        if self._stuck.get(topic, (-1, 0))[0] == partition:
+            del self._stuck[topic]

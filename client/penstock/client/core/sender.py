@@ -1,0 +1,547 @@
+"""What a producer does with its batches: when and where to send them, and what answers mean.
+
+One state machine for all partitions of a producer. The shell feeds it events and carries out
+the effects; records enter beside it, through the accumulator. Stands on the sequencer for the
+order within a partition and on the metadata cache for who leads.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, Generic, TypeVar
+
+from penstock.client.core.accumulator import Accumulator, Batch
+from penstock.client.core.backoff import Backoff
+from penstock.client.core.metadata_cache import MetadataCache, PartitionLeader
+from penstock.client.core.sequencer import Identity, Sequencer
+from penstock.wire.errors import (
+    BrokerFencedError,
+    DeliveryTimeoutError,
+    DuplicateSequenceError,
+    FencedLeaderEpochError,
+    InvalidProducerEpochError,
+    LeaderNotAvailableError,
+    NetworkError,
+    NotLeaderError,
+    OutOfOrderSequenceError,
+    PenstockError,
+    RecordTooLargeError,
+    RequestTimedOutError,
+    UnknownLeaderEpochError,
+    UnknownProducerIdError,
+)
+from penstock.wire.ids import TopicPartition
+
+D = TypeVar("D")
+
+_SLOW_MS: Final = 1_000.0
+"""A request unanswered for so long has us ask another broker who leads: the leader may hang."""
+_LEADERSHIP: Final = (
+    NotLeaderError,
+    FencedLeaderEpochError,
+    UnknownLeaderEpochError,
+    LeaderNotAvailableError,
+    BrokerFencedError,
+    NetworkError,
+)
+_SEQUENCE: Final = (OutOfOrderSequenceError, UnknownProducerIdError, InvalidProducerEpochError)
+
+
+# --- events --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """Time has passed, records came, or metadata changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionAnswer:
+    """What a leader said to one batch."""
+
+    error: PenstockError | None
+    base_offset: int = -1
+    log_append_time_ms: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A response came; ``answers`` are in the request's order."""
+
+    node_id: int
+    correlation_id: int
+    answers: tuple[PartitionAnswer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamBroken:
+    """The stream to a broker ended: what was unanswered has an unknown outcome."""
+
+    node_id: int
+    error: PenstockError
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityGiven:
+    """The answer to AcquireIdentity."""
+
+    identity: Identity
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityRefused:
+    """No identity can be had, and asking again will not help."""
+
+    error: PenstockError
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """The producer closes now: everything left fails with ``error``."""
+
+    error: PenstockError
+
+
+Event = Woken | Answered | StreamBroken | IdentityGiven | IdentityRefused | Aborted
+
+
+# --- effects -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Entry(Generic[D]):
+    """One batch in a request, with the leader epoch believed in."""
+
+    batch: Batch[D]
+    leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendRequest(Generic[D]):
+    """Send these batches to a broker in one request."""
+
+    node_id: int
+    correlation_id: int
+    entries: tuple[Entry[D], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ResetStream:
+    """Give the stream to a broker up; its unanswered requests are taken care of."""
+
+    node_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge(Generic[D]):
+    """The batch is written."""
+
+    batch: Batch[D]
+    base_offset: int
+    log_append_time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fail(Generic[D]):
+    """The batch will not be written by this producer."""
+
+    batch: Batch[D]
+    error: PenstockError
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshMetadata:
+    """Ask who leads now, some other broker than ``avoid`` if it is not -1."""
+
+    avoid: int
+
+
+@dataclass(frozen=True, slots=True)
+class AcquireIdentity:
+    """Ask for a producer id."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoomFreed:
+    """Memory was freed, and somebody waits for it."""
+
+
+Effect = (
+    SendRequest[D]
+    | ResetStream
+    | Acknowledge[D]
+    | Fail[D]
+    | RefreshMetadata
+    | AcquireIdentity
+    | RoomFreed
+)
+
+
+@dataclass(slots=True)
+class _Request(Generic[D]):
+    """An unanswered request. An entry is None once its batch was given up on this broker."""
+
+    sent_ms: float
+    entries: list[Entry[D] | None]
+    probed_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SenderSettings:
+    """What the sender needs of the producer's configuration."""
+
+    max_request_bytes: int
+    max_in_flight: int
+    request_timeout_ms: float
+    delivery_timeout_ms: float
+    retries: int
+
+
+@dataclass(slots=True)
+class Sender(Generic[D]):
+    """The state machine. ``handle`` is its only mutator; call it on one thread."""
+
+    settings: SenderSettings
+    accumulator: Accumulator[D]
+    sequencer: Sequencer[D]
+    metadata: MetadataCache
+    backoff: Backoff
+    leader_backoff: Backoff
+    hurry: int = 0  # Flushes under way: nothing lingers.
+    _requests: dict[int, dict[int, _Request[D]]] = field(default_factory=dict)
+    _correlation_id: int = 0
+    _acquiring: bool = False
+    _turn: int = 0
+    _wait_ms: float = float("inf")  # The earliest time that a drain found worth waiting for.
+    _need_news: bool = False  # Some partition waits for a (new) leader.
+    _seen_updates: int = 0
+    _effects: list[Effect[D]] = field(default_factory=list)
+
+    def handle(self, event: Event, now_ms: float) -> list[Effect[D]]:
+        """Take one event and say what to do."""
+        if isinstance(event, Answered):
+            self._answered(event, now_ms)
+        elif isinstance(event, StreamBroken):
+            self._broken(event, now_ms)
+        elif isinstance(event, IdentityGiven):
+            self._acquiring = False
+            self.sequencer.set_identity(event.identity)
+        elif isinstance(event, IdentityRefused):
+            self._acquiring = False
+            self._fail_everything(event.error)
+        elif isinstance(event, Aborted):
+            self._fail_everything(event.error)
+        self._expire(now_ms)
+        self._abandon_deposed(now_ms)
+        self._watch_requests(now_ms)
+        self._drop_missing_topics(now_ms)
+        self._acquire_identity()
+        self._drain(now_ms)
+        effects, self._effects = self._effects, []
+        return effects
+
+    def next_deadline_ms(self) -> float:
+        """When to wake the sender if nothing happens before; infinity for never."""
+        deadline = min(self._wait_ms, self.accumulator.earliest_deadline_ms())
+        for batch in self.sequencer.outstanding():
+            if not batch.done:
+                deadline = min(deadline, batch.deadline_ms)
+        for requests in self._requests.values():
+            for request in requests.values():
+                deadline = min(
+                    deadline,
+                    request.sent_ms + self.settings.request_timeout_ms,
+                    request.probed_ms + _SLOW_MS,
+                )
+        return deadline
+
+    def open_batches(self) -> list[Batch[D]]:
+        """Every batch without a verdict."""
+        sent = [batch for batch in self.sequencer.outstanding() if not batch.done]
+        return [*self.accumulator.waiting(), *sent]
+
+    # --- answers ----------------------------------------------------------------------------
+
+    def _answered(self, event: Answered, now_ms: float) -> None:
+        request = self._requests.get(event.node_id, {}).pop(event.correlation_id, None)
+        if request is None:
+            return  # Given up before; its batches went elsewhere.
+        answers = list(event.answers)
+        if len(answers) != len(request.entries):
+            wrong = NetworkError(
+                f"broker {event.node_id} answered for {len(answers)} of "
+                f"{len(request.entries)} partitions"
+            )
+            answers = [PartitionAnswer(wrong)] * len(request.entries)
+        for entry, answer in zip(request.entries, answers, strict=True):
+            if entry is not None:
+                self._judge(entry.batch, answer, event.node_id, now_ms)
+
+    def _judge(self, batch: Batch[D], answer: PartitionAnswer, node_id: int, now_ms: float) -> None:
+        error = answer.error
+        if batch.done:
+            self.sequencer.finish(batch)  # Timed out before; only its place was kept.
+        elif error is None:
+            self._acknowledge(batch, answer.base_offset, answer.log_append_time_ms)
+        elif isinstance(error, DuplicateSequenceError):
+            self._acknowledge(batch, -1, -1)
+        elif isinstance(error, _SEQUENCE) and self.sequencer.idempotent:
+            self._out_of_sequence(batch, error, now_ms)
+        elif isinstance(error, RecordTooLargeError) and batch.record_count > 1:
+            self.sequencer.split(batch, batch.split())
+        elif error.retriable and batch.attempts <= self.settings.retries:
+            self._retry(batch, error, node_id, now_ms)
+        else:
+            self._fail(batch, error)
+
+    def _retry(self, batch: Batch[D], error: PenstockError, node_id: int, now_ms: float) -> None:
+        batch.last_error = error
+        backoff = self.leader_backoff if isinstance(error, _LEADERSHIP) else self.backoff
+        batch.retry_at_ms = now_ms + backoff.delay_ms(max(batch.attempts - 1, 0))
+        news = error.leader is not None and self.metadata.apply_hint(batch.partition, error.leader)
+        if error.refresh_metadata and not news:
+            lost = isinstance(error, NetworkError)
+            self._effects.append(RefreshMetadata(avoid=node_id if lost else -1))
+        self.sequencer.requeue(batch)
+
+    def _out_of_sequence(self, batch: Batch[D], error: PenstockError, now_ms: float) -> None:
+        batch.last_error = error
+        batch.retry_at_ms = now_ms + self.leader_backoff.delay_ms(max(batch.attempts - 1, 0))
+        if self.sequencer.is_oldest(batch):
+            self.sequencer.gap(batch, fenced=isinstance(error, InvalidProducerEpochError))
+        else:
+            self.sequencer.requeue(batch)
+
+    def _broken(self, event: StreamBroken, now_ms: float) -> None:
+        requests = self._requests.pop(event.node_id, {})
+        for request in requests.values():
+            for entry in request.entries:
+                if entry is not None:
+                    answer = PartitionAnswer(event.error)
+                    self._judge(entry.batch, answer, event.node_id, now_ms)
+        self._effects.append(RefreshMetadata(avoid=event.node_id))
+
+    def _acknowledge(self, batch: Batch[D], base_offset: int, log_append_time_ms: int) -> None:
+        self.sequencer.finish(batch)
+        self._effects.append(Acknowledge(batch, base_offset, log_append_time_ms))
+        self._settle(batch)
+
+    def _fail(self, batch: Batch[D], error: PenstockError) -> None:
+        if batch.order >= 0:
+            self.sequencer.finish(batch)
+        self._effects.append(Fail(batch, error))
+        self._settle(batch)
+
+    def _settle(self, batch: Batch[D]) -> None:
+        batch.done = True
+        if self.accumulator.release(batch):
+            self._effects.append(RoomFreed())
+
+    # --- giving up --------------------------------------------------------------------------
+
+    def _expire(self, now_ms: float) -> None:
+        for batch in self.accumulator.pop_expired(now_ms):
+            self._fail(batch, self._timed_out(batch))
+        for batch in list(self.sequencer.outstanding()):
+            if batch.done or batch.deadline_ms > now_ms:
+                continue
+            in_flight = batch in self.sequencer.lane(batch.partition).in_flight
+            self._effects.append(Fail(batch, self._timed_out(batch)))
+            self._settle(batch)
+            if not in_flight:
+                self.sequencer.finish(batch)
+
+    def _timed_out(self, batch: Batch[D]) -> PenstockError:
+        leader = self.metadata.leader(batch.partition)
+        if batch.last_error is not None:
+            why = f"last answer: {batch.last_error}"
+        elif batch.attempts:
+            why = "the leader has not answered"
+        elif leader is None or leader.node_id < 0:
+            why = "the partition has no leader"
+        elif self.sequencer.idempotent and not self.sequencer.identity.real:
+            why = "no broker gave a producer id"
+        else:
+            why = "earlier batches of the partition took all the time"
+        outcome = (
+            "They may have been written all the same; send them again only if a duplicate does "
+            "no harm"
+            if batch.attempts
+            else "They were not sent"
+        )
+        return DeliveryTimeoutError(
+            f"{batch.record_count} records for partition {batch.partition} were not acknowledged "
+            f"within delivery_timeout_ms={self.settings.delivery_timeout_ms:.0f} (attempts: "
+            f"{batch.attempts}; {why}). {outcome}"
+        )
+
+    def _fail_everything(self, error: PenstockError) -> None:
+        for batch in self.accumulator.pop_all():
+            self._fail(batch, error)
+        for batch in list(self.sequencer.outstanding()):
+            if not batch.done:
+                self._fail(batch, error)
+
+    def _drop_missing_topics(self, now_ms: float) -> None:
+        for topic in list(self.metadata.missing):
+            error = self.metadata.verdict(topic, now_ms)
+            if error is None:
+                continue
+            sent = [
+                batch
+                for batch in self.sequencer.outstanding()
+                if batch.partition.topic == topic and not batch.done
+            ]
+            for batch in [*self.accumulator.pop_topic(topic), *sent]:
+                self._fail(batch, type(error)(error.message))
+
+    def _abandon_deposed(self, now_ms: float) -> None:
+        """Take back batches whose broker leads no longer, without waiting for its answer.
+
+        Only with idempotence: the old leader may have appended them, and then the new one knows.
+        """
+        if not self.sequencer.idempotent or self._seen_updates == self.metadata.updates:
+            return
+        self._seen_updates = self.metadata.updates
+        for node_id, requests in self._requests.items():
+            for request in requests.values():
+                for index, entry in enumerate(request.entries):
+                    if entry is None or entry.batch.done:
+                        continue
+                    leader = self.metadata.leader(entry.batch.partition)
+                    if (
+                        leader is not None
+                        and leader.leader_epoch > entry.leader_epoch
+                        and leader.node_id not in (node_id, -1)
+                    ):
+                        request.entries[index] = None
+                        entry.batch.last_error = NotLeaderError(
+                            f"broker {node_id} lost the leadership of {entry.batch.partition}"
+                        )
+                        entry.batch.retry_at_ms = now_ms
+                        self.sequencer.requeue(entry.batch)
+
+    def _watch_requests(self, now_ms: float) -> None:
+        for node_id, requests in list(self._requests.items()):
+            oldest = min((request.sent_ms for request in requests.values()), default=now_ms)
+            if now_ms - oldest >= self.settings.request_timeout_ms:
+                self._effects.append(ResetStream(node_id))
+                late = RequestTimedOutError(
+                    f"broker {node_id} did not answer within request_timeout_ms="
+                    f"{self.settings.request_timeout_ms:.0f}"
+                )
+                self._broken(StreamBroken(node_id, late), now_ms)
+                continue
+            slow = [
+                request for request in requests.values() if now_ms - request.probed_ms >= _SLOW_MS
+            ]
+            for request in slow:
+                request.probed_ms = now_ms
+            if slow:
+                self._effects.append(RefreshMetadata(avoid=node_id))
+
+    # --- sending ----------------------------------------------------------------------------
+
+    def _acquire_identity(self) -> None:
+        if self.sequencer.wants_identity and not self._acquiring:
+            self._acquiring = True
+            self._effects.append(AcquireIdentity())
+
+    def _drain(self, now_ms: float) -> None:
+        self._wait_ms = float("inf")
+        self._need_news = False
+        while True:
+            by_node: dict[int, list[tuple[TopicPartition, PartitionLeader]]] = defaultdict(list)
+            for partition in self._partitions_with_work():
+                leader = self._sendable(partition, now_ms)
+                if leader is None:
+                    continue
+                if leader.node_id < 0:
+                    self._need_news = True
+                elif len(self._requests.get(leader.node_id, ())) < self.settings.max_in_flight:
+                    by_node[leader.node_id].append((partition, leader))
+            if not by_node:
+                break
+            for node_id, partitions in by_node.items():
+                self._send(node_id, partitions, now_ms)
+        if self._need_news:
+            self._effects.append(RefreshMetadata(avoid=-1))
+
+    def _partitions_with_work(self) -> Iterator[TopicPartition]:
+        """In a rotating order, so that no partition starves behind a request's size limit."""
+        work = dict.fromkeys(self.accumulator.partitions())
+        for partition, lane in self.sequencer.lanes.items():
+            if lane.resend:
+                work[partition] = None
+        order = list(work)
+        self._turn += 1
+        start = self._turn % len(order) if order else 0
+        yield from order[start:]
+        yield from order[:start]
+
+    def _sendable(self, partition: TopicPartition, now_ms: float) -> PartitionLeader | None:
+        """The leader to send the partition's next batch to now; None when nothing may go."""
+        leader = self.metadata.leader(partition) or PartitionLeader(-1, -1)
+        again = self.sequencer.next_resend(partition)
+        if again is not None:
+            if leader.leader_epoch > again.last_epoch or again.retry_at_ms <= now_ms:
+                return leader
+            self._wait_ms = min(self._wait_ms, again.retry_at_ms)
+            self._need_news |= isinstance(again.last_error, _LEADERSHIP)
+            return None
+        if not self.sequencer.may_send_new(partition):
+            return None
+        ready_ms = self.accumulator.ready_at_ms(partition, hurry=self.hurry > 0)
+        if ready_ms <= now_ms:
+            return leader
+        self._wait_ms = min(self._wait_ms, ready_ms)
+        return None
+
+    def _send(
+        self,
+        node_id: int,
+        partitions: Iterable[tuple[TopicPartition, PartitionLeader]],
+        now_ms: float,
+    ) -> None:
+        entries: list[Entry[D]] = []
+        size_bytes = 0
+        for partition, leader in partitions:
+            again = self.sequencer.next_resend(partition)
+            size_bytes += again.size_bytes if again else self.accumulator.first_size(partition)
+            if entries and size_bytes > self.settings.max_request_bytes:
+                break
+            if again is not None:
+                batch = again
+                self.sequencer.restart(batch)
+            else:
+                batch = self.accumulator.pop(partition)
+                self.sequencer.start(batch)
+            batch.attempts += 1
+            batch.last_epoch = leader.leader_epoch
+            entries.append(Entry(batch, leader.leader_epoch))
+        self._correlation_id += 1
+        request = _Request[D](now_ms, list(entries), now_ms)
+        self._requests.setdefault(node_id, {})[self._correlation_id] = request
+        self._effects.append(SendRequest(node_id, self._correlation_id, tuple(entries)))
+
+    def validate(self) -> None:
+        """Assert what always holds (for tests)."""
+        self.sequencer.validate()
+        self.accumulator.validate(batch for batch in self.sequencer.outstanding() if not batch.done)
+        on_the_wire = {
+            id(entry.batch)
+            for requests in self._requests.values()
+            for request in requests.values()
+            for entry in request.entries
+            if entry is not None
+        }
+        for lane in self.sequencer.lanes.values():
+            for batch in lane.in_flight:
+                assert id(batch) in on_the_wire
+            for batch in lane.resend:
+                assert id(batch) not in on_the_wire
+                assert not batch.done
+        for requests in self._requests.values():
+            assert len(requests) <= self.settings.max_in_flight

@@ -1,0 +1,260 @@
+"""Order and exactly-once delivery within a partition (KIP-98's idempotent producer).
+
+A partition's batches get consecutive sequence numbers when they are first sent and keep them:
+every retry sends the same bytes. Brokers take a batch only right after the one before it and
+know the last five, so that a retry can neither duplicate nor reorder. At most
+``max_in_flight`` batches of a partition are outstanding (sent, without a verdict).
+
+A batch's fate after an answer::
+
+    appended, or known already       acknowledged
+    retriable, or no answer          sent again with the same bytes (the outcome is unknown)
+    out of order, an older one open  sent again after that one
+    out of order, none older open    a gap that no retry closes: the partition goes on in a new
+                                     producer epoch, and what is open is numbered from 0 again.
+                                     Safe, because nothing after a gap was appended, and what
+                                     still travels under the old epoch is fenced by the new one
+    refused for good, or timed out   failed; what follows finds the gap as above
+
+An idempotent producer raises its epoch by itself, as Java's does (KIP-360): nobody else uses its
+producer id. The partition takes the new epoch only when nothing of it is in flight, so that no
+answer under the old one is still to come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from penstock.client.core.accumulator import Batch
+from penstock.wire.compression import Compression
+
+D = TypeVar("D")
+
+SEQUENCE_LIMIT = 2**31
+MAX_EPOCH = 2**15 - 1
+ORDER_SPAN = 2**32
+"""The distance between batches' order numbers: room for the parts of a split batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A producer id with an epoch; both -1 for a producer without idempotence."""
+
+    producer_id: int = -1
+    epoch: int = -1
+
+    @property
+    def real(self) -> bool:
+        """Whether it is one."""
+        return self.producer_id >= 0
+
+
+@dataclass(slots=True)
+class Lane(Generic[D]):
+    """One partition's outstanding batches, each list in the order of first sending."""
+
+    identity: Identity = field(default_factory=Identity)
+    next_sequence: int = 0
+    in_flight: list[Batch[D]] = field(default_factory=list)
+    resend: list[Batch[D]] = field(default_factory=list)
+    needs_epoch: bool = False  # Goes on under a newer identity, once nothing is in flight.
+    sent: int = 0
+
+    @property
+    def outstanding(self) -> int:
+        """Batches sent and not judged."""
+        return len(self.in_flight) + len(self.resend)
+
+
+class Sequencer(Generic[D]):
+    """All lanes of one producer. The only place where sequence numbers are given."""
+
+    def __init__(
+        self,
+        *,
+        idempotent: bool,
+        max_in_flight: int,
+        compression: Compression,
+    ) -> None:
+        self.idempotent = idempotent
+        self._max_in_flight = max_in_flight
+        self._compression = compression
+        self.identity = Identity()
+        self.lanes: dict[object, Lane[D]] = {}
+
+    @property
+    def wants_identity(self) -> bool:
+        """Whether a producer id must be asked for before anything (more) can be sent."""
+        return self.idempotent and not self.identity.real
+
+    def set_identity(self, identity: Identity) -> None:
+        """Take a new identity; lanes that wait for one adopt it when they are quiet."""
+        self.identity = identity
+        for lane in self.lanes.values():
+            self._adopt(lane)
+
+    def lane(self, partition: object) -> Lane[D]:
+        """The partition's lane."""
+        found = self.lanes.get(partition)
+        if found is None:
+            found = self.lanes[partition] = Lane(identity=self.identity)
+        return found
+
+    def may_send_new(self, partition: object) -> bool:
+        """Whether a batch that was never sent may go now."""
+        if self.idempotent and not self.identity.real:
+            return False
+        lane = self.lanes.get(partition)
+        return lane is None or (
+            not lane.needs_epoch and not lane.resend and len(lane.in_flight) < self._max_in_flight
+        )
+
+    def next_resend(self, partition: object) -> Batch[D] | None:
+        """The batch to be sent again first, if that is allowed now."""
+        lane = self.lanes.get(partition)
+        if lane is None or lane.needs_epoch or not lane.resend:
+            return None
+        return lane.resend[0] if len(lane.in_flight) < self._max_in_flight else None
+
+    def start(self, batch: Batch[D]) -> None:
+        """A new batch is being sent: number it and make its bytes."""
+        lane = self.lane(batch.partition)
+        if self.idempotent:
+            if not lane.identity.real:
+                lane.identity = self.identity
+            self._number(lane, batch)
+        batch.order = lane.sent * ORDER_SPAN
+        batch.order_span = ORDER_SPAN
+        lane.sent += 1
+        self._encode(batch)
+        lane.in_flight.append(batch)
+
+    def restart(self, batch: Batch[D]) -> None:
+        """The first batch of ``resend`` is being sent again."""
+        lane = self.lanes[batch.partition]
+        assert lane.resend[0] is batch
+        lane.resend.pop(0)
+        _insert(lane.in_flight, batch)
+
+    def requeue(self, batch: Batch[D]) -> None:
+        """The batch is to be sent again."""
+        lane = self.lanes[batch.partition]
+        if batch in lane.in_flight:
+            lane.in_flight.remove(batch)
+            if not batch.done:
+                _insert(lane.resend, batch)
+        self._adopt(lane)
+
+    def finish(self, batch: Batch[D]) -> None:
+        """The batch has its verdict, and is off the wire."""
+        lane = self.lanes[batch.partition]
+        if batch in lane.in_flight:
+            lane.in_flight.remove(batch)
+        elif batch in lane.resend:
+            lane.resend.remove(batch)
+        self._adopt(lane)
+
+    def is_oldest(self, batch: Batch[D]) -> bool:
+        """Whether no older batch of its partition is still open."""
+        lane = self.lanes[batch.partition]
+        return all(
+            other.order >= batch.order or other.done for other in (*lane.in_flight, *lane.resend)
+        )
+
+    def gap(self, batch: Batch[D], *, fenced: bool = False) -> None:
+        """The batch can never follow what the broker has: its partition needs a new epoch.
+
+        ``fenced``: the broker knows a newer epoch than ours, so that only a new id will do.
+        """
+        lane = self.lanes[batch.partition]
+        if Identity(batch.producer_id, batch.producer_epoch) == lane.identity:
+            self._renew(lane, fenced=fenced)
+        self.requeue(batch)
+
+    def _renew(self, lane: Lane[D], *, fenced: bool = False) -> None:
+        """Have the lane go on under a newer identity than its own."""
+        lane.needs_epoch = True
+        if lane.identity != self.identity:
+            return
+        if fenced or self.identity.epoch >= MAX_EPOCH:
+            self.identity = Identity()
+        else:
+            self.identity = Identity(self.identity.producer_id, self.identity.epoch + 1)
+
+    def split(self, batch: Batch[D], parts: tuple[Batch[D], Batch[D]]) -> None:
+        """The batch, refused as too large and so surely not appended, goes on as two.
+
+        They are numbered anew, so an idempotent partition needs a new epoch.
+        """
+        lane = self.lanes[batch.partition]
+        lane.in_flight.remove(batch)
+        span = batch.order_span // 2
+        for number, part in enumerate(parts):
+            part.order = batch.order + number * span
+            part.order_span = span
+            part.producer_id, part.producer_epoch = batch.producer_id, batch.producer_epoch
+            part.base_sequence = batch.base_sequence
+            part.attempts = batch.attempts
+            _insert(lane.resend, part)
+            self._encode(part)
+        if self.idempotent:
+            self._renew(lane)
+        self._adopt(lane)
+
+    def outstanding(self) -> Iterable[Batch[D]]:
+        """Every batch that was sent and is not judged."""
+        for lane in self.lanes.values():
+            yield from lane.in_flight
+            yield from lane.resend
+
+    def _adopt(self, lane: Lane[D]) -> None:
+        if not lane.needs_epoch or lane.in_flight or not self.identity.real:
+            return
+        lane.identity = self.identity
+        lane.next_sequence = 0
+        lane.needs_epoch = False
+        for batch in lane.resend:
+            self._number(lane, batch)
+            self._encode(batch)
+
+    def _number(self, lane: Lane[D], batch: Batch[D]) -> None:
+        batch.producer_id = lane.identity.producer_id
+        batch.producer_epoch = lane.identity.epoch
+        batch.base_sequence = lane.next_sequence
+        lane.next_sequence = (lane.next_sequence + batch.record_count) % SEQUENCE_LIMIT
+
+    def _encode(self, batch: Batch[D]) -> None:
+        batch.encoded = batch.builder.build(
+            compression=self._compression,
+            producer_id=batch.producer_id,
+            producer_epoch=batch.producer_epoch,
+            base_sequence=batch.base_sequence,
+        )
+
+    def validate(self) -> None:
+        """Assert what always holds (for tests)."""
+        for lane in self.lanes.values():
+            assert len(lane.in_flight) <= self._max_in_flight
+            for queue in (lane.in_flight, lane.resend):
+                orders = [batch.order for batch in queue]
+                assert orders == sorted(orders)
+            if not self.idempotent or lane.needs_epoch:
+                continue
+            batches = sorted([*lane.in_flight, *lane.resend], key=_order)
+            for before, after in zip(batches, batches[1:], strict=False):
+                if before.producer_epoch == after.producer_epoch:
+                    gap = after.base_sequence - before.base_sequence
+                    assert gap % SEQUENCE_LIMIT >= before.record_count
+
+
+def _order(batch: Batch[D]) -> int:
+    return batch.order
+
+
+def _insert(queue: list[Batch[D]], batch: Batch[D]) -> None:
+    position = len(queue)
+    while position and queue[position - 1].order > batch.order:
+        position -= 1
+    queue.insert(position, batch)

@@ -1,0 +1,151 @@
+"""What a consumer was asked to read, and what of it the application has had."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from penstock.client.model import ConsumerRecord
+from penstock.wire.ids import TopicPartition
+
+
+class Position(NamedTuple):
+    """The next offset, and the leader epoch of the record before it (-1: unknown)."""
+
+    offset: int
+    leader_epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """Topics by name, or a pattern over names. Neither: nothing, or partitions by hand."""
+
+    topics: tuple[str, ...] = ()
+    pattern: str = ""
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is subscribed to."""
+        return not self.topics and not self.pattern
+
+
+@dataclass(frozen=True, slots=True)
+class Rebalance:
+    """Partitions that come and go, for the application to hear of before reading goes on.
+
+    ``lost`` are gone already; ``revoked`` are still held, until given back. ``number`` tells one
+    change from a later one.
+    """
+
+    number: int
+    revoked: tuple[TopicPartition, ...] = ()
+    assigned: tuple[TopicPartition, ...] = ()
+    lost: tuple[TopicPartition, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing comes or goes."""
+        return not (self.revoked or self.assigned or self.lost)
+
+
+class Handout:
+    """Which records the application has, and which it is done with.
+
+    A record is processed when the next one (iteration) or the next poll is asked for. Used by
+    the application's thread; the engine's only calls the methods marked so, while the
+    application waits in a call to it, and reads ``consumed`` by copying.
+    """
+
+    def __init__(self) -> None:
+        self.consumed: dict[TopicPartition, Position] = {}
+        self.interrupted = False  # The engine has something that goes before more records.
+        self._handed: dict[TopicPartition, Position] = {}
+        self._last: ConsumerRecord | None = None  # Handed out by iteration.
+        self._kept: deque[ConsumerRecord] = deque()
+
+    # --- the application's side -------------------------------------------------------------
+
+    def next_record(self) -> ConsumerRecord | None:
+        """The next kept record; None when the engine must be asked first."""
+        self.settle()
+        if self.interrupted or not self._kept:
+            return None
+        record = self._kept.popleft()
+        self._last = record
+        return record
+
+    def keep(self, records: Iterable[ConsumerRecord]) -> None:
+        """Keep records for iteration."""
+        self._kept.extend(records)
+
+    def take(self, limit: int) -> list[ConsumerRecord]:
+        """Up to ``limit`` kept records (left over from iteration), unless interrupted."""
+        if self.interrupted or not self._kept:
+            return []
+        return [self._kept.popleft() for _ in range(min(limit, len(self._kept)))]
+
+    def hand_out(self, records: Sequence[ConsumerRecord]) -> None:
+        """These records went to the application."""
+        for record in records:
+            partition = TopicPartition(record.topic, record.partition)
+            self._handed[partition] = Position(record.offset + 1, record.leader_epoch)
+
+    def settle(self) -> None:
+        """What was handed out counts as processed now."""
+        last = self._last
+        if last is not None:
+            self._last = None
+            self.consumed[TopicPartition(last.topic, last.partition)] = Position(
+                last.offset + 1, last.leader_epoch
+            )
+        if self._handed:
+            self.consumed.update(self._handed)
+            self._handed.clear()
+
+    # --- the engine's side ------------------------------------------------------------------
+
+    @property
+    def has_kept(self) -> bool:
+        """Whether records are kept for iteration."""
+        return bool(self._kept)
+
+    def delivered(self) -> dict[TopicPartition, Position]:
+        """The position after everything handed out, whether processed or not."""
+        positions = dict(self.consumed)
+        positions.update(self._handed)
+        last = self._last
+        if last is not None:
+            partition = TopicPartition(last.topic, last.partition)
+            positions[partition] = Position(last.offset + 1, last.leader_epoch)
+        return positions
+
+    def first_kept(self, partition: TopicPartition) -> int | None:
+        """The offset of the first kept record of a partition."""
+        for record in self._kept:
+            if record.partition == partition.partition and record.topic == partition.topic:
+                return record.offset
+        return None
+
+    def begin(self, partition: TopicPartition, position: Position) -> None:
+        """Reading begins, or goes on, at a position."""
+        self.drop((partition,))
+        self.consumed[partition] = position
+
+    def drop(self, partitions: Iterable[TopicPartition]) -> None:
+        """Forget everything about these partitions."""
+        gone = frozenset(partitions)
+        if self._kept:
+            kept = [
+                record
+                for record in self._kept
+                if TopicPartition(record.topic, record.partition) not in gone
+            ]
+            self._kept = deque(kept)
+        for partition in gone:
+            self.consumed.pop(partition, None)
+            self._handed.pop(partition, None)
+        last = self._last
+        if last is not None and TopicPartition(last.topic, last.partition) in gone:
+            self._last = None

@@ -1,0 +1,151 @@
+"""What administration answers with. Plain frozen values; ``dataclasses.asdict`` makes JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from penstock.client.model import OffsetAndMetadata
+from penstock.wire.ids import TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerDescription:
+    """A registered broker. A fenced one leads nothing."""
+
+    node_id: int
+    host: str
+    port: int
+    rack: str
+    fenced: bool
+    in_controlled_shutdown: bool
+    broker_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterDescription:
+    """The cluster as the broker ``answered_by`` saw it at ``metadata_index``.
+
+    ``controller_id`` is -1 while no controller is active.
+    """
+
+    cluster_id: str
+    controller_id: int
+    controller_epoch: int
+    metadata_index: int
+    brokers: tuple[BrokerDescription, ...]
+    answered_by: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionDescription:
+    """A partition: ``leader`` is -1 while there is none; the first replica is preferred."""
+
+    partition: int
+    leader: int
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    elr: tuple[int, ...]
+    partition_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDescription:
+    """A topic. ``configs`` holds what is set on it, not the defaults; ``topic_id`` is a UUID."""
+
+    name: str
+    topic_id: str
+    internal: bool
+    configs: dict[str, str]
+    partitions: tuple[PartitionDescription, ...]
+
+    @property
+    def partition_count(self) -> int:
+        """How many partitions it has."""
+        return len(self.partitions)
+
+    @property
+    def replication_factor(self) -> int:
+        """How many replicas its partitions have (the largest number, if they differ)."""
+        return max((len(entry.replicas) for entry in self.partitions), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class CreatedTopic:
+    """What ``create_topic`` did. ``created`` is False when the topic was there already."""
+
+    name: str
+    topic_id: str
+    created: bool
+    replicas: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigEntry:
+    """A topic config: its value in force and whether it was set (``topic``) or is a default."""
+
+    key: str
+    value: str
+    source: str
+    documentation: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupListing:
+    """A group in brief. ``state`` is empty, assigning, reconciling or stable."""
+
+    group_id: str
+    state: str
+    member_count: int
+    coordinator: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemberDescription:
+    """A member: what it may hold now (``assigned``) and what it shall hold (``target``)."""
+
+    member_id: str
+    group_instance_id: str
+    client_id: str
+    client_host: str
+    member_epoch: int
+    assigned: tuple[TopicPartition, ...]
+    target: tuple[TopicPartition, ...]
+    topics: tuple[str, ...]
+    topic_pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDescription:
+    """A group whole, with its committed offsets."""
+
+    group_id: str
+    state: str
+    group_epoch: int
+    assignment_epoch: int
+    assignor: str
+    coordinator: int
+    members: tuple[MemberDescription, ...]
+    offsets: dict[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumVoter:
+    """A controller. ``match_index`` is the log end that the leader knows of it, or -1."""
+
+    node_id: int
+    host: str
+    port: int
+    match_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumDescription:
+    """The controllers as the one that answered sees them; ``leader_id`` is -1 without one."""
+
+    leader_id: int
+    term: int
+    commit_index: int
+    applied_index: int
+    voters: tuple[QuorumVoter, ...]
+    answered_by: int

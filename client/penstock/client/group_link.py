@@ -1,0 +1,191 @@
+"""Carries out what the Member decides: the stream to the coordinator and its timers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable
+from typing import Any, Final
+
+from penstock.client.cluster import Cluster, now_ms
+from penstock.client.config import ConsumerConfig
+from penstock.client.coordinator import Coordinators
+from penstock.client.core.backoff import Backoff
+from penstock.client.core.member import (
+    Closed,
+    DropStream,
+    Event,
+    Failed,
+    Leaving,
+    Member,
+    MemberSettings,
+    MemberState,
+    Opened,
+    OpenStream,
+    Polled,
+    RebalancePending,
+    Received,
+    Send,
+    Ticked,
+)
+from penstock.client.streams import BidiStream
+from penstock.v1 import groups_pb2, groups_pb2_grpc
+from penstock.wire.errors import LeaderHint, PenstockError
+
+_LOG: Final = logging.getLogger("penstock.client")
+_FIRST_BACKOFF_MS: Final = 20.0
+
+
+class GroupLink:
+    """Belongs to one event loop. ``on_change`` is called when ``member`` has something to say
+    to the application, with the error that ended the membership for good, if there is one.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        coordinators: Coordinators,
+        config: ConsumerConfig,
+        *,
+        is_polling: Callable[[], bool],
+        on_change: Callable[[PenstockError | None], object],
+    ) -> None:
+        assert config.group_id is not None
+        self._cluster = cluster
+        self._coordinators = coordinators
+        self._config = config
+        self._group_id = config.group_id
+        self._is_polling = is_polling
+        self._on_change = on_change
+        backoff = cluster.backoff
+        first = min(_FIRST_BACKOFF_MS, config.retry_backoff_ms)
+        self.member_id = str(uuid.uuid4())
+        self.member = Member(
+            MemberSettings(
+                group_id=config.group_id,
+                member_id=self.member_id,
+                client_id=config.client_id,
+                group_instance_id=config.group_instance_id or "",
+                assignor=config.group_assignor,
+                rack_id=config.client_rack,
+                session_timeout_ms=config.session_timeout_ms,
+                max_poll_interval_ms=config.max_poll_interval_ms,
+            ),
+            Backoff(first, backoff.most_ms, backoff.chance),
+        )
+        self._stream: BidiStream | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def handle(self, event: Event) -> None:
+        """Feed the member and carry out what it wants."""
+        if self._closed:
+            return
+        before = self.member.state
+        for effect in self.member.handle(event, now_ms()):
+            if isinstance(effect, Send):
+                if self._stream is not None:
+                    self._stream.send(effect.request)
+            elif isinstance(effect, OpenStream):
+                self._opening = asyncio.ensure_future(self._open(effect.hint))
+            elif isinstance(effect, DropStream):
+                self._drop_stream()
+            elif isinstance(effect, RebalancePending):
+                self._on_change(None)
+            elif isinstance(effect, Failed):
+                self._on_change(effect.error)
+        if self.member.state is MemberState.STALE and before is not MemberState.STALE:
+            _LOG.warning(
+                "group %s: this consumer did not poll for max_poll_interval_ms=%d and left; its "
+                "partitions go to others. Process faster, take fewer records with "
+                "max_poll_records, or raise max_poll_interval_ms",
+                self._group_id,
+                self._config.max_poll_interval_ms,
+            )
+        self._set_timer()
+
+    async def leave(self, timeout_ms: float) -> None:
+        """Leave the group, waiting no longer than this for the message to be under way."""
+        self.handle(Leaving())
+        stream = self._stream
+        if stream is None:
+            return
+        stream.finish()
+        try:
+            async with asyncio.timeout(max(0.0, timeout_ms) / 1000):
+                await stream.finished()  # The coordinator ends it when it has read all.
+        except TimeoutError:
+            _LOG.warning(
+                "group %s: the coordinator could not be told that this member left; it will find "
+                "out after session_timeout_ms",
+                self._group_id,
+            )
+
+    async def close(self) -> None:
+        """Free everything, without leaving."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.gather(self._opening, return_exceptions=True)
+        if self._stream is not None:
+            self._stream.cancel()
+            await self._stream.finished()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline = self.member.next_deadline_ms()
+        if deadline != float("inf"):
+            delay_s = max(0.0, deadline - now_ms()) / 1000
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self.handle(Polled() if self._is_polling() else Ticked())
+
+    def _drop_stream(self) -> None:
+        stream, self._stream = self._stream, None
+        self._coordinators.forget(self._group_id)
+        if stream is not None:
+            stream.cancel()
+
+    async def _open(self, hint: LeaderHint | None) -> None:
+        if hint is not None:
+            self._coordinators.forget(self._group_id, hint)
+        try:
+            node_id = await self._coordinators.find(self._group_id, self._config.request_timeout_ms)
+            self._cluster.channel_to(node_id)
+        except PenstockError as error:
+            if not error.retriable:
+                _LOG.error("group %s: %s", self._group_id, error.message)
+            self.handle(Closed(error))
+            return
+
+        def open_call() -> Any:
+            stub: Any = groups_pb2_grpc.GroupsStub(self._cluster.channel_to(node_id))
+            return stub.Heartbeat()
+
+        def on_message(response: groups_pb2.GroupHeartbeatResponse) -> None:
+            if self._stream is stream:
+                self.handle(Received(response))
+
+        def on_end(error: PenstockError) -> None:
+            if self._stream is stream:
+                self._stream = None
+                self._coordinators.forget(self._group_id)
+                self.handle(Closed(error))
+
+        stream = BidiStream(
+            open_call,
+            where=self._cluster.name_of(node_id),
+            what="Groups.Heartbeat",
+            on_message=on_message,
+            on_end=on_end,
+        )
+        self._stream = stream
+        self.handle(Opened())

@@ -1,0 +1,189 @@
+"""Questions about partitions that their leaders answer: offsets by time, deletions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+from penstock.client.cluster import Cluster, now_ms
+from penstock.client.metadata_keeper import MetadataKeeper
+from penstock.client.model import OffsetAndTimestamp
+from penstock.v1 import log_pb2, log_pb2_grpc
+from penstock.wire.errors import (
+    LeaderNotAvailableError,
+    PenstockError,
+    RequestTimedOutError,
+    UnknownTopicOrPartitionError,
+    error_from_proto,
+)
+from penstock.wire.ids import TopicPartition
+
+Q = TypeVar("Q")
+A = TypeVar("A")
+Outcome = dict[TopicPartition, A | PenstockError]
+
+
+class LeaderCalls:
+    """Sends each partition's question to its leader and follows where it moves.
+
+    Belongs to one event loop.
+    """
+
+    def __init__(self, cluster: Cluster, keeper: MetadataKeeper) -> None:
+        self._cluster = cluster
+        self._keeper = keeper
+
+    async def list_offsets(
+        self, times_ms: Mapping[TopicPartition, int], timeout_ms: float
+    ) -> dict[TopicPartition, OffsetAndTimestamp]:
+        """Offsets by time: -1 the end, -2 the start, -3 the largest timestamp."""
+        return await self._ask_leaders(times_ms, self._list_offsets_at, timeout_ms)
+
+    async def delete_records(
+        self, before_offsets: Mapping[TopicPartition, int], timeout_ms: float
+    ) -> dict[TopicPartition, int]:
+        """Delete what is before the offsets; the new log start offsets."""
+        return await self._ask_leaders(before_offsets, self._delete_records_at, timeout_ms)
+
+    async def _ask_leaders(
+        self,
+        questions: Mapping[TopicPartition, Q],
+        ask: Callable[[int, Mapping[TopicPartition, Q], float], Awaitable[Outcome[A]]],
+        timeout_ms: float,
+    ) -> dict[TopicPartition, A]:
+        deadline = now_ms() + timeout_ms
+        answers: dict[TopicPartition, A] = {}
+        open_questions = dict(questions)
+        attempt = 0
+        for topic in sorted({partition.topic for partition in questions}):
+            await self._keeper.await_topic(topic, max(1.0, deadline - now_ms()))
+        while open_questions:
+            by_node = self._by_leader(open_questions)
+            outcomes = await asyncio.gather(
+                *(
+                    self._ask_one(ask, node_id, part, deadline - now_ms())
+                    for node_id, part in by_node.items()
+                )
+            )
+            last: PenstockError | None = None
+            for outcome in outcomes:
+                for partition, answer in outcome.items():
+                    if not isinstance(answer, PenstockError):
+                        answers[partition] = answer
+                        del open_questions[partition]
+                        continue
+                    if not answer.retriable:
+                        raise answer
+                    last = answer
+                    if answer.leader is not None:
+                        self._cluster.metadata.apply_hint(partition, answer.leader)
+            if open_questions:
+                await self._pause(open_questions, attempt, deadline, last)
+                attempt += 1
+        return {partition: answers[partition] for partition in questions}
+
+    async def _pause(
+        self,
+        questions: Mapping[TopicPartition, Q],
+        attempt: int,
+        deadline: float,
+        last: PenstockError | None,
+    ) -> None:
+        """Wait for news of the leaders, or raise when there is no hope or no time."""
+        for partition in questions:
+            self._check_exists(partition)
+        remaining = deadline - now_ms()
+        if remaining <= 0:
+            raise last or RequestTimedOutError("the partitions' leaders did not answer in time")
+        pause = self._cluster.backoff.delay_ms(attempt)
+        await self._keeper.updated(min(remaining, pause))
+        # A leader that answers "not yet" at once must not be asked in a busy loop.
+        await asyncio.sleep(min(remaining, pause / 4) / 1000)
+
+    def _check_exists(self, partition: TopicPartition) -> None:
+        metadata = self._cluster.metadata
+        verdict = metadata.verdict(partition.topic, now_ms())
+        if verdict is not None:
+            raise type(verdict)(verdict.message)
+        count = metadata.partition_count(partition.topic)
+        if count and not 0 <= partition.partition < count:
+            raise UnknownTopicOrPartitionError(
+                f"topic {partition.topic!r} has no partition {partition.partition}; it has "
+                f"0 to {count - 1}"
+            )
+
+    def _by_leader(
+        self, questions: Mapping[TopicPartition, Q]
+    ) -> dict[int, dict[TopicPartition, Q]]:
+        by_node: dict[int, dict[TopicPartition, Q]] = {}
+        for partition, question in questions.items():
+            self._check_exists(partition)
+            leader = self._cluster.metadata.leader(partition)
+            by_node.setdefault(leader.node_id if leader else -1, {})[partition] = question
+        return by_node
+
+    async def _ask_one(
+        self,
+        ask: Callable[[int, Mapping[TopicPartition, Q], float], Awaitable[Outcome[A]]],
+        node_id: int,
+        part: Mapping[TopicPartition, Q],
+        remaining_ms: float,
+    ) -> Outcome[A]:
+        if node_id < 0:
+            return {
+                entry: LeaderNotAvailableError(f"partition {entry} has no leader now")
+                for entry in part
+            }
+        try:
+            return await ask(node_id, part, remaining_ms)
+        except PenstockError as error:
+            self._keeper.request(avoid=node_id)
+            return dict.fromkeys(part, error)
+
+    async def _call(self, node_id: int, method: str, request: Any, remaining_ms: float) -> Any:
+        return await self._cluster.call(
+            node_id,
+            lambda channel: getattr(log_pb2_grpc.LogStub(channel), method),
+            request,
+            timeout_ms=min(remaining_ms, self._cluster.config.request_timeout_ms),
+            what=f"Log.{method}",
+        )
+
+    async def _list_offsets_at(
+        self, node_id: int, times_ms: Mapping[TopicPartition, int], remaining_ms: float
+    ) -> Outcome[OffsetAndTimestamp]:
+        request = log_pb2.ListOffsetsRequest()
+        for partition, time_ms in times_ms.items():
+            request.partitions.add(
+                partition=self._cluster.metadata.to_proto(partition),
+                timestamp_ms=time_ms,
+                current_leader_epoch=-1,
+            )
+        response = await self._call(node_id, "ListOffsets", request, remaining_ms)
+        return {
+            TopicPartition(entry.partition.topic, entry.partition.partition): error_from_proto(
+                entry.error
+            )
+            if entry.HasField("error")
+            else OffsetAndTimestamp(entry.offset, entry.timestamp_ms, entry.leader_epoch)
+            for entry in response.partitions
+        }
+
+    async def _delete_records_at(
+        self, node_id: int, offsets: Mapping[TopicPartition, int], remaining_ms: float
+    ) -> Outcome[int]:
+        request = log_pb2.DeleteRecordsRequest(timeout_ms=max(1, int(remaining_ms)))
+        for partition, offset in offsets.items():
+            request.partitions.add(
+                partition=self._cluster.metadata.to_proto(partition), before_offset=offset
+            )
+        response = await self._call(node_id, "DeleteRecords", request, remaining_ms)
+        return {
+            TopicPartition(entry.partition.topic, entry.partition.partition): error_from_proto(
+                entry.error
+            )
+            if entry.HasField("error")
+            else entry.low_watermark
+            for entry in response.partitions
+        }

@@ -1,0 +1,93 @@
+"""The values that clients hand out: records, positions and what a send was answered with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from penstock.wire.ids import TopicPartition
+
+Header = tuple[str, bytes | None]
+"""One record header: its key and its bytes. Keys may repeat."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordMetadata:
+    """Where an acknowledged record is.
+
+    ``offset`` is -1 when it is not known: with ``acks=0``, or when the broker only knows that
+    it has the record already. ``timestamp_ms`` is the record's time: the producer's, or the
+    broker's where the topic uses LogAppendTime.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        """The partition."""
+        return TopicPartition(self.topic, self.partition)
+
+
+class ConsumerRecord(NamedTuple):
+    """A record as a consumer sees it.
+
+    ``key`` and ``value`` are what the consumer's deserialisers made of them (``bytes | None``
+    without one). ``leader_epoch`` is the epoch of the leader that appended it.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: Any
+    value: Any
+    headers: tuple[Header, ...]
+    leader_epoch: int
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        """The partition."""
+        return TopicPartition(self.topic, self.partition)
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetAndMetadata:
+    """A committed position: the next offset to be consumed, and the application's own words."""
+
+    offset: int
+    leader_epoch: int = -1
+    metadata: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetAndTimestamp:
+    """An offset found by time. ``offset`` is -1 when no record is that late."""
+
+    offset: int
+    timestamp_ms: int
+    leader_epoch: int
+
+
+class RebalanceListener(Protocol):
+    """Hears of partitions that come and go. Called inside ``poll`` or iteration.
+
+    For ``Consumer`` the methods are plain; for ``AsyncConsumer`` they may be plain or
+    coroutines. Calling the consumer's own methods (``commit``, ``seek``, ``position``) is fine;
+    ``poll`` and ``close`` are not.
+    """
+
+    def on_partitions_revoked(self, partitions: Sequence[TopicPartition]) -> Any:
+        """The partitions are about to be given back; they are still this member's own.
+
+        The place to commit what was processed.
+        """
+
+    def on_partitions_assigned(self, partitions: Sequence[TopicPartition]) -> Any:
+        """The partitions are new to this member; nothing has been fetched from them yet."""
+
+    def on_partitions_lost(self, partitions: Sequence[TopicPartition]) -> Any:
+        """The partitions are gone already (the group gave this member up): do not commit."""

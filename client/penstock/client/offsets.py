@@ -1,0 +1,125 @@
+"""Committed positions: storing and reading them at the group's coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import grpc
+
+from penstock.client import admin_values
+from penstock.client.cluster import Cluster, now_ms
+from penstock.client.coordinator import Coordinators
+from penstock.client.core.member import Member
+from penstock.client.model import OffsetAndMetadata
+from penstock.v1 import groups_pb2, groups_pb2_grpc
+from penstock.wire.errors import PenstockError, StaleMemberEpochError, error_from_proto
+from penstock.wire.ids import TopicPartition
+
+
+class GroupOffsets:
+    """Belongs to one event loop. Commits happen one after the other, in the order asked for."""
+
+    def __init__(
+        self, cluster: Cluster, coordinators: Coordinators, group_id: str, member_id: str
+    ) -> None:
+        self._cluster = cluster
+        self._coordinators = coordinators
+        self._group_id = group_id
+        self._member_id = member_id
+        self._turn = asyncio.Lock()
+
+    async def commit(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        member: Member,
+        timeout_ms: float,
+    ) -> None:
+        """Store positions: as the member while it is one, else from outside of an empty group.
+
+        Raises the first refusal.
+        """
+        if not offsets:
+            return
+        deadline = now_ms() + timeout_ms
+        async with self._turn:
+            attempt = 0
+            while True:
+                try:
+                    await self._commit_once(offsets, member, max(1.0, deadline - now_ms()))
+                    return
+                except StaleMemberEpochError:
+                    # The answer with our newer epoch is on its way.
+                    pause = self._cluster.backoff.delay_ms(attempt)
+                    attempt += 1
+                    if attempt > 3 or now_ms() + pause >= deadline:
+                        raise
+                    await asyncio.sleep(pause / 1000)
+
+    async def fetch(
+        self,
+        partitions: Iterable[TopicPartition],
+        timeout_ms: float,
+        member: Member | None = None,
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Committed positions; partitions without one are left out.
+
+        With ``member`` the answer waits for what an earlier holder may still commit.
+        """
+        request = groups_pb2.FetchOffsetsRequest(
+            group_id=self._group_id,
+            partitions=[self._cluster.metadata.to_proto(entry) for entry in partitions],
+            member_epoch=-1,
+        )
+        if not request.partitions:
+            return {}
+        if member is not None and member.in_group:
+            request.member_id = self._member_id
+            request.member_epoch = member.epoch
+        response = await self._call("FetchOffsets", request, _checked, timeout_ms)
+        return admin_values.offsets(response.offsets)
+
+    async def _commit_once(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        member: Member,
+        timeout_ms: float,
+    ) -> None:
+        request = groups_pb2.CommitOffsetsRequest(group_id=self._group_id, member_epoch=-1)
+        if member.in_group:
+            request.member_id = self._member_id
+            request.member_epoch = member.epoch
+        for partition, position in offsets.items():
+            topic_id = self._cluster.metadata.topic_id(partition.topic)
+            request.offsets.append(admin_values.offset_proto(partition, position, topic_id))
+        await self._call("CommitOffsets", request, _judge_commit, timeout_ms)
+
+    async def _call(self, method: str, request: Any, judge: Any, timeout_ms: float) -> Any:
+        def bind(channel: grpc.aio.Channel) -> Any:
+            return getattr(groups_pb2_grpc.GroupsStub(channel), method)
+
+        return await self._coordinators.call(
+            self._group_id, bind, request, judge, what=f"Groups.{method}", timeout_ms=timeout_ms
+        )
+
+
+def _checked(response: groups_pb2.FetchOffsetsResponse) -> groups_pb2.FetchOffsetsResponse:
+    if response.HasField("error"):
+        raise error_from_proto(response.error)
+    return response
+
+
+def _judge_commit(response: groups_pb2.CommitOffsetsResponse) -> None:
+    if response.HasField("error"):
+        raise error_from_proto(response.error)
+    first: PenstockError | None = None
+    for result in response.results:
+        if result.HasField("error"):
+            error = error_from_proto(result.error)
+            # A retriable one has the whole commit repeated, which does no harm; one that is not
+            # goes before it.
+            if first is None or (first.retriable and not error.retriable):
+                first = error
+    if first is not None:
+        raise first

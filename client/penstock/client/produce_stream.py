@@ -1,0 +1,95 @@
+"""One Produce stream to one broker, in the words of the Sender."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from penstock.client.cluster import Cluster
+from penstock.client.core.sender import (
+    Answered,
+    Event,
+    PartitionAnswer,
+    SendRequest,
+    StreamBroken,
+)
+from penstock.client.streams import BidiStream
+from penstock.v1 import common_pb2, log_pb2, log_pb2_grpc
+from penstock.wire.errors import NetworkError, PenstockError, error_from_proto
+
+
+class ProduceStream:
+    """Belongs to one event loop. Reports Answered, and StreamBroken once, through ``on_event``."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        node_id: int,
+        *,
+        acks: common_pb2.Acks.ValueType,
+        timeout_ms: int,
+        on_event: Callable[[ProduceStream, Event], object],
+    ) -> None:
+        self.node_id = node_id
+        self._cluster = cluster
+        self._acks = acks
+        self._timeout_ms = timeout_ms
+        self._on_event = on_event
+        self._stream = BidiStream(
+            self._open,
+            where=cluster.name_of(node_id),
+            what="Log.Produce",
+            on_message=self._on_message,
+            on_end=self._on_end,
+        )
+
+    @property
+    def ended(self) -> bool:
+        """Whether it takes no more requests."""
+        return self._stream.ended
+
+    def send(self, effect: SendRequest[Any]) -> None:
+        """Queue a request; those queued go out in order."""
+        request = log_pb2.ProduceRequest(
+            correlation_id=effect.correlation_id, acks=self._acks, timeout_ms=self._timeout_ms
+        )
+        for entry in effect.entries:
+            request.partitions.add(
+                partition=self._cluster.metadata.to_proto(entry.batch.partition),
+                current_leader_epoch=entry.leader_epoch,
+                records=entry.batch.encoded or b"",
+            )
+        if self._acks == common_pb2.ACKS_NONE:
+            # Nothing is answered: being under way is all that there is to know.
+            answers = (PartitionAnswer(None),) * len(effect.entries)
+            event = Answered(self.node_id, effect.correlation_id, answers)
+            self._stream.send(request, lambda: self._on_event(self, event))
+        else:
+            self._stream.send(request)
+
+    def cancel(self) -> None:
+        """Give the stream up; it reports nothing more."""
+        self._stream.cancel()
+
+    async def finished(self) -> None:
+        """Wait until its task has ended."""
+        await self._stream.finished()
+
+    def _open(self) -> Any:
+        return log_pb2_grpc.LogStub(self._cluster.channel_to(self.node_id)).Produce()  # type: ignore[call-arg] # aio: written to later
+
+    def _on_message(self, response: log_pb2.ProduceResponse) -> None:
+        answers = tuple(
+            PartitionAnswer(error_from_proto(result.error))
+            if result.HasField("error")
+            else PartitionAnswer(None, result.base_offset, result.log_append_time_ms)
+            for result in response.partitions
+        )
+        self._on_event(self, Answered(self.node_id, response.correlation_id, answers))
+
+    def _on_end(self, error: PenstockError) -> None:
+        if not error.retriable:
+            # The stream carries many batches, and the status speaks of none: only the batches'
+            # own answers may condemn them.
+            error = NetworkError(error.message)
+        self._on_event(self, StreamBroken(self.node_id, error))

@@ -1,0 +1,167 @@
+"""The synchronous producer."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from penstock.client.background import ForkGuard, LoopThread
+from penstock.client.config import ProducerConfig, ProducerSettings
+from penstock.client.delivery import DeliveryFuture
+from penstock.client.model import Header, RecordMetadata
+from penstock.client.producer_engine import ProducerEngine
+from penstock.client.sending import SendPath
+from penstock.wire.errors import BufferExhaustedError, ClientClosedError
+
+
+class Producer:
+    """Writes records to topics. Thread-safe: one producer serves a whole process.
+
+    ``settings`` are those of ``ProducerConfig``; an unknown one raises ConfigurationError. The
+    constructor connects to nothing; the first ``send`` does. Close it, or use it as a context
+    manager, or records still in memory may be lost with the process.
+
+    Defaults: acks="all", idempotent, linger_ms=5. Idempotence is KIP-98's: no retry makes a
+    duplicate or changes the order within a partition.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str | Iterable[str] = "localhost:9092",
+        **settings: Unpack[ProducerSettings],
+    ) -> None:
+        self.config = ProducerConfig.load(bootstrap_servers, settings)
+        self._guard = ForkGuard("Producer")
+        self._thread = LoopThread.shared()
+        self._room = threading.Condition()
+        self._engine = ProducerEngine(self.config, guard=self._room, on_room=self._on_room)
+        self._path = SendPath(self.config, self._engine)
+        self._waking = False
+        self._closed = False
+        self._thread.register(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+            return
+        # The block's own exception matters more than what closing has to say.
+        try:
+            self.close()
+        except Exception as closing:
+            if error is not None:
+                error.add_note(f"and while the producer was closed: {closing}")
+
+    def send(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        headers: Sequence[Header] | Mapping[str, bytes | None] = (),
+        *,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> concurrent.futures.Future[RecordMetadata]:
+        """Queue one record; the future has its RecordMetadata or the reason why not.
+
+        Blocks for at most ``max_block_ms``: for the topic's metadata when it is new, and while
+        ``buffer_memory`` is full. Records of one partition are written in the order of ``send``.
+        With ``key`` the partition is murmur2's as in Java clients; without, batch by batch.
+
+        Raises at once, with nothing queued: SerializationError, RecordTooLargeError (above
+        ``max_request_size``), BufferExhaustedError, UnknownTopicOrPartitionError,
+        InvalidPartitionsError, BootstrapError, ClientClosedError. The future fails with
+        DeliveryTimeoutError after ``delivery_timeout_ms``, or with what the broker refused it for.
+        A failure whose future nobody looked at raises at the next ``flush`` or ``close``.
+        """
+        self._check_open()
+        if topic not in self._engine.metadata:
+            self._thread.run(self._engine.await_topic(topic))
+        record = self._path.prepare(topic, value, key, headers, partition, timestamp_ms)
+        future = DeliveryFuture()
+        deadline = 0.0
+        while True:
+            with self._room:
+                if self._closed:
+                    raise ClientClosedError("the producer is closed; nothing was sent")
+                result = self._path.append(record, future)
+                if result is None:
+                    deadline = self._wait_for_room(deadline, record.size_bound)
+                    continue
+                wake = result.wake and not self._waking
+                if wake:
+                    self._waking = True
+            if wake:
+                self._thread.call(self._wake)
+            return future
+
+    def flush(self, timeout_ms: float | None = None) -> None:
+        """Send everything queued so far without lingering, and wait for the verdicts.
+
+        Raises DeliveryFailedError (with counts; its cause is the first failure) when records
+        failed and nobody read their futures. Raises RequestTimedOutError after ``timeout_ms``,
+        with the records still queued; None waits as long as ``delivery_timeout_ms`` lets records
+        live.
+        """
+        self._check_open()
+        self._thread.run(self._engine.flush(timeout_ms))
+
+    def close(self, timeout_ms: float | None = None) -> None:
+        """Flush, then free everything. Idempotent.
+
+        What is not delivered within ``timeout_ms`` (None: no bound but ``delivery_timeout_ms``)
+        fails with ClientClosedError. Raises DeliveryFailedError like ``flush``.
+        """
+        if self._guard.foreign:
+            return  # The parent's; nothing of it lives here.
+        with self._room:
+            if self._closed:
+                return
+            self._closed = True
+            self._room.notify_all()
+        self._thread.forget(self)
+        self._thread.run(self._engine.close(timeout_ms))
+
+    def partitions_for(self, topic: str) -> int:
+        """How many partitions the topic has. Raises UnknownTopicOrPartitionError."""
+        self._check_open()
+        return self._thread.run(self._engine.await_topic(topic))
+
+    def _check_open(self) -> None:
+        self._guard.check()
+        if self._closed:
+            raise ClientClosedError("the producer is closed")
+
+    def _wake(self) -> None:
+        self._waking = False
+        self._engine.wake()
+
+    def _wait_for_room(self, deadline: float, wanted_bytes: int) -> float:
+        """Wait until memory was freed; returns the deadline. Holds the lock before and after."""
+        now = time.monotonic()
+        deadline = deadline or now + self.config.max_block_ms / 1000
+        if now >= deadline:
+            raise BufferExhaustedError(
+                f"buffer_memory={self.config.buffer_memory} bytes stayed full for "
+                f"max_block_ms={self.config.max_block_ms} (a record of {wanted_bytes} bytes waits);"
+                " the brokers take records more slowly than they are sent: raise buffer_memory, "
+                "or send less"
+            )
+        self._thread.call(self._engine.wake)
+        self._room.wait(deadline - now)
+        return deadline
+
+    def _on_room(self) -> None:
+        with self._room:
+            self._room.notify_all()

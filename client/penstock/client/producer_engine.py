@@ -1,0 +1,328 @@
+"""What a producer does on its event loop, for the sync and the asyncio front alike."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+from penstock.client.cluster import Cluster, now_ms
+from penstock.client.config import ProducerConfig
+from penstock.client.core.accumulator import Accumulator, Batch
+from penstock.client.core.backoff import Backoff
+from penstock.client.core.metadata_cache import MetadataCache
+from penstock.client.core.partitioner import Chooser
+from penstock.client.core.sender import (
+    Aborted,
+    Acknowledge,
+    AcquireIdentity,
+    Effect,
+    Event,
+    Fail,
+    IdentityGiven,
+    IdentityRefused,
+    RefreshMetadata,
+    ResetStream,
+    RoomFreed,
+    Sender,
+    SenderSettings,
+    SendRequest,
+    Woken,
+)
+from penstock.client.core.sequencer import Identity, Sequencer
+from penstock.client.delivery import FailureLedger, Promise
+from penstock.client.metadata_keeper import MetadataKeeper
+from penstock.client.model import RecordMetadata
+from penstock.client.produce_stream import ProduceStream
+from penstock.v1 import common_pb2, transactions_pb2, transactions_pb2_grpc
+from penstock.wire.errors import (
+    ClientClosedError,
+    PenstockError,
+    RequestTimedOutError,
+    error_from_proto,
+)
+
+_LOG: Final = logging.getLogger("penstock.client")
+_LEADER_BACKOFF_FIRST_MS: Final = 20.0
+_ACKS: Final = {
+    -1: common_pb2.ACKS_ALL,
+    0: common_pb2.ACKS_NONE,
+    1: common_pb2.ACKS_LEADER,
+}
+
+
+class ProducerEngine:
+    """Carries out what the Sender decides. Everything but ``accumulator``, ``chooser`` (under the
+    guard) and ``metadata`` (read only) belongs to one event loop.
+
+    ``guard`` is held around appends; ``on_room`` is called when memory was freed.
+    """
+
+    def __init__(
+        self,
+        config: ProducerConfig,
+        *,
+        guard: AbstractContextManager[Any],
+        on_room: Callable[[], object],
+    ) -> None:
+        self._config = config
+        self._on_room = on_room
+        self.accumulator: Accumulator[Promise] = Accumulator(
+            batch_size_bytes=config.batch_size,
+            buffer_memory_bytes=config.buffer_memory,
+            linger_ms=config.linger_ms,
+            delivery_timeout_ms=config.delivery_timeout_ms,
+            guard=guard,
+        )
+        self.chooser = Chooser(
+            config.partitioner, stick_bytes=config.batch_size, pick=random.randrange
+        )
+        self._cluster = Cluster(config)
+        self._keeper = MetadataKeeper(self._cluster, self._on_metadata)
+        self._sender = self._make_sender()
+        self._ledger = FailureLedger()
+        self._streams: dict[int, ProduceStream] = {}
+        self._identity_task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms = float("inf")
+        self._woken = False
+        self._verdicts: asyncio.Event | None = None
+        self._closed = False
+
+    @property
+    def metadata(self) -> MetadataCache:
+        """What is known of topics."""
+        return self._cluster.metadata
+
+    async def start(self) -> None:
+        """Find a broker. Raises BootstrapError."""
+        await self._cluster.start()
+
+    async def await_topic(self, topic: str) -> int:
+        """The topic's partition count, within ``max_block_ms``."""
+        return await self._keeper.await_topic(topic, self._config.max_block_ms)
+
+    def wake(self) -> None:
+        """Have the sender look at what is there. Cheap when it is about to anyway."""
+        if not self._woken and not self._closed:
+            self._woken = True
+            asyncio.get_running_loop().call_soon(self._run_woken)
+
+    async def flush(self, timeout_ms: float | None) -> None:
+        """Wait for the verdict on everything queued; then raise what nobody read."""
+        await self._await_verdicts(timeout_ms)
+        self._ledger.raise_unread()
+
+    async def close(self, timeout_ms: float | None) -> None:
+        """Flush, fail what is left, and free everything."""
+        if self._closed:
+            return
+        try:
+            await self._await_verdicts(timeout_ms)
+        except RequestTimedOutError:
+            left = sum(batch.record_count for batch in self._sender.open_batches())
+            self._handle(
+                Aborted(
+                    ClientClosedError(
+                        f"the producer was closed before {left} records were acknowledged "
+                        f"(timeout_ms={timeout_ms})"
+                    )
+                )
+            )
+        finally:
+            await self._free()
+        self._ledger.raise_unread()
+
+    # --- the loop ---------------------------------------------------------------------------
+
+    def _on_metadata(self) -> None:
+        for topic in self.metadata.missing:
+            if self.metadata.verdict(topic, now_ms()) is not None:
+                self._keeper.forget((topic,))  # Its records fail now; the next send asks anew.
+        self.wake()
+
+    def _run_woken(self) -> None:
+        self._woken = False
+        if not self._closed:
+            self._handle(Woken())
+
+    def _handle(self, event: Event) -> None:
+        for effect in self._sender.handle(event, now_ms()):
+            self._carry_out(effect)
+        self._set_timer()
+
+    def _carry_out(self, effect: Effect[Promise]) -> None:
+        if isinstance(effect, SendRequest):
+            self._send(effect)
+        elif isinstance(effect, Acknowledge):
+            self._acknowledge(effect)
+        elif isinstance(effect, Fail):
+            self._fail(effect)
+        elif isinstance(effect, RefreshMetadata):
+            self._keeper.request(effect.avoid)
+        elif isinstance(effect, ResetStream):
+            stream = self._streams.pop(effect.node_id, None)
+            if stream is not None:
+                stream.cancel()
+        elif isinstance(effect, AcquireIdentity):
+            self._identity_task = asyncio.ensure_future(self._acquire())
+        elif isinstance(effect, RoomFreed):
+            self._on_room()
+
+    def _set_timer(self) -> None:
+        deadline = self._sender.next_deadline_ms()
+        if self._timer is not None:
+            if deadline == self._timer_ms:
+                return
+            self._timer.cancel()
+            self._timer = None
+        self._timer_ms = deadline
+        if deadline != float("inf") and not self._closed:
+            delay_s = max(0.0, deadline - now_ms()) / 1000
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._handle(Woken())
+
+    # --- effects ----------------------------------------------------------------------------
+
+    def _send(self, effect: SendRequest[Promise]) -> None:
+        stream = self._streams.get(effect.node_id)
+        if stream is None or stream.ended:
+            stream = ProduceStream(
+                self._cluster,
+                effect.node_id,
+                acks=_ACKS[self._config.acks_number],
+                timeout_ms=self._config.request_timeout_ms,
+                on_event=self._handle_from_stream,
+            )
+            self._streams[effect.node_id] = stream
+        stream.send(effect)
+
+    def _handle_from_stream(self, stream: ProduceStream, event: Event) -> None:
+        if self._closed or self._streams.get(stream.node_id) is not stream:
+            return  # Given up before; the sender took its requests back.
+        if stream.ended:
+            del self._streams[stream.node_id]
+        self._handle(event)
+
+    def _acknowledge(self, effect: Acknowledge[Promise]) -> None:
+        batch = effect.batch
+        topic, partition = batch.partition
+        offset = effect.base_offset
+        for delivery in batch.deliveries:
+            time_ms = effect.log_append_time_ms
+            if time_ms < 0:
+                time_ms = delivery.timestamp_ms
+            delivery.future.deliver(RecordMetadata(topic, partition, offset, time_ms))
+            if offset >= 0:
+                offset += 1
+        self._ledger.delivered += len(batch.deliveries)
+        self._note_verdict()
+
+    def _fail(self, effect: Fail[Promise]) -> None:
+        for delivery in effect.batch.deliveries:
+            delivery.future.refuse(effect.error)
+            self._ledger.add(delivery.future, effect.error)
+        self._note_verdict()
+
+    def _note_verdict(self) -> None:
+        if self._verdicts is not None:
+            self._verdicts.set()
+
+    async def _acquire(self) -> None:
+        request = transactions_pb2.InitProducerIdRequest(producer_id=-1, producer_epoch=-1)
+        attempt = 0
+        while True:
+            try:
+                response = await self._cluster.ask_any(
+                    lambda channel: transactions_pb2_grpc.TransactionsStub(channel).InitProducerId,
+                    request,
+                    what="Transactions.InitProducerId",
+                    timeout_ms=self._config.request_timeout_ms,
+                )
+                if response.HasField("error"):
+                    raise error_from_proto(response.error)
+            except PenstockError as error:
+                if not error.retriable:
+                    self._handle(IdentityRefused(error))
+                    return
+                _LOG.warning("no producer id yet: %s", error.message)
+                await asyncio.sleep(self._cluster.backoff.delay_ms(attempt) / 1000)
+                attempt += 1
+                continue
+            identity = Identity(response.producer_id, response.producer_epoch)
+            self._handle(IdentityGiven(identity))
+            return
+
+    # --- flush and close --------------------------------------------------------------------
+
+    async def _await_verdicts(self, timeout_ms: float | None) -> None:
+        pending: list[Batch[Promise]] = self._sender.open_batches()
+        deadline = None if timeout_ms is None else now_ms() + timeout_ms
+        self._sender.hurry += 1
+        try:
+            if pending:
+                self._handle(Woken())
+            while pending := [batch for batch in pending if not batch.settled]:
+                await self._next_verdict(deadline, len(pending))
+        finally:
+            self._sender.hurry -= 1
+
+    async def _next_verdict(self, deadline: float | None, left: int) -> None:
+        if self._verdicts is None:
+            self._verdicts = asyncio.Event()
+        event = self._verdicts
+        try:
+            async with asyncio.timeout(
+                None if deadline is None else max(0.0, deadline - now_ms()) / 1000
+            ):
+                await event.wait()
+        except TimeoutError:
+            raise RequestTimedOutError(
+                f"{left} batches were not acknowledged within timeout_ms; they stay queued"
+            ) from None
+        if self._verdicts is event:
+            self._verdicts = None
+
+    async def _free(self) -> None:
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._identity_task is not None:
+            self._identity_task.cancel()
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.cancel()
+        await asyncio.gather(*(stream.finished() for stream in streams.values()))
+        await self._keeper.close()
+        await self._cluster.close()
+
+    def _make_sender(self) -> Sender[Promise]:
+        config = self._config
+        return Sender(
+            settings=SenderSettings(
+                max_request_bytes=config.max_request_size,
+                max_in_flight=config.max_in_flight_requests_per_connection,
+                request_timeout_ms=config.request_timeout_ms,
+                delivery_timeout_ms=config.delivery_timeout_ms,
+                retries=config.retries,
+            ),
+            accumulator=self.accumulator,
+            sequencer=Sequencer(
+                idempotent=config.enable_idempotence,
+                max_in_flight=config.max_in_flight_requests_per_connection,
+                compression=config.compression_kind,
+            ),
+            metadata=self._cluster.metadata,
+            backoff=self._cluster.backoff,
+            leader_backoff=Backoff(
+                min(_LEADER_BACKOFF_FIRST_MS, config.retry_backoff_ms),
+                config.retry_backoff_max_ms,
+                random.random,
+            ),
+        )

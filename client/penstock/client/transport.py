@@ -1,0 +1,81 @@
+"""What gRPC's failures mean, and what stands behind an address that does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Final
+
+import grpc
+
+from penstock.wire.errors import (
+    InvalidRequestError,
+    NetworkError,
+    PenstockError,
+    RequestTimedOutError,
+)
+from penstock.wire.transport import format_address
+
+_PROBE_S: Final = 1.0
+_MOVE_ON: Final = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.UNKNOWN,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.ABORTED,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+    }
+)
+
+
+def rpc_error(error: grpc.aio.AioRpcError, where: str, what: str) -> PenstockError:
+    """The typed error that a gRPC status stands for; ``where`` and ``what`` go into its message."""
+    status = error.code()
+    details = error.details() or status.name
+    if status is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return RequestTimedOutError(f"{where} did not answer {what} in time")
+    if status in _MOVE_ON:
+        return NetworkError(f"{where} could not be reached for {what}: {details}")
+    if status is grpc.StatusCode.UNIMPLEMENTED:
+        return NetworkError(
+            f"{where} does not know {what}: it is no Penstock broker, or one of another version"
+        )
+    return InvalidRequestError(f"{where} refused {what}: {status.name}: {details}")
+
+
+async def diagnose(host: str, port: int, answer: str) -> str:
+    """One clause on why ``host:port`` cannot be used: what it resolved to and what happened.
+
+    ``answer`` is what gRPC had to say, used when something listens there.
+    """
+    address = format_address(host, port)
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(_PROBE_S * 3):
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except TimeoutError:
+        return f"{address}: the name {host!r} was not resolved within {_PROBE_S * 3:.0f} s"
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        return f"{address}: the name {host!r} does not resolve ({reason})"
+    numbers = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    outcomes = [await _probe(number, port, answer) for number in numbers[:4]]
+    pairs = list(dict.fromkeys(zip(numbers, outcomes, strict=False)))
+    if numbers == [host]:
+        return f"{address}: {outcomes[0]}"
+    return f"{address}: " + ", ".join(f"resolved to {number}: {text}" for number, text in pairs)
+
+
+async def _probe(number: str, port: int, answer: str) -> str:
+    try:
+        async with asyncio.timeout(_PROBE_S):
+            _, writer = await asyncio.open_connection(number, port)
+    except TimeoutError:
+        return "no answer (timed out; wrong address or a firewall?)"
+    except ConnectionRefusedError:
+        return "connection refused (nothing listens there)"
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    writer.close()
+    return f"something listens, but does not answer as a Penstock broker ({answer})"
