@@ -245,6 +245,10 @@ class Replica:
         if self._leadership is not None:
             self._leadership.observe_log_end(event.now_ms)
             return self._advance_high_watermark()
+        if self._high_watermark > self._log.log_end_offset:
+            # A cut takes whole batches, so it may have gone below where it was asked to.
+            self._high_watermark = self._log.log_end_offset
+            return [HighWatermarkChanged(self._high_watermark)]
         if self.role is Role.FOLLOWER and not self._awaiting_start:
             return self._take_over_leader_marks()
         return []
