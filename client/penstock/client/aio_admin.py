@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self, Unpack
+from typing import Any, Literal, Self, Unpack, cast
 
 import grpc
 
@@ -265,8 +265,10 @@ class AsyncAdminClient:
                 leaders[admin_values.partition(result.partition)] = result.leader
             return leaders
 
-        leaders = await self._ask("ElectLeaders", request, judge, stub=admin_pb2_grpc.AdminStub)
-        return leaders
+        return cast(
+            dict[TopicPartition, int],
+            await self._ask("ElectLeaders", request, judge, stub=admin_pb2_grpc.AdminStub),
+        )
 
     # --- the cluster ------------------------------------------------------------------------
 
@@ -283,13 +285,11 @@ class AsyncAdminClient:
             _raise_if_error(response)
             return admin_values.quorum(response.quorum)
 
-        described = await self._ask(
-            "DescribeQuorum",
-            admin_pb2.AdminDescribeQuorumRequest(),
-            judge,
-            stub=admin_pb2_grpc.AdminStub,
+        request = admin_pb2.AdminDescribeQuorumRequest()
+        return cast(
+            QuorumDescription,
+            await self._ask("DescribeQuorum", request, judge, stub=admin_pb2_grpc.AdminStub),
         )
-        return described
 
     # --- groups -----------------------------------------------------------------------------
 

@@ -80,7 +80,14 @@ class AsyncProducer:
         self._check_open()
         if topic not in self._engine.metadata:
             await self._engine.await_topic(topic)
-        record = self._path.prepare(topic, value, key, headers, partition, timestamp_ms)
+        record = self._path.prepare(
+            topic,
+            value=value,
+            key=key,
+            headers=headers,
+            partition=partition,
+            timestamp_ms=timestamp_ms,
+        )
         future = AsyncDeliveryFuture(loop=asyncio.get_running_loop())
         deadline = 0.0
         while (result := self._path.append(record, future)) is None:

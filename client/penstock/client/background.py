@@ -136,8 +136,8 @@ def _handle_loop_exception(loop: asyncio.AbstractEventLoop, context: dict[str, A
 
 def _forget_locks_in_child() -> None:
     # The lock may have been held by a thread that the child does not have.
-    LoopThread._shared_lock = threading.Lock()  # noqa: SLF001 - the module's own class
-    LoopThread._shared = None  # noqa: SLF001 - the module's own class
+    LoopThread._shared_lock = threading.Lock()
+    LoopThread._shared = None
 
 
 os.register_at_fork(after_in_child=_forget_locks_in_child)

@@ -7,7 +7,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Final, Protocol, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import grpc
 
@@ -27,20 +27,10 @@ from penstock.wire.errors import (
 from penstock.wire.transport import CHANNEL_OPTIONS, format_address
 
 T = TypeVar("T")
-RequestT = TypeVar("RequestT", contravariant=True)
-ResponseT = TypeVar("ResponseT", covariant=True)
 
 _LOG: Final = logging.getLogger("penstock.client")
 _BOOTSTRAP_ATTEMPT_MS: Final = 2_000.0
 _FIRST_ATTEMPT_MS: Final = 1_000.0
-
-
-class Method(Protocol[RequestT, ResponseT]):
-    """A unary method of a stub."""
-
-    def __call__(self, request: RequestT, *, timeout: float) -> Awaitable[ResponseT]:
-        """Call it."""
-        ...
 
 
 def now_ms() -> float:
@@ -92,7 +82,7 @@ class Cluster:
             self._starting.cancel()
         channels, self._channels = self._channels, {}
         for channel in channels.values():
-            await channel.close()
+            await channel.close(None)
 
     def channel(self, address: Address) -> grpc.aio.Channel:
         """The channel to an address."""
@@ -232,9 +222,8 @@ class Cluster:
         answers: dict[Address, str] = {}
 
         async def ask(address: Address) -> tuple[Address, metadata_pb2.DescribeClusterResponse]:
-            stub = metadata_pb2_grpc.MetadataStub(self.channel(address))
-            answer = await stub.DescribeCluster(request, timeout=max(timeout_ms, 1) / 1000)
-            return address, cast(metadata_pb2.DescribeClusterResponse, answer)
+            stub: Any = metadata_pb2_grpc.MetadataStub(self.channel(address))
+            return address, await stub.DescribeCluster(request, timeout=max(timeout_ms, 1) / 1000)
 
         tasks = {asyncio.ensure_future(ask(address)): address for address in addresses}
         try:

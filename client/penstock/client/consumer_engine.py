@@ -13,7 +13,7 @@ from penstock.client import serializers
 from penstock.client.cluster import Cluster, now_ms
 from penstock.client.config import ConsumerConfig
 from penstock.client.coordinator import Coordinators
-from penstock.client.core.fetcher import Added, OutOfRange, Removed, Woken
+from penstock.client.core.fetch_events import Added, OutOfRange, Removed, Woken
 from penstock.client.core.member import Polled, Reconciled, Subscribed
 from penstock.client.core.subscription import Handout, Position, Rebalance, Subscription
 from penstock.client.fetch_loop import FetchLoop
@@ -88,7 +88,12 @@ class ConsumerEngine:
                 self._cluster, self._coordinators, config.group_id, self._group.member_id
             )
         self._positions = Positions(
-            config, self._cluster, self._fetch, self._leaders, self.handout, self._progress
+            config,
+            self._cluster,
+            fetch=self._fetch,
+            leaders=self._leaders,
+            handout=self.handout,
+            on_progress=self._progress,
         )
         self._key = serializers.deserializer("key_deserializer", config.key_deserializer)
         self._value = serializers.deserializer("value_deserializer", config.value_deserializer)

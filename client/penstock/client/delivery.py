@@ -6,7 +6,7 @@ import asyncio
 import concurrent.futures
 from collections.abc import Callable, Generator
 from contextvars import Context
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, Self
 
 from penstock.client.model import RecordMetadata
 from penstock.wire.errors import DeliveryFailedError
@@ -93,7 +93,7 @@ class AsyncDeliveryFuture(asyncio.Future[RecordMetadata]):
 
     def add_done_callback(
         self,
-        fn: Callable[[asyncio.Future[RecordMetadata]], object],
+        fn: Callable[[Self], object],
         /,
         *,
         context: Context | None = None,

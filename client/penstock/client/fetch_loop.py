@@ -13,21 +13,19 @@ import grpc
 from penstock.client.cluster import Cluster, now_ms
 from penstock.client.config import ConsumerConfig
 from penstock.client.core.backoff import Backoff
-from penstock.client.core.fetcher import (
+from penstock.client.core.fetch_events import (
     CancelFetch,
-    Convert,
     Effect,
     Event,
     FetchAnswered,
     Fetched,
-    Fetcher,
-    FetcherSettings,
     FetchFailed,
     OutOfRange,
     RefreshMetadata,
     SendFetch,
     Woken,
 )
+from penstock.client.core.fetcher import Convert, Fetcher, FetcherSettings
 from penstock.client.metadata_keeper import MetadataKeeper
 from penstock.client.model import ConsumerRecord
 from penstock.client.transport import rpc_error

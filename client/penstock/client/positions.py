@@ -9,7 +9,12 @@ from typing import Final
 
 from penstock.client.cluster import Cluster, now_ms
 from penstock.client.config import ConsumerConfig
-from penstock.client.core.fetcher import OutOfRange, PositionFailed, PositionFound, PositionLost
+from penstock.client.core.fetch_events import (
+    OutOfRange,
+    PositionFailed,
+    PositionFound,
+    PositionLost,
+)
 from penstock.client.core.member import Member
 from penstock.client.core.subscription import Handout, Position
 from penstock.client.fetch_loop import FetchLoop
@@ -38,6 +43,7 @@ class Positions:
         self,
         config: ConsumerConfig,
         cluster: Cluster,
+        *,
         fetch: FetchLoop,
         leaders: LeaderCalls,
         handout: Handout,

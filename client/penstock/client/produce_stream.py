@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.client.cluster import Cluster
-from penstock.client.core.sender import (
+from penstock.client.core.send_events import (
     Answered,
     Event,
     PartitionAnswer,

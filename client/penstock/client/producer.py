@@ -88,7 +88,14 @@ class Producer:
         self._check_open()
         if topic not in self._engine.metadata:
             self._thread.run(self._engine.await_topic(topic))
-        record = self._path.prepare(topic, value, key, headers, partition, timestamp_ms)
+        record = self._path.prepare(
+            topic,
+            value=value,
+            key=key,
+            headers=headers,
+            partition=partition,
+            timestamp_ms=timestamp_ms,
+        )
         future = DeliveryFuture()
         deadline = 0.0
         while True:

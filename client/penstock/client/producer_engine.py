@@ -15,7 +15,7 @@ from penstock.client.core.accumulator import Accumulator, Batch
 from penstock.client.core.backoff import Backoff
 from penstock.client.core.metadata_cache import MetadataCache
 from penstock.client.core.partitioner import Chooser
-from penstock.client.core.sender import (
+from penstock.client.core.send_events import (
     Aborted,
     Acknowledge,
     AcquireIdentity,
@@ -27,11 +27,10 @@ from penstock.client.core.sender import (
     RefreshMetadata,
     ResetStream,
     RoomFreed,
-    Sender,
-    SenderSettings,
     SendRequest,
     Woken,
 )
+from penstock.client.core.sender import Sender, SenderSettings
 from penstock.client.core.sequencer import Identity, Sequencer
 from penstock.client.delivery import FailureLedger, Promise
 from penstock.client.metadata_keeper import MetadataKeeper

@@ -18,7 +18,7 @@ from penstock.wire.errors import (
     SerializationError,
 )
 from penstock.wire.ids import TopicPartition
-from penstock.wire.records import HEADER_BYTES, record_size_bound
+from penstock.wire.records import HEADER_BYTES, RecordData, record_size_bound
 
 _MAX_TIMESTAMP: Final = 2**63 - 1
 
@@ -28,10 +28,9 @@ class Prepared(NamedTuple):
 
     topic: str
     partition: int | None
-    timestamp_ms: int
     key: bytes | None
     value: bytes | None
-    headers: tuple[Header, ...]
+    data: RecordData
     size_bound: int
 
 
@@ -49,6 +48,7 @@ class SendPath:
     def prepare(
         self,
         topic: str,
+        *,
         value: Any,
         key: Any,
         headers: Sequence[Header] | Mapping[str, bytes | None],
@@ -80,7 +80,8 @@ class SendPath:
                 raise InvalidPartitionsError(
                     f"topic {topic!r} has no partition {partition}; it has 0 to {count - 1}"
                 )
-        return Prepared(topic, partition, timestamp_ms, key_bytes, value_bytes, checked, size_bound)
+        data = RecordData(timestamp_ms, key_bytes, value_bytes, checked)
+        return Prepared(topic, partition, key_bytes, value_bytes, data, size_bound)
 
     def append(self, record: Prepared, promise: Promise) -> Appended | None:
         """Place the record in its partition's batch; None when memory is full."""
@@ -93,9 +94,9 @@ class SendPath:
                 topic,
                 record.key,
                 record.value,
-                record.size_bound,
-                count,
-                lambda: metadata.available(topic),
+                size_bytes=record.size_bound,
+                partition_count=count,
+                available=lambda: metadata.available(topic),
             )
             if not 0 <= partition < count:
                 raise InvalidPartitionsError(
@@ -103,14 +104,7 @@ class SendPath:
                     f"0 to {count - 1}"
                 )
         return self._engine.accumulator.append(
-            TopicPartition(topic, partition),
-            record.size_bound,
-            record.timestamp_ms,
-            record.key,
-            record.value,
-            record.headers,
-            promise,
-            now_ms(),
+            TopicPartition(topic, partition), record.data, record.size_bound, promise, now_ms()
         )
 
 

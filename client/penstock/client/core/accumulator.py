@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from penstock.wire.ids import TopicPartition
-from penstock.wire.records import HEADER_BYTES, BatchBuilder, Header, decode_batch
+from penstock.wire.records import HEADER_BYTES, BatchBuilder, RecordData, decode_batch
 
 D = TypeVar("D")
 
@@ -154,11 +154,8 @@ class Accumulator(Generic[D]):
     def append(
         self,
         partition: TopicPartition,
+        record: RecordData,
         size_bound: int,
-        timestamp_ms: int,
-        key: bytes | None,
-        value: bytes | None,
-        headers: tuple[Header, ...],
         future: D,
         now_ms: float,
     ) -> Appended | None:
@@ -184,8 +181,8 @@ class Accumulator(Generic[D]):
                 batch.closed = True
             batch = Batch[D](partition, now_ms, now_ms + self._delivery_timeout_ms)
         assert batch is not None
-        batch.builder.append(timestamp_ms, key, value, headers)
-        batch.deliveries.append(Delivery(future, timestamp_ms))
+        batch.builder.append(*record)
+        batch.deliveries.append(Delivery(future, record.timestamp_ms))
         batch.reserved_bytes += size_bound
         if fresh:
             queue.append(batch)
@@ -196,8 +193,7 @@ class Accumulator(Generic[D]):
 
     def is_ready(self, partition: TopicPartition, now_ms: float, *, hurry: bool) -> bool:
         """Whether the partition's first batch may go: full, lingered, or in a hurry."""
-        queue = self._queues.get(partition)
-        return bool(queue) and self._ready_at_ms(queue, hurry=hurry) <= now_ms
+        return self.ready_at_ms(partition, hurry=hurry) <= now_ms
 
     def ready_at_ms(self, partition: TopicPartition, *, hurry: bool) -> float:
         """When the partition's first batch may go; infinity when there is none."""

@@ -21,7 +21,7 @@ class Backoff:
 
     def delay_ms(self, attempt: int) -> float:
         """The pause before repetition ``attempt`` (0 is the first)."""
-        plain = min(self.first_ms * 2 ** min(attempt, 40), self.most_ms)
+        plain = min(self.first_ms * 2.0 ** min(attempt, 40), self.most_ms)
         return plain * (1 + _JITTER * (2 * self.chance() - 1))
 
 

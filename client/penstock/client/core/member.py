@@ -319,7 +319,7 @@ class Member:
             self._assigned(response.assignment.partitions, now_ms)
 
     def _assigned(self, partitions: Iterable[groups_pb2.TopicPartitions], now_ms: float) -> None:
-        target = set()
+        target: set[TopicPartition] = set()
         for entry in partitions:
             self._topic_ids[entry.topic] = entry.topic_id
             target.update(TopicPartition(entry.topic, number) for number in entry.partitions)

@@ -85,6 +85,7 @@ class Chooser:
         topic: str,
         key: bytes | None,
         value: bytes | None,
+        *,
         size_bytes: int,
         partition_count: int,
         available: Callable[[], Sequence[int]],

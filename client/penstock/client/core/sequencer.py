@@ -25,10 +25,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Generic, TypeVar
 
 from penstock.client.core.accumulator import Batch
 from penstock.wire.compression import Compression
+from penstock.wire.ids import TopicPartition
 
 D = TypeVar("D")
 
@@ -82,7 +84,7 @@ class Sequencer(Generic[D]):
         self._max_in_flight = max_in_flight
         self._compression = compression
         self.identity = Identity()
-        self.lanes: dict[object, Lane[D]] = {}
+        self.lanes: dict[TopicPartition, Lane[D]] = {}
 
     @property
     def wants_identity(self) -> bool:
@@ -95,14 +97,14 @@ class Sequencer(Generic[D]):
         for lane in self.lanes.values():
             self._adopt(lane)
 
-    def lane(self, partition: object) -> Lane[D]:
+    def lane(self, partition: TopicPartition) -> Lane[D]:
         """The partition's lane."""
         found = self.lanes.get(partition)
         if found is None:
             found = self.lanes[partition] = Lane(identity=self.identity)
         return found
 
-    def may_send_new(self, partition: object) -> bool:
+    def may_send_new(self, partition: TopicPartition) -> bool:
         """Whether a batch that was never sent may go now."""
         if self.idempotent and not self.identity.real:
             return False
@@ -111,7 +113,7 @@ class Sequencer(Generic[D]):
             not lane.needs_epoch and not lane.resend and len(lane.in_flight) < self._max_in_flight
         )
 
-    def next_resend(self, partition: object) -> Batch[D] | None:
+    def next_resend(self, partition: TopicPartition) -> Batch[D] | None:
         """The batch to be sent again first, if that is allowed now."""
         lane = self.lanes.get(partition)
         if lane is None or lane.needs_epoch or not lane.resend:
@@ -243,7 +245,7 @@ class Sequencer(Generic[D]):
             if not self.idempotent or lane.needs_epoch:
                 continue
             batches = sorted([*lane.in_flight, *lane.resend], key=_order)
-            for before, after in zip(batches, batches[1:], strict=False):
+            for before, after in pairwise(batches):
                 if before.producer_epoch == after.producer_epoch:
                     gap = after.base_sequence - before.base_sequence
                     assert gap % SEQUENCE_LIMIT >= before.record_count

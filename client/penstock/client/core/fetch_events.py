@@ -1,0 +1,144 @@
+"""What happens to a Fetcher, and what it wants done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.client.core.subscription import Position
+from penstock.wire.errors import PenstockError
+from penstock.wire.ids import TopicPartition
+
+# --- events --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """Time passed, metadata changed, records were taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """These partitions are to be read; their positions come with PositionFound."""
+
+    partitions: tuple[TopicPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """These partitions are no longer to be read."""
+
+    partitions: tuple[TopicPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PositionFound:
+    """Reading begins, or goes on after a seek or reset, here."""
+
+    partition: TopicPartition
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLost:
+    """The position is to be found anew (a seek to the beginning or end): fetch nothing."""
+
+    partition: TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class PositionFailed:
+    """No position can be had; the next ``take`` raises this."""
+
+    partition: TopicPartition
+    error: PenstockError
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """One partition's part of an answer."""
+
+    partition: TopicPartition
+    error: PenstockError | None
+    records: bytes
+    high_watermark: int = -1
+    diverging_offset: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class FetchAnswered:
+    """An answer came."""
+
+    fetch_id: int
+    results: tuple[Fetched, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchFailed:
+    """A broker could not be asked."""
+
+    fetch_id: int
+    error: PenstockError
+
+
+Event = (
+    Woken
+    | Added
+    | Removed
+    | PositionFound
+    | PositionLost
+    | PositionFailed
+    | FetchAnswered
+    | FetchFailed
+)
+
+
+# --- effects -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One partition's part of a fetch."""
+
+    partition: TopicPartition
+    offset: int
+    leader_epoch: int
+    last_fetched_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendFetch:
+    """Ask a broker."""
+
+    fetch_id: int
+    node_id: int
+    wanted: tuple[Wanted, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CancelFetch:
+    """Give a fetch up: its broker leads nothing of it any more, or is silent."""
+
+    fetch_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshMetadata:
+    """Ask who leads now, some other broker than ``avoid`` if it is not -1."""
+
+    avoid: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfRange:
+    """The position is outside of the log (or was cut off with it): the policy decides.
+
+    ``safe_offset`` is where the log diverged from what was read, or -1.
+    """
+
+    partition: TopicPartition
+    offset: int
+    safe_offset: int
+    error: PenstockError
+
+
+Effect = SendFetch | CancelFetch | RefreshMetadata | OutOfRange
