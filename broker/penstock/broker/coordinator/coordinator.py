@@ -1,0 +1,227 @@
+"""The group coordinator of one broker: every group whose partition this broker leads."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final
+
+import structlog
+
+from penstock.broker.coordinator import refusals
+from penstock.broker.coordinator.hosted import HostContext, HostedShard
+from penstock.broker.coordinator.ports import ReplicaLog
+from penstock.broker.coordinator.streams import MemberStream
+from penstock.broker.core.group_events import (
+    CommitOffsets,
+    DeleteGroup,
+    DescribeGroup,
+    FetchOffsets,
+    GroupSettings,
+    ListGroups,
+    TopicsChanged,
+)
+from penstock.broker.core.group_partition import partition_for_group
+from penstock.broker.core.group_topics import ImageTopics
+from penstock.broker.core.metadata_image import ImageChange, MetadataImage
+from penstock.broker.topics import OFFSETS_TOPIC
+from penstock.v1 import groups_pb2
+from penstock.wire.errors import (
+    CoordinatorLoadInProgressError,
+    CoordinatorNotAvailableError,
+    PenstockError,
+)
+from penstock.wire.ids import TopicId
+
+_LIST_TIMEOUT_S: Final = 5.0
+
+log = structlog.get_logger()
+
+
+def _monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class GroupCoordinator:
+    """Coordinates groups; see proto/penstock/v1/groups.proto for what each request means.
+
+    Construct it before the replicas take their first metadata, call :meth:`on_metadata` after
+    each change was applied to ``image``, and :meth:`stop` before the replicas stop. Used on one
+    event loop. Everything raises PenstockError; no answer is given before what it tells is
+    committed.
+    """
+
+    def __init__(
+        self,
+        replicas: ReplicaLog,
+        image: MetadataImage,
+        *,
+        ensure_offsets_topic: Callable[[], Awaitable[object]],
+        settings: GroupSettings | None = None,
+        clock_ms: Callable[[], int] = _monotonic_ms,
+        wall_clock_ms: Callable[[], int] = _wall_ms,
+    ) -> None:
+        self._image = image
+        self._ensure_offsets_topic = ensure_offsets_topic
+        self._wall_clock_ms = wall_clock_ms
+        self._context = HostContext(
+            replicas, ImageTopics(image), settings or GroupSettings(), clock_ms, wall_clock_ms
+        )
+        self._hosted: dict[int, HostedShard] = {}
+        self._stream_count = 0
+        # Partition counts by topic id, to tell a topic that grew from one whose leaders changed.
+        self._counts: dict[TopicId, int] = {}
+        replicas.add_leadership_listener(self._on_leadership)
+
+    async def stop(self) -> None:
+        """Stop coordinating: every stream ends with a typed error."""
+        error = CoordinatorNotAvailableError("the coordinator's broker stops; look for another")
+        for hosted in self._hosted.values():
+            hosted.close(error)
+        self._hosted.clear()
+
+    # ------------------------------------------------------------------ what happens to it
+
+    def on_metadata(self, change: ImageChange) -> None:
+        """Act on what has just been applied to the image."""
+        changed: set[str] = set()
+        removed: set[TopicId] = set()
+        for topic in change.removed_topics:
+            if self._counts.pop(topic.topic_id, None) is not None:
+                changed.add(topic.name)
+                removed.add(topic.topic_id)
+        touched: Iterable[TopicId] = change.topics
+        if not change.snapshot:
+            touched = {*change.topics, *(TopicId(p.topic_id) for p in change.partitions)}
+        for topic_id in touched:
+            found = self._image.topic_by_id(topic_id)
+            if found is not None and self._counts.get(topic_id) != len(found.partitions):
+                self._counts[topic_id] = len(found.partitions)
+                changed.add(found.name)
+        if changed:
+            event = TopicsChanged(frozenset(changed), frozenset(removed))
+            for hosted in list(self._hosted.values()):
+                hosted.topics_changed(event)
+
+    def _on_leadership(self, topic: str, partition: int, leader_epoch: int, leading: bool) -> None:
+        if topic != OFFSETS_TOPIC:
+            return
+        before = self._hosted.pop(partition, None)
+        if before is not None:
+            before.close(refusals.not_coordinator(self._image, partition))
+        found = self._image.topic(OFFSETS_TOPIC)
+        if leading and found is not None:
+            hosted = HostedShard(partition, leader_epoch, found.topic_id, self._context)
+            self._hosted[partition] = hosted
+            hosted.start()
+
+    # ------------------------------------------------------------------ members' streams
+
+    def open_stream(self, client_host: str) -> MemberStream:
+        """A new stream, newer than all before it."""
+        self._stream_count += 1
+        return MemberStream(self._stream_count, client_host)
+
+    def close_stream(self, stream: MemberStream) -> None:
+        """The connection is gone. The member stays until its session times out."""
+        stream.close()
+        for hosted in self._hosted.values():
+            hosted.forget_stream(stream)
+
+    async def heartbeat(
+        self, stream: MemberStream, request: groups_pb2.GroupHeartbeatRequest
+    ) -> None:
+        """Take one message of a member. It is answered on the stream, once, whatever happens."""
+        stream.received()
+        try:
+            hosted = await self._route(request.group_id)
+            hosted.heartbeat(stream, request)
+        except PenstockError as error:
+            stream.reply(
+                groups_pb2.GroupHeartbeatResponse(
+                    error=error.to_proto(), member_id=request.member_id
+                )
+            )
+
+    # ------------------------------------------------------------------ requests
+
+    async def commit_offsets(
+        self, request: groups_pb2.CommitOffsetsRequest
+    ) -> groups_pb2.CommitOffsetsResponse:
+        """Store positions; answered when they are durable."""
+        hosted = await self._route(request.group_id)
+        now_ms = self._wall_clock_ms()
+        answer: groups_pb2.CommitOffsetsResponse = await hosted.ask(
+            lambda request_id: CommitOffsets(request.group_id, request_id, request, now_ms)
+        )
+        return answer
+
+    async def fetch_offsets(
+        self, request: groups_pb2.FetchOffsetsRequest
+    ) -> groups_pb2.FetchOffsetsResponse:
+        """Read positions; every commit answered before is seen."""
+        hosted = await self._route(request.group_id)
+        answer: groups_pb2.FetchOffsetsResponse = await hosted.ask(
+            lambda request_id: FetchOffsets(request.group_id, request_id, request)
+        )
+        return answer
+
+    async def describe_group(self, group_id: str) -> groups_pb2.GroupDescription:
+        """One group whole."""
+        hosted = await self._route(group_id)
+        answer: groups_pb2.GroupDescription = await hosted.ask(
+            lambda request_id: DescribeGroup(group_id, request_id)
+        )
+        return answer
+
+    async def delete_group(self, group_id: str) -> groups_pb2.DeleteGroupResult:
+        """Delete an empty group with its offsets."""
+        hosted = await self._route(group_id)
+        answer: groups_pb2.DeleteGroupResult = await hosted.ask(
+            lambda request_id: DeleteGroup(group_id, request_id)
+        )
+        return answer
+
+    async def list_groups(self) -> groups_pb2.ListGroupsResponse:
+        """The groups that this broker coordinates, all of them or an error.
+
+        Waits a while for partitions that are still being read.
+        """
+        hosted = list(self._hosted.values())
+        try:
+            async with asyncio.timeout(_LIST_TIMEOUT_S):
+                for shard in hosted:
+                    await shard.wait_loaded()
+        except TimeoutError:
+            raise CoordinatorLoadInProgressError(
+                "the coordinator is still reading some of its groups; ask again soon"
+            ) from None
+        answer = groups_pb2.ListGroupsResponse()
+        for shard in hosted:
+            if self._hosted.get(shard.partition) is shard:
+                answer.groups.extend((await shard.ask(ListGroups)).groups)
+        answer.groups.sort(key=lambda listing: listing.group_id)
+        return answer
+
+    async def _route(self, group_id: str) -> HostedShard:
+        """The partition that keeps the group; the offsets topic is made when it is missing.
+
+        Does not suspend when the topic exists, so messages of a stream keep their order.
+        """
+        refusals.check_group_id(group_id)
+        topic = self._image.topic(OFFSETS_TOPIC)
+        if topic is None or not topic.partitions:
+            await self._ensure_offsets_topic()
+            topic = self._image.topic(OFFSETS_TOPIC)
+        if topic is None or not topic.partitions:
+            raise CoordinatorNotAvailableError(f"{OFFSETS_TOPIC} is being made; ask again soon")
+        partition = partition_for_group(group_id, len(topic.partitions))
+        hosted = self._hosted.get(partition)
+        if hosted is None:
+            raise refusals.not_coordinator(self._image, partition)
+        return hosted
