@@ -1,0 +1,32 @@
+"""Run seeds of the simulator: ``python -m penstock.chaos.simulator --seed N``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from penstock.chaos.simulator.simulation import run_seed, shrink
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run what is asked for; 1 when a promise was broken, else 0."""
+    parser = argparse.ArgumentParser(prog="python -m penstock.chaos.simulator", description=__doc__)
+    parser.add_argument("--seed", type=int, default=0, help="the (first) seed")
+    parser.add_argument("--count", type=int, default=1, help="how many seeds, from the first on")
+    parser.add_argument(
+        "--shrink", action="store_true", help="look for fewer faults that break the same seed"
+    )
+    chosen = parser.parse_args(arguments)
+    broken = 0
+    for seed in range(chosen.seed, chosen.seed + chosen.count):
+        report = run_seed(seed)
+        if report.violation is not None:
+            broken += 1
+            if chosen.shrink:
+                report = shrink(report)
+        sys.stdout.write(f"{report}\n")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,442 @@
+"""A broker's process in the simulator: registration, heartbeats, metadata, and its replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Final
+
+from penstock.broker.core.lease import Lease
+from penstock.broker.core.metadata_image import ImageChange, MetadataImage
+from penstock.broker.core.partition_events import (
+    BrokersChanged,
+    BrokerStatus,
+    MinIsrChanged,
+    PartitionChanged,
+    PartitionState,
+    ProposalAnswered,
+    Role,
+)
+from penstock.broker.core.replica import Replica
+from penstock.chaos.simulator.controller import CLUSTER_ID
+from penstock.chaos.simulator.disk import Disk
+from penstock.chaos.simulator.network import End, Network
+from penstock.chaos.simulator.partition import SimulatedPartition
+from penstock.chaos.simulator.replication import Feeds, Links
+from penstock.chaos.simulator.scheduler import Scheduler, Timer
+from penstock.v1 import cluster_pb2, controller_pb2
+from penstock.wire.errors import ErrorCode, PenstockError
+from penstock.wire.ids import TopicId, TopicIdPartition
+from penstock.wire.topic_config import effective_min_isr
+
+HEARTBEAT_MS: Final = 300
+SESSION_TIMEOUT_MS: Final = 1500
+LAG_MAX_MS: Final = 700
+_CALL_TIMEOUT_MS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerPlace:
+    """What a broker's process stands on."""
+
+    scheduler: Scheduler
+    network: Network
+    disk: Disk
+    rng: Random
+    controllers: tuple[int, ...]
+    touched: dict[tuple[int, TopicIdPartition], SimulatedPartition]
+    restart: Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ProduceRequest:
+    """Batches for one partition."""
+
+    key: TopicIdPartition
+    records: bytes
+    acks_all: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRequest:
+    """What lies at an offset, if the broker leads in the epoch that the client knows (KIP-320)."""
+
+    key: TopicIdPartition
+    offset: int
+    leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """To a client: an error, or an offset or records. The leader is a hint, -1 when unknown."""
+
+    error: ErrorCode | None = None
+    base_offset: int = -1
+    records: bytes = b""
+    leader: int = -1
+    leader_epoch: int = -1
+
+
+class SimulatedBroker:
+    """One process."""
+
+    def __init__(self, node_id: int, place: BrokerPlace) -> None:
+        self.node_id = node_id
+        self.address = node_id
+        self.alive = True
+        self.place = place
+        self.disk = place.disk
+        self.rng = place.rng
+        self.image = MetadataImage()
+        self.partitions: dict[TopicIdPartition, SimulatedPartition] = {}
+        self.broker_epoch = -1
+        self.may_stop = False
+        self.feeds = Feeds(self)
+        self.links = Links(self)
+        self._lease = Lease(SESSION_TIMEOUT_MS)
+        self._previous_epoch, self.disk.clean_epoch = self.disk.clean_epoch, -1
+        self._incarnation_id = place.rng.randbytes(16)
+        self._brokers: dict[int, BrokerStatus] = {}
+        self._caught_up = False
+        self._heartbeat: End | None = None
+        self._heartbeat_timer: Timer | None = None
+        self._heard_by = -1
+        self._sequence = 0
+        self._sent_ms: dict[int, int] = {}
+        self._want_shutdown = False
+        self._watch_metadata()
+        self._register()
+
+    # Basics.
+
+    @property
+    def now_ms(self) -> int:
+        """Now."""
+        return self.place.scheduler.now_ms
+
+    def after(self, delay_ms: int, action: Callable[[], None]) -> Timer:
+        """Let something happen later, if this process lives then."""
+        return self.place.scheduler.after(delay_ms, lambda: action() if self.alive else None)
+
+    def connect(self, target: int, service: str) -> End:
+        """Open a stream to another broker."""
+        return self.place.network.connect(self, target, service)
+
+    def _command(self, on_result: Callable[[Any], None], **body: Any) -> None:
+        """Send a command to the controller that is thought to be active, once."""
+        target = self.image.controller_id
+        if target < 0 or self.rng.random() < 0.2:
+            target = self.rng.choice(self.place.controllers)
+        self.place.network.call(
+            self,
+            -target,
+            "command",
+            cluster_pb2.Command(**body),
+            on_result,
+            timeout_ms=_CALL_TIMEOUT_MS,
+        )
+
+    def touch(self, partition: SimulatedPartition) -> None:
+        """Note for the checkers that something happened to a partition in this step."""
+        self.place.touched[self.node_id, partition.key] = partition
+
+    def may_serve(self) -> bool:
+        """The controllers were heard recently."""
+        return self._lease.valid(self.now_ms)
+
+    # Metadata.
+
+    def _watch_metadata(self) -> None:
+        end = self.place.network.connect(self, -self.rng.choice(self.place.controllers), "metadata")
+        end.on_message = self._on_metadata
+        end.on_broken = lambda: self._retry(self._watch_metadata)
+        # A feed of an isolated controller says nothing; now and then another is tried.
+        self.after(self.rng.randint(2000, 4000), end.lose_soon)
+
+    def _retry(self, action: Callable[[], None]) -> None:
+        self.after(self.rng.randint(20, 120), action)
+
+    def _on_metadata(self, delta: cluster_pb2.MetadataDelta) -> None:
+        if not self.alive:
+            return
+        change = self.image.apply(delta)
+        if change is None:
+            return
+        if self._caught_up:
+            self._follow(change)
+        self._catch_up()
+        self.links.metadata_changed()
+
+    def _catch_up(self) -> None:
+        """Begin to host once the image has reached the registration."""
+        if not self._caught_up and 0 <= self.broker_epoch <= self.image.index:
+            self._caught_up = True
+            self._brokers_changed()
+            self._take_all()
+
+    def _follow(self, change: ImageChange) -> None:
+        if change.brokers or change.snapshot:
+            self._brokers_changed()
+        if change.snapshot:
+            self._take_all()
+            return
+        for topic_id in change.topics:
+            self._configs_changed(topic_id)
+        for record in change.partitions:
+            self._partition_changed(record)
+
+    def _take_all(self) -> None:
+        for topic in self.image.topics():
+            for record in topic.partitions.values():
+                self._partition_changed(record)
+            self._configs_changed(topic.topic_id)
+
+    def _brokers_changed(self) -> None:
+        self._brokers = {
+            node_id: BrokerStatus(
+                broker.broker_epoch, not (broker.fenced or broker.in_controlled_shutdown)
+            )
+            for node_id, broker in self.image.brokers.items()
+        }
+        for partition in list(self.partitions.values()):
+            partition.handle(BrokersChanged(self._brokers, self.now_ms))
+
+    def _configs_changed(self, topic_id: TopicId) -> None:
+        topic = self.image.topic_by_id(topic_id)
+        assert topic is not None
+        for number, record in topic.partitions.items():
+            partition = self.partitions.get(TopicIdPartition(topic_id, number))
+            if partition is not None:
+                min_isr = effective_min_isr(topic.record.configs, len(record.replicas))
+                partition.handle(MinIsrChanged(min_isr))
+
+    def _partition_changed(self, record: cluster_pb2.PartitionRecord) -> None:
+        key = TopicIdPartition(TopicId(record.topic_id), record.partition)
+        topic = self.image.topic_by_id(key.topic_id)
+        if topic is None or self.node_id not in record.replicas:
+            return
+        partition = self.partitions.get(key)
+        if partition is None:
+            log = self.disk.log(key)
+            replica = Replica(
+                self.node_id,
+                log,
+                high_watermark=self.disk.high_watermarks.get(key, 0),
+                lag_max_ms=LAG_MAX_MS,
+            )
+            partition = SimulatedPartition(key, log, replica, self)
+            self.partitions[key] = partition
+            partition.handle(BrokersChanged(self._brokers, self.now_ms))
+        partition.handle(
+            PartitionChanged(
+                state=PartitionState.from_record(record),
+                min_isr=effective_min_isr(topic.record.configs, len(record.replicas)),
+                now_ms=self.now_ms,
+            )
+        )
+
+    # Registration and heartbeats.
+
+    def _register(self) -> None:
+        registration = cluster_pb2.RegisterBrokerCommand(
+            node_id=self.node_id,
+            incarnation_id=self._incarnation_id,
+            cluster_id=CLUSTER_ID,
+            host="simulated",
+            port=1,
+            previous_broker_epoch=self._previous_epoch,
+        )
+        self._command(self._registered, register_broker=registration)
+
+    def _registered(self, result: cluster_pb2.CommandResult | None) -> None:
+        if result is None or result.HasField("error"):
+            self._retry(self._register)
+            return
+        self.broker_epoch = result.register_broker.broker_epoch
+        self._catch_up()
+        self.links.renew()
+        self._open_heartbeat()
+
+    def _open_heartbeat(self) -> None:
+        target = self.image.controller_id
+        if target < 0 or self.rng.random() < 0.1:
+            target = self.rng.choice(self.place.controllers)
+        end = self.place.network.connect(self, -target, "heartbeat")
+        end.on_message = lambda response: self._heartbeat_answered(end, response)
+        end.on_broken = lambda: self._heartbeat_broken(end)
+        self._heartbeat = end
+        self._heard_by = target
+        self._beat()
+
+    def _beat(self) -> None:
+        end = self._heartbeat
+        if self._heartbeat_timer is not None:
+            self._heartbeat_timer.cancel()
+        if end is None:
+            return
+        known = self.image.controller_id
+        silent_ms = self._lease.silent_ms(self.now_ms)
+        lost = silent_ms is None or silent_ms > SESSION_TIMEOUT_MS // 2
+        if lost and known not in (-1, self._heard_by):
+            end.close()
+            self._open_heartbeat()
+            return
+        self._sequence += 1
+        self._sent_ms[self._sequence] = self.now_ms
+        end.send(
+            controller_pb2.BrokerHeartbeatRequest(
+                node_id=self.node_id,
+                broker_epoch=self.broker_epoch,
+                metadata_index=self.image.index,
+                want_shutdown=self._want_shutdown,
+                sequence=self._sequence,
+            )
+        )
+        self._heartbeat_timer = self.after(HEARTBEAT_MS, self._beat)
+
+    def _heartbeat_answered(
+        self, end: End, response: controller_pb2.BrokerHeartbeatResponse
+    ) -> None:
+        if end is not self._heartbeat or not self.alive:
+            return
+        if response.HasField("error"):
+            if response.error.code == ErrorCode.STALE_BROKER_EPOCH:
+                # A registration of an earlier process came late; this one is unfit to go on.
+                self.place.restart(self.node_id)
+                return
+            end.close()
+            self._heartbeat_broken(end)
+            return
+        sent_ms = self._sent_ms.get(response.sequence)
+        if sent_ms is not None:
+            self._lease.answered(sent_ms)
+            self._sent_ms = {
+                number: sent for number, sent in self._sent_ms.items() if sent >= sent_ms
+            }
+        self.may_stop = self.may_stop or response.may_shut_down
+
+    def _heartbeat_broken(self, end: End) -> None:
+        if end is self._heartbeat:
+            self._heartbeat = None
+            self._retry(self._open_heartbeat)
+
+    def shut_down(self) -> None:
+        """Ask for leaderships to be moved away; ``may_stop`` says when that is done."""
+        self._want_shutdown = True
+        self._beat()
+
+    # What partitions ask.
+
+    def role_changed(self, partition: SimulatedPartition) -> None:
+        """A replica has another role or leader."""
+        if partition.replica.role is Role.FOLLOWER:
+            self.links.follow(partition)
+        else:
+            self.links.unfollow(partition.key)
+
+    def checkpoint_now_and_then(self, partition: SimulatedPartition) -> None:
+        """Keep a high watermark; an old one must do no harm."""
+        if self.rng.random() < 0.1:
+            self.disk.high_watermarks[partition.key] = partition.replica.high_watermark
+
+    def propose(self, partition: SimulatedPartition, answered: Callable[..., None]) -> None:
+        """Send the replica's proposal until its outcome is known."""
+        proposal = partition.replica.pending
+        if proposal is None:
+            answered(again=False)
+            return
+        entry = cluster_pb2.AlterPartitionEntry(
+            topic_id=partition.key.topic_id,
+            partition=partition.key.partition,
+            leader_epoch=proposal.leader_epoch,
+            partition_epoch=proposal.partition_epoch,
+            new_isr=[
+                cluster_pb2.IsrMember(node_id=node_id, broker_epoch=epoch)
+                for node_id, epoch in proposal.members
+            ],
+        )
+
+        def on_result(result: cluster_pb2.CommandResult | None) -> None:
+            if result is None or result.HasField("error"):
+                self._retry(lambda: answered(again=True))
+                return
+            outcome = result.alter_partition.partitions[0]
+            state = (
+                PartitionState.from_record(outcome.partition)
+                if outcome.HasField("partition")
+                else None
+            )
+            error = ErrorCode(outcome.error.code) if outcome.HasField("error") else None
+            partition.handle(ProposalAnswered(proposal, error, state, self.now_ms))
+            if partition.replica.pending is proposal:
+                self._retry(lambda: answered(again=True))
+            else:
+                answered(again=True)
+
+        command = cluster_pb2.AlterPartitionCommand(
+            node_id=self.node_id, broker_epoch=self.broker_epoch, partitions=[entry]
+        )
+        self._command(on_result, alter_partition=command)
+
+    # What others ask.
+
+    def accept(self, service: str, end: End) -> None:
+        """A follower opens its stream."""
+        assert service == "replication"
+        self.feeds.accept(end)
+
+    def serve(self, method: str, request: Any, reply: Callable[[Any], None]) -> None:
+        """Answer a client."""
+        if method == "metadata":
+            record = self.image.partition_by_id(request)
+            if record is None:
+                reply(Answer(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+            else:
+                reply(Answer(leader=record.leader, leader_epoch=record.leader_epoch))
+            return
+        partition = self.partitions.get(request.key)
+        if not self.may_serve():
+            reply(Answer(ErrorCode.BROKER_FENCED))
+        elif partition is None:
+            reply(Answer(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+        elif not partition.is_leader:
+            replica = partition.replica
+            code = ErrorCode.NOT_LEADER
+            reply(Answer(code, leader=replica.leader, leader_epoch=replica.leader_epoch))
+        elif method == "produce":
+            self._produce(partition, request, reply)
+        else:
+            self._fetch(partition, request, reply)
+
+    @staticmethod
+    def _produce(
+        partition: SimulatedPartition, request: ProduceRequest, reply: Callable[[Any], None]
+    ) -> None:
+        if request.acks_all and partition.replica.under_min_isr:
+            reply(Answer(ErrorCode.NOT_ENOUGH_REPLICAS))
+            return
+
+        def done(base_offset: int, error: ErrorCode | None) -> None:
+            reply(Answer(error, base_offset))
+
+        try:
+            partition.append(request.records, wait_for_all=request.acks_all, on_done=done)
+        except PenstockError as error:
+            reply(Answer(error.code))
+
+    @staticmethod
+    def _fetch(
+        partition: SimulatedPartition, request: FetchRequest, reply: Callable[[Any], None]
+    ) -> None:
+        if request.leader_epoch != partition.replica.leader_epoch:
+            reply(Answer(ErrorCode.FENCED_LEADER_EPOCH))
+            return
+        try:
+            records = partition.log.read(
+                request.offset, 800, below=partition.replica.high_watermark
+            )
+        except PenstockError as error:
+            reply(Answer(error.code))
+        else:
+            reply(Answer(records=records))

@@ -1,0 +1,73 @@
+"""What goes wrong in a run: drawn from the seed before it begins, so that it can be shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that goes wrong at a time, on some nodes, for a while."""
+
+    at_ms: int
+    kind: str
+    nodes: tuple[int, ...] = ()
+    for_ms: int = 0
+
+    def __str__(self) -> str:
+        where = f" {','.join(map(str, self.nodes))}" if self.nodes else ""
+        how_long = f" for {self.for_ms} ms" if self.for_ms else ""
+        return f"{self.at_ms:6} ms  {self.kind}{where}{how_long}"
+
+
+def _one(rng: Random, nodes: tuple[int, ...]) -> tuple[int, ...]:
+    return (rng.choice(nodes),)
+
+
+def _some(rng: Random, nodes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted(rng.sample(nodes, rng.randint(1, len(nodes) - 1))))
+
+
+def _two(rng: Random, nodes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(rng.sample(nodes, 2))
+
+
+def _all(_: Random, nodes: tuple[int, ...]) -> tuple[int, ...]:
+    return nodes
+
+
+def _none(_: Random, __: tuple[int, ...]) -> tuple[int, ...]:
+    return ()
+
+
+_KINDS: dict[str, tuple[int, Callable[[Random, tuple[int, ...]], tuple[int, ...]]]] = {
+    "kill": (6, _one),  # The process dies, and is started again.
+    "kill leader": (4, _none),  # Whoever leads the first partition then.
+    "power loss": (5, _one),  # The node dies with its page cache.
+    "power loss everywhere": (1, _all),
+    "restart": (3, _one),  # A clean shutdown, and a start.
+    "split": (3, _some),  # These nodes are cut off from the others.
+    "one way": (3, _two),  # Nothing gets from the first to the second.
+    "slow network": (2, _some),
+    "slow disk": (3, _one),
+    "another controller": (4, _none),
+    "stale entry": (1, _none),  # An entry of a former controller comes late.
+    "min isr": (2, _none),  # The topic's min.insync.replicas changes.
+}
+
+
+def draw_faults(rng: Random, nodes: tuple[int, ...], *, until_ms: int) -> list[Fault]:
+    """A schedule, in the order of its times."""
+    kinds = list(_KINDS)
+    weights = [_KINDS[kind][0] for kind in kinds]
+    gap_ms = rng.choice((250, 600, 1200))  # Some runs are wild, some give time to recover.
+    faults: list[Fault] = []
+    at_ms = 1500
+    while True:
+        at_ms += rng.randint(gap_ms // 4, gap_ms * 2)
+        if at_ms >= until_ms:
+            return faults
+        [kind] = rng.choices(kinds, weights)
+        faults.append(Fault(at_ms, kind, _KINDS[kind][1](rng, nodes), rng.randint(50, 2500)))

@@ -1,0 +1,289 @@
+"""A network in virtual time: requests that may be lost or doubled, streams that keep their order.
+
+A stream behaves as a TCP connection does. What is sent over a cut link waits until the link is
+whole again or until either end gives up, and the ends may learn of the end at different times.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Protocol
+
+from penstock.chaos.simulator.scheduler import Scheduler
+
+_RETRY_MS = 50
+_GIVE_UP_MS = (500, 4000)  # A sender that hears nothing gives a connection up after as long.
+
+
+class Process(Protocol):
+    """A running program; a restarted one is another process.
+
+    ``address``: a broker's is its node id, a controller's is minus that of its node.
+    """
+
+    address: int
+    alive: bool
+
+    def serve(self, method: str, request: Any, reply: Callable[[Any], None]) -> None:
+        """Answer a request, now or later, once."""
+        ...
+
+    def accept(self, service: str, end: End) -> None:
+        """Take a stream that somebody opened: set the handlers of ``end``."""
+        ...
+
+
+@dataclass(slots=True)
+class Weather:
+    """How the network is: probabilities per request, and delays in milliseconds."""
+
+    lost: float = 0.02
+    doubled: float = 0.05
+    late: float = 0.02
+    delay_ms: tuple[int, int] = (1, 4)
+    late_ms: tuple[int, int] = (50, 800)
+
+
+class Network:
+    """Who can reach whom, and how fast."""
+
+    def __init__(self, scheduler: Scheduler, rng: Random) -> None:
+        self.scheduler = scheduler
+        self.weather = Weather()
+        self.processes: dict[int, Process] = {}
+        self.slow_ms: dict[int, int] = {}  # Nodes whose network is slow: by how much at most.
+        self._cut: set[tuple[int, int]] = set()  # Between nodes.
+        self._rng = rng
+        self._ends: dict[int, list[End]] = {}  # Of each node's process, the open ones.
+
+    # Faults.
+
+    def cut(self, source: int, target: int) -> None:
+        """Nothing gets from one node to another."""
+        self._cut.add((source, target))
+
+    def heal(self) -> None:
+        """All links are whole and fast again."""
+        self._cut.clear()
+        self.slow_ms.clear()
+
+    def calm(self) -> None:
+        """Nothing is lost, doubled or late any more."""
+        self.heal()
+        self.weather = Weather(lost=0, doubled=0, late=0)
+
+    def linked(self, source: int, target: int) -> bool:
+        """What is sent from one node arrives at the other."""
+        return (abs(source), abs(target)) not in self._cut
+
+    def connected(self, one: int, other: int) -> bool:
+        """Both ways are open."""
+        return self.linked(one, other) and self.linked(other, one)
+
+    def delay_ms(self, source: int, target: int) -> int:
+        """How long the next message takes."""
+        slow = max(self.slow_ms.get(abs(source), 0), self.slow_ms.get(abs(target), 0))
+        delay_ms = self._rng.randint(*self.weather.delay_ms)
+        return delay_ms + (self._rng.randint(0, slow) if slow else 0)
+
+    # Requests.
+
+    def call(
+        self,
+        source: Process,
+        target: int,
+        method: str,
+        request: Any,
+        on_answer: Callable[[Any], None],
+        *,
+        timeout_ms: int,
+    ) -> None:
+        """Ask another node once. ``on_answer`` gets the answer, or None when there was none."""
+        waiting = True
+
+        def finish(answer: Any) -> None:
+            nonlocal waiting
+            if waiting and source.alive:
+                waiting = False
+                on_answer(answer)
+
+        def arrive() -> None:
+            if not self.linked(source.address, target):
+                return
+            process = self.processes.get(target)
+            if process is None or not process.alive:
+                self._send(target, source.address, lambda: finish(None))  # Connection refused.
+                return
+            process.serve(
+                method,
+                request,
+                lambda answer: self._send(target, source.address, lambda: finish(answer)),
+            )
+
+        self._send(source.address, target, arrive)
+        if self._rng.random() < self.weather.doubled:
+            self._send(source.address, target, arrive)
+        self.scheduler.after(timeout_ms, lambda: finish(None))
+
+    def _send(self, source: int, target: int, arrive: Callable[[], None]) -> None:
+        if self._rng.random() < self.weather.lost:
+            return
+        delay_ms = self.delay_ms(source, target)
+        if self._rng.random() < self.weather.late:
+            delay_ms += self._rng.randint(*self.weather.late_ms)
+
+        def land() -> None:
+            if self.linked(source, target):
+                arrive()
+
+        self.scheduler.after(delay_ms, land)
+
+    # Streams.
+
+    def connect(self, source: Process, target: int, service: str) -> End:
+        """Open a stream. It breaks at once, or after a while, when nobody is there."""
+        near, far = End(self, source), End(self, None)
+        near.peer, far.peer = far, near
+        near.target, far.target = target, source.address
+        self._ends.setdefault(source.address, []).append(near)
+
+        def arrive() -> None:
+            process = self.processes.get(target)
+            if not self.connected(source.address, target):
+                near.lose(self._rng.randint(*_GIVE_UP_MS))
+            elif process is None or not process.alive:
+                near.lose(self.delay_ms(target, source.address))
+            elif near.is_open:
+                far.owner = process
+                self._ends.setdefault(target, []).append(far)
+                process.accept(service, far)
+                near.pump()
+
+        self.scheduler.after(self.delay_ms(source.address, target), arrive)
+        return near
+
+    def give_up_ms(self) -> int:
+        """How long an end waits for the other before it gives the stream up."""
+        return self._rng.randint(*_GIVE_UP_MS)
+
+    def ended(self, process: Process, *, silently: bool) -> None:
+        """A process ended: the kernel closes its connections, unless the power went."""
+        ends = self._ends.pop(process.address, [])
+        for end in ends:
+            end.is_open = False
+            end.queue.clear()
+            if silently or not self.linked(process.address, end.target):
+                end.peer.lose(self.give_up_ms())
+            else:
+                end.peer.lose(self.delay_ms(process.address, end.target))
+
+    def closed(self, end: End) -> None:
+        """Forget a closed end."""
+        if end.owner is not None:
+            ends = self._ends.get(end.owner.address, [])
+            if end in ends:
+                ends.remove(end)
+
+
+class End:
+    """One end of a stream. ``on_message`` and ``on_broken`` are set by its owner."""
+
+    __slots__ = (
+        "_moving", "_network", "_stalled_ms", "is_open", "on_broken", "on_message", "owner", "peer",
+        "queue", "target",
+    )  # fmt: skip
+
+    def __init__(self, network: Network, owner: Process | None) -> None:
+        self.owner = owner
+        self.peer: End = self
+        self.target = -1
+        self.is_open = True
+        self.queue: deque[Any] = deque()
+        self.on_message: Callable[[Any], None] = lambda _: None
+        self.on_broken: Callable[[], None] = lambda: None
+        self._network = network
+        self._moving = False
+        self._stalled_ms = -1  # Since when the link has been cut, as this sender sees it.
+
+    def send(self, message: Any) -> None:
+        """Send after everything sent before."""
+        if self.is_open:
+            self.queue.append(message)
+            self.pump()
+
+    def pump(self) -> None:
+        """Bring the first message that waits on its way."""
+        if self.queue and not self._moving and self.owner is not None:
+            self._moving = True
+            delay_ms = self._network.delay_ms(self.owner.address, self.target)
+            self._network.scheduler.after(delay_ms, self._arrive)
+
+    def _arrive(self) -> None:
+        self._moving = False
+        if not self.queue or self.owner is None or not self.is_open:
+            return
+        now_ms = self._network.scheduler.now_ms
+        if self.peer.owner is None:
+            return  # Not accepted yet; accepting pumps.
+        if not self._network.connected(self.owner.address, self.target):
+            if self._stalled_ms < 0:
+                self._stalled_ms = now_ms
+                self.lose(self._network.give_up_ms(), unless=lambda: self._stalled_ms < 0)
+            self._moving = True
+            self._network.scheduler.after(_RETRY_MS, self._arrive)
+            return
+        self._stalled_ms = -1
+        message = self.queue.popleft()
+        if self.peer.is_open:
+            self.peer.on_message(message)
+        self.pump()
+
+    def close(self) -> None:
+        """End the stream from this side; ``on_broken`` is not called here."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        self._network.closed(self)
+        if self.owner is not None and self._network.linked(self.owner.address, self.target):
+            self._hand_over()  # What was sent before still arrives, and then the end.
+        self._tell_peer()
+
+    def _hand_over(self) -> None:
+        rest = list(self.queue)
+        self.queue.clear()
+
+        def deliver() -> None:
+            for message in rest:
+                if self.peer.is_open:
+                    self.peer.on_message(message)
+
+        self._network.scheduler.after(0, deliver)
+
+    def lose(self, delay_ms: int, unless: Callable[[], bool] = lambda: False) -> None:
+        """This end learns that the stream is broken, in a while."""
+
+        def broken() -> None:
+            if not self.is_open or unless():
+                return
+            self.is_open = False
+            self._network.closed(self)
+            self._tell_peer()
+            if self.owner is not None and self.owner.alive:
+                self.on_broken()
+
+        self._network.scheduler.after(delay_ms, broken)
+
+    def lose_soon(self) -> None:
+        """This end breaks now."""
+        self.lose(0)
+
+    def _tell_peer(self) -> None:
+        if self.peer.is_open:
+            source = -1 if self.owner is None else self.owner.address
+            if self._network.linked(source, self.target):
+                self.peer.lose(self._network.delay_ms(source, self.target))
+            else:
+                self.peer.lose(self._network.give_up_ms())

@@ -1,0 +1,216 @@
+"""The shell of one replica in the simulator: carries out what its state machine asks for."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from penstock.broker.core.partition_events import (
+    AdvanceLogStart,
+    AppendRecords,
+    AssignEpoch,
+    Diverge,
+    Effect,
+    Event,
+    HighWatermarkChanged,
+    IsrChanged,
+    LeaderLostRecords,
+    LogAdvanced,
+    ProposeIsr,
+    RefuseFollower,
+    Role,
+    RoleChanged,
+    StartPush,
+    StatePosition,
+    Tick,
+    TruncateFullyAndStartAt,
+    TruncateTo,
+)
+from penstock.broker.core.replica import Replica
+from penstock.chaos.simulator.disk import MemoryLog
+from penstock.wire.errors import ErrorCode
+from penstock.wire.ids import LeaderEpoch, TopicIdPartition
+
+if TYPE_CHECKING:
+    from penstock.chaos.simulator.broker import SimulatedBroker
+    from penstock.chaos.simulator.scheduler import Timer
+
+Waiter = Callable[[ErrorCode | None], None]
+"""Gets None when what it waited for has come, else why it will not."""
+
+
+class Waiters:
+    """Requests that wait until a mark reaches an offset."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, Waiter]] = []
+        self._count = 0
+
+    def add(self, offset: int, waiter: Waiter) -> None:
+        """Wait until the mark is at ``offset``."""
+        self._count += 1
+        heapq.heappush(self._heap, (offset, self._count, waiter))
+
+    def release(self, mark: int) -> None:
+        """The mark is at ``mark``."""
+        while self._heap and self._heap[0][0] <= mark:
+            heapq.heappop(self._heap)[2](None)
+
+    def fail(self, code: ErrorCode) -> None:
+        """Nobody is to wait any longer."""
+        heap, self._heap = self._heap, []
+        for _, _, waiter in heap:
+            waiter(code)
+
+
+class SimulatedPartition:
+    """One partition that a broker hosts."""
+
+    def __init__(
+        self, key: TopicIdPartition, log: MemoryLog, replica: Replica, broker: SimulatedBroker
+    ) -> None:
+        self.key = key
+        self.log = log
+        self.replica = replica
+        self.broker = broker
+        self.feeds: dict[int, int] = {}  # Followers that are pushed to, and their sessions.
+        self._committed = Waiters()  # acks=all
+        self._durable = Waiters()  # acks=1
+        self._timer: Timer | None = None
+        self._proposing = False
+
+    @property
+    def is_leader(self) -> bool:
+        """This broker leads the partition."""
+        return self.replica.role is Role.LEADER
+
+    def handle(self, event: Event) -> None:
+        """Hand an event to the state machine and do what it asks for."""
+        self.broker.touch(self)
+        touched_log = False
+        for effect in self.replica.handle(event):
+            if self._change_log(effect):
+                touched_log = True
+            else:
+                self._act(effect)
+        if touched_log:
+            self.log_moved()
+        self._arm()
+
+    def log_moved(self) -> None:
+        """The log's start, end or durable offset moved."""
+        if self.log.needs_flush:
+            self.broker.disk.flush_soon(self.log, self._flushed)
+        self._durable.release(self.log.durable_offset)
+        self.handle(LogAdvanced(self.broker.now_ms))
+
+    def _flushed(self) -> None:
+        if self.broker.alive:
+            self.log_moved()
+            self.broker.links.durable(self)
+
+    def append(self, records: bytes, *, wait_for_all: bool, on_done: Callable[..., None]) -> None:
+        """Append; ``on_done(base_offset, None)`` or ``on_done(-1, why)``.
+
+        Raises what Log.append_as_leader raises.
+        """
+        info = self.log.append_as_leader(
+            records, LeaderEpoch(self.replica.leader_epoch), now_ms=self.broker.now_ms
+        )
+        if not info.duplicate:
+            self.log_moved()
+            for session in list(self.feeds.values()):
+                self.broker.feeds.records_ready(session, self)
+        waiters, mark = self._durable, self.log.durable_offset
+        if wait_for_all:
+            waiters, mark = self._committed, self.replica.high_watermark
+        base_offset, end = info.base_offset, info.last_offset + 1
+        if mark >= end:
+            on_done(base_offset, None)
+        elif not self.is_leader:
+            on_done(-1, ErrorCode.NOT_LEADER)
+        else:
+            waiters.add(end, lambda why: on_done(-1 if why else base_offset, why))
+
+    def _change_log(self, effect: Effect) -> bool:
+        log = self.log
+        match effect:
+            case AppendRecords(records):
+                log.append_as_follower(records)
+            case AssignEpoch(leader_epoch):
+                log.assign_epoch(LeaderEpoch(leader_epoch))
+            case TruncateTo(offset):
+                log.truncate_to(offset)
+            case TruncateFullyAndStartAt(offset):
+                log.truncate_fully_and_start_at(offset)
+            case AdvanceLogStart(offset):
+                log.advance_log_start(offset)
+            case _:
+                return False
+        return True
+
+    def _act(self, effect: Effect) -> None:
+        feeds = self.broker.feeds
+        match effect:
+            case HighWatermarkChanged(high_watermark):
+                self._committed.release(high_watermark)
+                self._each_feed(feeds.marks_ready)
+                self.broker.checkpoint_now_and_then(self)
+            case StartPush(node_id, session, offset):
+                if feeds.start(session, self, offset):
+                    self.feeds[node_id] = session
+            case Diverge(node_id, session, end):
+                self.feeds.pop(node_id, None)
+                feeds.diverge(session, self, end)
+            case RefuseFollower(node_id, session, code):
+                self.feeds.pop(node_id, None)
+                feeds.refuse(session, self, code)
+            case StatePosition(pause):
+                self.broker.links.state(self, pause=pause)
+            case ProposeIsr():
+                self._propose()
+            case IsrChanged(_, under_min_isr):
+                if under_min_isr:
+                    self._committed.fail(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
+            case RoleChanged():
+                self._role_changed()
+            case LeaderLostRecords():
+                raise AssertionError(f"broker {self.broker.node_id}: {effect}")
+            case _:
+                raise AssertionError(f"an effect that nobody carries out: {effect}")
+
+    def _each_feed(self, tell: Callable[[int, SimulatedPartition], None]) -> None:
+        for session in list(self.feeds.values()):
+            tell(session, self)
+
+    def _role_changed(self) -> None:
+        for waiters in (self._durable, self._committed):
+            waiters.fail(ErrorCode.NOT_LEADER)
+        feeds, self.feeds = self.feeds, {}
+        for session in feeds.values():
+            self.broker.feeds.refuse(session, self, ErrorCode.NOT_LEADER)
+        self.broker.role_changed(self)
+
+    def _propose(self) -> None:
+        if not self._proposing:
+            self._proposing = True
+            self.broker.propose(self, self._answered)
+
+    def _answered(self, *, again: bool) -> None:
+        """A proposal was answered, or must be made again."""
+        self._proposing = False
+        if again and self.replica.pending is not None:
+            self._propose()
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        due_ms = self.replica.next_deadline_ms()
+        if due_ms is not None and self.is_leader:
+            self._timer = self.broker.after(due_ms - self.broker.now_ms, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.handle(Tick(self.broker.now_ms))

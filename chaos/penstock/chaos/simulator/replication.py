@@ -1,0 +1,520 @@
+"""The streams between brokers in the simulator: as the real ones, without bytes and tasks."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from penstock.broker.core.partition_events import (
+    FollowerAcked,
+    FollowerPositioned,
+    Pushed,
+    Role,
+)
+from penstock.broker.core.ports import EpochEnd
+from penstock.wire.errors import ErrorCode
+from penstock.wire.ids import TopicIdPartition
+from penstock.wire.records import iter_batches
+
+if TYPE_CHECKING:
+    from penstock.chaos.simulator.broker import SimulatedBroker
+    from penstock.chaos.simulator.network import End
+    from penstock.chaos.simulator.partition import SimulatedPartition
+
+_MAX_IN_FLIGHT: Final = 2
+_PUSH_BYTES: Final = 600  # A few batches: a backlog takes several pushes.
+_MARKS_LINGER_MS: Final = 20
+_BACKOFF_MS: Final = (20, 150)
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The first message of a follower."""
+
+    node_id: int
+    broker_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a follower's log stands."""
+
+    key: TopicIdPartition
+    leader_epoch: int
+    log_end_offset: int
+    last_epoch: int
+    log_start_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The follower follows the partition no longer on this stream."""
+
+    key: TopicIdPartition
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """The answer to a push: partition, leader epoch, durable end, start."""
+
+    sequence: int
+    entries: tuple[tuple[TopicIdPartition, int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """What the leader says about one partition."""
+
+    key: TopicIdPartition
+    leader_epoch: int
+    high_watermark: int = -1
+    log_start_offset: int = -1
+    base_offset: int = -1
+    records: bytes = b""
+    diverging: EpochEnd | None = None
+    error: ErrorCode | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pushes:
+    """One message of the leader."""
+
+    sequence: int
+    pushes: tuple[Push, ...]
+
+
+# --- The leader's side -----------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Cursor:
+    next_offset: int
+    leader_epoch: int
+    marks: tuple[int, int] = (-1, -1)
+
+
+class Feed:
+    """One follower's stream at its leader."""
+
+    def __init__(self, broker: SimulatedBroker, end: End, session: int) -> None:
+        self.session = session
+        self.node_id = -1
+        self._broker = broker
+        self._end = end
+        self._broker_epoch = -1
+        self._cursors: dict[TopicIdPartition, _Cursor] = {}
+        self._stated: dict[TopicIdPartition, int] = {}
+        self._growing: dict[TopicIdPartition, None] = {}
+        self._marks: dict[TopicIdPartition, None] = {}
+        self._answers: list[Push] = []
+        self._unanswered: set[int] = set()
+        self._sequence = 0
+        self._lingering = False
+        end.on_message = self._received
+        end.on_broken = lambda: broker.feeds.remove(session)
+
+    def close(self) -> None:
+        """End the stream."""
+        self._end.close()
+
+    def start(self, partition: SimulatedPartition, offset: int) -> None:
+        """Push from ``offset`` on."""
+        self._cursors[partition.key] = _Cursor(offset, partition.replica.leader_epoch)
+        self._growing[partition.key] = None
+        self._pump()
+
+    def answer(self, key: TopicIdPartition, **what: object) -> None:
+        """Say something else than records, in the epoch that the follower stated."""
+        self._forget(key)
+        push = Push(key, self._stated.get(key, -1), **what)  # type: ignore[arg-type]
+        self._answers.append(push)
+        self._pump()
+
+    def records_ready(self, key: TopicIdPartition) -> None:
+        """The log has grown."""
+        if key in self._cursors:
+            self._growing[key] = None
+            self._pump()
+
+    def marks_ready(self, key: TopicIdPartition) -> None:
+        """The high watermark or the log start moved: it may wait for records to go with."""
+        if key in self._cursors:
+            self._marks[key] = None
+            if not self._lingering:
+                self._lingering = True
+                self._broker.after(_MARKS_LINGER_MS, self._linger_is_over)
+
+    def _linger_is_over(self) -> None:
+        self._lingering = False
+        self._pump()
+
+    def _forget(self, key: TopicIdPartition) -> None:
+        for known in (self._cursors, self._growing, self._marks):
+            known.pop(key, None)
+
+    def _received(self, message: Hello | Position | Stop | Ack) -> None:
+        if not self._broker.alive:
+            return
+        match message:
+            case Hello(node_id, broker_epoch):
+                self.node_id, self._broker_epoch = node_id, broker_epoch
+                self._broker.feeds.greeted(self)
+                known = self._broker.image.brokers.get(node_id)
+                if known is not None and broker_epoch < known.broker_epoch:
+                    self.close()
+            case Position():
+                self._positioned(message)
+            case Stop(key):
+                self._forget(key)
+            case Ack(sequence, entries):
+                self._unanswered.discard(sequence)
+                for entry in entries:
+                    self._acked(*entry)
+                self._pump()
+
+    def _positioned(self, position: Position) -> None:
+        self._stated[position.key] = position.leader_epoch
+        partition = self._broker.partitions.get(position.key)
+        if partition is None:
+            self.answer(position.key, error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            return
+        partition.handle(
+            FollowerPositioned(
+                node_id=self.node_id,
+                session=self.session,
+                broker_epoch=self._broker_epoch,
+                leader_epoch=position.leader_epoch,
+                log_end_offset=position.log_end_offset,
+                last_epoch=position.last_epoch,
+                log_start_offset=position.log_start_offset,
+                now_ms=self._broker.now_ms,
+            )
+        )
+
+    def _acked(self, key: TopicIdPartition, leader_epoch: int, end: int, start: int) -> None:
+        partition = self._broker.partitions.get(key)
+        if partition is not None:
+            partition.handle(
+                FollowerAcked(
+                    node_id=self.node_id,
+                    session=self.session,
+                    leader_epoch=leader_epoch,
+                    log_end_offset=end,
+                    log_start_offset=start,
+                    now_ms=self._broker.now_ms,
+                )
+            )
+
+    def _pump(self) -> None:
+        while len(self._unanswered) < _MAX_IN_FLIGHT:
+            pushes = self._answers
+            self._answers = []
+            for key in list(self._growing):
+                del self._growing[key]
+                pushes += self._records_of(key)
+            if pushes or not self._lingering:
+                pushes += self._marks_to_tell()
+            if not pushes:
+                return
+            self._sequence += 1
+            self._unanswered.add(self._sequence)
+            self._end.send(Pushes(self._sequence, tuple(pushes)))
+
+    def _records_of(self, key: TopicIdPartition) -> list[Push]:
+        cursor = self._cursors[key]
+        partition = self._broker.partitions[key]
+        log = partition.log
+        if cursor.next_offset < log.log_start_offset:
+            self._forget(key)
+            restart = EpochEnd(-1, log.log_start_offset)
+            return [Push(key, self._stated[key], diverging=restart)]
+        records = log.read(cursor.next_offset, _PUSH_BYTES, below=log.log_end_offset)
+        if not records and cursor.marks[0] >= 0:
+            return []
+        push = self._push(partition, cursor, records)
+        for header, _ in iter_batches(records):
+            cursor.next_offset = header.next_offset
+        if cursor.next_offset < log.log_end_offset:
+            self._growing[key] = None
+        return [push]
+
+    def _marks_to_tell(self) -> list[Push]:
+        pushes = []
+        for key in list(self._marks):
+            del self._marks[key]
+            cursor, partition = self._cursors[key], self._broker.partitions[key]
+            if cursor.marks != (partition.replica.high_watermark, partition.log.log_start_offset):
+                pushes.append(self._push(partition, cursor, b""))
+        return pushes
+
+    @staticmethod
+    def _push(partition: SimulatedPartition, cursor: _Cursor, records: bytes) -> Push:
+        cursor.marks = (partition.replica.high_watermark, partition.log.log_start_offset)
+        return Push(partition.key, cursor.leader_epoch, *cursor.marks, cursor.next_offset, records)
+
+
+class Feeds:
+    """The streams of a broker's followers, by session."""
+
+    def __init__(self, broker: SimulatedBroker) -> None:
+        self._broker = broker
+        self._feeds: dict[int, Feed] = {}
+        self._count = 0
+
+    def accept(self, end: End) -> None:
+        """A follower opened a stream."""
+        self._count += 1
+        self._feeds[self._count] = Feed(self._broker, end, self._count)
+
+    def greeted(self, feed: Feed) -> None:
+        """A stream said whose it is: earlier ones of the same node end."""
+        for session, other in list(self._feeds.items()):
+            if other.node_id == feed.node_id and other is not feed:
+                other.close()
+                self.remove(session)
+
+    def remove(self, session: int) -> None:
+        """A stream is over."""
+        feed = self._feeds.pop(session, None)
+        if feed is not None:
+            for partition in self._broker.partitions.values():
+                if partition.feeds.get(feed.node_id) == session:
+                    del partition.feeds[feed.node_id]
+
+    def start(self, session: int, partition: SimulatedPartition, offset: int) -> bool:
+        """Push to the follower; whether its stream lives."""
+        feed = self._feeds.get(session)
+        if feed is not None:
+            feed.start(partition, offset)
+        return feed is not None
+
+    def diverge(self, session: int, partition: SimulatedPartition, end: EpochEnd) -> None:
+        """Tell the follower to cut."""
+        if session in self._feeds:
+            self._feeds[session].answer(partition.key, diverging=end)
+
+    def refuse(self, session: int, partition: SimulatedPartition, code: ErrorCode) -> None:
+        """Tell the follower that it is not served."""
+        if session in self._feeds:
+            self._feeds[session].answer(partition.key, error=code)
+
+    def records_ready(self, session: int, partition: SimulatedPartition) -> None:
+        """The log has grown."""
+        if session in self._feeds:
+            self._feeds[session].records_ready(partition.key)
+
+    def marks_ready(self, session: int, partition: SimulatedPartition) -> None:
+        """The marks moved."""
+        if session in self._feeds:
+            self._feeds[session].marks_ready(partition.key)
+
+
+# --- The follower's side ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Applied:
+    partition: SimulatedPartition
+    leader_epoch: int
+    end_offset: int
+
+    @property
+    def is_current(self) -> bool:
+        """The replica still follows in the epoch of the push."""
+        replica = self.partition.replica
+        return replica.role is Role.FOLLOWER and replica.leader_epoch == self.leader_epoch
+
+    @property
+    def is_settled(self) -> bool:
+        """It is durable, or no matter of this leadership any more."""
+        log = self.partition.log
+        return not self.is_current or acknowledged_end(log) >= min(
+            self.end_offset, log.log_end_offset
+        )
+
+
+def acknowledged_end(log: object) -> int:
+    """What a follower may acknowledge: what is durable. Tests of the checkers put a bug here."""
+    return log.durable_offset  # type: ignore[attr-defined,no-any-return]
+
+
+class Link:
+    """A follower's stream to one leader."""
+
+    def __init__(self, broker: SimulatedBroker, leader: int) -> None:
+        self.followed: dict[TopicIdPartition, int] = {}  # In which leader epochs.
+        self._broker = broker
+        self._leader = leader
+        self._end: End | None = None
+        self._to_state: dict[TopicIdPartition, None] = {}
+        self._acks: deque[tuple[int, tuple[_Applied, ...]]] = deque()
+        self._closed = False
+        self._attempts = 0
+        self._connect()
+
+    def _connect(self) -> None:
+        self._end = None
+        if self._closed or self._broker.broker_epoch < 0:
+            if not self._closed:
+                self._broker.after(20, self._connect)
+            return
+        end = self._broker.connect(self._leader, "replication")
+        end.on_message = lambda message: self._received(end, message)
+        end.on_broken = lambda: self._broken(end)
+        self._end = end
+        self._acks.clear()
+        self._to_state = dict.fromkeys(self.followed)
+        end.send(Hello(self._broker.node_id, self._broker.broker_epoch))
+        self.pump()
+
+    def _broken(self, end: End) -> None:
+        if end is self._end:
+            self._end = None
+            self._broker.after(self._broker.rng.randint(*_BACKOFF_MS), self._connect)
+
+    def close(self) -> None:
+        """End the stream for good."""
+        self._closed = True
+        if self._end is not None:
+            self._end.close()
+
+    def renew(self) -> None:
+        """End the stream and open another: this broker has another epoch."""
+        if self._end is not None:
+            self._end.close()
+            self._connect()
+
+    def follow(self, partition: SimulatedPartition) -> None:
+        """Follow the partition."""
+        self.followed[partition.key] = partition.replica.leader_epoch
+
+    def unfollow(self, key: TopicIdPartition) -> None:
+        """Follow it no longer."""
+        if self.followed.pop(key, None) is not None:
+            self._to_state.pop(key, None)
+            if self._end is not None:
+                self._end.send(Stop(key))
+
+    def state(self, key: TopicIdPartition, *, pause: bool) -> None:
+        """State the partition's position, at once or later."""
+        if key not in self.followed:
+            return
+        if pause:
+            self._broker.after(
+                self._broker.rng.randint(*_BACKOFF_MS), partial(self.state, key, pause=False)
+            )
+            return
+        self._to_state[key] = None
+        self.pump()
+
+    def pump(self) -> None:
+        """Send what is ready: acks of what is durable, and positions of durable logs."""
+        end = self._end
+        if end is None:
+            return
+        while self._acks and all(applied.is_settled for applied in self._acks[0][1]):
+            sequence, applied = self._acks.popleft()
+            entries = tuple(
+                (
+                    entry.partition.key,
+                    entry.leader_epoch,
+                    acknowledged_end(entry.partition.log),
+                    entry.partition.log.log_start_offset,
+                )
+                for entry in applied
+                if entry.is_current
+            )
+            end.send(Ack(sequence, entries))
+        for key in list(self._to_state):
+            partition = self._broker.partitions[key]
+            log = partition.log
+            if acknowledged_end(log) < log.log_end_offset:
+                partition.log_moved()  # Flush; it is stated once it is durable.
+                continue
+            del self._to_state[key]
+            end.send(
+                Position(
+                    key,
+                    self.followed[key],
+                    log.log_end_offset,
+                    log.last_epoch,
+                    log.log_start_offset,
+                )
+            )
+
+    def _received(self, end: End, message: Pushes) -> None:
+        if end is not self._end or not self._broker.alive:
+            return
+        applied: list[_Applied] = []
+        for push in message.pushes:
+            if push.leader_epoch != self.followed.get(push.key):
+                continue
+            if push.error is not None:
+                self.state(push.key, pause=True)
+                continue
+            partition = self._broker.partitions[push.key]
+            partition.handle(
+                Pushed(
+                    leader_epoch=push.leader_epoch,
+                    high_watermark=push.high_watermark,
+                    log_start_offset=push.log_start_offset,
+                    base_offset=push.base_offset,
+                    records=push.records,
+                    diverging=push.diverging,
+                )
+            )
+            if push.diverging is None:
+                log_end = partition.log.log_end_offset
+                applied.append(_Applied(partition, push.leader_epoch, log_end))
+        self._acks.append((message.sequence, tuple(applied)))
+        self.pump()
+
+
+class Links:
+    """A broker's links, one to each broker that leads something here."""
+
+    def __init__(self, broker: SimulatedBroker) -> None:
+        self._broker = broker
+        self._links: dict[int, Link] = {}
+        self._leader_of: dict[TopicIdPartition, int] = {}
+
+    def follow(self, partition: SimulatedPartition) -> None:
+        """Follow the partition at its leader, and nowhere else."""
+        self.unfollow(partition.key)
+        leader = partition.replica.leader
+        if leader not in self._links:
+            self._links[leader] = Link(self._broker, leader)
+        self._leader_of[partition.key] = leader
+        self._links[leader].follow(partition)
+
+    def unfollow(self, key: TopicIdPartition) -> None:
+        """Follow the partition no longer."""
+        leader = self._leader_of.pop(key, None)
+        if leader is not None:
+            self._links[leader].unfollow(key)
+
+    def state(self, partition: SimulatedPartition, *, pause: bool) -> None:
+        """State the partition's position."""
+        leader = self._leader_of.get(partition.key)
+        if leader is not None:
+            self._links[leader].state(partition.key, pause=pause)
+
+    def durable(self, partition: SimulatedPartition) -> None:
+        """The partition's log became durable further on."""
+        leader = self._leader_of.get(partition.key)
+        if leader is not None:
+            self._links[leader].pump()
+
+    def metadata_changed(self) -> None:
+        """End the links that have no use."""
+        for leader, link in list(self._links.items()):
+            if not link.followed:
+                link.close()
+                del self._links[leader]
+
+    def renew(self) -> None:
+        """This broker has a new epoch."""
+        for link in self._links.values():
+            link.renew()
