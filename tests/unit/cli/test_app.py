@@ -79,7 +79,7 @@ def test_a_mistyped_word_names_the_near_one(arguments: list[str], wanted: str) -
     ("arguments", "wanted"),
     [
         (["topics", "create"], "Missing argument"),
-        (["topics", "create", "x", "--partitions", "many"], "'many' is not a valid int"),
+        (["topics", "create", "x", "--partitions", "many"], "Invalid value for '--partitions'"),
         (["topics", "create", "x", "--config", "nonsense"], "'nonsense' is not KEY=VALUE"),
         (["produce", "x", "--acks", "2"], "'2' is none of all, 0, 1"),
         (["produce", "x", "--compression", "zip"], "'zip' is none of none, gzip"),

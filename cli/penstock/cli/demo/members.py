@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 import threading
@@ -67,10 +66,10 @@ class Members:
         return [name for name, process in self._processes.items() if process.poll() is not None]
 
     def stop(self) -> None:
-        """Stop every member as Ctrl-C would, and read what it still had to say. Idempotent."""
+        """Stop every member in order, and read what it still had to say. Idempotent."""
         for process in self._processes.values():
             if process.poll() is None:
-                process.send_signal(signal.SIGINT)
+                process.terminate()
         for process in self._processes.values():
             try:
                 process.wait(_STOP_SECONDS)
