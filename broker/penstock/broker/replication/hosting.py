@@ -86,6 +86,14 @@ class Hosting:
             self._caught_up = True
             self._brokers_changed()
             self._take_all()
+            self._remove_strays()
+
+    def _remove_strays(self) -> None:
+        """Remove what was found on disk of topics deleted, or moved, while this node was down."""
+        for key in [log.key for log in self._logs.logs()]:
+            if key not in self._partitions:
+                logger.info("stray replica removed", topic_partition_id=str(key))
+                self._delete_log(key)
 
     def _take_all(self) -> None:
         for key in list(self._partitions):
@@ -163,11 +171,14 @@ class Hosting:
             return
         logger.info("replica removed", partition=str(partition.name))
         del self._by_log[id(partition.log)]
-        partition.close()
         self._on_dropped(partition)
+        partition.close()
+        self._delete_log(key)
+
+    def _delete_log(self, key: TopicIdPartition) -> None:
         try:
             self._logs.delete(key)
         except PenstockError as error:
             logger.error(
-                "replica not removed from disk", partition=str(partition.name), error=error.message
+                "replica not removed from disk", topic_partition_id=str(key), error=error.message
             )

@@ -116,7 +116,7 @@ class FollowerStream:
         self._marks_timer: asyncio.TimerHandle | None = None
         self._marks_due = False
         self._answers: list[replication_pb2.ReplicaPush] = []
-        self._sequence = 0
+        self.sequence = 0  # Pushes sent so far.
         self._unanswered: set[int] = set()
         self._work = asyncio.Event()
         self._room = asyncio.Event()
@@ -289,7 +289,7 @@ class FollowerStream:
             self._work.set()
 
     def _next_message(self) -> replication_pb2.ReplicationFetchResponse | None:
-        message = replication_pb2.ReplicationFetchResponse(sequence=self._sequence + 1)
+        message = replication_pb2.ReplicationFetchResponse(sequence=self.sequence + 1)
         answers, self._answers = self._answers, []
         message.pushes.extend(answers)
         budget = MAX_PUSH_BYTES
@@ -302,7 +302,7 @@ class FollowerStream:
             self._push_marks(message)
         if not message.pushes:
             return None
-        self._sequence += 1
+        self.sequence += 1
         return message
 
     def _push_records(

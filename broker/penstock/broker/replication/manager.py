@@ -12,7 +12,6 @@ from penstock.broker.core.metadata_image import ImageChange, MetadataImage
 from penstock.broker.core.partition_events import Role, Tick
 from penstock.broker.core.ports import AppendInfo, Log
 from penstock.broker.replication.answers import Refusals, not_enough_replicas
-from penstock.broker.replication.checkpoints import HighWatermarkCheckpoints
 from penstock.broker.replication.deadlines import Deadlines
 from penstock.broker.replication.fetch import Fetcher
 from penstock.broker.replication.follower import FollowerLinks
@@ -90,7 +89,6 @@ class ReplicaManager:
         self._feed_count = 0
         self._fetcher = Fetcher(self._locate_for_fetch)
         self._deadlines = Deadlines(clock_ms, self._deadline_came)
-        self._checkpoints = HighWatermarkCheckpoints(logs)
         self._proposer = IsrProposer(node_id, broker_epoch, alter_partition, clock_ms)
         self._links = FollowerLinks(
             node_id,
@@ -107,7 +105,7 @@ class ReplicaManager:
         """Ready to take metadata. Everything else begins with it."""
 
     async def stop(self) -> None:
-        """End all streams and waits; keep the high watermarks."""
+        """End all streams and all waits. The logs are their owner's to close."""
         await self._links.stop()
         await self._proposer.stop()
         self._deadlines.stop()
@@ -115,7 +113,6 @@ class ReplicaManager:
             feed.close()
         for partition in self._hosting.partitions():
             partition.close()
-        self._checkpoints.stop()
 
     def add_leadership_listener(self, listener: LeadershipListener) -> None:
         """Call ``listener`` at every change of what this broker leads."""
@@ -298,7 +295,7 @@ class ReplicaManager:
 
     def high_watermark_changed(self, partition: Partition) -> None:
         """There is a new high watermark to keep."""
-        self._checkpoints.changed(partition)
+        self._logs.checkpoint_high_watermark(partition.key, partition.replica.high_watermark)
 
     def arm(self, partition: Partition) -> None:
         """The replica has a deadline."""
@@ -324,7 +321,6 @@ class ReplicaManager:
     def _dropped(self, partition: Partition) -> None:
         self._links.unfollow(partition.key)
         self._proposer.forget(partition)
-        self._checkpoints.forget(partition)
         if partition.is_leader:
             self._tell_listeners(partition, partition.replica.leader_epoch, leading=False)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, Protocol
 
 from grpc import aio
@@ -12,8 +12,21 @@ from penstock.v1 import cluster_pb2, controller_pb2
 from penstock.wire.ids import TopicId, TopicIdPartition
 
 
+class KeyedLog(Log, Protocol):
+    """A log that says whose it is."""
+
+    @property
+    def key(self) -> TopicIdPartition:
+        """The partition."""
+        ...
+
+
 class LogStore(Protocol):
     """The logs of this broker; penstock.broker.storage.manager.LogManager is the real one."""
+
+    def logs(self) -> Iterable[KeyedLog]:
+        """Every log found on the disks or made since."""
+        ...
 
     def get_or_create(
         self, topic: str, partition: int, topic_id: TopicId, configs: Mapping[str, str]
@@ -40,7 +53,7 @@ class LogStore(Protocol):
         ...
 
     def checkpoint_high_watermark(self, key: TopicIdPartition, high_watermark: int) -> None:
-        """Keep the high watermark over a restart."""
+        """Keep the high watermark over a restart. Called often: writing may wait a few seconds."""
         ...
 
 

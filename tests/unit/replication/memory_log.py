@@ -1,0 +1,194 @@
+"""Logs in memory that hold real record batches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+
+from penstock.broker.core.epoch_history import EpochHistory
+from penstock.broker.core.ports import AppendInfo, Buffer, EpochEnd, TimestampedOffset
+from penstock.wire.errors import CorruptRecordError, OffsetOutOfRangeError, StorageError
+from penstock.wire.ids import TopicIdPartition
+from penstock.wire.records import (
+    decode_batch,
+    iter_batches,
+    offset_patch,
+    parse_header,
+    verify_batch,
+)
+
+
+class MemoryLog:
+    """The Log port in memory. ``durable_offset`` moves by ``flush`` alone."""
+
+    def __init__(self, key: TopicIdPartition) -> None:
+        self.key = key
+        self.batches: list[bytes] = []
+        self.epochs = EpochHistory()
+        self.log_start_offset = 0
+        self.log_end_offset = 0
+        self.durable_offset = 0
+        self.broken = False
+
+    @property
+    def last_epoch(self) -> int:
+        return self.epochs.last_epoch
+
+    def _check(self) -> None:
+        if self.broken:
+            raise StorageError("the disk is broken")
+
+    def append_as_leader(self, records: Buffer, leader_epoch: int, *, now_ms: int) -> AppendInfo:
+        self._check()
+        batches = []
+        end = self.log_end_offset
+        for _, batch in iter_batches(records):
+            header = verify_batch(batch)
+            batches.append(offset_patch(header, end, leader_epoch) + bytes(batch[16:]))
+            end += header.last_offset_delta + 1
+        if not batches:
+            raise CorruptRecordError("no batch")
+        return self._append(batches)
+
+    def append_as_follower(self, records: Buffer) -> AppendInfo:
+        self._check()
+        batches = [bytes(batch) for _, batch in iter_batches(records)]
+        for batch in batches:
+            verify_batch(batch)
+        if parse_header(batches[0]).base_offset != self.log_end_offset:
+            raise CorruptRecordError("the batch does not continue the log")
+        return self._append(batches)
+
+    def _append(self, batches: list[bytes]) -> AppendInfo:
+        base = self.log_end_offset
+        for batch in batches:
+            header = parse_header(batch)
+            self.epochs.assign(header.leader_epoch, header.base_offset)
+            self.batches.append(batch)
+            self.log_end_offset = header.next_offset
+        return AppendInfo(base, self.log_end_offset - 1, -1, sum(map(len, batches)))
+
+    def read(self, offset: int, max_bytes: int, *, below: int, min_one: bool = True) -> bytes:
+        self._check()
+        if not self.log_start_offset <= offset <= self.log_end_offset:
+            raise OffsetOutOfRangeError(f"{offset} is outside")
+        out: list[bytes] = []
+        size = 0
+        for batch in self.batches:
+            header = parse_header(batch)
+            if header.next_offset <= offset:
+                continue
+            if header.next_offset > below or (
+                size + len(batch) > max_bytes and not (min_one and not out)
+            ):
+                break
+            out.append(batch)
+            size += len(batch)
+        return b"".join(out)
+
+    def truncate_to(self, offset: int) -> None:
+        self._check()
+        self.batches = [b for b in self.batches if parse_header(b).next_offset <= offset]
+        end = parse_header(self.batches[-1]).next_offset if self.batches else self.log_start_offset
+        self.log_end_offset = min(self.log_end_offset, max(end, self.log_start_offset))
+        self.epochs.truncate_from_end(self.log_end_offset)
+        self.durable_offset = min(self.durable_offset, self.log_end_offset)
+
+    def truncate_fully_and_start_at(self, offset: int) -> None:
+        self._check()
+        self.batches = []
+        self.epochs.clear()
+        self.log_start_offset = self.log_end_offset = self.durable_offset = offset
+
+    def advance_log_start(self, offset: int) -> None:
+        self._check()
+        self.log_start_offset = max(self.log_start_offset, offset)
+        self.epochs.truncate_from_start(self.log_start_offset)
+
+    def assign_epoch(self, leader_epoch: int) -> None:
+        self._check()
+        self.epochs.assign(leader_epoch, self.log_end_offset)
+
+    def end_of_epoch(self, leader_epoch: int) -> EpochEnd:
+        return self.epochs.end_of_epoch(leader_epoch, self.log_end_offset)
+
+    def _records(self, below: int) -> list[TimestampedOffset]:
+        return [
+            TimestampedOffset(record.offset, record.timestamp_ms, parse_header(batch).leader_epoch)
+            for batch in self.batches
+            for record in decode_batch(batch)
+            if self.log_start_offset <= record.offset < below
+        ]
+
+    def offset_for_timestamp(self, timestamp_ms: int, *, below: int) -> TimestampedOffset | None:
+        return next((r for r in self._records(below) if r.timestamp_ms >= timestamp_ms), None)
+
+    def max_timestamp(self, *, below: int) -> TimestampedOffset | None:
+        return max(self._records(below), key=lambda r: r.timestamp_ms, default=None)
+
+    def values(self) -> list[bytes]:
+        """The values from the log's start to its end."""
+        return [
+            record.value or b""
+            for batch in self.batches
+            for record in decode_batch(batch)
+            if record.offset >= self.log_start_offset
+        ]
+
+
+class MemoryLogs:
+    """The LogStore port in memory: flushes one turn of the loop later, unless ``hold``."""
+
+    def __init__(self) -> None:
+        self.open: dict[TopicIdPartition, MemoryLog] = {}
+        self.saved: dict[TopicIdPartition, int] = {}
+        self.configs: dict[bytes, dict[str, str]] = {}
+        self.deleted: list[TopicIdPartition] = []
+        self.hold = False
+        self.flushes = 0
+        self.on_durable: Callable[[MemoryLog], None] = lambda _: None
+
+    def logs(self) -> Iterable[MemoryLog]:
+        return self.open.values()
+
+    def get_or_create(
+        self, topic: str, partition: int, topic_id: bytes, configs: Mapping[str, str]
+    ) -> MemoryLog:
+        key = TopicIdPartition(topic_id, partition)  # type: ignore[arg-type]
+        self.configs[topic_id] = dict(configs)
+        return self.open.setdefault(key, MemoryLog(key))
+
+    def delete(self, key: TopicIdPartition) -> None:
+        self.deleted.append(key)
+        self.open.pop(key, None)
+
+    def update_configs(self, topic_id: bytes, configs: Mapping[str, str]) -> None:
+        self.configs[topic_id] = dict(configs)
+
+    def flush_soon(self, log: MemoryLog) -> None:
+        if not self.hold:
+            asyncio.get_running_loop().call_soon(self.flush, log)
+
+    def flush(self, log: MemoryLog) -> None:
+        if log.durable_offset < log.log_end_offset:
+            self.flushes += 1
+            log.durable_offset = log.log_end_offset
+            self.on_durable(log)
+
+    def release(self) -> None:
+        """Flush what was held back."""
+        self.hold = False
+        for log in list(self.open.values()):
+            self.flush(log)
+
+    def high_watermark(self, key: TopicIdPartition) -> int:
+        return self.saved.get(key, 0)
+
+    def checkpoint_high_watermark(self, key: TopicIdPartition, high_watermark: int) -> None:
+        self.saved[key] = high_watermark
+
+    def crash(self) -> None:
+        """Lose what was not flushed, and the last notes."""
+        for log in self.open.values():
+            log.truncate_to(log.durable_offset)
+        self.saved = {key: value // 2 for key, value in self.saved.items()}
