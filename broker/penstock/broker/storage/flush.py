@@ -33,6 +33,7 @@ class FlushTask:
     writes: Sequence[FileWrite]
     names_changed: bool
     closed: Sequence[Segment]
+    named_up_to: int  # The base offset of the newest segment in the directory.
     error: OSError | None = field(default=None)
 
     def run(self) -> None:

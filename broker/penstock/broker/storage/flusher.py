@@ -78,7 +78,10 @@ class Flusher:
     def _end_round(self, tasks: list[FlushTask]) -> None:
         self._under_way = False
         for task in tasks:
-            advanced = task.log.finish_flush(task)
+            try:
+                advanced = task.log.finish_flush(task)
+            except StorageError:
+                continue  # As above.
             if not self._stopped:
                 self._on_flushed(task.log, advanced)
         if self._waiting and self._begins is None and not self._stopped:

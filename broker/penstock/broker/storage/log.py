@@ -50,6 +50,7 @@ class PartitionLog:
         synced_offset: int,
         opened_clean: bool,
         epochs: EpochHistory,
+        epochs_saved: bool,
         producers: ProducerState,
     ) -> None:
         self.home = home
@@ -62,8 +63,9 @@ class PartitionLog:
         self._end = end_offset
         self._synced = synced_offset  # Everything below is on the disk, whatever the policy.
         self._epochs = epochs
-        self._epochs_saved = False
+        self._epochs_saved = epochs_saved  # The checkpoint on the disk has them all.
         self._producers = producers
+        self._as_opened = opened_clean  # Nothing has to be saved for the next start to be quick.
         self._next_expiry_ms = home.clock_ms() + _EXPIRY_INTERVAL_MS
         self._pending_writes: list[FileWrite] = []
         # Counts the cuts: what a flush began before a cut says nothing about what came after it.
@@ -175,6 +177,7 @@ class PartitionLog:
         except OSError as error:
             self._undo_append()
             raise self.home.translate(error, f"appending to {self.name}") from error
+        self._as_opened = False
         first, last = batches[0].header, batches[-1].header
         base_offset, self._end = self._end, last.next_offset
         for batch in batches:
@@ -335,6 +338,7 @@ class PartitionLog:
     def _begin_cut(self, end: int) -> None:
         """From here on nothing at or after ``end`` counts as durable, whatever a crash finds."""
         self._generation += 1
+        self._as_opened = False
         self._pending_writes.clear()
         self._epochs_saved = False
         self._synced = min(self._synced, end)
@@ -360,19 +364,22 @@ class PartitionLog:
             return
         self._check_range(offset)
         self._start = offset
+        self._as_opened = False
         if self._epochs.truncate_from_start(offset):
             self._epochs_saved = False
+        self._delete_old_segments()
+        self.home.request_flush(self)
+
+    def _delete_old_segments(self) -> None:
         try:
-            doomed = self._files.delete_below(offset)
+            doomed = self._files.delete_below(self._start)
         except OSError as error:
             raise self.home.fail(error, f"deleting old segments of {self.name}") from error
-        first = self._files.segments[0].base_offset
-        old = [path for taken_at, path in snapshots(self.directory) if taken_at < first]
-        # The newest of them is what a rebuild of the first segment starts from.
-        doomed += old[1:]
         if doomed:
-            self.home.run_in_background(_deletion(doomed))
-        self.home.request_flush(self)
+            first = self._files.segments[0].base_offset
+            old = [path for taken_at, path in snapshots(self.directory) if taken_at < first]
+            # The newest of them is what a rebuild of the first segment starts from.
+            self.home.run_in_background(_deletion(doomed + old[1:]))
 
     # --- flushing --------------------------------------------------------------------------------
 
@@ -414,12 +421,14 @@ class PartitionLog:
             writes=writes,
             names_changed=names_changed or bool(writes),
             closed=closed,
+            named_up_to=self._files.active.base_offset,
         )
 
     def finish_flush(self, task: FlushTask) -> bool:
         """Take over what a flush did; True when ``durable_offset`` advanced by it.
 
-        Raises nothing: a failed flush fails the data directory.
+        A failed flush fails the data directory. Raises StorageError when old segments can't be
+        deleted, which does so as well.
         """
         if self._closed is not None:
             return False
@@ -435,8 +444,10 @@ class PartitionLog:
             if segment is not self._files.active:
                 segment.index = None
                 self.home.used(segment)
+        self._files.named_up_to = max(self._files.named_up_to, task.named_up_to)
         advanced = task.end_offset > self._synced
         self._synced = max(self._synced, task.end_offset)
+        self._delete_old_segments()  # What advance_log_start had to leave.
         return advanced and not self._durable_is_end
 
     def flush(self) -> None:
@@ -455,10 +466,9 @@ class PartitionLog:
         if self._closed is not None:
             return
         try:
-            if save:
-                self._pending_writes += index_writes(
-                    self._files.active, self._files.active.complete_index()
-                )
+            if save and not self._as_opened:
+                active = self._files.active
+                self._pending_writes += index_writes(active, active.complete_index())
                 self._pending_writes.append(self._snapshot_write())
                 self.flush()
         finally:

@@ -48,6 +48,8 @@ class LogFiles:
         # Where the batch of a base offset is: readers mostly go on where they stopped.
         self._positions: OrderedDict[int, tuple[Segment, int]] = OrderedDict()
         self._unsynced: dict[Segment, None] = {}
+        # Segments up to this base are in the directory for certain, also after a power cut.
+        self.named_up_to = segments[-1].base_offset
         self._names_changed = False  # The directory has entries that are not on the disk yet.
         self._unsaved_indexes: dict[Segment, None] = {}
 
@@ -160,7 +162,7 @@ class LogFiles:
         disk = self._home.disk
         disk.sync_directory(self.directory)
         disk.sync_data(active.file.fd)
-        self._names_changed = False
+        self._names_are_durable()
         return offset
 
     def reset(self, base_offset: int) -> None:
@@ -170,7 +172,11 @@ class LogFiles:
             self._remove(segment)
         self._add(Segment.create(self._home, self.directory, self._name, base_offset))
         self._home.disk.sync_directory(self.directory)
+        self._names_are_durable()
+
+    def _names_are_durable(self) -> None:
         self._names_changed = False
+        self.named_up_to = self.active.base_offset
 
     def _remove(self, segment: Segment) -> None:
         self._drop(segment)
@@ -187,9 +193,11 @@ class LogFiles:
     def delete_below(self, offset: int) -> list[Path]:
         """Let go of the segments that end at or below ``offset``; their files, still to be deleted.
 
-        The active segment stays. The files have other names by then, which a restart ignores.
+        A segment stays until a power cut can't take the one after it: a log must not forget where
+        it ended. The files have other names by then, which a restart ignores.
         """
         paths: list[Path] = []
+        offset = min(offset, self.named_up_to)
         while len(self.segments) > 1 and self.segments[1].base_offset <= offset:
             oldest = self.segments[0]
             self._drop(oldest)

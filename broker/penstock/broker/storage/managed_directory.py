@@ -169,7 +169,6 @@ class ManagedDirectory:
             directory.mkdir()
             metadata = encode_metadata(PartitionMetadata(key.topic_id, self._cluster_id))
             write_atomically(self.home.disk, directory / METADATA_FILE, metadata)
-            self.home.disk.sync_directory(directory)
             self.home.disk.sync_directory(self.path)
         except lmdb.Error as error:
             raise self.home.fail(error, f"making {directory}") from error

@@ -19,10 +19,13 @@ import structlog
 from penstock.broker.core.epoch_history import EpochHistory
 from penstock.broker.storage.batches import next_header
 from penstock.broker.storage.checkpoints import (
+    EPOCHS_FILE,
     TEMPORARY_SUFFIX,
     CheckpointDamagedError,
+    encode_epochs,
     read_epochs,
     snapshots,
+    write_atomically,
 )
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.index import IndexDamagedError, MemoryIndex
@@ -80,8 +83,7 @@ def open_log(
     opening = _Opening(home, directory, str(partition), config, saved)
     try:
         _remove_leftovers(directory)
-        _find_segments(opening)
-        opened_clean = saved.clean and _open_clean(opening)
+        opened_clean = _find_segments(opening) or (saved.clean and _open_clean(opening))
         if not opened_clean:
             _recover(opening)
         if opening.end_offset < saved.log_start_offset:
@@ -109,7 +111,8 @@ def _remove_leftovers(directory: Path) -> None:
             path.unlink()
 
 
-def _find_segments(opening: _Opening) -> None:
+def _find_segments(opening: _Opening) -> bool:
+    """Find the segments; True when there were none, and an empty one was made."""
     found = []
     for path in opening.directory.iterdir():
         match = _LOG_NAME.fullmatch(path.name)
@@ -119,11 +122,13 @@ def _find_segments(opening: _Opening) -> None:
         start = opening.saved.log_start_offset
         opening.segments = [Segment.create(opening.home, opening.directory, opening.name, start)]
         opening.home.disk.sync_directory(opening.directory)
-        return
+        opening.end_offset = start
+        return True
     opening.segments = [
         Segment(opening.home, opening.directory, opening.name, base_offset, size_bytes=size)
         for base_offset, size in sorted(found)
     ]
+    return False
 
 
 # --- after a clean stop --------------------------------------------------------------------------
@@ -138,7 +143,8 @@ def _open_clean(opening: _Opening) -> bool:
         end = active.base_offset
         for placed in active.walk_from_offset(active.base_offset + active.index.last_offset):
             end = placed.header.next_offset
-        opening.epochs = EpochHistory(read_epochs(opening.directory))
+        if end > opening.segments[0].base_offset:
+            opening.epochs = EpochHistory(read_epochs(opening.directory))
     except (IndexDamagedError, CheckpointDamagedError, CorruptRecordError, ValueError) as error:
         _log.warning("log_not_as_it_was_left", partition=opening.name, reason=str(error))
         active.index = None
@@ -180,6 +186,10 @@ def _recover(opening: _Opening) -> None:
     for taken_at, path in snapshots(opening.directory):
         if taken_at > end:
             path.unlink()
+    opening.epochs.truncate_from_end(end)
+    # From now on all of this lies below the recovery point, and nobody will look for epochs there.
+    checkpoint = encode_epochs(opening.epochs.entries)
+    write_atomically(opening.home.disk, opening.directory / EPOCHS_FILE, checkpoint)
     opening.home.disk.sync_directory(opening.directory)
     opening.end_offset = end
 
@@ -312,12 +322,17 @@ def _assemble(
 ) -> PartitionLog:
     home, end = opening.home, opening.end_offset
     files = LogFiles(home, opening.directory, opening.name, opening.segments)
-    start = min(max(opening.saved.log_start_offset, files.segments[0].base_offset), end)
+    epochs = opening.epochs
+    saved = epochs.entries
+    epochs.truncate_from_end(end)
+    # The oldest epoch begins where the log began when the checkpoint was written, which may be
+    # later than local state knew.
+    oldest = epochs.entries[0].start_offset if epochs.entries else 0
+    first = files.segments[0].base_offset
+    start = min(max(opening.saved.log_start_offset, first, oldest), end)
+    epochs.truncate_from_start(start)
     for path in files.delete_below(start):
         path.unlink()
-    epochs = opening.epochs
-    epochs.truncate_from_end(end)
-    epochs.truncate_from_start(start)
     return PartitionLog(
         home,
         files,
@@ -329,5 +344,6 @@ def _assemble(
         synced_offset=end,
         opened_clean=opened_clean,
         epochs=epochs,
+        epochs_saved=epochs.entries == saved,
         producers=load_producers(files, end, epochs, home.clock_ms()),
     )
