@@ -14,6 +14,9 @@ from grpc_reflection.v1alpha import reflection
 
 from penstock.broker.config import NodeConfig
 from penstock.broker.controller_link import BrokerIdentity, ControllerLink, monotonic_ms
+from penstock.broker.coordinator.coordinator import GroupCoordinator
+from penstock.broker.coordinator.service import GroupsServicer
+from penstock.broker.core.group_events import GroupSettings
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage
 from penstock.broker.metrics import BrokerMetrics
 from penstock.broker.replication.leader import ReplicationServicer
@@ -30,6 +33,7 @@ from penstock.v1 import (
     admin_pb2,
     admin_pb2_grpc,
     groups_pb2,
+    groups_pb2_grpc,
     log_pb2,
     log_pb2_grpc,
     metadata_pb2,
@@ -90,6 +94,8 @@ class Broker:
         )
         self._link: ControllerLink
         self._replicas: ReplicaManager
+        self._offsets_topic: OffsetsTopic
+        self._groups: GroupCoordinator
         self._metadata: MetadataServicer
 
     async def start(self) -> None:
@@ -113,6 +119,8 @@ class Broker:
         )
         await self._replicas.start()
         self._undo.append(self._replicas.stop)
+        self._groups = self._make_groups()
+        self._undo.append(self._groups.stop)
         await self._listen()
         if self._config.metrics_listen:
             self._metrics.serve(self._config.metrics_listen)
@@ -161,20 +169,36 @@ class Broker:
             on_registered=self._on_registered,
         )
 
-    async def _listen(self) -> None:
-        server = aio.server(options=SERVER_OPTIONS)
-        offsets_topic = OffsetsTopic(
+    def _make_groups(self) -> GroupCoordinator:
+        config = self._config
+        self._offsets_topic = OffsetsTopic(
             self._image,
             self._link,
-            partition_count=self._config.offsets_topic_num_partitions,
-            replication_factor=self._config.offsets_topic_replication_factor,
+            partition_count=config.offsets_topic_num_partitions,
+            replication_factor=config.offsets_topic_replication_factor,
         )
-        self._metadata = MetadataServicer(self._config.node_id, self._image, offsets_topic.ensure)
+        return GroupCoordinator(
+            self._replicas,
+            self._image,
+            ensure_offsets_topic=self._offsets_topic.ensure,
+            settings=GroupSettings(
+                heartbeat_interval_ms=config.group_heartbeat_interval_ms,
+                min_session_timeout_ms=config.group_min_session_timeout_ms,
+                max_session_timeout_ms=config.group_max_session_timeout_ms,
+            ),
+        )
+
+    async def _listen(self) -> None:
+        server = aio.server(options=SERVER_OPTIONS)
+        self._metadata = MetadataServicer(
+            self._config.node_id, self._image, self._offsets_topic.ensure
+        )
         log_pb2_grpc.add_LogServicer_to_server(LogServicer(self._replicas, self._metrics), server)
         replication_pb2_grpc.add_ReplicationServicer_to_server(
             ReplicationServicer(self._replicas), server
         )
         metadata_pb2_grpc.add_MetadataServicer_to_server(self._metadata, server)
+        groups_pb2_grpc.add_GroupsServicer_to_server(GroupsServicer(self._groups), server)
         transactions_pb2_grpc.add_TransactionsServicer_to_server(
             TransactionsServicer(self._link.allocate_producer_ids), server
         )
@@ -188,6 +212,7 @@ class Broker:
 
     def _on_change(self, change: ImageChange) -> None:
         self._replicas.on_metadata(change)
+        self._groups.on_metadata(change)
         self._metadata.on_change(change)
 
     def _on_registered(self, broker_epoch: int) -> None:
