@@ -16,6 +16,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--shrink", action="store_true", help="look for fewer faults that break the same seed"
     )
+    parser.add_argument("--story", action="store_true", help="tell what happened before the end")
     chosen = parser.parse_args(arguments)
     broken = 0
     for seed in range(chosen.seed, chosen.seed + chosen.count):
@@ -24,6 +25,8 @@ def main(arguments: list[str] | None = None) -> int:
             broken += 1
             if chosen.shrink:
                 report = shrink(report)
+        if chosen.story:
+            sys.stdout.write("\n".join([*report.story, ""]))
         sys.stdout.write(f"{report}\n")
     return 1 if broken else 0
 

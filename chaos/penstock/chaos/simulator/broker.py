@@ -137,6 +137,10 @@ class SimulatedBroker:
             timeout_ms=_CALL_TIMEOUT_MS,
         )
 
+    def note(self, what: str) -> None:
+        """Remember for the story of the run."""
+        self.place.scheduler.note(what)
+
     def touch(self, partition: SimulatedPartition) -> None:
         """Note for the checkers that something happened to a partition in this step."""
         self.place.touched[self.node_id, partition.key] = partition

@@ -74,6 +74,7 @@ class Checkers:
         self.acknowledged = 0
         self.read = 0
         self._leaders: dict[tuple[TopicIdPartition, int], tuple[int, object]] = {}
+        self._newest: dict[TopicIdPartition, int] = {}  # The newest leader epoch that began.
         self._high_watermarks: dict[tuple[int, TopicIdPartition, int], int] = {}
         self._seen: dict[tuple[int, TopicIdPartition], _Seen] = {}
         self._snapshots: dict[int, bytes] = {}
@@ -103,7 +104,8 @@ class Checkers:
             self._check_leadership(partition, who)
         committed = self.log_of(partition.key)
         below = replica.high_watermark
-        if replica.role is Role.LEADER:
+        if replica.role is Role.LEADER and replica.leader_epoch == self._newest[partition.key]:
+            # A former leader that does not know it yet may lack what was committed since.
             below = max(below, committed.end)
             check(
                 log.log_end_offset >= committed.end,
@@ -116,6 +118,8 @@ class Checkers:
         replica = partition.replica
         process = partition.broker
         leadership = (partition.key, replica.leader_epoch)
+        newest = self._newest.get(partition.key, -1)
+        self._newest[partition.key] = max(newest, replica.leader_epoch)
         first = self._leaders.setdefault(leadership, (process.node_id, process))
         check(
             first[1] is process,
@@ -182,14 +186,16 @@ class Checkers:
 
     # Controllers.
 
-    def entry_applied(self, state: ClusterState) -> None:
-        """A controller applied an entry: all controllers must have the same state then."""
+    def entry_applied(self, state: ClusterState) -> bool:
+        """A controller applied an entry: all must have the same state then. True for the first."""
         index = state.applied_index
         snapshot = state.snapshot()
         known = self._snapshots.setdefault(index, snapshot)
         check(known == snapshot, f"two controllers have different states at index {index}")
-        if known is snapshot:
-            state.validate()
+        if known is not snapshot:
+            return False
+        state.validate()
+        return True
 
     # The end.
 

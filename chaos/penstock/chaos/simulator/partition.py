@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from penstock.chaos.simulator.broker import SimulatedBroker
     from penstock.chaos.simulator.scheduler import Timer
 
+_UNTOLD = (AppendRecords, HighWatermarkChanged, StatePosition, StartPush)
+
 Waiter = Callable[[ErrorCode | None], None]
 """Gets None when what it waited for has come, else why it will not."""
 
@@ -90,6 +92,8 @@ class SimulatedPartition:
         self.broker.touch(self)
         touched_log = False
         for effect in self.replica.handle(event):
+            if not isinstance(effect, _UNTOLD):
+                self.broker.note(f"{self.key.partition} on {self.broker.node_id}: {effect}")
             if self._change_log(effect):
                 touched_log = True
             else:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable
 from random import Random
+
+_STORY_LINES = 500
 
 
 class Timer:
@@ -30,6 +33,7 @@ class Scheduler:
     def __init__(self, rng: Random) -> None:
         self.now_ms = 0
         self.steps = 0
+        self.story: deque[str] = deque(maxlen=_STORY_LINES)  # What happened last, for people.
         self._rng = rng
         self._queue: list[tuple[int, float, int, Timer]] = []
         self._count = 0
@@ -41,6 +45,10 @@ class Scheduler:
         due_ms = self.now_ms + max(delay_ms, 0)
         heapq.heappush(self._queue, (due_ms, self._rng.random(), self._count, timer))
         return timer
+
+    def note(self, what: str) -> None:
+        """Remember what happened now."""
+        self.story.append(f"{self.now_ms:6} ms  {what}")
 
     def run_until(self, end_ms: int, after_step: Callable[[], bool]) -> bool:
         """Let events happen until ``end_ms``, or until ``after_step`` says True; whether it did."""

@@ -8,6 +8,8 @@ from functools import partial
 from random import Random
 from typing import Final
 
+from google.protobuf import text_format
+
 from penstock.chaos.simulator.broker import BrokerPlace, SimulatedBroker
 from penstock.chaos.simulator.checkers import Checkers, Violation, check
 from penstock.chaos.simulator.controller import (
@@ -56,6 +58,7 @@ class Report:
     committed: int = 0
     entries: int = 0
     leaderships: int = 0
+    story: list[str] = field(default_factory=list)  # What happened last.
 
     def __str__(self) -> str:
         verdict = "VIOLATION" if self.violation else "ok"
@@ -113,6 +116,7 @@ class Simulation:
         if node.broker is not None:
             return
         node.starts += 1
+        self.scheduler.note(f"node {node_id} starts")
         if node_id <= CONTROLLERS:
             place = ControllerPlace(self.scheduler, self.network, self.quorum, _LIVENESS, self)
             node.controller = SimulatedController(node_id, place, node.snapshot)
@@ -137,6 +141,7 @@ class Simulation:
         broker = node.broker
         if broker is None:
             return
+        self.scheduler.note(f"node {node_id} crashes{' and loses power' if power_loss else ''}")
         self._end_processes(node, silently=power_loss)
         node.disk.crash(power_loss=power_loss)
 
@@ -177,7 +182,10 @@ class Simulation:
 
     def entry_applied(self, node_id: int, state: ClusterState) -> None:
         """A controller applied an entry."""
-        self.checkers.entry_applied(state)
+        if self.checkers.entry_applied(state):
+            entry = cluster_pb2.Command.FromString(self.quorum.entries[state.applied_index - 1])
+            told = text_format.MessageToString(entry, as_one_line=True, print_unknown_fields=True)
+            self.scheduler.note(f"entry {state.applied_index}: {told}")
         if state.applied_index % _SNAPSHOT_EVERY == 0:
             self._nodes[node_id].snapshot = state.snapshot()
 
@@ -258,6 +266,7 @@ class Simulation:
                 report.violation = f"an invariant of a core: {report.violation}"
         except Exception as error:
             report.violation = f"a core raised {error!r}"
+        report.story = list(self.scheduler.story)
         report.steps = self.scheduler.steps
         report.virtual_ms = self.scheduler.now_ms
         report.acknowledged = self.checkers.acknowledged
