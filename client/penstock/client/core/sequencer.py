@@ -188,21 +188,23 @@ class Sequencer(Generic[D]):
     def split(self, batch: Batch[D], parts: tuple[Batch[D], Batch[D]]) -> None:
         """The batch, refused as too large and so surely not appended, goes on as two.
 
-        They are numbered anew, so an idempotent partition needs a new epoch.
+        They share its sequence numbers between them, so that what is before and after keeps its
+        own: batches before it may have been appended without our knowing.
         """
         lane = self.lanes[batch.partition]
         lane.in_flight.remove(batch)
         span = batch.order_span // 2
+        sequence = batch.base_sequence
         for number, part in enumerate(parts):
             part.order = batch.order + number * span
             part.order_span = span
             part.producer_id, part.producer_epoch = batch.producer_id, batch.producer_epoch
-            part.base_sequence = batch.base_sequence
+            part.base_sequence = sequence
             part.attempts = batch.attempts
-            _insert(lane.resend, part)
+            if self.idempotent:
+                sequence = (sequence + part.record_count) % SEQUENCE_LIMIT
             self._encode(part)
-        if self.idempotent:
-            self._renew(lane)
+            _insert(lane.resend, part)
         self._adopt(lane)
 
     def outstanding(self) -> Iterable[Batch[D]]:

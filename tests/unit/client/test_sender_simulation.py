@@ -1,0 +1,317 @@
+"""The Sender against a broker, a network and a clock that do their worst.
+
+What is checked holds for every schedule: the log has the records in the order of ``send``, none
+twice; what was acknowledged is in it, at the offset that was said; every record gets exactly one
+verdict; and a batch's bytes never change under one sequence number.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock.client.core.accumulator import Accumulator
+from penstock.client.core.backoff import Backoff
+from penstock.client.core.metadata_cache import MetadataCache
+from penstock.client.core.send_events import (
+    Acknowledge,
+    AcquireIdentity,
+    Answered,
+    Event,
+    Fail,
+    IdentityGiven,
+    PartitionAnswer,
+    RefreshMetadata,
+    ResetStream,
+    RoomFreed,
+    SendRequest,
+    StreamBroken,
+    Woken,
+)
+from penstock.client.core.sender import Sender, SenderSettings
+from penstock.client.core.sequencer import Identity, Sequencer
+from penstock.v1 import metadata_pb2
+from penstock.wire.compression import Compression
+from penstock.wire.errors import (
+    LeaderHint,
+    NetworkError,
+    NotEnoughReplicasError,
+    NotLeaderError,
+    PenstockError,
+    RecordTooLargeError,
+)
+from penstock.wire.ids import TopicPartition
+from penstock.wire.records import RecordData, parse_header, record_size_bound
+from tests.unit.client.fake_broker import FakePartition
+
+NODES = (1, 2)
+PARTITIONS = 2
+
+
+class World:
+    def __init__(self, seed: int, *, max_batch_bytes: int = 10**9, timeout_ms: float = 3_000):
+        self.chance = random.Random(seed)
+        self.now = 0.0
+        self.max_batch_bytes = max_batch_bytes
+        self.logs = [FakePartition(leader=1) for _ in range(PARTITIONS)]
+        self.metadata = MetadataCache()
+        self.accumulator: Accumulator[int] = Accumulator(
+            batch_size_bytes=150,
+            buffer_memory_bytes=100_000,
+            linger_ms=5,
+            delivery_timeout_ms=timeout_ms,
+            guard=nullcontext(),
+        )
+        self.sender: Sender[int] = Sender(
+            settings=SenderSettings(
+                max_request_bytes=400,
+                max_in_flight=5,
+                request_timeout_ms=1_000,
+                delivery_timeout_ms=timeout_ms,
+                retries=10**9,
+            ),
+            accumulator=self.accumulator,
+            sequencer=Sequencer(idempotent=True, max_in_flight=5, compression=Compression.NONE),
+            metadata=self.metadata,
+            backoff=Backoff(50, 200, self.chance.random),
+            leader_backoff=Backoff(20, 200, self.chance.random),
+        )
+        # Per node: requests on their way, and answers on their way back.
+        self.requests: dict[int, deque[SendRequest[int]]] = {node: deque() for node in NODES}
+        self.answers: dict[int, deque[Answered]] = {node: deque() for node in NODES}
+        self.zombies: list[tuple[int, SendRequest[int]]] = []
+        self.refresh_due = False
+        self.identity_due = False
+        self.next_value = 0
+        self.verdicts: dict[int, int | PenstockError] = {}
+        self.bytes_of: dict[tuple[int, int, int, int, int], bytes] = {}
+        self.refresh()
+
+    # --- the client's side ------------------------------------------------------------------
+
+    def send(self, partition: int) -> None:
+        self.next_value += 1
+        value = b"%d" % self.next_value
+        record = RecordData(1, None, value)
+        bound = record_size_bound(None, value)
+        where = TopicPartition("t", partition)
+        assert self.accumulator.append(where, record, bound, self.next_value, self.now)
+
+    def feed(self, event: Event) -> None:
+        for effect in self.sender.handle(event, self.now):
+            self.carry_out(effect)
+        self.sender.validate()
+
+    def carry_out(self, effect: Any) -> None:
+        match effect:
+            case SendRequest():
+                for entry in effect.entries:
+                    self.check_bytes(entry.batch)
+                self.requests[effect.node_id].append(effect)
+            case Acknowledge(batch, base_offset, _):
+                for index, delivery in enumerate(batch.deliveries):
+                    offset = base_offset + index if base_offset >= 0 else -1
+                    self.verdict(delivery.future, offset)
+            case Fail(batch, error):
+                for delivery in batch.deliveries:
+                    self.verdict(delivery.future, error)
+            case RefreshMetadata():
+                self.refresh_due = True
+            case AcquireIdentity():
+                self.identity_due = True
+            case ResetStream(node_id):
+                self.lose_stream(node_id)
+            case RoomFreed():
+                pass
+
+    def verdict(self, value: int, what: int | PenstockError) -> None:
+        assert value not in self.verdicts, "two verdicts for one record"
+        self.verdicts[value] = what
+
+    def check_bytes(self, batch: Any) -> None:
+        header = parse_header(batch.encoded)
+        key = (
+            batch.partition.partition,
+            header.producer_id,
+            header.producer_epoch,
+            header.base_sequence,
+            header.last_sequence,  # The first part of a split batch begins where it did.
+        )
+        assert self.bytes_of.setdefault(key, batch.encoded) == batch.encoded
+
+    # --- the world's side -------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        self.refresh_due = False
+        response = metadata_pb2.DescribeTopicsResponse(cluster_id="c", metadata_index=1)
+        topic = response.topics.add(name="t", topic_id=b"t" * 16)
+        for number, log in enumerate(self.logs):
+            topic.partitions.add(
+                partition=number, leader=log.leader, leader_epoch=log.leader_epoch
+            )
+        self.metadata.apply(response, self.now)
+
+    def lose_stream(self, node: int) -> None:
+        """Answers are lost; each request is lost, or arrives later when nobody waits for it."""
+        self.answers[node].clear()
+        for request in self.requests[node]:
+            if self.chance.random() < 0.5:
+                self.zombies.append((node, request))
+        self.requests[node].clear()
+
+    def arrive(self, node: int, request: SendRequest[int]) -> Answered:
+        answers = tuple(self.append(node, entry.batch) for entry in request.entries)
+        return Answered(node, request.correlation_id, answers)
+
+    def append(self, node: int, batch: Any) -> PartitionAnswer:
+        log = self.logs[batch.partition.partition]
+        if log.leader != node:
+            hint = LeaderHint(log.leader, log.leader_epoch, "h", 1)
+            known = self.chance.random() < 0.5
+            return PartitionAnswer(NotLeaderError("elsewhere", leader=hint if known else None))
+        if self.chance.random() < 0.1:
+            return PartitionAnswer(NotEnoughReplicasError("too few"))
+        if len(batch.encoded) > self.max_batch_bytes:
+            return PartitionAnswer(RecordTooLargeError("too large"))
+        try:
+            return PartitionAnswer(None, log.append(batch.encoded))
+        except PenstockError as error:
+            return PartitionAnswer(error)
+
+    def step(self) -> None:
+        choice = self.chance.random()
+        node = self.chance.choice(NODES)
+        if choice < 0.25:
+            for _ in range(self.chance.randint(1, 6)):
+                self.send(self.chance.randrange(PARTITIONS))
+            self.feed(Woken())
+        elif choice < 0.45 and self.requests[node]:
+            self.answers[node].append(self.arrive(node, self.requests[node].popleft()))
+        elif choice < 0.65 and self.answers[node]:
+            self.feed(self.answers[node].popleft())
+        elif choice < 0.70:
+            self.lose_stream(node)
+            self.feed(StreamBroken(node, NetworkError("broke")))
+        elif choice < 0.75 and self.zombies:
+            index = self.chance.randrange(len(self.zombies))
+            zombie = self.zombies.pop(index)
+            self.arrive(*zombie)
+        elif choice < 0.78:
+            log = self.chance.choice(self.logs)
+            log.leader = self.chance.choice(NODES)
+            log.leader_epoch += 1
+        elif choice < 0.85 and self.refresh_due:
+            self.refresh()
+            self.feed(Woken())
+        elif choice < 0.92:
+            self.now += self.chance.choice((1, 10, 100, 400))
+            self.feed(Woken())
+        self.give_identity()
+
+    def give_identity(self) -> None:
+        if self.identity_due:
+            self.identity_due = False
+            self.feed(IdentityGiven(Identity(self.chance.randrange(10**9), 0)))
+
+    def heal(self) -> None:
+        """Let everything arrive, in order, until every record has its verdict."""
+        for _ in range(5_000):
+            if not self.sender.open_batches():
+                break
+            self.now += 10
+            self.refresh()
+            self.feed(Woken())
+            self.give_identity()
+            for node in NODES:
+                while self.requests[node]:
+                    self.answers[node].append(self.arrive(node, self.requests[node].popleft()))
+                while self.answers[node]:
+                    self.feed(self.answers[node].popleft())
+        for zombie in self.zombies:
+            self.arrive(*zombie)
+
+    def check(self) -> None:
+        assert set(self.verdicts) == set(range(1, self.next_value + 1))
+        assert self.accumulator.used_bytes == 0
+        places: dict[int, int] = {}
+        for log in self.logs:
+            values = [int(record.value or b"") for record in log.records()]
+            assert values == sorted(set(values)), "duplicated or reordered"
+            places.update({value: place for place, value in enumerate(values)})
+        for value, what in self.verdicts.items():
+            if isinstance(what, int):
+                assert value in places, "acknowledged and lost"
+                assert what in (places[value], -1)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 2**32), st.integers(20, 250))
+def test_order_and_exactly_once_under_every_schedule(seed: int, steps: int) -> None:
+    world = World(seed)
+    for _ in range(steps):
+        world.step()
+    world.heal()
+    world.check()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 2**32))
+def test_the_same_while_topics_take_only_small_batches(seed: int) -> None:
+    world = World(seed, max_batch_bytes=100)
+    for _ in range(120):
+        world.step()
+    world.heal()
+    world.check()
+    assert all(isinstance(what, int | PenstockError) for what in world.verdicts.values())
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 2**32))
+def test_the_same_while_many_batches_time_out(seed: int) -> None:
+    world = World(seed, timeout_ms=150)
+    for _ in range(200):
+        world.step()
+    world.heal()
+    world.check()
+
+
+def test_the_simulation_reaches_what_it_is_about() -> None:
+    """Retries, new epochs, timeouts and splits do happen in these schedules."""
+    epochs: set[int] = set()
+    failed = delivered = duplicates = 0
+    for seed in range(40):
+        world = World(seed, timeout_ms=400, max_batch_bytes=120)
+        for _ in range(200):
+            world.step()
+        world.heal()
+        world.check()
+        epochs.update(key[2] for key in world.bytes_of)
+        failed += sum(isinstance(what, PenstockError) for what in world.verdicts.values())
+        delivered += sum(isinstance(what, int) for what in world.verdicts.values())
+        duplicates += sum(what == -1 for what in world.verdicts.values())
+    assert len(epochs) > 3
+    assert failed > 50
+    assert delivered > 1_000
+
+
+def test_the_checks_catch_a_broker_without_duplicate_detection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(FakePartition, "_known", lambda self, header: None)
+    caught = 0
+    for seed in range(30):
+        world = World(seed)
+        for _ in range(200):
+            world.step()
+        world.heal()
+        try:
+            world.check()
+        except AssertionError:
+            caught += 1
+    assert caught > 10
