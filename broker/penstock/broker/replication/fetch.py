@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -10,23 +11,33 @@ from penstock.broker.core.ports import EpochEnd
 from penstock.broker.replication.partition import Partition
 from penstock.v1 import log_pb2
 from penstock.wire.errors import OffsetOutOfRangeError, PenstockError
-from penstock.wire.records import iter_batches
+from penstock.wire.records import HEADER_BYTES, parse_header
 
 MAX_FETCH_BYTES: Final = 48 * 1024 * 1024
 """No answer is larger, but for one batch that is: it fits a gRPC message in any case."""
 
 MAX_WAIT_MS: Final = 300_000
 
+_LENGTH: Final = struct.Struct(">i")
+_LENGTH_AT: Final = 8  # In a batch; it counts what follows it.
+
 Locate = Callable[[log_pb2.FetchPartition], Partition]
 """The partition asked for, when it is led here under the epoch asked for; else it raises."""
 
 
 def next_offset_after(records: bytes) -> int:
-    """The offset after the last of whole batches."""
-    last = -1
-    for header, _ in iter_batches(records):
-        last = header.next_offset
-    return last
+    """The offset after the last of whole batches, which a log has checked. There is at least one.
+
+    Raises CorruptRecordError when they are no batches.
+    """
+    last, position, end = 0, 0, len(records)
+    while position + HEADER_BYTES <= end:
+        last = position
+        (length,) = _LENGTH.unpack_from(records, position + _LENGTH_AT)
+        if length < HEADER_BYTES - _LENGTH_AT - _LENGTH.size:
+            break  # parse_header says what is wrong.
+        position += _LENGTH_AT + _LENGTH.size + length
+    return parse_header(records, last).next_offset
 
 
 class PartitionRead:
