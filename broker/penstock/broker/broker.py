@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined
 from grpc_reflection.v1alpha import reflection
 
 from penstock.broker.config import NodeConfig
-from penstock.broker.controller_link import BrokerIdentity, ControllerLink, monotonic_ms
+from penstock.broker.controller_link import BrokerIdentity, ControllerLink
 from penstock.broker.coordinator.coordinator import GroupCoordinator
 from penstock.broker.coordinator.service import GroupsServicer
 from penstock.broker.core.group_events import GroupSettings
@@ -70,6 +71,14 @@ _SERVICES = [
 ]
 
 
+def _wall_clock_ms() -> int:
+    """The time that records carry. Logs must go by it, leading or following, and over restarts:
+    with two clocks a producer seen by one is long forgotten by the other, and its next retry is
+    written twice.
+    """
+    return time.time_ns() // 1_000_000
+
+
 class Broker:
     """One broker. Start, serve, stop, on one event loop; not to be restarted."""
 
@@ -88,7 +97,7 @@ class Broker:
                 flush_interval_ms=config.flush_interval_ms,
             ),
             self._on_durable,
-            monotonic_ms,
+            _wall_clock_ms,
             cluster_id=cluster_id,
             on_directory_failed=self._on_directory_failed,
         )
