@@ -48,7 +48,7 @@ async def until(
                 return answer
         except aio.AioRpcError as error:
             answer = error.details()
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # Paces the asking, under the deadline above.
     raise AssertionError(f"not within {seconds} s; last: {answer}")
 
 

@@ -78,7 +78,7 @@ async def produce(brokers: Brokers, acknowledged: list[bytes], stop: asyncio.Eve
         try:
             await brokers[leader].append(value, timeout_ms=1000)
         except PenstockError:
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(0.002)  # Paces a writer that is refused.
         else:
             acknowledged.append(value)
 
@@ -96,11 +96,11 @@ async def strike(brokers: Brokers, chance: random.Random) -> None:
         node = brokers[chance.choice((1, 2, 3))]
         node.deaf = True
         brokers.change(leader=chance.choice(sorted(brokers.isr())))
-        await asyncio.sleep(chance.random() / 50)
+        await asyncio.sleep(chance.random() / 50)  # How long it hears nothing.
         node.listen()
     else:
         brokers.change(leader=chance.choice(sorted(brokers.isr())))
-    await asyncio.sleep(chance.random() / 20)
+    await asyncio.sleep(chance.random() / 20)  # Paces the blows.
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

@@ -357,6 +357,13 @@ def test_errors_of_a_batch_say_what_and_where(batch, message):
         decode_batch(batch)
 
 
+@pytest.mark.parametrize("attributes", [5, 6, 7])
+def test_a_compression_from_the_future_is_found_before_the_records_are_read(attributes):
+    # A broker never decompresses, and must not store what no consumer could.
+    with pytest.raises(CorruptRecordError, match=f"unknown compression {attributes} at byte 22"):
+        verify_batch(patched(SOUND, ">h", 21, attributes))
+
+
 RECORD = bytes.fromhex("0e 00 00 00 01 02 76 00")  # One record: null key, value "v".
 
 

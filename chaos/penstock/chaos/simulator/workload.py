@@ -50,11 +50,11 @@ class Client:
 
     def serve(self, method: str, request: Any, reply: Callable[[Any], None]) -> None:
         """Nobody asks a client."""
-        raise NotImplementedError(method)
+        raise AssertionError(f"a client serves nobody, but was asked for {method}")
 
     def accept(self, service: str, end: End) -> None:
         """Nobody opens a stream to a client."""
-        raise NotImplementedError(service)
+        raise AssertionError(f"a client serves nobody, but was to stream {service}")
 
     def ask(self, method: str, request: Any, on_answer: Callable[[Answer | None], None]) -> None:
         """Ask the broker that is thought to lead, or any."""
