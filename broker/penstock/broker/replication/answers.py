@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import islice
+from typing import Final
+
 from penstock.broker.core.metadata_image import MetadataImage
 from penstock.v1 import cluster_pb2
 from penstock.wire.errors import (
@@ -18,6 +21,8 @@ from penstock.wire.errors import (
 )
 from penstock.wire.ids import TopicIdPartition, TopicPartition, format_topic_id
 from penstock.wire.topic_config import suggest
+
+_MAX_NEAR_NAMES: Final = 1000
 
 
 class Refusals:
@@ -43,7 +48,9 @@ class Refusals:
         """
         found = self._image.topic(topic)
         if found is None:
-            near = suggest(topic, [known.name for known in self._image.topics()])
+            # Comparing names takes time: a bounded number of them.
+            names = [known.name for known in islice(self._image.topics(), _MAX_NEAR_NAMES)]
+            near = suggest(topic, names)
             raise UnknownTopicOrPartitionError(
                 f"no topic {topic!r} is known to broker {self._node_id}{near}; create it with "
                 f"`penstock topics create {topic}`, or list what there is"

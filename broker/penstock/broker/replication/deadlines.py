@@ -47,9 +47,11 @@ class Deadlines:
     def _fire(self) -> None:
         self._timer = None
         now_ms = self._clock_ms()
-        while self._heap and self._heap[0][0] <= now_ms:
-            due_ms, _, partition = heapq.heappop(self._heap)
-            if partition.armed_ms == due_ms:
-                partition.armed_ms = None
-                self._on_due(partition)
-        self._set_timer()
+        try:
+            while self._heap and self._heap[0][0] <= now_ms:
+                due_ms, _, partition = heapq.heappop(self._heap)
+                if partition.armed_ms == due_ms:
+                    partition.armed_ms = None
+                    self._on_due(partition)
+        finally:  # One partition's fault must not stop the clock of the others.
+            self._set_timer()

@@ -104,6 +104,10 @@ class IsrProposer:
                 "in-sync change not answered", partitions=len(batch), error=error.message
             )
             return False
+        except Exception:
+            # Whatever it was, the wish must not be forgotten with it.
+            logger.exception("in-sync change failed", partitions=len(batch))
+            return False
         results = response.result.partitions
         if len(results) != len(batch):
             logger.error("in-sync change answered in part", sent=len(batch), got=len(results))

@@ -294,8 +294,8 @@ class FollowerStream:
         message.pushes.extend(answers)
         budget = MAX_PUSH_BYTES
         for partition in list(self._growing):
-            if budget <= 0:
-                break
+            if budget < MAX_PUSH_BYTES // 16:
+                break  # Full enough: do not ask every log for a batch that small.
             del self._growing[partition]
             budget -= self._push_records(message, partition, budget)
         if message.pushes or self._marks_due:
