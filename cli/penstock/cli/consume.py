@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Final
 
 import typer
 
@@ -22,6 +22,7 @@ from penstock.wire.ids import TopicPartition
 
 if TYPE_CHECKING:
     from penstock.client import Consumer, ConsumerRecord
+    from penstock.client.config import OffsetReset
 
 _MAX_WAIT_SECONDS: Final = 60.0
 _COMMIT_SECONDS: Final = 1.0
@@ -87,7 +88,7 @@ def consume(
     printer = _PRINTERS[record_format]
     interrupt = Interrupt()
     with interrupt.installed():
-        consumer = _connect(settings, group, from_beginning)
+        consumer = _connect(settings, group, _reset_of(start, from_beginning))
         session = Session(
             consumer, topic, printer, sys.stdout.buffer, interrupt, commits=group is not None
         )
@@ -180,7 +181,7 @@ class Session:
         """Print until ``max_records`` are printed, or ``timeout`` seconds bring no record."""
         last_record = time.monotonic()
         while max_records is None or self.printed < max_records:
-            wait = _MAX_WAIT_SECONDS
+            wait = self._commit_due_in()
             if timeout is not None:
                 wait = min(wait, max(0.0, last_record + timeout - time.monotonic()))
             limit = _BATCH if max_records is None else min(_BATCH, max_records - self.printed)
@@ -191,6 +192,8 @@ class Session:
                 last_record = time.monotonic()
             elif timeout is not None and time.monotonic() - last_record >= timeout:
                 return
+            if self._commit_due_in() <= 0:
+                self._commit()
 
     def end(self) -> None:
         """Commit what was printed, leave the group, close."""
@@ -222,8 +225,12 @@ class Session:
         # What waits in our buffer, or met a closed pipe, was not printed and is not committed.
         self.out.flush()
         self._uncommitted |= positions
-        if time.monotonic() - self._last_commit >= _COMMIT_SECONDS:
-            self._commit()
+
+    def _commit_due_in(self) -> float:
+        """Seconds until the next commit; with nothing to commit, the longest wait."""
+        if not self.commits or not self._uncommitted:
+            return _MAX_WAIT_SECONDS
+        return max(0.0, self._last_commit + _COMMIT_SECONDS - time.monotonic())
 
     def _commit(self) -> None:
         if self.commits and self._uncommitted:
@@ -236,10 +243,16 @@ class Session:
         self._last_commit = time.monotonic()
 
 
-def _connect(settings: Settings, group: str | None, from_beginning: bool) -> Consumer:
+def _reset_of(start: int | str | None, from_beginning: bool) -> OffsetReset:
+    """Where reading begins without a position; an offset that was asked for has to be there."""
+    if isinstance(start, int):
+        return "none"
+    return "earliest" if from_beginning else "latest"
+
+
+def _connect(settings: Settings, group: str | None, reset: OffsetReset) -> Consumer:
     from penstock.client import Consumer  # noqa: PLC0415 - it imports gRPC.
 
-    reset: Any = "earliest" if from_beginning else "latest"
     if group is None:
         return Consumer(settings.bootstrap, client_id="penstock-cli", auto_offset_reset=reset)
     return Consumer(

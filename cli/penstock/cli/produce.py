@@ -253,7 +253,8 @@ def _report(tally: Tally, settings: Settings) -> None:
     else:
         rate = tally.acknowledged / tally.seconds
         report(
-            f"{format_count(tally.acknowledged)} records, "
+            f"{format_count(tally.acknowledged)} "
+            f"{'record' if tally.acknowledged == 1 else 'records'}, "
             f"{format_bytes(tally.acknowledged_bytes)} in {tally.seconds:.2f} s "
             f"({rate:,.0f} records/s, {format_bytes(tally.acknowledged_bytes / tally.seconds)}/s)"
             + (f"; {format_count(tally.failed)} failed" if tally.failed else "")

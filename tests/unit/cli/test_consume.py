@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from penstock.cli import consume as module
 from penstock.cli.consume import (
     _PRINTERS,
     Interrupt,
@@ -35,6 +36,7 @@ class FakeConsumer:
         self.batches = list(batches)
         self.commits: list[dict[TopicPartition, int]] = []
         self.limits: list[int] = []
+        self.waits: list[float] = []
         self.calls: list[Any] = []
         self.at_end: Any = lambda: None
         self.closed = False
@@ -59,6 +61,7 @@ class FakeConsumer:
 
     def poll(self, timeout_ms: float, max_records: int) -> list[ConsumerRecord]:
         self.limits.append(max_records)
+        self.waits.append(timeout_ms)
         if self.batches:
             batch = list(self.batches.pop(0))
             if len(batch) > max_records:
@@ -135,6 +138,31 @@ def test_it_ends_after_the_records_asked_for() -> None:
     assert consumer.limits == [2]
     assert consumer.commits == [{P0: 2}]
     assert consumer.closed
+
+
+def test_a_group_is_told_what_was_printed_though_nothing_more_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_COMMIT_SECONDS", 0.0)
+    consumer = FakeConsumer([record(0), record(1)])
+    interrupt = Interrupt()
+    consumer.at_end = lambda: os.kill(os.getpid(), signal.SIGINT)
+    run = session(consumer, interrupt=interrupt)
+    with interrupt.installed():
+        run.run(None, None)
+    assert consumer.commits == [{P0: 2}]
+
+
+def test_the_wait_for_records_ends_when_a_commit_is_due() -> None:
+    consumer = FakeConsumer([record(0)])
+    consumer.at_end = lambda: os.kill(os.getpid(), signal.SIGINT)
+    interrupt = Interrupt()
+    run = session(consumer, interrupt=interrupt)
+    with interrupt.installed():
+        run.run(None, None)
+    first, second = consumer.waits
+    assert first == 60_000
+    assert 0 < second <= 1_000
 
 
 def test_a_group_is_told_what_was_printed_before_a_partition_goes() -> None:

@@ -79,16 +79,16 @@ def run(data: Path, work: Path) -> bool:
             admin.create_topic(TOPIC, PARTITIONS, REPLICAS, {"min.insync.replicas": str(MIN_ISR)})
             say(f"topic {TOPIC}: {PARTITIONS} partitions, {REPLICAS} replicas, min ISR {MIN_ISR}")
             with Members(cluster.bootstrap, TOPIC, GROUP, MEMBERS) as members:
-                _wait(lambda: _members_share(admin), "both members to have their partitions")
+                _wait(lambda: _unshared(admin), "both members to have their partitions")
                 say("two members share the partitions")
                 with Writer(cluster.bootstrap, TOPIC) as writer:
                     kill = _write_and_kill(cluster, admin, writer, lines)
                 sent = writer.sent()
                 for failure in writer.failures()[:3]:
                     report(f"not delivered: {failure}")
-                _wait(lambda: _all_in_sync(admin), f"node {kill.node_id} to be in sync again")
+                _wait(lambda: _out_of_sync(admin), f"node {kill.node_id} to be in sync again")
                 say(f"node {kill.node_id} is in sync again")
-                _wait(lambda: _all_read(admin, members, len(sent)), "everything to be read")
+                _wait(lambda: _unread(admin, members, len(sent)), "everything to be read")
                 say("everything was read and committed")
             reads = members.reads()
     verdict = judge(lines, sent, reads, expected)
@@ -129,39 +129,51 @@ def _kill_leader(cluster: LocalCluster, admin: AdminClient) -> Kill:
     return Kill(leader, led, controller == leader, at)
 
 
-def _members_share(admin: AdminClient) -> bool:
-    """Whether both members hold partitions and all partitions are held."""
+def _unshared(admin: AdminClient) -> str:
+    """What is missing until both members hold partitions and all partitions are held."""
     if GROUP not in {group.group_id for group in admin.list_groups()}:
-        return False
+        return "there is no group yet"
     (group,) = admin.describe_groups([GROUP])
     held = [len(member.assigned) for member in group.members]
-    return group.state == "stable" and len(held) == len(MEMBERS) and sum(held) == PARTITIONS
+    if group.state == "stable" and len(held) == len(MEMBERS) and sum(held) == PARTITIONS:
+        return ""
+    return f"the group is {group.state}; its members hold {held} partitions"
 
 
-def _all_in_sync(admin: AdminClient) -> bool:
+def _out_of_sync(admin: AdminClient) -> str:
+    """Partitions that lack an in-sync replica; empty when none does."""
     (topic,) = admin.describe_topics([TOPIC])
-    return all(len(entry.isr) == REPLICAS for entry in topic.partitions)
+    return ", ".join(
+        f"partition {entry.partition} has only {list(entry.isr)} in sync"
+        for entry in topic.partitions
+        if len(entry.isr) < REPLICAS
+    )
 
 
-def _all_read(admin: AdminClient, members: Members, acknowledged: int) -> bool:
-    """Whether the members printed as much as was acknowledged, and committed to the log's end.
+def _unread(admin: AdminClient, members: Members, acknowledged: int) -> str:
+    """What the members still have to print or to commit; empty when there is nothing.
 
     After that nothing is left that could be read twice.
     """
     if ended := members.ended():
         raise RequestTimedOutError(f"{', '.join(ended)} ended before everything was read")
     if members.count() < acknowledged:
-        return False
+        return f"{members.count():,} of {acknowledged:,} lines were read"
     (group,) = admin.describe_groups([GROUP])
-    lags = partition_lags(admin, group)
-    return len(lags) == PARTITIONS and all(lag.lag == 0 for lag in lags)
+    behind = [lag for lag in partition_lags(admin, group) if lag.lag != 0]
+    return ", ".join(
+        f"partition {lag.partition} is committed up to {lag.committed_offset} of "
+        f"{lag.log_end_offset}"
+        for lag in behind
+    )
 
 
-def _wait(holds: Callable[[], bool], what: str) -> None:
+def _wait(missing: Callable[[], str], what: str) -> None:
+    """Wait until nothing is missing; RequestTimedOutError says what still was."""
     deadline = time.monotonic() + _STEP_SECONDS
-    while not holds():
+    while reason := missing():
         if time.monotonic() > deadline:
-            raise RequestTimedOutError(f"waited {_STEP_SECONDS:.0f} s in vain for {what}")
+            raise RequestTimedOutError(f"waited {_STEP_SECONDS:.0f} s in vain for {what}: {reason}")
         time.sleep(0.1)
 
 
