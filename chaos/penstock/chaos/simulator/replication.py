@@ -396,6 +396,7 @@ class Link:
             self._to_state.pop(key, None)
             if self._end is not None:
                 self._end.send(Stop(key))
+            self.pump()  # An ack may have waited for this partition alone.
 
     def state(self, key: TopicIdPartition, *, pause: bool) -> None:
         """State the partition's position, at once or later."""
