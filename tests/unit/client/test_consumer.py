@@ -1,0 +1,728 @@
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from penstock.client import (
+    AsyncConsumer,
+    AsyncProducer,
+    ConsumerRecord,
+    CorruptRecordError,
+    InvalidGroupIdError,
+    InvalidRequestError,
+    NoOffsetError,
+    OffsetAndMetadata,
+    OffsetOutOfRangeError,
+    SerializationError,
+    TopicPartition,
+    UnknownTopicOrPartitionError,
+)
+from penstock.v1 import groups_pb2, log_pb2
+from penstock.wire.errors import (
+    CoordinatorLoadInProgressError,
+    FencedInstanceIdError,
+    NotLeaderError,
+    PenstockError,
+    StaleMemberEpochError,
+    UnknownMemberIdError,
+    UnreleasedInstanceIdError,
+)
+from penstock.wire.records import RecordData, encode_batch
+from tests.support import eventually
+from tests.unit.client.fake_broker import FakeCluster, FakeNode
+
+T0 = TopicPartition("t", 0)
+T1 = TopicPartition("t", 1)
+
+
+def fill(cluster: FakeCluster, topic: str, partition: int, values: Sequence[bytes]) -> None:
+    for number, value in enumerate(values):
+        data = encode_batch([RecordData(1_000 + number, b"k", value, ())])
+        cluster.put(topic, partition, data)
+
+
+def numbers(start: int, stop: int) -> list[bytes]:
+    return [b"%d" % number for number in range(start, stop)]
+
+
+async def read(consumer: AsyncConsumer, count: int) -> list[ConsumerRecord]:
+    found: list[ConsumerRecord] = []
+    async with asyncio.timeout(15):
+        while len(found) < count:
+            found += await consumer.poll(500)
+    return found
+
+
+def values(records: Sequence[ConsumerRecord], partition: int = 0) -> list[bytes]:
+    return [record.value for record in records if record.partition == partition]
+
+
+async def test_every_partition_is_read_in_order_and_followed(cluster: FakeCluster) -> None:
+    cluster.add_topic("t", 3)
+    for partition in range(3):
+        fill(cluster, "t", partition, numbers(0, 20))
+    async with AsyncConsumer(
+        cluster.bootstrap, topics=["t"], auto_offset_reset="earliest"
+    ) as consumer:
+        found = await read(consumer, 60)
+        for partition in range(3):
+            assert values(found, partition) == numbers(0, 20)
+        assert [record.offset for record in found if record.partition == 1] == list(range(20))
+        first = found[0]
+        assert (first.topic, first.key, first.timestamp_ms, first.headers) == ("t", b"k", 1_000, ())
+        async with AsyncProducer(cluster.bootstrap) as producer:
+            await producer.send_and_wait("t", b"new", partition=2)
+        assert values(await read(consumer, 1), 2) == [b"new"]
+
+
+async def test_latest_begins_at_the_end(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, numbers(0, 5))
+    async with AsyncConsumer(cluster.bootstrap, topics="t") as consumer:
+        assert await consumer.poll(100) == []
+        assert await consumer.position(T0) == 5
+        fill(cluster, "t", 0, [b"new"])
+        await cluster.wake()
+        assert values(await read(consumer, 1)) == [b"new"]
+
+
+async def test_reset_none_raises_until_a_position_is_given(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, numbers(0, 3))
+    async with AsyncConsumer(
+        cluster.bootstrap, topics="t", group_id="g", auto_offset_reset="none"
+    ) as consumer:
+        with pytest.raises(NoOffsetError, match=r"t-0.*'g'.*seek"):
+            await read(consumer, 1)
+        await consumer.seek(T0, 1)
+        assert values(await read(consumer, 2)) == numbers(1, 3)
+
+
+async def test_iteration_hands_out_one_by_one(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, numbers(0, 10))
+    async with AsyncConsumer(
+        cluster.bootstrap, topics="t", auto_offset_reset="earliest"
+    ) as consumer:
+        found = []
+        async for record in consumer:
+            found.append(record.value)
+            assert await consumer.position(T0) == record.offset + 1
+            if len(found) == 10:
+                break
+    assert found == numbers(0, 10)
+
+
+async def test_poll_limits_and_batches(cluster: FakeCluster) -> None:
+    cluster.add_topic("t", 2)
+    fill(cluster, "t", 0, numbers(0, 10))
+    fill(cluster, "t", 1, numbers(0, 10))
+    async with AsyncConsumer(
+        cluster.bootstrap, topics="t", auto_offset_reset="earliest", max_poll_records=7
+    ) as consumer:
+        counts = []
+        while sum(counts) < 20:
+            batches = await consumer.poll_batch(5_000, 4 if not counts else None)
+            assert set(batches) <= {T0, T1}
+            counts.append(sum(len(batch) for batch in batches.values()))
+        assert counts[0] <= 4
+        assert max(counts) <= 7
+        assert await consumer.poll(0) == []
+
+
+async def test_seeking(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, numbers(0, 10))
+    async with AsyncConsumer(cluster.bootstrap) as consumer:
+        await consumer.assign([T0])
+        await consumer.seek(T0, 7)
+        assert values(await read(consumer, 3)) == numbers(7, 10)
+        await consumer.seek_to_beginning()
+        assert await consumer.position(T0) == 0
+        assert values(await read(consumer, 10)) == numbers(0, 10)
+        await consumer.seek_to_end(T0)
+        assert await consumer.position(T0) == 10
+        times = {T0: 1_004}
+        found = (await consumer.offsets_for_times(times))[T0]
+        assert found is not None
+        assert (found.offset, found.timestamp_ms) == (4, 1_004)
+        assert await consumer.offsets_for_times({T0: 9_999}) == {T0: None}
+        assert await consumer.beginning_offsets([T0]) == {T0: 0}
+        assert await consumer.end_offsets([T0]) == {T0: 10}
+        assert await consumer.partitions_for("t") == (0,)
+        with pytest.raises(InvalidRequestError, match="t-1 is not assigned"):
+            await consumer.seek(T1, 0)
+
+
+async def test_a_position_inside_a_batch_skips_what_is_before_it(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    records = [RecordData(1, None, value, ()) for value in numbers(0, 10)]
+    cluster.put("t", 0, encode_batch(records))
+    async with AsyncConsumer(cluster.bootstrap) as consumer:
+        await consumer.assign([T0])
+        await consumer.seek(T0, 6)
+        assert values(await read(consumer, 4)) == numbers(6, 10)
+
+
+async def test_paused_partitions_hand_out_nothing_and_lose_nothing(cluster: FakeCluster) -> None:
+    cluster.add_topic("t", 2)
+    fill(cluster, "t", 0, numbers(0, 5))
+    fill(cluster, "t", 1, numbers(0, 5))
+    async with AsyncConsumer(cluster.bootstrap, auto_offset_reset="earliest") as consumer:
+        await consumer.assign([T0, T1])
+        await consumer.pause(T0)
+        assert consumer.paused() == {T0}
+        found = await read(consumer, 5)
+        assert values(found, 1) == numbers(0, 5)
+        assert await consumer.poll(50) == []
+        await consumer.resume(T0)
+        assert values(await read(consumer, 5)) == numbers(0, 5)
+
+
+async def test_a_moved_leader_is_followed(cluster: FakeCluster) -> None:
+    cluster.add_topic("t", leader=1)
+    fill(cluster, "t", 0, numbers(0, 3))
+    async with AsyncConsumer(
+        cluster.bootstrap, topics="t", auto_offset_reset="earliest"
+    ) as consumer:
+        assert values(await read(consumer, 3)) == numbers(0, 3)
+        cluster.move("t", 0, 2)
+        fill(cluster, "t", 0, numbers(3, 6))
+        await cluster.wake()
+        assert values(await read(consumer, 3)) == numbers(3, 6)
+        await cluster.nodes[2].stop()
+        cluster.move("t", 0, 3)
+        fill(cluster, "t", 0, numbers(6, 9))
+        assert values(await read(consumer, 3)) == numbers(6, 9)
+
+
+async def test_a_hung_leader_is_left_when_another_leads(cluster: FakeCluster) -> None:
+    cluster.add_topic("t", leader=1)
+    fill(cluster, "t", 0, numbers(0, 3))
+    asked = asyncio.Event()
+
+    async def hang(node: FakeNode, request: log_pb2.FetchRequest) -> Any:
+        if node.number == 1:
+            asked.set()
+            await asyncio.sleep(60)
+
+    cluster.on_fetch = hang
+    async with AsyncConsumer(
+        cluster.bootstrap, topics="t", auto_offset_reset="earliest", fetch_max_wait_ms=100
+    ) as consumer:
+        assert await consumer.poll(100) == []
+        await asked.wait()
+        cluster.move("t", 0, 2)
+        assert values(await read(consumer, 3)) == numbers(0, 3)
+
+
+async def test_a_position_out_of_range_follows_the_policy(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, numbers(0, 10))
+    cluster.partition("t").start = 4
+    cluster.partition("t").batches = cluster.partition("t").batches[4:]
+    async with AsyncConsumer(cluster.bootstrap, auto_offset_reset="earliest") as consumer:
+        await consumer.assign([T0])
+        await consumer.seek(T0, 1)
+        assert values(await read(consumer, 6)) == numbers(4, 10)
+    async with AsyncConsumer(cluster.bootstrap, auto_offset_reset="none") as consumer:
+        await consumer.assign([T0])
+        await consumer.seek(T0, 50)
+        with pytest.raises(OffsetOutOfRangeError, match="50"):
+            await read(consumer, 1)
+        await consumer.seek(T0, 9)
+        assert values(await read(consumer, 1)) == numbers(9, 10)
+
+
+async def test_a_cut_log_is_read_on_from_the_cut(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, numbers(0, 4))
+    told = False
+
+    async def diverge(node: FakeNode, request: log_pb2.FetchRequest) -> Any:
+        nonlocal told
+        if request.partitions[0].fetch_offset == 4 and not told:
+            told = True
+            assert request.partitions[0].last_fetched_epoch == 0
+            response = log_pb2.FetchResponse()
+            result = response.partitions.add(partition=request.partitions[0].partition)
+            result.diverging_epoch.leader_epoch = 0
+            result.diverging_epoch.end_offset = 2
+            return response
+        return None
+
+    cluster.on_fetch = diverge
+    async with AsyncConsumer(
+        cluster.bootstrap, topics="t", auto_offset_reset="earliest"
+    ) as consumer:
+        assert values(await read(consumer, 4)) == numbers(0, 4)
+        assert values(await read(consumer, 2)) == numbers(2, 4)
+
+
+async def test_a_corrupt_batch_names_its_place_and_can_be_skipped(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, numbers(0, 3))
+    log = cluster.partition("t")
+    base, following, data = log.batches[1]
+    log.batches[1] = (base, following, data[:-1] + bytes([data[-1] ^ 1]))
+    async with AsyncConsumer(
+        cluster.bootstrap, topics="t", auto_offset_reset="earliest"
+    ) as consumer:
+        assert values(await read(consumer, 1)) == [b"0"]
+        for _ in range(2):
+            with pytest.raises(CorruptRecordError, match=r"t-0, offset 1.*Seek to 2"):
+                await consumer.poll(5_000)
+        await consumer.seek(T0, 2)
+        assert values(await read(consumer, 1)) == [b"2"]
+
+
+async def test_an_answer_that_is_garbage_is_reported_not_swallowed(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, numbers(0, 3))
+
+    async def garbage(node: FakeNode, request: log_pb2.FetchRequest) -> Any:
+        response = log_pb2.FetchResponse()
+        for entry in request.partitions:
+            response.partitions.add(partition=entry.partition, records=b"\xff" * 100)
+        return response
+
+    cluster.on_fetch = garbage
+    async with AsyncConsumer(
+        cluster.bootstrap, topics="t", auto_offset_reset="earliest"
+    ) as consumer:
+        with pytest.raises(CorruptRecordError, match="t-0, at or after offset 0"):
+            await read(consumer, 1)
+
+
+async def test_deserialisers_and_their_failures(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, [b'{"a":1}', b"not json", b"3"])
+    async with AsyncConsumer(
+        cluster.bootstrap,
+        topics="t",
+        auto_offset_reset="earliest",
+        key_deserializer="str",
+        value_deserializer="json",
+    ) as consumer:
+        [first] = await read(consumer, 1)
+        assert (first.key, first.value) == ("k", {"a": 1})
+        with pytest.raises(SerializationError, match=r"value.*t-0@1.*value_deserializer='bytes'"):
+            await consumer.poll(5_000)
+        await consumer.seek(T0, 2)
+        assert (await read(consumer, 1))[0].value == 3
+
+
+async def test_memory_for_prefetching_is_bounded(cluster: FakeCluster) -> None:
+    cluster.add_topic("t", 4)
+    for partition in range(4):
+        fill(cluster, "t", partition, [b"x" * 1_000] * 100)
+    async with AsyncConsumer(
+        cluster.bootstrap,
+        topics="t",
+        auto_offset_reset="earliest",
+        max_partition_fetch_bytes=10_000,
+        prefetch_max_bytes=20_000,
+        max_poll_records=1,
+    ) as consumer:
+        seen = 0
+        while seen < 400:
+            seen += len(await consumer.poll(5_000))
+            buffered = consumer._engine._fetch.fetcher.buffered_bytes
+            assert buffered <= 20_000 + 4 * 11_000  # One answer a partition beyond the bound.
+
+
+async def test_an_unknown_topic_is_an_error_that_names_the_near_one(cluster: FakeCluster) -> None:
+    cluster.add_topic("orders")
+    async with AsyncConsumer(cluster.bootstrap, topics="order", group_id="g") as consumer:
+        with pytest.raises(UnknownTopicOrPartitionError, match="did you mean 'orders'"):
+            await consumer.poll(100)
+        cluster.add_topic("order")
+        assert await consumer.poll(100) == []
+    async with AsyncConsumer(cluster.bootstrap) as consumer:
+        with pytest.raises(InvalidRequestError, match="no partition 9; it has 0 to 0"):
+            await consumer.assign([TopicPartition("orders", 9)])
+
+
+async def test_subscribe_and_assign_exclude_each_other(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    async with AsyncConsumer(cluster.bootstrap, topics="t") as consumer:
+        with pytest.raises(InvalidRequestError, match="unsubscribe"):
+            await consumer.assign([T0])
+        await consumer.unsubscribe()
+        await consumer.assign([T0])
+        assert consumer.assignment() == {T0}
+        with pytest.raises(InvalidRequestError, match="unsubscribe"):
+            consumer.subscribe("t")
+        with pytest.raises(InvalidGroupIdError):
+            await consumer.commit()
+
+
+async def test_a_pattern_without_a_group_and_new_partitions_are_followed(
+    cluster: FakeCluster,
+) -> None:
+    cluster.add_topic("logs-a")
+    cluster.add_topic("other")
+    fill(cluster, "logs-a", 0, [b"a"])
+    async with AsyncConsumer(
+        cluster.bootstrap,
+        topics=re.compile("logs-.*"),
+        auto_offset_reset="earliest",
+        metadata_max_age_ms=100,
+    ) as consumer:
+        assert (await read(consumer, 1))[0].topic == "logs-a"
+        cluster.add_topic("logs-b")
+        fill(cluster, "logs-b", 0, [b"b"])
+        assert (await read(consumer, 1))[0].topic == "logs-b"
+        assert {entry.topic for entry in consumer.assignment()} == {"logs-a", "logs-b"}
+
+
+# --- groups ------------------------------------------------------------------------------------
+
+
+def member(cluster: FakeCluster, **settings: Any) -> AsyncConsumer:
+    settings = {"group_id": "g", "auto_offset_reset": "earliest", "retry_backoff_ms": 10, **settings}
+    return AsyncConsumer(cluster.bootstrap, topics="t", **settings)
+
+
+def committed(cluster: FakeCluster) -> dict[TopicPartition, int]:
+    return {name: entry.offset for name, entry in cluster.groups["g"].offsets.items()}
+
+
+async def test_a_member_commits_what_it_handed_out_and_the_next_goes_on(
+    cluster: FakeCluster,
+) -> None:
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, numbers(0, 10))
+    async with member(cluster, max_poll_records=4) as consumer:
+        assert values(await read(consumer, 4)) == numbers(0, 4)
+    assert committed(cluster) == {T0: 4}
+    async with member(cluster) as consumer:
+        assert values(await read(consumer, 6)) == numbers(4, 10)
+    assert committed(cluster) == {T0: 10}
+
+
+async def test_iteration_commits_only_what_was_gone_past(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, numbers(0, 10))
+    async with member(cluster, auto_commit_interval_ms=10) as consumer:
+        seen = 0
+        async for _ in consumer:
+            seen += 1
+            if seen == 5:
+                await eventually(lambda: committed(cluster).get(T0) == 4)
+                break
+        # The fifth is in the application's hands: not processed yet, as far as we know.
+        assert committed(cluster) == {T0: 4}
+    assert committed(cluster) == {T0: 5}  # Closing says that it is.
+
+
+async def test_auto_commit_holds_back_what_the_last_poll_gave(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, numbers(0, 6))
+    async with member(cluster, auto_commit_interval_ms=10, max_poll_records=3) as consumer:
+        await read(consumer, 3)
+        await eventually(lambda: committed(cluster) == {T0: 0})
+        await read(consumer, 3)
+        await eventually(lambda: committed(cluster) == {T0: 3})
+
+
+async def test_commits_by_hand(cluster: FakeCluster) -> None:
+    cluster.add_topic("t", 2)
+    fill(cluster, "t", 0, numbers(0, 5))
+    async with member(cluster, enable_auto_commit=False) as consumer:
+        await read(consumer, 5)
+        assert await consumer.committed(T0, T1) == {T0: None, T1: None}
+        await consumer.commit()
+        assert (await consumer.committed(T0))[T0] == OffsetAndMetadata(5, 0, "")
+        await consumer.commit({T0: OffsetAndMetadata(2, 0, "note"), T1: 0})
+        assert (await consumer.committed(T0))[T0] == OffsetAndMetadata(2, 0, "note")
+    assert committed(cluster) == {T0: 2, T1: 0}
+
+
+async def test_two_members_share_and_nothing_is_lost_or_doubled(cluster: FakeCluster) -> None:
+    cluster.add_topic("t", 4)
+    for partition in range(4):
+        fill(cluster, "t", partition, numbers(0, 100))
+    seen: dict[TopicPartition, list[bytes]] = {}
+    stop = False
+
+    async def run(consumer: AsyncConsumer) -> None:
+        async with consumer:
+            while not stop:
+                for record in await consumer.poll(20, 7):
+                    seen.setdefault(record.topic_partition, []).append(record.value)
+
+    first = asyncio.ensure_future(run(member(cluster)))
+    await eventually(lambda: sum(map(len, seen.values())) > 50)
+    second = asyncio.ensure_future(run(member(cluster)))
+    await eventually(
+        lambda: sorted(len(m.owned) for m in cluster.groups["g"].members.values()) == [2, 2]
+    )
+    for partition in range(4):
+        fill(cluster, "t", partition, numbers(100, 150))
+    await cluster.wake()
+    await eventually(lambda: sum(map(len, seen.values())) >= 600)
+    stop = True
+    await asyncio.gather(first, second)
+    assert {name: found for name, found in seen.items()} == {
+        TopicPartition("t", partition): numbers(0, 150) for partition in range(4)
+    }
+    assert committed(cluster) == {TopicPartition("t", partition): 150 for partition in range(4)}
+    assert cluster.groups["g"].members == {}
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, tuple[TopicPartition, ...]]] = []
+
+    def on_partitions_revoked(self, partitions: Sequence[TopicPartition]) -> None:
+        self.heard.append(("revoked", tuple(partitions)))
+
+    async def on_partitions_assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        self.heard.append(("assigned", tuple(partitions)))
+
+    def on_partitions_lost(self, partitions: Sequence[TopicPartition]) -> None:
+        self.heard.append(("lost", tuple(partitions)))
+
+
+async def test_the_listener_hears_of_what_comes_and_goes(cluster: FakeCluster) -> None:
+    cluster.add_topic("t", 2)
+    listener = Listener()
+    first = AsyncConsumer(cluster.bootstrap, group_id="g", auto_offset_reset="earliest")
+    first.subscribe("t", listener)
+    async with first:
+        while not listener.heard:
+            await first.poll(20)
+        assert listener.heard == [("assigned", (T0, T1))]
+        async with member(cluster) as second:
+            while not second.assignment():
+                await first.poll(5)
+                await second.poll(5)
+        assert listener.heard[1][0] == "revoked"
+        while len(listener.heard) < 3:
+            await first.poll(20)
+        assert listener.heard[2][0] == "assigned"
+        assert first.assignment() == {T0, T1}
+    assert listener.heard[3:] == [("revoked", (T0, T1))]
+
+
+async def test_revoked_partitions_wait_for_the_next_poll(cluster: FakeCluster) -> None:
+    cluster.add_topic("t", 2)
+    fill(cluster, "t", 0, numbers(0, 3))
+    fill(cluster, "t", 1, numbers(0, 3))
+    async with member(cluster) as first, member(cluster) as second:
+        await read(first, 6)
+        await second.poll(50)
+        await eventually(lambda: first._engine.handout.interrupted)
+        # What the application works on is neither committed nor given away behind its back.
+        assert committed(cluster) == {}
+        assert second.assignment() == frozenset()
+        await first.poll(0)
+        while not second.assignment():
+            await second.poll(20)
+        [moved] = second.assignment()
+        assert committed(cluster)[moved] == 3
+        assert await second.poll(50) == []
+
+
+async def test_a_fenced_member_loses_all_and_joins_anew(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, numbers(0, 3))
+    listener = Listener()
+    consumer = AsyncConsumer(cluster.bootstrap, group_id="g", auto_offset_reset="earliest")
+    consumer.subscribe("t", listener)
+    async with consumer:
+        await read(consumer, 3)
+        cluster.groups["g"].members.clear()
+        # Nothing was committed, so everything comes again: at least once.
+        assert values(await read(consumer, 3)) == numbers(0, 3)
+    assert [what for what, _ in listener.heard] == ["assigned", "lost", "assigned", "revoked"]
+
+
+async def test_a_moved_coordinator_is_found_and_nothing_is_lost(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, numbers(0, 5))
+    async with member(cluster) as consumer:
+        await read(consumer, 5)
+        [before] = cluster.groups["g"].members.values()
+        cluster.coordinator = 2
+        await consumer.commit()
+        assert committed(cluster) == {T0: 5}
+        await cluster.nodes[2].stop()
+        cluster.coordinator = 3
+        fill(cluster, "t", 0, numbers(5, 8))
+        await cluster.wake()
+        assert values(await read(consumer, 3)) == numbers(5, 8)
+        await consumer.commit()
+        assert committed(cluster) == {T0: 8}
+        heard = asyncio.Event()
+
+        def note(request: groups_pb2.GroupHeartbeatRequest) -> None:
+            heard.set()
+
+        cluster.on_heartbeat = note
+        await asyncio.wait_for(heard.wait(), 10)
+        [after] = cluster.groups["g"].members.values()
+        assert after.member_id == before.member_id
+
+
+async def test_a_loading_coordinator_is_waited_for(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, numbers(0, 2))
+    left = 3
+
+    def load(request: Any) -> PenstockError | None:
+        nonlocal left
+        left -= 1
+        return CoordinatorLoadInProgressError("still reading") if left >= 0 else None
+
+    cluster.on_heartbeat = load
+    async with member(cluster) as consumer:
+        assert values(await read(consumer, 2)) == numbers(0, 2)
+        left = 2
+        cluster.on_commit = load
+        await consumer.commit()
+    assert committed(cluster) == {T0: 2}
+
+
+async def test_a_commit_that_crossed_a_new_epoch_is_repeated(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, numbers(0, 2))
+    left = 1
+
+    def stale(request: groups_pb2.CommitOffsetsRequest) -> PenstockError | None:
+        nonlocal left
+        left -= 1
+        return StaleMemberEpochError("take the newer one first") if left >= 0 else None
+
+    async with member(cluster, enable_auto_commit=False) as consumer:
+        await read(consumer, 2)
+        cluster.on_commit = stale
+        await consumer.commit()
+        assert committed(cluster) == {T0: 2}
+        cluster.on_commit = lambda request: UnknownMemberIdError("gone")
+        with pytest.raises(UnknownMemberIdError):
+            await consumer.commit()
+
+
+async def test_a_refused_member_hears_why_at_poll(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    cluster.on_heartbeat = lambda request: FencedInstanceIdError("another one is called so")
+    async with member(cluster, group_instance_id="one") as consumer:
+        with pytest.raises(FencedInstanceIdError, match="called so"):
+            await read(consumer, 1)
+
+
+async def test_a_static_member_waits_for_its_predecessor_to_end(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, numbers(0, 1))
+    left = 2
+
+    def held(request: Any) -> PenstockError | None:
+        nonlocal left
+        left -= 1
+        return UnreleasedInstanceIdError("still held") if left >= 0 else None
+
+    cluster.on_heartbeat = held
+    async with member(cluster, group_instance_id="one") as consumer:
+        await read(consumer, 1)
+
+
+async def test_how_members_leave(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    epochs: list[int] = []
+
+    def note(request: groups_pb2.GroupHeartbeatRequest) -> None:
+        if request.member_epoch < 0:
+            epochs.append(request.member_epoch)
+
+    cluster.on_heartbeat = note
+    for settings in ({}, {"group_instance_id": "one"}):
+        async with member(cluster, **settings) as consumer:
+            while not consumer.assignment():
+                await consumer.poll(20)
+        await eventually(lambda: not cluster.groups["g"].members)
+    assert epochs == [-1, -2]
+
+
+async def test_who_does_not_poll_leaves_and_who_polls_again_joins_again(
+    cluster: FakeCluster,
+) -> None:
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, numbers(0, 2))
+    async with member(cluster, max_poll_interval_ms=200) as consumer:
+        await read(consumer, 2)
+        await eventually(lambda: not cluster.groups["g"].members)
+        assert values(await read(consumer, 2)) == numbers(0, 2)
+
+
+async def test_waiting_in_poll_counts_as_polling(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    async with member(cluster, max_poll_interval_ms=150) as consumer:
+        while not consumer.assignment():
+            await consumer.poll(20)
+        [joined] = cluster.groups["g"].members.values()
+        assert await consumer.poll(600) == []
+        assert list(cluster.groups["g"].members.values()) == [joined]
+
+
+async def test_a_subscription_can_change(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    cluster.add_topic("u")
+    fill(cluster, "u", 0, [b"u"])
+    async with member(cluster) as consumer:
+        while consumer.assignment() != {T0}:
+            await consumer.poll(20)
+        consumer.subscribe(["u"])
+        assert (await read(consumer, 1))[0].topic == "u"
+        assert consumer.assignment() == {TopicPartition("u", 0)}
+        assert consumer.subscription() == ("u",)
+        await consumer.unsubscribe()
+        assert consumer.assignment() == frozenset()
+        await eventually(lambda: not cluster.groups["g"].members)
+
+
+async def test_committed_positions_serve_partitions_assigned_by_hand(
+    cluster: FakeCluster,
+) -> None:
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, numbers(0, 4))
+    async with AsyncConsumer(
+        cluster.bootstrap, group_id="g", auto_offset_reset="earliest"
+    ) as consumer:
+        await consumer.assign([T0])
+        await read(consumer, 4)
+        await consumer.commit({T0: 3})
+    async with AsyncConsumer(
+        cluster.bootstrap, group_id="g", auto_offset_reset="earliest", enable_auto_commit=False
+    ) as consumer:
+        await consumer.assign([T0])
+        assert committed(cluster)[T0] == 4  # Closing committed what was handed out.
+        assert await consumer.position(T0) == 4
+
+
+async def test_a_retriable_refusal_of_a_fetch_is_retried(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, numbers(0, 2))
+    left = 3
+
+    async def refuse(node: FakeNode, request: log_pb2.FetchRequest) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            return None
+        response = log_pb2.FetchResponse()
+        for entry in request.partitions:
+            error = NotLeaderError("not yet").to_proto()
+            response.partitions.add(partition=entry.partition, error=error)
+        return response
+
+    cluster.on_fetch = refuse
+    async with AsyncConsumer(
+        cluster.bootstrap, topics="t", auto_offset_reset="earliest"
+    ) as consumer:
+        assert values(await read(consumer, 2)) == numbers(0, 2)

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from penstock.client import (
+    BufferExhaustedError,
+    ClientClosedError,
+    DeliveryFailedError,
+    Producer,
+    UnknownTopicOrPartitionError,
+)
+from penstock.wire.errors import AccessForbiddenError
+from tests.support import wait_until
+from tests.unit.client.conftest import Background
+from tests.unit.client.test_producer import refusal
+
+
+def test_many_threads_share_a_producer(background: Background) -> None:
+    background.cluster.add_topic("t", 4)
+    with Producer(background.cluster.bootstrap, linger_ms=1) as producer:
+
+        def send(thread: int) -> None:
+            for number in range(300):
+                producer.send("t", b"%d-%d" % (thread, number), partition=thread)
+
+        threads = [threading.Thread(target=send, args=(n,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for number in range(4):
+        assert background.cluster.values("t", number) == [
+            b"%d-%d" % (number, n) for n in range(300)
+        ]
+
+
+def test_the_future_has_the_place(background: Background) -> None:
+    background.cluster.add_topic("t")
+    with Producer(background.cluster.bootstrap) as producer:
+        called = threading.Event()
+        future = producer.send("t", b"v", timestamp_ms=5)
+        future.add_done_callback(lambda done: called.set())
+        place = future.result(10)
+        assert (place.topic, place.partition, place.offset, place.timestamp_ms) == ("t", 0, 0, 5)
+        assert called.wait(10)
+        assert producer.partitions_for("t") == 1
+
+
+def test_a_full_buffer_blocks_the_thread_and_then_raises(background: Background) -> None:
+    background.cluster.add_topic("t")
+    gate = threading.Event()
+
+    async def closed(node: object, request: object) -> str | None:
+        return None if gate.is_set() else "drop"
+
+    background.cluster.on_produce = closed
+    with Producer(
+        background.cluster.bootstrap,
+        buffer_memory=3_000,
+        max_block_ms=100,
+        request_timeout_ms=500,
+        delivery_timeout_ms=30_000,
+    ) as producer:
+        producer.send("t", b"v" * 1_000)
+        producer.send("t", b"v" * 1_000)
+        with pytest.raises(BufferExhaustedError, match="buffer_memory=3000"):
+            producer.send("t", b"v" * 1_000)
+        gate.set()
+    assert len(background.cluster.values("t")) == 2
+
+
+def test_a_blocked_thread_goes_on_when_there_is_room(background: Background) -> None:
+    background.cluster.add_topic("t")
+    with Producer(background.cluster.bootstrap, buffer_memory=5_000) as producer:
+        for _ in range(60):
+            producer.send("t", b"v" * 1_000)
+    assert len(background.cluster.values("t")) == 60
+
+
+def test_a_failure_that_nobody_read_raises_at_close(background: Background) -> None:
+    background.cluster.add_topic("t")
+
+    async def refuse(node: object, request: object) -> object:
+        return refusal(request, AccessForbiddenError("not for you"))  # type: ignore[arg-type]
+
+    background.cluster.on_produce = refuse
+    producer = Producer(background.cluster.bootstrap)
+    producer.send("t", b"v")
+    with pytest.raises(DeliveryFailedError, match="1 records.*not for you"):
+        producer.close()
+    with pytest.raises(ClientClosedError):
+        producer.send("t", b"v")
+
+
+def test_the_exception_of_the_block_wins_over_that_of_closing(background: Background) -> None:
+    background.cluster.add_topic("t")
+
+    async def refuse(node: object, request: object) -> object:
+        return refusal(request, AccessForbiddenError("not for you"))  # type: ignore[arg-type]
+
+    background.cluster.on_produce = refuse
+    with pytest.raises(ZeroDivisionError) as caught, Producer(
+        background.cluster.bootstrap
+    ) as producer:
+        producer.send("t", b"v")
+        raise ZeroDivisionError
+    assert "not delivered" in caught.value.__notes__[0]
+
+
+def test_unknown_topic(background: Background) -> None:
+    background.cluster.add_topic("orders")
+    with Producer(background.cluster.bootstrap) as producer, pytest.raises(
+        UnknownTopicOrPartitionError, match="did you mean 'orders'"
+    ):
+        producer.send("oders", b"v")
+
+
+def test_blocking_in_a_callback_is_refused_instead_of_hanging(background: Background) -> None:
+    background.cluster.add_topic("t")
+    caught: list[BaseException] = []
+    done = threading.Event()
+    with Producer(background.cluster.bootstrap) as producer:
+
+        def flush(future: object) -> None:
+            try:
+                producer.flush()
+            except RuntimeError as error:
+                caught.append(error)
+            done.set()
+
+        producer.send("t", b"v").add_done_callback(flush)
+        assert done.wait(10)
+    assert "callback" in str(caught[0])
+
+
+def test_sends_from_a_callback_are_fine(background: Background) -> None:
+    background.cluster.add_topic("t")
+    with Producer(background.cluster.bootstrap) as producer:
+        producer.send("t", b"1").add_done_callback(lambda _: producer.send("t", b"2"))
+        wait_until(lambda: background.cluster.values("t") == [b"1", b"2"], "both are there")
+
+
+def test_a_forked_child_refuses_to_use_the_parents_producer(background: Background) -> None:
+    background.cluster.add_topic("t")
+    with Producer(background.cluster.bootstrap) as producer:
+        producer.send("t", b"v").result(10)
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                producer.send("t", b"w")
+                os.write(writer, b"sent")
+            except ClientClosedError as error:
+                os.write(writer, str(error).encode())
+            finally:
+                os._exit(0)
+        os.close(writer)
+        told = os.read(reader, 10_000).decode()
+        os.close(reader)
+        os.waitpid(child, 0)
+        assert "forked child" in told
+        assert "make a new Producer" in told
+        producer.send("t", b"x").result(10)
+    assert background.cluster.values("t") == [b"v", b"x"]
