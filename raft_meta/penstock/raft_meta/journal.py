@@ -81,12 +81,16 @@ class LmdbJournal:
             )  # fmt: skip
         except lmdb.Error as error:
             raise DataDirectoryError(f"cannot open the Raft journal in {path}: {error}") from error
-        self._log = self._environment.open_db(b"log")
-        self._meta = self._environment.open_db(b"meta")
         try:
+            self._log = self._environment.open_db(b"log")
+            self._meta = self._environment.open_db(b"meta")
             self._open(f"{_FORMAT_VERSION} {cluster_id} {node_id}".encode())
         except (lmdb.Error, struct.error) as error:
+            self.abandon()
             raise self._damaged(str(error)) from error
+        except BaseException:
+            self.abandon()
+            raise
 
     # Reading the disk.
 

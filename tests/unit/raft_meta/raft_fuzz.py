@@ -142,7 +142,7 @@ class Network:
                         other,
                         lambda v, p=host.node_id: v.peer_lost(p, self.now_s),
                     )
-        host.down_until_s = self.now_s + (self.rng.uniform(0.05, 2.0) if down_s is None else down_s)
+        host.down_until_s = self.now_s + (self.rng.uniform(0.01, 1.2) if down_s is None else down_s)
         self._push(host.down_until_s, lambda: self.start(host) if host.voter is None else None)
 
     # Time.
@@ -193,11 +193,13 @@ class Network:
             if self.rng.random() < self.loss or self.cut(source, target):
                 continue
             copy = raft_pb2.RaftExchangeRequest.FromString(raw)
-            self._at(
-                self.now_s + self.rng.uniform(*self.delay_s),
-                self.hosts[target],
-                lambda v, m=copy: v.receive(source, m, self.now_s),
-            )
+            arrival_s = self.now_s + self.rng.uniform(*self.delay_s)
+            self._push(arrival_s, lambda m=copy: self._arrive(source, self.hosts[target], m))
+
+    def _arrive(self, source: int, host: Host, message: raft_pb2.RaftExchangeRequest) -> None:
+        """Whoever runs there by now gets it, a process started since too."""
+        if host.voter is not None:
+            self._guarded(host, lambda voter: voter.receive(source, message, self.now_s))
 
     def run(self, seconds: float) -> None:
         end_s = self.now_s + seconds
@@ -245,13 +247,16 @@ class Network:
             self.decided.append(host.state[-1])
         assert self.decided[position] == host.state[-1], "two orders of commands"
 
-    def leader(self) -> Host | None:
-        """The leader of the newest term among those alive."""
-        leading = [
+    def leaders_by_their_own_account(self) -> list[Host]:
+        return [
             host
             for host in self.hosts.values()
             if host.voter is not None and host.voter.status().role is Role.LEADER
         ]
+
+    def leader(self) -> Host | None:
+        """The leader of the newest term among those alive."""
+        leading = self.leaders_by_their_own_account()
         return max(leading, key=lambda host: host.voter.status().term, default=None)
 
     def propose(self, host: Host | None = None) -> bytes | None:

@@ -1,0 +1,153 @@
+"""ControllerServer in this process: what start refuses, and how a failure comes out."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from penstock.raft_meta.config import ControllerConfig
+from penstock.raft_meta.controller import ControllerServer
+from penstock.raft_meta.quorum import Role
+from penstock.v1 import cluster_pb2
+from penstock.wire.errors import (
+    AddressInUseError,
+    ConfigurationError,
+    DataDirectoryError,
+    InvalidRequestError,
+    NotControllerError,
+    RequestTimedOutError,
+)
+from tests.integration.raft_meta.controllers import until
+
+pytestmark = pytest.mark.integration
+
+
+def config(directory, **changes) -> ControllerConfig:
+    settings = {
+        "node_id": 1,
+        "cluster_id": "c",
+        "data_dir": directory,
+        "listen": ("127.0.0.1", 0),
+        "voters": {1: ("127.0.0.1", 0)},
+    }
+    return ControllerConfig(**{**settings, **changes})
+
+
+async def leading(server) -> None:
+    async def role() -> Role:
+        return server.status().role
+
+    await until(role, lambda it: it is Role.LEADER)
+
+
+def command(sequence: int, epoch: int) -> bytes:
+    return cluster_pb2.Command(
+        controller_epoch=epoch, sequence=sequence, delete_topic={"name": "x"}
+    ).SerializeToString()
+
+
+async def test_a_port_in_use_is_named(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        server = ControllerServer(config(tmp_path, listen=("127.0.0.1", port)))
+        with pytest.raises(AddressInUseError, match=f"127.0.0.1:{port}"):
+            await server.start()
+    await server.stop()
+
+
+async def test_another_clusters_directory_is_refused(tmp_path):
+    server = ControllerServer(config(tmp_path))
+    await server.start()
+    await server.stop()
+    for changes in ({"cluster_id": "other"}, {"node_id": 2, "voters": {2: ("127.0.0.1", 0)}}):
+        other = ControllerServer(config(tmp_path, **changes))
+        with pytest.raises(DataDirectoryError, match="belongs to"):
+            await other.start()
+    again = ControllerServer(config(tmp_path))
+    await again.start()
+    await again.stop()
+
+
+async def test_two_processes_cannot_share_a_directory(tmp_path):
+    server = ControllerServer(config(tmp_path))
+    await server.start()
+    with pytest.raises(DataDirectoryError, match="another process"):
+        await ControllerServer(config(tmp_path)).start()
+    await server.stop()
+    await server.stop()
+
+
+async def test_an_engine_failure_ends_the_controller(tmp_path):
+    server = ControllerServer(config(tmp_path))
+    await server.start()
+    await leading(server)
+
+    def fail(_voter, _now_s):
+        raise OSError("the disk is gone")
+
+    failed = server.wait_failed()
+    server._quorum._thread.submit(fail)
+    with pytest.raises(OSError, match="the disk is gone"):
+        await asyncio.wait_for(failed, 10)
+    await server.stop()
+
+
+async def test_a_state_machine_failure_ends_the_controller(tmp_path):
+    server = ControllerServer(config(tmp_path))
+    await server.start()
+    await leading(server)
+
+    def fail(*_arguments):
+        raise ValueError("cannot apply")
+
+    server._quorum._machine.apply = fail
+    proposal = asyncio.ensure_future(server._quorum.propose(command(1, 1)))
+    with pytest.raises(ValueError, match="cannot apply"):
+        await asyncio.wait_for(server.wait_failed(), 10)
+    with pytest.raises(RequestTimedOutError):
+        await proposal
+    await server.stop()
+
+
+async def test_proposals_of_a_lone_follower_and_of_a_stopped_controller_are_refused(tmp_path):
+    voters = {1: ("127.0.0.1", 0), 2: ("127.0.0.1", 9)}
+    server = ControllerServer(config(tmp_path, voters=voters))
+    await server.start()
+    with pytest.raises(NotControllerError, match="not the active one"):
+        await server._quorum.propose(b"x")
+    with pytest.raises(NotControllerError):
+        await server._quorum.read_index()
+    await server.stop()
+    with pytest.raises(NotControllerError, match="stopped"):
+        await server._quorum.propose(b"x")
+
+
+async def test_reads_are_linearizable_and_large_commands_refused(tmp_path):
+    server = ControllerServer(config(tmp_path))
+    await server.start()
+    await leading(server)
+    result = await server._quorum.propose(command(1, server.status().term))
+    index = cluster_pb2.CommandResult.FromString(result).index
+    assert await server._quorum.read_index() >= index
+    with pytest.raises(InvalidRequestError, match="262144 are allowed"):
+        await server._quorum.propose(b"x" * 300_000)
+    await server.stop()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"node_id": 5}, "not among controller.quorum.voters"),
+        ({"cluster_id": ""}, "cluster id is empty"),
+        ({"election_timeout_max_ms": 500}, "must be above"),
+        ({"raft_heartbeat_ms": 200}, "below a third"),
+        ({"snapshot_entries": 1}, "snapshot_entries"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(tmp_path, changes, message):
+    with pytest.raises(ConfigurationError, match=message):
+        config(tmp_path, **changes)
