@@ -74,7 +74,7 @@ class NodeConfig:
         200, "A broker whose heartbeat stream broke is fenced after this."
     )
     controller_takeover_grace_ms: int = _key(
-        600, "How long a new active controller waits for brokers to connect to it."
+        400, "How long a new active controller waits for brokers to connect to it."
     )
     controlled_shutdown_timeout_ms: int = _key(
         5000, "How long a stopping broker waits for its leaderships to move away."

@@ -39,7 +39,7 @@ class ControllerConfig:
     """A broker silent for this long is fenced."""
     broker_disconnect_grace_ms: int = 200
     """A broker whose heartbeat stream broke has this long to open another."""
-    takeover_grace_ms: int = 600
+    takeover_grace_ms: int = 400
     """Brokers have this long to find a new active controller before it fences them."""
     propose_timeout_ms: int = 10_000
     """A command that is not committed within this time has an unknown outcome."""

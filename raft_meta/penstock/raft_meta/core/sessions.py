@@ -24,7 +24,7 @@ class LivenessSettings:
 
     session_timeout_ms: int = 6000
     disconnect_grace_ms: int = 200
-    takeover_grace_ms: int = 600
+    takeover_grace_ms: int = 400
     shutdown_wait_ms: int = 2000
     balance_interval_ms: int = 5000
     balance_batch: int = 1000
