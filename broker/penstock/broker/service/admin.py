@@ -162,9 +162,15 @@ class AdminServicer(AdminServicerBase):
         except PenstockError as error:
             answer.error.CopyFrom(error.to_proto())
             return answer
-        await self._controllers.wait_for_index(result.index, _CATCH_UP_MS)
         if result.HasField("error"):
+            # Nothing changed, so no change of this index will ever arrive here. Only a topic that
+            # is there, and not known here yet, is worth waiting for: our own first try made it.
+            exists = result.error.code == ErrorCode.TOPIC_ALREADY_EXISTS
+            if exists and self._image.topic(name) is None:
+                await self._controllers.wait_for_index(result.index - 1, _CATCH_UP_MS)
             answer.error.CopyFrom(result.error)
+            return answer
+        await self._controllers.wait_for_index(result.index, _CATCH_UP_MS)
         if result.HasField("create_topic"):
             answer.topic_id = result.create_topic.topic_id
             answer.replica_assignments.extend(result.create_topic.replica_assignments)
