@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,16 +24,6 @@ PARTITIONS = 4
 DEADLINE_S = 5.0
 
 
-async def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for a condition; fail after a while saying for what."""
-    try:
-        async with asyncio.timeout(DEADLINE_S):
-            while not condition():
-                await asyncio.sleep(0.002)
-    except TimeoutError:
-        raise AssertionError(f"waited in vain for {what}") from None
-
-
 @dataclass
 class FakePartition:
     """A log that outlives leaderships. ``high_watermark`` moves by itself unless held."""
@@ -43,6 +33,7 @@ class FakePartition:
     high_watermark: int = 0
     leader_epoch: int | None = None
     news: asyncio.Event = field(default_factory=asyncio.Event)
+    waiting: int = 0  # How many wait for the high watermark.
 
     def records(self) -> list[Record]:
         return [r for _, batch in iter_batches(self.data) for r in decode_batch(batch)]
@@ -67,6 +58,7 @@ class FakeReplicas:
         self.fail_with: PenstockError | None = None  # Raised after the append.
         self.fenced: PenstockError | None = None  # The broker may not serve.
         self.append_count = 0
+        self.refusal_count = 0
         self.read_bytes = 1 << 20
 
     def add_leadership_listener(self, listener: LeadershipListener) -> None:
@@ -127,8 +119,13 @@ class FakeReplicas:
         return b"".join(parts)
 
     async def wait_high_watermark(self, topic: str, partition: int, offset: int) -> None:
+        log = self.partitions[partition]
         while self._leading(partition).high_watermark < offset:
-            await self.partitions[partition].news.wait()
+            log.waiting += 1
+            try:
+                await log.news.wait()
+            finally:
+                log.waiting -= 1
 
     async def append(
         self,
@@ -146,6 +143,7 @@ class FakeReplicas:
         log = self._leading(partition)
         assert current_leader_epoch == log.leader_epoch
         if self.refuse_with is not None:
+            self.refusal_count += 1
             raise self.refuse_with
         self.append_count += 1
         base = log.end

@@ -174,8 +174,9 @@ class Group:
             assert self._next_deadline_ms <= session.deadline_ms
             reconciled = group_reconcile.is_reconciled(self.state, member)
             assert reconciled or member_id in self._waiting
-            assert member.is_away or member.epoch == self.state.epochs.assignment_epoch
         if self._recheck_at_ms is None:
+            epoch = self.state.epochs.assignment_epoch
+            assert all(m.is_away or m.epoch == epoch for m in self.state.members.values())
             assert not group_reconcile.needs_assignment(self.state, self._subscriptions)
 
     # ------------------------------------------------------------------ members' messages
