@@ -1,0 +1,281 @@
+"""Every command of the README against a cluster of `penstock dev`."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.cli.dev_cluster import COMMAND, DevCluster
+from tests.integration.cluster import environment_without_penstock
+from tests.support import wait_until
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
+    cluster = DevCluster(tmp_path_factory.mktemp("commands") / "data", 27_000)
+    try:
+        cluster.start()
+        cluster.ok("topics", "create", "orders", "--partitions", "6", "--replication-factor", "3")
+        yield cluster
+    finally:
+        cluster.close()
+
+
+def test_the_ready_line_names_every_broker(dev: DevCluster) -> None:
+    wanted = ",".join(f"127.0.0.1:{dev.base_port + i}" for i in range(3))
+    assert dev.bootstrap == wanted
+
+
+def test_partitions_lie_where_the_documentation_says(dev: DevCluster) -> None:
+    for node in (1, 2, 3):
+        logs = dev.directory / f"node-{node}" / "logs"
+        wait_until(
+            lambda logs=logs: (logs / "orders-5").is_dir(), f"{logs} has the topic's partitions"
+        )
+
+
+def test_topics_are_listed_and_described(dev: DevCluster) -> None:
+    assert "orders" in dev.ok("topics", "list")
+    described = dev.ok("topics", "describe", "orders")
+    assert "PartitionCount: 6  ReplicationFactor: 3" in described
+    (topic,) = dev.json("topics", "describe", "orders")
+    assert [entry["partition"] for entry in topic["partitions"]] == list(range(6))
+    assert all(sorted(entry["replicas"]) == [1, 2, 3] for entry in topic["partitions"])
+    assert {entry["leader"] for entry in topic["partitions"]} == {1, 2, 3}
+
+
+def test_a_topic_is_made_once_and_deleted(dev: DevCluster) -> None:
+    configs = ("--config", "min.insync.replicas=1", "--config", "segment.bytes=1048576")
+    assert dev.ok("topics", "create", "passing", *configs) == "created topic passing\n"
+    assert "exists already" in dev.refused("topics", "create", "passing")
+    assert "stays as it is" in dev.ok("topics", "create", "passing", "--if-not-exists")
+    (topic,) = dev.json("topics", "describe", "passing")
+    assert topic["configs"] == {"min.insync.replicas": "1", "segment.bytes": "1048576"}
+    assert dev.ok("topics", "delete", "passing") == "deleted topic passing\n"
+    assert "passing" not in dev.ok("topics", "list")
+
+
+def test_lines_come_back_as_they_went_in(dev: DevCluster) -> None:
+    dev.ok("topics", "create", "lines")
+    lines = [f"line {number} äöü \t x" for number in range(500)]
+    result = dev.run(
+        "produce", "lines", "--compression", "zstd", stdin="\n".join(lines).encode() + b"\n"
+    )
+    assert result.status == 0, result.stderr
+    assert re.match(r"500 records, [0-9.]+ kB in ", result.stderr)
+    assert dev.consumed("lines", "--max-records", "500") == lines
+    assert dev.consumed("lines") == lines
+
+
+@pytest.mark.parametrize("acks", ["0", "1", "all"])
+def test_every_way_to_acknowledge_writes(dev: DevCluster, acks: str) -> None:
+    topic = f"acks-{acks}"
+    dev.ok("topics", "create", topic)
+    dev.ok("produce", topic, "--acks", acks, stdin=b"one\ntwo\n")
+    assert dev.consumed(topic, "--max-records", "2") == ["one", "two"]
+
+
+def test_the_same_key_goes_to_the_same_partition(dev: DevCluster) -> None:
+    dev.ok("topics", "create", "keyed", "--partitions", "4")
+    lines = "".join(f"user-{number % 7} did {number}\n" for number in range(70))
+    dev.ok("produce", "keyed", "--key-regex", r"^(\S+)", stdin=lines.encode())
+    records = [
+        json.loads(line)
+        for line in dev.consumed("keyed", "--format", "json", "--max-records", "70")
+    ]
+    assert sorted(record["value"] for record in records) == sorted(lines.splitlines())
+    places: dict[str, set[int]] = {}
+    for record in records:
+        assert record["value"].startswith(record["key"])
+        places.setdefault(record["key"], set()).add(record["partition"])
+    assert all(len(partitions) == 1 for partitions in places.values())
+    for partition in range(4):
+        offsets = [record["offset"] for record in records if record["partition"] == partition]
+        assert sorted(offsets) == list(range(len(offsets)))
+
+
+def test_one_partition_is_read_at_an_offset(dev: DevCluster) -> None:
+    dev.ok("topics", "create", "counted")
+    dev.ok("produce", "counted", stdin=b"".join(b"%d\n" % number for number in range(10)))
+    at_seven = dev.ok(
+        "consume", "counted", "--partition", "0", "--offset", "7", "--max-records", "2"
+    )
+    assert at_seven.split() == ["7", "8"]
+    end = dev.ok("consume", "counted", "--partition", "0", "--offset", "latest", "--timeout", "1")
+    assert end == ""
+    assert "has offsets 0 to 10, 99 is outside" in dev.refused(
+        "consume", "counted", "--partition", "0", "--offset", "99", "--timeout", "5"
+    )
+
+
+def test_a_group_goes_on_where_it_stopped(dev: DevCluster) -> None:
+    dev.ok("topics", "create", "shared", "--partitions", "2")
+    lines = b"".join(b"%d %d\n" % (number % 5, number) for number in range(20))
+    dev.ok("produce", "shared", "--key-separator", " ", stdin=lines)
+    options = ("--group", "readers")
+    first = dev.consumed("shared", *options, "--max-records", "7")
+    assert len(first) == 7
+    rest = dev.consumed("shared", *options)
+    assert sorted(map(int, first + rest)) == list(range(20))
+    assert dev.consumed("shared", *options) == []
+
+    assert {"group_id": "readers", "state": "empty", "member_count": 0} in [
+        {name: group[name] for name in ("group_id", "state", "member_count")}
+        for group in dev.json("groups", "list")
+    ]
+    (group,) = dev.json("groups", "describe", "readers")
+    assert [entry["lag"] for entry in group["partitions"]] == [0, 0]
+    dev.ok("produce", "shared", stdin=b"20\n21\n22\n")
+    (group,) = dev.json("groups", "describe", "readers")
+    assert sum(entry["lag"] for entry in group["partitions"]) == 3
+
+
+def test_ctrl_c_leaves_the_group_at_once_and_commits(dev: DevCluster) -> None:
+    dev.ok("topics", "create", "stopped")
+    dev.ok("produce", "stopped", stdin=b"one\ntwo\n")
+    consumer = subprocess.Popen(
+        [*COMMAND, *("consume", "stopped", "--group", "leavers", "--from-beginning")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment_without_penstock() | {"PENSTOCK_BOOTSTRAP": dev.bootstrap},
+    )
+    assert consumer.stdout is not None
+    assert [consumer.stdout.readline() for _ in range(2)] == [b"one\n", b"two\n"]
+    (group,) = dev.json("groups", "describe", "leavers")
+    (member,) = group["members"]
+    assert member["host"].split(":")[0] in ("127.0.0.1", "ipv4", "localhost")
+    assert member["assigned"] == [{"topic": "stopped", "partition": 0}]
+    consumer.send_signal(signal.SIGINT)
+    _, errors = consumer.communicate(timeout=20)
+    assert consumer.returncode == 130
+    assert errors == b""
+    (group,) = dev.json("groups", "describe", "leavers")
+    assert group["members"] == []
+    assert [entry["lag"] for entry in group["partitions"]] == [0]
+
+
+def test_the_cluster_is_described(dev: DevCluster) -> None:
+    cluster = dev.json("cluster", "describe")
+    assert [broker["fenced"] for broker in cluster["brokers"]] == [False] * 3
+    assert cluster["quorum"]["leader_id"] == cluster["controller_id"] > 0
+    table = dev.ok("cluster", "describe")
+    assert table.count("live") == 3
+    assert table.count("follower") == 2
+
+
+def test_every_segment_is_sound(dev: DevCluster) -> None:
+    dev.ok("produce", "orders", stdin=b"".join(b"%d\n" % number for number in range(1000)))
+    segments = sorted(dev.directory.glob("node-*/logs/orders-*/*.log"))
+    assert len(segments) == 18
+    records = 0
+    for segment in segments[:6]:
+        *_, verdict = dev.ok(
+            "log", "dump", str(segment), "--verify", "--output", "json"
+        ).splitlines()
+        assert json.loads(verdict)["ok"], verdict
+        records += json.loads(verdict)["records"]
+    assert records == 1000
+
+
+# --- What users get wrong ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["consume", "ordrs"], ["produce", "ordrs"], ["topics", "describe", "ordrs"]],
+    ids=lambda arguments: arguments[0],
+)
+def test_an_unknown_topic_names_the_near_one(dev: DevCluster, arguments: list[str]) -> None:
+    errors = dev.refused(*arguments, stdin=b"a line\n")
+    assert "'ordrs'" in errors
+    assert "did you mean 'orders'?" in errors
+    assert "next: `penstock topics list` shows the topics" in errors
+
+
+def test_an_unknown_config_names_the_near_one(dev: DevCluster) -> None:
+    errors = dev.refused("topics", "create", "x", "--config", "min.insync.replica=2")
+    assert "unknown topic config 'min.insync.replica'" in errors
+    assert "did you mean 'min.insync.replicas'?" in errors
+
+
+def test_more_replicas_than_brokers_are_refused(dev: DevCluster) -> None:
+    errors = dev.refused("topics", "create", "x", "--replication-factor", "4")
+    assert "4" in errors
+    assert "`penstock cluster describe` lists them" in errors
+
+
+def test_an_unreachable_address_is_named_with_what_it_resolved_to(dev: DevCluster) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        errors = dev.refused("-b", f"localhost:{port}", "topics", "list")
+    assert f"localhost:{port}" in errors
+    assert "127.0.0.1" in errors
+    assert "refused" in errors
+    assert "`penstock dev`" in errors
+
+
+def test_a_name_that_does_not_resolve_is_named(dev: DevCluster) -> None:
+    errors = dev.refused("-b", "no-such-host.invalid:9092", "topics", "list")
+    assert "no-such-host.invalid" in errors
+    assert "does not resolve" in errors
+
+
+def test_a_record_that_is_too_large_says_how_large_and_what_is_allowed(dev: DevCluster) -> None:
+    large = b"x" * 2_000_000
+    result = dev.run("produce", "orders", stdin=b"small\n" + large + b"\nalso small\n")
+    assert result.status == 1
+    errors = result.stderr
+    assert "2 records" in errors
+    assert "error (first at line 2)" in errors
+    assert "2000000" in errors
+    assert "max_request_size=1048576" in errors
+
+
+def test_an_unknown_group_is_named(dev: DevCluster) -> None:
+    errors = dev.refused("groups", "describe", "nobody")
+    assert "'nobody'" in errors
+    assert "next: `penstock groups list` shows the groups" in errors
+
+
+def test_a_port_in_use_is_named_before_anything_starts(dev: DevCluster, tmp_path: Path) -> None:
+    errors = dev.refused(
+        "dev", "--data-dir", str(tmp_path / "other"), "--base-port", str(dev.base_port)
+    )
+    assert f"port {dev.base_port} on 127.0.0.1 is in use already" in errors
+    assert "--base-port" in errors
+
+
+def test_a_directory_in_use_is_refused(dev: DevCluster) -> None:
+    errors = dev.refused("node", "--config", str(dev.directory / "node-1" / "node.toml"), status=2)
+    assert "in use" in errors
+
+
+def test_a_directory_of_another_cluster_is_refused(tmp_path: Path, dev: DevCluster) -> None:
+    data = tmp_path / "disk"
+    formatted = dev.json("format", "--data-dir", str(data), "--node-id", "1")
+    assert formatted["formatted"] is True
+    assert dev.json(
+        *("format", "--data-dir", str(data), "--node-id", "1"),
+        *("--cluster-id", formatted["cluster_id"]),
+    ) == formatted | {"formatted": False}
+    errors = dev.refused(
+        "format", "--data-dir", str(data), "--node-id", "1", "--cluster-id", "another"
+    )
+    assert f"belongs to cluster {formatted['cluster_id']}, not to another" in errors
+    errors = dev.refused(
+        "node",
+        *("--config", str(dev.directory / "node-1" / "node.toml"), "--set", f"data.dir={data}"),
+        *("--set", "node.id=2", "--set", "controller.listen=127.0.0.1:1"),
+        status=2,
+    )
+    assert "belongs to node 1, not to node 2" in errors
