@@ -75,7 +75,7 @@ def verify_run(data: bytes, first_offset: int, *, below: int, epochs: EpochHisto
         after = at + 12 + length
         if magic != _MAGIC or length < _MIN_LENGTH or base != offset or delta < 0:
             return Verified(at, offset, Damage(at, _describe(data, at, offset)))
-        if last >= below or after > end:
+        if after > end or (last >= below and at > 0):
             break
         if last >= epoch_until:
             epoch, epoch_until = epochs.span_at(last)
@@ -84,6 +84,8 @@ def verify_run(data: bytes, first_offset: int, *, below: int, epochs: EpochHisto
             return Verified(at, offset, Damage(at, what))
         if crc32c(view[at + 21 : after]) != crc:
             return Verified(at, offset, Damage(at, f"the batch at offset {base} fails its CRC-32C"))
+        if last >= below:
+            break  # The first batch, whose end is only to be believed once its checksum holds.
         at = after
         offset = last + 1
     return Verified(at, offset, None)

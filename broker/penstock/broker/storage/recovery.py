@@ -160,7 +160,9 @@ def _recover(opening: _Opening) -> None:
     """Check what lies above the recovery point, and cut what is not sound."""
     point = opening.saved.recovery_point
     segments = opening.segments
-    below = [segment for segment in segments if segment.base_offset <= point]
+    # A segment that ends right at the point may have been closed since, its index files not
+    # written yet; those of the segments before it were.
+    below = [segment for segment in segments if segment.base_offset < point]
     first = max(0, len(below) - 1)
     opening.epochs = _known_epochs(opening, segments[:first])
     opening.epochs.truncate_from_end(segments[first].base_offset)

@@ -1,0 +1,320 @@
+from __future__ import annotations
+
+import random
+from itertools import accumulate
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from penstock.broker.core.producer_state import Duplicate
+from penstock.broker.storage.checkpoints import EPOCHS_FILE
+from penstock.broker.storage.log import PartitionLog
+from penstock.broker.storage.recovery import SavedState
+from penstock.wire.errors import CorruptRecordError, StorageError
+from penstock.wire.records import iter_batches, parse_header
+from tests.unit.storage.storage_kit import (
+    EVERYTHING,
+    PARTITION,
+    batch,
+    open_in,
+    read_all,
+    records_of,
+    values_of,
+)
+
+
+def newest_segment(root: Path) -> Path:
+    return max((root / str(PARTITION)).glob("*.log"))
+
+
+def crash(log: PartitionLog) -> None:
+    log.close(save=False)
+
+
+def filled(root: Path, *values: str, epoch: int = 1, flush: bool = False) -> PartitionLog:
+    log = open_in(root)
+    for number, value in enumerate(values):
+        log.append_as_leader(batch(value, producer=(7, 0, number)), epoch, now_ms=1)
+    if flush:
+        log.flush()
+    return log
+
+
+def test_a_tail_torn_at_any_byte_is_cut_to_whole_batches(tmp_path: Path) -> None:
+    crash(filled(tmp_path, "one", "two", "three"))
+    path = newest_segment(tmp_path)
+    whole = path.read_bytes()
+    *_, (last, view) = iter_batches(whole)
+    start = len(whole) - len(view)
+    for size in range(start, len(whole)):
+        for rest in (b"", bytes(len(whole) - size), random.Random(size).randbytes(40)):
+            path.write_bytes(whole[:size] + rest)
+            log = open_in(tmp_path)
+            assert log.log_end_offset == last.base_offset == log.durable_offset
+            assert values_of(log) == ["one", "two"]
+            assert path.stat().st_size == start
+            answer = log.producers.check(parse_header(batch("two", producer=(7, 0, 1))))
+            assert answer == Duplicate(1, 1)
+            assert log.append_as_leader(batch("new"), 2, now_ms=1).base_offset == 2
+            crash(log)
+    path.write_bytes(whole)
+    assert values_of(open_in(tmp_path)) == ["one", "two", "three"]
+
+
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(part=st.floats(0, 0.9999), bit=st.integers(0, 7))
+def test_a_bit_flipped_above_the_recovery_point_costs_no_sound_batch_before_it(
+    tmp_path: Path, part: float, bit: int
+) -> None:
+    for path in (tmp_path / str(PARTITION)).glob("*"):
+        path.unlink()
+    log = filled(tmp_path, "one", "two", flush=True)
+    point = log.recovery_point
+    for value in ("three", "four", "five"):
+        log.append_as_leader(batch(value), 1, now_ms=1)
+    crash(log)
+    path = newest_segment(tmp_path)
+    data = bytearray(path.read_bytes())
+    sound = records_of(bytes(data))
+    flushed = sum(len(view) for header, view in iter_batches(data) if header.next_offset <= point)
+    at = flushed + int((len(data) - flushed) * part)
+    ends = [view.nbytes for _, view in iter_batches(bytes(data))]
+    before = sum(1 for end in accumulate(ends) if end <= at)
+    data[at] ^= 1 << bit
+    path.write_bytes(data)
+    log = open_in(tmp_path, saved=SavedState(recovery_point=point))
+    # A flip in the leader epoch, which no checksum covers, may leave the records as they were.
+    kept = records_of(read_all(log))
+    assert kept == sound[: len(kept)]
+    assert len(kept) >= max(before, 2)
+    log.append_as_leader(batch("next"), log.last_epoch, now_ms=1)
+    assert values_of(log)[-1] == "next"
+    log.close(save=False)
+
+
+def test_damaged_records_below_the_recovery_point_stay_and_are_refused_on_reading(
+    tmp_path: Path,
+) -> None:
+    log = filled(tmp_path, "one", "two", "three", flush=True)
+    crash(log)
+    path = newest_segment(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[len(batch("one")) + 65] ^= 1
+    path.write_bytes(data)
+    log = open_in(tmp_path, saved=SavedState(recovery_point=3))
+    assert log.log_end_offset == 3, "what was on the disk is never cut"
+    assert values_of_batch(log, 0) == ["one"]
+    assert values_of_batch(log, 2) == ["three"]
+    with pytest.raises(CorruptRecordError, match="CRC-32C"):
+        log.read(1, 1000, below=EVERYTHING)
+
+
+def values_of_batch(log: PartitionLog, offset: int) -> list[str]:
+    data = log.read(offset, 1, below=EVERYTHING)
+    return [(record.value or b"").decode() for record in records_of(data)]
+
+
+def test_a_broken_chain_below_the_recovery_point_keeps_the_log_shut(tmp_path: Path) -> None:
+    crash(filled(tmp_path, "one", "two", "three", flush=True))
+    path = newest_segment(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[len(batch("one")) + 11] ^= 0x40  # The length of the second batch.
+    path.write_bytes(data)
+    with pytest.raises(StorageError, match=r"orders-3: .*move .*orders-3 away"):
+        open_in(tmp_path, saved=SavedState(recovery_point=3))
+    assert path.read_bytes() == bytes(data), "nothing was cut"
+
+
+def test_a_log_shorter_than_its_recovery_point_stays_shut(tmp_path: Path) -> None:
+    crash(filled(tmp_path, "one", "two", "three", flush=True))
+    path = newest_segment(tmp_path)
+    path.write_bytes(path.read_bytes()[: -len(batch("three", producer=(7, 0, 2)))])
+    with pytest.raises(StorageError, match="ends at offset 2, but was on the disk up to 3"):
+        open_in(tmp_path, saved=SavedState(recovery_point=3))
+
+
+def test_later_segments_go_when_an_earlier_one_is_torn(tmp_path: Path) -> None:
+    log = open_in(tmp_path)
+    for number in range(30):
+        log.append_as_leader(batch("x" * 100, f"{number}"), 1, now_ms=1)
+    crash(log)
+    paths = sorted((tmp_path / str(PARTITION)).glob("*.log"))
+    paths[1].write_bytes(paths[1].read_bytes()[:-1])
+    end = int(paths[2].stem) - 2
+    log = open_in(tmp_path)
+    assert log.log_end_offset == end
+    assert sorted((tmp_path / str(PARTITION)).glob("*.log")) == paths[:2]
+    assert values_of(log)[-1] == f"{end // 2 - 1}"
+
+
+def test_a_missing_segment_above_the_recovery_point_ends_the_log_there(tmp_path: Path) -> None:
+    log = open_in(tmp_path)
+    for _ in range(30):
+        log.append_as_leader(batch("x" * 100), 1, now_ms=1)
+    crash(log)
+    paths = sorted((tmp_path / str(PARTITION)).glob("*.log"))
+    paths[1].unlink()
+    log = open_in(tmp_path)
+    assert log.log_end_offset == int(paths[1].stem)
+    assert sorted((tmp_path / str(PARTITION)).glob("*.log")) == paths[:1]
+
+
+def test_a_missing_segment_below_the_recovery_point_keeps_the_log_shut(tmp_path: Path) -> None:
+    log = open_in(tmp_path)
+    for _ in range(30):
+        log.append_as_leader(batch("x" * 100), 1, now_ms=1)
+    log.flush()
+    end = log.log_end_offset
+    crash(log)
+    newest_segment(tmp_path).unlink()
+    with pytest.raises(StorageError, match="was on the disk up to"):
+        open_in(tmp_path, saved=SavedState(recovery_point=end))
+
+
+def test_a_batch_of_an_older_epoch_after_a_newer_one_is_a_stale_tail(tmp_path: Path) -> None:
+    """What a cut that did not reach the disk may leave behind what was written after it."""
+    log = open_in(tmp_path)
+    log.append_as_leader(batch("a"), 1, now_ms=1)
+    log.append_as_leader(batch("b"), 4, now_ms=1)
+    crash(log)
+    path = newest_segment(tmp_path)
+    stale = batch("stale", base_offset=2, leader_epoch=2)
+    path.write_bytes(path.read_bytes() + stale)
+    log = open_in(tmp_path)
+    assert values_of(log) == ["a", "b"]
+    assert log.epochs.entries == ((1, 0), (4, 1))
+
+
+@pytest.mark.parametrize("how", ["missing", "garbage", "stale", "empty"])
+def test_the_epoch_checkpoint_is_made_to_agree_with_the_log(tmp_path: Path, how: str) -> None:
+    log = open_in(tmp_path)
+    for number in range(30):
+        log.append_as_leader(batch("x" * 100), number // 8, now_ms=1)
+    log.flush()
+    expected, point = log.epochs.entries, log.recovery_point
+    crash(log)
+    path = tmp_path / str(PARTITION) / EPOCHS_FILE
+    if how == "missing":
+        path.unlink()
+    elif how == "garbage":
+        path.write_bytes(path.read_bytes().replace(b"1 ", b"9 "))
+    elif how == "empty":
+        path.write_bytes(b"")
+    # A stale one: nothing was flushed as far as local state knows.
+    saved = SavedState(recovery_point=0 if how == "stale" else point)
+    log = open_in(tmp_path, saved=saved)
+    assert log.epochs.entries == expected
+    assert log.end_of_epoch(2).end_offset == 24
+
+
+def test_an_epoch_beyond_the_logs_end_is_forgotten(tmp_path: Path) -> None:
+    log = filled(tmp_path, "a", epoch=1)
+    log.assign_epoch(9)
+    log.flush()
+    crash(log)
+    assert open_in(tmp_path).last_epoch == 1
+
+
+def test_producers_are_known_again_after_a_crash(tmp_path: Path) -> None:
+    log = open_in(tmp_path)
+    for number in range(40):
+        log.append_as_leader(batch("x" * 60, producer=(number % 3, 0, number // 3)), 1, now_ms=1)
+    expected = {producer: log.producers.entry(producer) for producer in range(3)}
+    crash(log)
+    for snapshot in (True, False):
+        if not snapshot:
+            for path in (tmp_path / str(PARTITION)).glob("*.snapshot"):
+                path.unlink()
+        log = open_in(tmp_path)
+        for producer, entry in expected.items():
+            found = log.producers.entry(producer)
+            assert found is not None
+            assert entry is not None
+            assert found.batches == entry.batches
+        crash(log)
+
+
+def test_a_snapshot_of_what_was_cut_off_is_not_believed(tmp_path: Path) -> None:
+    log = open_in(tmp_path)
+    for number in range(8):
+        log.append_as_leader(batch("x" * 200, producer=(7, 0, number)), 1, now_ms=1)
+    log.flush()
+    directory = tmp_path / str(PARTITION)
+    newest = max(directory.glob("*.snapshot"))
+    taken_at = int(newest.stem)
+    stale = newest.read_bytes()
+    log.truncate_to(1)
+    assert not newest.exists()
+    while log.log_end_offset < taken_at + 1:
+        base = log.log_end_offset
+        log.append_as_follower(
+            batch("y" * 200, producer=(8, 0, base - 1), base_offset=base, leader_epoch=2)
+        )
+    crash(log)
+    newest.write_bytes(stale)  # The removal did not reach the disk.
+    log = open_in(tmp_path)
+    entry = log.producers.entry(7)
+    assert entry is not None
+    assert [one.base_offset for one in entry.batches] == [0]
+    assert log.producers.entry(8) is not None
+
+
+def test_leftovers_of_a_crash_are_removed(tmp_path: Path) -> None:
+    crash(filled(tmp_path, "a"))
+    directory = tmp_path / str(PARTITION)
+    for name in (
+        "leader-epoch-checkpoint.tmp",
+        "00000000000000000900.index",
+        "00000000000000000900.timeindex",
+        "00000000000000000000.log.deleted",
+        "00000000000000000900.snapshot",
+    ):
+        (directory / name).write_bytes(b"leftover")
+    log = open_in(tmp_path)
+    assert sorted(path.name for path in directory.iterdir()) == [
+        "00000000000000000000.log",
+        "leader-epoch-checkpoint",
+    ]
+    assert values_of(log) == ["a"]
+
+
+def test_a_log_that_ends_below_its_start_begins_anew_there(tmp_path: Path) -> None:
+    crash(filled(tmp_path, "a", "b"))
+    log = open_in(tmp_path, saved=SavedState(log_start_offset=50))
+    assert (log.log_start_offset, log.log_end_offset) == (50, 50)
+    assert log.append_as_leader(batch("c"), 2, now_ms=1).base_offset == 50
+
+
+def test_after_a_clean_stop_the_log_is_not_read_again(tmp_path: Path) -> None:
+    log = open_in(tmp_path)
+    for number in range(60):
+        log.append_as_leader(batch("x" * 50, timestamp_ms=number), number // 20, now_ms=1)
+    log.close(save=True)
+    saved = SavedState(log.recovery_point, 0, clean=True)
+    again = open_in(tmp_path, saved=saved)
+    assert again.opened_clean
+    assert (again.log_end_offset, again.durable_offset) == (60, 60)
+    assert again.epochs.entries == log.epochs.entries
+    assert again.producers == log.producers
+    assert again.max_timestamp(below=60) == log_max(again)
+    assert not again.needs_flush
+    again.close(save=True)
+
+
+def log_max(log: PartitionLog) -> object:
+    records = records_of(read_all(log))
+    return log.offset_for_timestamp(max(record.timestamp_ms for record in records), below=60)
+
+
+def test_a_log_changed_behind_a_clean_stop_is_recovered(tmp_path: Path) -> None:
+    log = filled(tmp_path, "a", "b", "c")
+    log.close(save=True)
+    path = newest_segment(tmp_path)
+    path.write_bytes(path.read_bytes() + b"torn")
+    log = open_in(tmp_path, saved=SavedState(3, 0, clean=True))
+    assert not log.opened_clean
+    assert values_of(log) == ["a", "b", "c"]

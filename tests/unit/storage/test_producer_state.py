@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from penstock.broker.core.producer_state import (
+    ANY_PRODUCER,
+    BATCHES_KEPT,
+    Append,
+    Duplicate,
+    ProducerState,
+)
+from penstock.wire.errors import (
+    CorruptRecordError,
+    DuplicateSequenceError,
+    InvalidProducerEpochError,
+    OutOfOrderSequenceError,
+)
+from penstock.wire.records import BatchHeader, parse_header
+from tests.unit.storage.storage_kit import batch
+
+WRAP = 2**31
+
+
+def header(
+    sequence: int, count: int = 1, *, producer: int = 7, epoch: int = 0, offset: int = 0
+) -> BatchHeader:
+    values = ["v"] * count
+    return parse_header(batch(*values, producer=(producer, epoch, sequence), base_offset=offset))
+
+
+def state_after(*headers: BatchHeader) -> ProducerState:
+    state = ProducerState()
+    offset = 0
+    for one in headers:
+        assert isinstance(state.check(one), Append)
+        state.record(one, offset, now_ms=1)
+        offset += one.record_count
+    state.validate()
+    return state
+
+
+def test_batches_in_order_are_appended() -> None:
+    state_after(header(0, 3), header(3, 2), header(5))
+
+
+def test_a_batch_without_producer_is_always_appended_and_not_remembered() -> None:
+    state = ProducerState()
+    plain = parse_header(batch("v"))
+    assert isinstance(state.check(plain), Append)
+    state.record(plain, 0, now_ms=1)
+    assert len(state) == 0
+
+
+def test_a_retry_gets_the_offsets_of_the_first_time() -> None:
+    state = state_after(header(0, 3), header(3, 2))
+    assert state.check(header(0, 3)) == Duplicate(0, 2)
+    assert state.check(header(3, 2)) == Duplicate(3, 4)
+
+
+def test_of_older_batches_only_the_presence_is_known() -> None:
+    state = state_after(*(header(sequence) for sequence in range(BATCHES_KEPT + 2)))
+    assert isinstance(state.check(header(2)), Duplicate)
+    with pytest.raises(DuplicateSequenceError, match="in the log already"):
+        state.check(header(1))
+
+
+def test_a_gap_is_refused() -> None:
+    state = state_after(header(0, 3))
+    with pytest.raises(OutOfOrderSequenceError, match="sequences 4 to 4, but 3 comes next"):
+        state.check(header(4))
+
+
+def test_a_batch_that_overlaps_the_end_is_not_taken_for_a_duplicate() -> None:
+    state = state_after(header(0, 3))
+    with pytest.raises(OutOfOrderSequenceError):
+        state.check(header(2, 2))
+
+
+def test_a_producer_must_begin_with_sequence_0() -> None:
+    with pytest.raises(OutOfOrderSequenceError, match="has written nothing here"):
+        ProducerState().check(header(5))
+
+
+def test_a_producer_that_may_have_been_forgotten_begins_anywhere() -> None:
+    assert isinstance(ProducerState(forgotten_up_to=ANY_PRODUCER).check(header(5)), Append)
+
+
+def test_what_lies_before_a_forgotten_producers_beginning_is_not_taken_for_a_duplicate() -> None:
+    state = ProducerState(forgotten_up_to=ANY_PRODUCER)
+    for sequence in range(5, 15):
+        state.record(header(sequence), sequence, now_ms=1)
+    with pytest.raises(DuplicateSequenceError):
+        state.check(header(6))
+    with pytest.raises(OutOfOrderSequenceError):
+        state.check(header(3))
+
+
+def test_a_new_epoch_begins_with_sequence_0() -> None:
+    state = state_after(header(0, 3))
+    with pytest.raises(OutOfOrderSequenceError, match="must begin with sequence 0"):
+        state.check(header(3, epoch=1))
+    assert isinstance(state.check(header(0, 3, epoch=1)), Append)
+
+
+def test_an_old_epoch_is_fenced() -> None:
+    state = state_after(header(0, 3), header(0, epoch=2))
+    with pytest.raises(InvalidProducerEpochError, match="has epoch 2 by now"):
+        state.check(header(3, epoch=1))
+
+
+def test_after_the_largest_sequence_comes_0() -> None:
+    state = ProducerState(forgotten_up_to=ANY_PRODUCER)
+    state.record(header(WRAP - 2, 2), 0, now_ms=1)
+    assert isinstance(state.check(header(0)), Append)
+    state.record(header(0, 3), 2, now_ms=1)
+    assert state.check(header(WRAP - 2, 2)) == Duplicate(0, 1)
+    assert isinstance(state.check(header(3)), Append)
+
+
+def test_a_batch_may_lie_across_the_wrap() -> None:
+    state = ProducerState(forgotten_up_to=ANY_PRODUCER)
+    state.record(header(WRAP - 1, 3), 0, now_ms=1)
+    assert isinstance(state.check(header(2)), Append)
+    assert state.check(header(WRAP - 1, 3)) == Duplicate(0, 2)
+
+
+def test_a_stage_sees_its_own_batches_and_leaves_the_state_alone_until_commit() -> None:
+    state = state_after(header(0))
+    stage = state.staged()
+    assert isinstance(stage.check(header(1)), Append)
+    stage.record(header(1), 1, now_ms=1)
+    assert stage.check(header(1)) == Duplicate(1, 1)
+    assert isinstance(state.check(header(1)), Append)
+    stage.commit()
+    assert state.check(header(1)) == Duplicate(1, 1)
+
+
+def test_a_silent_producer_is_forgotten_and_then_begins_anywhere() -> None:
+    state = ProducerState()
+    state.record(header(0), 0, now_ms=1000)
+    state.record(header(0, producer=9), 1, now_ms=5000)
+    assert state.expire(now_ms=6000, expiration_ms=5000) == 1
+    assert state.entry(7) is None
+    assert isinstance(state.check(header(44)), Append)
+    assert isinstance(state.check(header(44, producer=3)), Append)
+    with pytest.raises(OutOfOrderSequenceError):
+        state.check(header(44, producer=8))
+
+
+def test_a_marker_fences_older_epochs() -> None:
+    state = state_after(header(0, 3))
+    marker = header(-1, epoch=3)._replace(attributes=0x20)
+    state.record(marker, 3, now_ms=1)
+    with pytest.raises(InvalidProducerEpochError):
+        state.check(header(3))
+    with pytest.raises(OutOfOrderSequenceError):
+        state.check(header(3, epoch=3))
+    assert isinstance(state.check(header(0, epoch=3)), Append)
+
+
+def big_state() -> ProducerState:
+    state = state_after(*(header(sequence) for sequence in range(8)))
+    state.record(header(0, 4, producer=2**40, epoch=3), 8, now_ms=77)
+    state.forgotten_up_to = 5
+    return state
+
+
+def test_a_snapshot_gives_the_state_back() -> None:
+    state = big_state()
+    assert ProducerState.decode(state.encode(12, 4)) == (state, 12, 4)
+    assert ProducerState.decode(ProducerState().encode(0, -1)) == (ProducerState(), 0, -1)
+
+
+@given(at=st.integers(0, 10_000), bit=st.integers(0, 7))
+def test_a_damaged_snapshot_is_never_believed(at: int, bit: int) -> None:
+    data = bytearray(big_state().encode(12, 4))
+    data[at % len(data)] ^= 1 << bit
+    with pytest.raises(CorruptRecordError):
+        ProducerState.decode(bytes(data))
+
+
+def test_a_snapshot_cut_short_is_never_believed() -> None:
+    data = big_state().encode(12, 4)
+    for size in range(len(data)):
+        with pytest.raises(CorruptRecordError):
+            ProducerState.decode(data[:size])
+
+
+@given(
+    sent=st.lists(st.tuples(st.integers(1, 4), st.booleans()), max_size=30),
+    resend=st.lists(st.integers(0, 29), max_size=10),
+)
+def test_no_retry_of_what_was_sent_is_ever_appended_again(
+    sent: list[tuple[int, bool]], resend: list[int]
+) -> None:
+    """Whatever was appended stays a duplicate, however late its retry comes."""
+    state = ProducerState()
+    sequence = offset = 0
+    appended: list[tuple[BatchHeader, int]] = []
+    for count, twice in sent:
+        one = header(sequence, count)
+        for _ in range(1 + twice):
+            answer = state.check(one)
+            if isinstance(answer, Append):
+                state.record(one, offset, now_ms=1)
+                appended.append((one, offset))
+                offset += count
+            else:
+                assert answer == Duplicate(appended[-1][1], offset - 1)
+        sequence += count
+    assert offset == sequence
+    for index in resend:
+        if index < len(appended):
+            one, at = appended[index]
+            try:
+                assert state.check(one) == Duplicate(at, at + one.last_offset_delta)
+            except DuplicateSequenceError:
+                assert index < len(appended) - BATCHES_KEPT
