@@ -6,7 +6,8 @@ import asyncio
 import re
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +28,7 @@ from penstock.broker.storage.local_state import LocalState, PartitionState
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.recovery import SavedState, open_log
 from penstock.broker.storage.settings import TopicLogConfig
-from penstock.wire.errors import StorageError
+from penstock.wire.errors import DataDirectoryError, StorageError
 from penstock.wire.ids import TopicIdPartition, TopicPartition
 
 # ``topic-N``, or ``topic-N.TOPICID`` where another topic's log had that name already.
@@ -76,45 +77,53 @@ class ManagedDirectory:
     # --- opening ---------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Open every partition found. Raises StorageError when the directory can't be used.
+        """Open every partition found. Raises StorageError when the directory can't be used, and
+        DataDirectoryError, having changed nothing, when it belongs to another cluster.
 
         A partition that can't be opened is in ``unopened`` with the reason.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            found = list(self._find())
             state = self._state = LocalState(self.path, self.home.settings.local_state_max_bytes)
             self.was_empty = state.is_new
-            clean = state.clean_epoch is not None
             self.clean_epoch = state.clean_epoch
+            clean = state.clean_epoch is not None
             state.begin_run()
-            for directory in sorted(self.path.iterdir()):
-                self._open_found(directory, clean=clean)
+            for directory, partition, key in found:
+                self._open_found(directory, partition, key, clean=clean)
             state.keep_only({*self.logs, *self.unopened})
             self._save_all()
         except (OSError, lmdb.Error) as error:
             raise self.home.fail(error, "opening it") from error
 
-    def _open_found(self, directory: Path, *, clean: bool) -> None:
-        if not directory.is_dir() or directory.name.startswith("."):
-            return
-        if directory.name.endswith(_DELETED_SUFFIX):
-            self._run_in_background(lambda: shutil.rmtree(directory, ignore_errors=True))
-            return
-        match = _PARTITION.fullmatch(directory.name)
-        if match is None:
-            return  # Not ours: a lost+found, an operator's copy.
-        try:
-            metadata = read_metadata(directory)
-        except CheckpointDamagedError as error:
-            self._without_metadata(directory, error)
-            return
-        if metadata.cluster_id != self._cluster_id:
-            raise OSError(
-                f"{directory} belongs to cluster {metadata.cluster_id!r}, not to "
-                f"{self._cluster_id!r}; give this node its own data directory"
-            )
-        key = TopicIdPartition(metadata.topic_id, int(match[2]))
-        partition = TopicPartition(match[1], int(match[2]))
+    def _find(self) -> Iterator[tuple[Path, TopicPartition, TopicIdPartition]]:
+        """The partitions in the directory. What a crash left of deleted ones is removed."""
+        for directory in sorted(self.path.iterdir()):
+            match = _PARTITION.fullmatch(directory.name)
+            if not directory.is_dir() or directory.name.startswith("."):
+                continue
+            if directory.name.endswith(_DELETED_SUFFIX):
+                self._run_in_background(partial(shutil.rmtree, directory, ignore_errors=True))
+                continue
+            if match is None:
+                continue  # Not ours: a lost+found, an operator's copy.
+            try:
+                metadata = read_metadata(directory)
+            except CheckpointDamagedError as error:
+                self._without_metadata(directory, error)
+                continue
+            if metadata.cluster_id != self._cluster_id:
+                raise DataDirectoryError(
+                    f"{directory} belongs to cluster {metadata.cluster_id!r}, not to "
+                    f"{self._cluster_id!r}; give this node a data directory of its own cluster"
+                )
+            partition = TopicPartition(match[1], int(match[2]))
+            yield directory, partition, TopicIdPartition(metadata.topic_id, partition.partition)
+
+    def _open_found(
+        self, directory: Path, partition: TopicPartition, key: TopicIdPartition, *, clean: bool
+    ) -> None:
         try:
             self._open_log(directory, partition, key, _DEFAULTS, clean=clean)
         except StorageError as error:
@@ -202,6 +211,8 @@ class ManagedDirectory:
             self._changed_since(key)
 
     def _changed_since(self, key: TopicIdPartition) -> None:
+        if self._state is None:
+            return  # Closed: everything was saved.
         self._changed[key] = None
         if self._checkpoint_timer is None:
             delay = self.home.settings.checkpoint_interval_ms / 1000
@@ -265,7 +276,7 @@ class ManagedDirectory:
         except OSError as error:
             raise self.home.fail(error, f"deleting {directory}") from error
         self._use_state().remove([key])
-        self._run_in_background(lambda: shutil.rmtree(doomed, ignore_errors=True))
+        self._run_in_background(partial(shutil.rmtree, doomed, ignore_errors=True))
 
     def _run_in_background(self, job: Callable[[], None]) -> None:
         self._background = [thread for thread in self._background if thread.is_alive()]
@@ -282,12 +293,14 @@ class ManagedDirectory:
         clean = self._close_logs()
         for thread in self._background:
             thread.join()
-        if self._state is None:
-            return  # It never opened.
+        state = self._state
+        if state is None:
+            return  # It never opened, or is closed already.
         try:
             for key in self.logs:
                 self._note(key)
-            self._use_state().close(clean_epoch=broker_epoch if clean else None)
+            self._state = None
+            state.close(clean_epoch=broker_epoch if clean else None)
         except (OSError, lmdb.Error) as error:
             self.home.fail(error, "saving local state at the stop")
 

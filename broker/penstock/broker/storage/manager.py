@@ -63,8 +63,8 @@ class LogManager:
     def open(self) -> None:
         """Open every partition in the directories, recovering them after a crash. Blocks.
 
-        A directory that can't be used takes down its partitions only; DataDirectoryError is raised
-        when none can.
+        A directory that can't be used takes down its partitions only. Raises DataDirectoryError
+        when none can, or when one belongs to another cluster.
         """
         for directory in self._directories:
             try:
