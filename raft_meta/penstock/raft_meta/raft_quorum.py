@@ -78,13 +78,15 @@ class RaftQuorum:
         self._thread = VoterThread(
             self._make_voter, on_output=self._from_thread, on_failed=self._failed_in_thread
         )
+        # From here on, since a voter that is alone leads before this coroutine goes on.
+        self._running = True
         try:
             await asyncio.wrap_future(self._thread.start())
         except BaseException:
+            self._running = False
             self._thread.stop()
             os.close(self._lock)
             raise
-        self._running = True
         self.link.start()
         self._thread.submit(lambda _voter, _now_s: None)  # What the disk held becomes events.
 

@@ -104,7 +104,9 @@ class Controllers:
         return await self.stub(node).DescribeQuorum(request, timeout=2)
 
     async def active(self, seconds: float = 15.0) -> int:
-        """The controller that carries out commands now."""
+        """The controller that carries out commands now, once every process answers."""
+        for node in self.processes:
+            await until(lambda node=node: self.quorum(node), lambda _answer: True, seconds)
 
         async def ask() -> int:
             for node in list(self.processes):

@@ -113,6 +113,22 @@ async def test_a_state_machine_failure_ends_the_controller(tmp_path):
     await server.stop()
 
 
+async def test_a_leader_elected_before_start_returns_becomes_active(tmp_path, monkeypatch):
+    """A voter that is alone leads at once; its claim must not be refused as not started yet."""
+    original = asyncio.wrap_future
+
+    async def late(future):
+        await original(future)
+        await until(lambda: asyncio.sleep(0, server.status().role is Role.LEADER))
+        await asyncio.sleep(0.05)  # The loop takes what the engine's thread has told it.
+
+    monkeypatch.setattr(asyncio, "wrap_future", late)
+    server = ControllerServer(config(tmp_path))
+    await server.start()
+    await until(lambda: asyncio.sleep(0, server._shell._core.is_active))
+    await server.stop()
+
+
 async def test_proposals_of_a_lone_follower_and_of_a_stopped_controller_are_refused(tmp_path):
     voters = {1: ("127.0.0.1", 0), 2: ("127.0.0.1", 9)}
     server = ControllerServer(config(tmp_path, voters=voters))
