@@ -87,6 +87,9 @@ class Log(Protocol):
     def append_as_follower(self, records: Buffer) -> AppendInfo:
         """Append what the leader pushed, as it is. The first batch must start at log_end_offset.
 
+        An empty log also takes one that begins before and holds log_end_offset: records were
+        deleted up to within it, and batches are not split. log_start_offset stays where it was.
+
         Raises CorruptRecordError when a CRC or an offset does not fit; nothing is then written.
         """
         ...

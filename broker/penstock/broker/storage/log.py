@@ -22,9 +22,9 @@ from penstock.broker.storage.log_files import Batch, FileWrite, LogFiles, index_
 from penstock.broker.storage.producers import load_producers
 from penstock.broker.storage.settings import FlushPolicy, TopicLogConfig
 from penstock.broker.storage.timestamps import first_at_or_after, largest
-from penstock.wire.errors import OffsetOutOfRangeError, StorageError
+from penstock.wire.errors import DiskFullError, OffsetOutOfRangeError, StorageError
 from penstock.wire.ids import LeaderEpoch, TopicIdPartition, TopicPartition
-from penstock.wire.records import BatchHeader
+from penstock.wire.records import HEADER_BYTES, BatchHeader, parse_header
 
 _EXPIRY_INTERVAL_MS = 600_000
 
@@ -104,7 +104,8 @@ class PartitionLog:
     @property
     def durable_offset(self) -> int:
         """Everything below survives what the flush policy promises to survive."""
-        return self._end if self._durable_is_end else self._synced
+        # Below the log's start nothing is missed: a log may begin within its first batch.
+        return self._end if self._durable_is_end else max(self._synced, self._start)
 
     @property
     def recovery_point(self) -> int:
@@ -158,17 +159,46 @@ class PartitionLog:
         self._check()
         now_ms = self.home.clock_ms()
         self._expire_producers(now_ms)
+        begin = self._beginning_of(records)
         checked = appends.check_as_follower(
             records,
             name=self.name,
-            end_offset=self._end,
+            end_offset=begin,
             now_ms=now_ms,
             epochs=self._epochs,
             producers=self._producers,
         )
         if not checked.batches:
             return AppendInfo(-1, -1, -1, 0)
-        return self._append(checked, -1)
+        if begin == self._end:
+            return self._append(checked, -1)
+        self._move_empty(begin)
+        try:
+            return self._append(checked, -1)
+        except DiskFullError:
+            self._move_empty(self._start)
+            raise
+
+    def _beginning_of(self, records: Buffer) -> int:
+        """Where what is to be appended must begin: at the end.
+
+        In an empty log the first batch may begin before: records were deleted up to within it, and
+        batches are not split.
+        """
+        if self._start == self._end and len(records) >= HEADER_BYTES:
+            first = parse_header(records)
+            if 0 <= first.base_offset < self._end <= first.last_offset:
+                return first.base_offset
+        return self._end
+
+    def _move_empty(self, offset: int) -> None:
+        """Let the files of an empty log begin at ``offset``; its start stays where it is."""
+        self._begin_cut(offset)
+        try:
+            self._files.reset(offset)
+        except OSError as error:
+            raise self.home.fail(error, f"beginning {self.name} at offset {offset}") from error
+        self._end = offset
 
     def _append(self, checked: appends.Checked, log_append_time_ms: int) -> AppendInfo:
         batches = checked.batches

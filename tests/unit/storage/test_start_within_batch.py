@@ -1,0 +1,83 @@
+"""A log that begins within a batch: records were deleted up to there, and batches are not split."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.broker.storage.recovery import SavedState
+from penstock.wire.errors import CorruptRecordError, DiskFullError
+from tests.unit.storage.storage_kit import FullDisk, batch, open_in, read_all, values_of
+
+
+def test_a_follower_that_begins_anew_takes_the_batch_that_holds_its_start(tmp_path: Path) -> None:
+    leader, follower = (tmp_path / "leader", tmp_path / "follower")
+    leader.mkdir()
+    follower.mkdir()
+    source = open_in(leader)
+    for values in (["a", "b", "c"], ["d", "e", "f"], ["g"]):
+        source.append_as_leader(batch(*values), 3, now_ms=1)
+    source.advance_log_start(4)
+    copy = open_in(follower)
+    copy.append_as_follower(batch("old", leader_epoch=1))
+    copy.truncate_fully_and_start_at(4)
+    info = copy.append_as_follower(source.read(4, 1, below=7))
+    assert (info.base_offset, info.last_offset) == (3, 5)
+    assert (copy.log_start_offset, copy.log_end_offset) == (4, 6)
+    assert copy.log_start_offset <= copy.durable_offset
+    copy.append_as_follower(source.read(6, 1, below=7))
+    assert read_all(copy) == read_all(source)
+    copy.flush()
+    assert copy.durable_offset == 7
+    assert copy.end_of_epoch(3) == source.end_of_epoch(3)
+    point = copy.recovery_point
+    copy.close(save=False)
+    again = open_in(follower, saved=SavedState(recovery_point=point, log_start_offset=4))
+    assert (again.log_start_offset, again.log_end_offset) == (4, 7)
+    assert values_of(again) == values_of(source)
+
+
+def test_a_crash_right_after_leaves_an_empty_log_at_its_start(tmp_path: Path) -> None:
+    copy = open_in(tmp_path)
+    copy.truncate_fully_and_start_at(4)
+    copy.append_as_follower(batch("d", "e", "f", base_offset=3, leader_epoch=3))
+    assert copy.recovery_point <= 3, "the batch is not on the disk yet"
+    point = copy.recovery_point
+    copy.close(save=False)
+    for path in tmp_path.glob("*/*.log"):
+        path.write_bytes(b"")
+    again = open_in(tmp_path, saved=SavedState(recovery_point=point, log_start_offset=4))
+    assert (again.log_start_offset, again.log_end_offset) == (4, 4)
+
+
+@pytest.mark.parametrize("values", [["c"], ["a", "b", "c"]])
+def test_a_batch_that_does_not_hold_the_start_is_refused(tmp_path: Path, values: list[str]) -> None:
+    log = open_in(tmp_path)
+    log.truncate_fully_and_start_at(4)
+    before = 4 - len(values)
+    with pytest.raises(CorruptRecordError):
+        log.append_as_follower(batch(*values, base_offset=before, leader_epoch=1))
+    assert (log.log_start_offset, log.log_end_offset, log.durable_offset) == (4, 4, 4)
+
+
+def test_only_an_empty_log_takes_a_batch_that_begins_before_its_end(tmp_path: Path) -> None:
+    log = open_in(tmp_path)
+    log.append_as_follower(batch("a", "b", leader_epoch=1))
+    with pytest.raises(CorruptRecordError):
+        log.append_as_follower(batch("b", "c", base_offset=1, leader_epoch=1))
+    assert values_of(log) == ["a", "b"]
+
+
+def test_a_full_disk_leaves_the_log_as_it_was(tmp_path: Path) -> None:
+    disk = FullDisk()
+    log = open_in(tmp_path, disk=disk)
+    log.truncate_fully_and_start_at(4)
+    disk.room = 0
+    records = batch("d", "e", "f", base_offset=3, leader_epoch=1)
+    with pytest.raises(DiskFullError):
+        log.append_as_follower(records)
+    assert (log.log_start_offset, log.log_end_offset, log.durable_offset) == (4, 4, 4)
+    disk.room = 1 << 40
+    log.append_as_follower(records)
+    assert (log.log_start_offset, log.log_end_offset) == (4, 6)
