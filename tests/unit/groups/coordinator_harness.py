@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -178,11 +179,13 @@ class World:
         self.image = MetadataImage()
         self.replicas = FakeReplicas()
         self.ensured = 0
+        self.clock_ahead_ms = 0  # Raise it, and the coordinator's process has stood still.
         self.coordinator = GroupCoordinator(
             self.replicas,
             self.image,
             ensure_offsets_topic=self._ensure,
             settings=settings or GroupSettings(assignment_interval_ms=0),
+            clock_ms=lambda: time.monotonic_ns() // 1_000_000 + self.clock_ahead_ms,
         )
         self._index = 0
         self.leader_of_offsets = 1

@@ -307,6 +307,25 @@ async def test_a_removal_that_cannot_be_written_is_tried_until_it_can() -> None:
         assert code(await a.next()) is ErrorCode.UNKNOWN_MEMBER_ID
 
 
+async def test_a_broker_that_stood_still_reads_its_mail_before_it_calls_members_silent() -> None:
+    async with world() as w:
+        a, b = FakeMember(w, GROUP, "a"), FakeMember(w, GROUP, "b")
+        await a.join()
+        epoch = (await a.next()).member_epoch
+        await b.join(session_timeout_ms=1_000)
+        await b.next()
+        push = await a.next()
+        await a.send(push.member_epoch, owned=owned(held(push.assignment.partitions)))
+        await a.next()
+        await b.next()
+        w.clock_ahead_ms = 120_000  # Far beyond everybody's session.
+        await w.commit(GROUP, 1, member_id="a", epoch=epoch)  # Anything that looks at the clock.
+        await a.send(push.member_epoch)
+        assert not (await a.next()).HasField("error")
+        assert len(held((await a.next()).assignment.partitions)) == 4
+        assert code(await b.next()) is ErrorCode.UNKNOWN_MEMBER_ID
+
+
 async def test_topics_are_followed() -> None:
     async with world() as w:
         a = FakeMember(w, GROUP, "a")

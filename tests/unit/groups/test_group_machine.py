@@ -524,5 +524,5 @@ class GroupMachine(RuleBasedStateMachine):
 def test_random_lives_of_a_group() -> None:
     run_state_machine_as_test(
         GroupMachine,
-        settings=settings(max_examples=25, stateful_step_count=30, deadline=None),
+        settings=settings(max_examples=60, stateful_step_count=40, deadline=None),
     )

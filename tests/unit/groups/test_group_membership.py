@@ -447,6 +447,22 @@ def test_reverting_brings_back_what_was(driver: Driver) -> None:
     assert not driver.heartbeat("a", epoch).HasField("error")
 
 
+def test_what_was_given_back_and_taken_in_vain_is_given_and_taken_again(driver: Driver) -> None:
+    join(driver, "a")
+    join(driver, "b")
+    (push,) = driver.pushes("a")
+    kept = held(push.assignment.partitions)
+    written = len(driver.changes)
+    driver.heartbeat("a", push.member_epoch, owned=kept)
+    driver.shard.revert(driver.changes[written:], driver.now_ms)
+    driver.shard.validate()
+    driver.pushes("b")
+    driver.heartbeat("a", push.member_epoch, owned=kept)
+    (gain,) = driver.pushes("b")
+    assert held(gain.assignment.partitions) == ALL_FOUR - kept
+    assert driver.state() == "stable"
+
+
 def test_what_a_topic_change_asked_for_is_tried_again_after_a_revert(driver: Driver) -> None:
     join(driver, "a")
     written = len(driver.changes)

@@ -40,6 +40,8 @@ from penstock.wire.errors import (
 
 _APPEND_TIMEOUT_MS: Final = 5_000
 _MAX_PENDING_RECORDS: Final = 200_000
+_STALL_MS: Final = 1_000
+_STALL_GRACE_S: Final = 0.25
 _RETRY_MIN_S: Final = 0.1
 _RETRY_MAX_S: Final = 5.0
 
@@ -84,6 +86,7 @@ class HostedShard:
         self._retry_s = 0.0  # How long to wait before loading anew; grows with each failure.
         self._failing: str | None = None  # Why writes fail, to be logged once.
         self._timer: asyncio.TimerHandle | None = None
+        self._stalled = False  # A deadline was passed over late; the timer gives members grace.
         self._log = log.bind(partition=f"{OFFSETS_TOPIC}-{partition}", leader_epoch=leader_epoch)
 
     def start(self) -> None:
@@ -258,6 +261,7 @@ class HostedShard:
 
     def _halt(self, error: PenstockError) -> None:
         self._shard = None
+        self._stalled = False
         self._loaded.clear()
         if self._closed:
             self._loaded.set()
@@ -297,7 +301,7 @@ class HostedShard:
 
     def _arm(self) -> None:
         """Have the shard ticked at its next deadline. A deadline that moved on is found then."""
-        if self._shard is None:
+        if self._shard is None or self._stalled:
             return
         deadline_ms = self._shard.next_deadline_ms
         if deadline_ms is None:
@@ -312,8 +316,20 @@ class HostedShard:
 
     def _tick(self) -> None:
         self._timer = None
-        if self._shard is not None:
-            self._handle(Tick())
+        if self._shard is None:
+            return
+        deadline_ms = self._shard.next_deadline_ms
+        late_ms = 0 if deadline_ms is None else self._context.clock_ms() - deadline_ms
+        if late_ms > _STALL_MS and not self._stalled:
+            # This process stood still. What members sent meanwhile waits in its sockets, and is
+            # to be read before anybody is called silent.
+            self._stalled = True
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(_STALL_GRACE_S, self._tick)
+            self._log.warning("the broker stood still; members get a grace", late_ms=late_ms)
+            return
+        self._stalled = False
+        self._handle(Tick())
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.get_running_loop().create_task(work, name=f"{name} {self.partition}")

@@ -29,7 +29,6 @@ epochs are borne, but only a message in the newest epoch acknowledges anything.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from penstock.broker.core import group_describe, group_member, group_offsets, group_reconcile
 from penstock.broker.core.group_events import (
@@ -48,6 +47,7 @@ from penstock.broker.core.group_events import (
     Tick,
     TopicsChanged,
 )
+from penstock.broker.core.group_sessions import NO_STREAM, Sessions
 from penstock.broker.core.group_state import Change, GroupState
 from penstock.broker.core.group_topics import Subscriptions, TopicView
 from penstock.broker.core.group_values import (
@@ -55,7 +55,6 @@ from penstock.broker.core.group_values import (
     LEAVE_EPOCH,
     LEFT_EPOCH,
     Member,
-    Partitions,
 )
 from penstock.v1 import groups_pb2
 from penstock.wire.errors import (
@@ -67,19 +66,6 @@ from penstock.wire.errors import (
     UnknownMemberIdError,
     UnreleasedInstanceIdError,
 )
-
-_NO_STREAM = -1
-
-
-@dataclass(slots=True)
-class _Session:
-    """What is known of a member's connection. Not durable: it starts anew with a coordinator."""
-
-    deadline_ms: int  # Removed, unless heard before.
-    revoke_by_ms: int | None = None  # Removed, unless it gave back by then what it must.
-    stream_id: int = _NO_STREAM
-    used_epoch: int = JOIN_EPOCH  # The newest epoch that it named; older ones are fenced.
-    told: tuple[int, Partitions] | None = None  # Epoch and assignment last sent on the stream.
 
 
 class Group:
@@ -96,20 +82,15 @@ class Group:
         self._topics = topics
         self._subscriptions = subscriptions
         self._settings = settings
-        self._sessions: dict[str, _Session] = {}
+        self._sessions = Sessions()
         self._waiting: set[str] = set()  # Members that may not be reconciled.
         self._assigned_ms: int | None = None  # When the target was last made, if since loaded.
-        self._assign_at_ms: int | None = None
-        self._recheck_at_ms: int | None = None
-        # No deadline is earlier than this one. Deadlines mostly move on, so it is found anew
-        # only when it passes.
-        self._next_deadline_ms: int | None = None
         self._farewells: list[Effect] = []
 
     @property
     def next_deadline_ms(self) -> int | None:
         """When to handle a Tick, at the latest; None for never."""
-        return self._next_deadline_ms
+        return self._sessions.next_deadline_ms
 
     def handle(self, event: GroupEvent, now_ms: int) -> list[Effect]:
         """Take one event at a time of the monotonic clock. See Effect for what holds of answers."""
@@ -136,7 +117,7 @@ class Group:
         self._settle(now_ms)
         effects = self._finish(now_ms, None)
         if isinstance(event, Tick):
-            self._find_deadline()
+            self._sessions.find_deadline()
         return effects
 
     def revert(self, changes: Iterable[Change], now_ms: int) -> None:
@@ -145,36 +126,19 @@ class Group:
         Their answers must become errors, and what was to be sent must not be.
         """
         self.state.undo(changes)
-        retry_at_ms = now_ms + self._settings.retry_ms
-        for member_id in self.state.take_touched():
-            member = self.state.members.get(member_id)
-            if member is None:
-                self._sessions.pop(member_id, None)
-                continue
-            deadline_ms = now_ms + member.session_timeout_ms
-            self._sessions.setdefault(member_id, _Session(deadline_ms)).revoke_by_ms = None
-            self._watch_revocation(member, now_ms)
-        for session in self._sessions.values():
-            session.told = None
-            session.deadline_ms = max(session.deadline_ms, retry_at_ms)
-            if session.revoke_by_ms is not None:
-                session.revoke_by_ms = max(session.revoke_by_ms, retry_at_ms)
-        self._waiting = set(self.state.members)
-        self._recheck_at_ms = retry_at_ms
-        self._find_deadline()
+        members = self.state.members
+        touched = [(member_id, members.get(member_id)) for member_id in self.state.take_touched()]
+        self._sessions.postpone(touched, now_ms, now_ms + self._settings.retry_ms)
+        self._waiting = set(members)
 
     def validate(self) -> None:
         """Assert what must hold between events."""
         self.state.validate()
-        assert self._sessions.keys() == self.state.members.keys()
+        self._sessions.validate(self.state.members.values())
         for member_id, member in self.state.members.items():
-            session = self._sessions[member_id]
-            assert bool(member.revoking) == (session.revoke_by_ms is not None)
-            assert self._next_deadline_ms is not None
-            assert self._next_deadline_ms <= session.deadline_ms
             reconciled = group_reconcile.is_reconciled(self.state, member)
             assert reconciled or member_id in self._waiting
-        if self._recheck_at_ms is None:
+        if self._sessions.recheck_at_ms is None:
             epoch = self.state.epochs.assignment_epoch
             assert all(m.is_away or m.epoch == epoch for m in self.state.members.values())
             assert not group_reconcile.needs_assignment(self.state, self._subscriptions)
@@ -269,7 +233,7 @@ class Group:
         member = group_member.joined(before, event, self._settings, epoch)
         if before is not None and before.member_id != member.member_id:
             self.state.remove_member(before.member_id)
-            self._sessions.pop(before.member_id, None)
+            self._sessions.drop(before.member_id)
         self._put_speaker(event, before, member, now_ms)
         return member.member_id
 
@@ -308,12 +272,7 @@ class Group:
             or self._votes_otherwise(before, member)
         ):
             group_reconcile.bump(self.state)
-        session = self._sessions.setdefault(member.member_id, _Session(0))
-        session.deadline_ms = now_ms + member.session_timeout_ms
-        session.used_epoch = event.request.member_epoch
-        if session.stream_id != event.stream_id:
-            session.stream_id, session.told = event.stream_id, None
-        self._arm(session.deadline_ms)
+        self._sessions.heard(member, event.stream_id, event.request.member_epoch, now_ms)
 
     def _votes_otherwise(self, before: Member, member: Member) -> bool:
         """Whether a member's new wish for an assignor changes the group's choice."""
@@ -323,17 +282,17 @@ class Group:
         )
 
     def _go_away(self, member: Member, now_ms: int) -> None:
-        self.state.put_member(group_reconcile.go_away(member, LEFT_EPOCH))
-        deadline_ms = now_ms + member.session_timeout_ms
-        self._sessions[member.member_id] = _Session(deadline_ms)
-        self._arm(deadline_ms)
+        away = group_reconcile.go_away(member)
+        self.state.put_member(away)
+        self._waiting.add(member.member_id)
+        self._sessions.start(away, now_ms)
 
     def _remove(self, member: Member, why: str = "") -> None:
         """Remove a member; ``why`` is told to it when it did not ask for it."""
         self.state.remove_member(member.member_id)
-        session = self._sessions.pop(member.member_id)
+        session = self._sessions.drop(member.member_id)
         group_reconcile.bump(self.state)
-        if why and session.stream_id != _NO_STREAM:
+        if why and session is not None and session.stream_id != NO_STREAM:
             error = UnknownMemberIdError(
                 f"group {self.state.group_id!r}: member {member.member_id!r} was removed: {why}; "
                 "give up all partitions and join anew"
@@ -398,19 +357,18 @@ class Group:
 
     def _on_loaded(self, now_ms: int) -> None:
         """Timeouts start anew: members could not be heard meanwhile."""
-        for member_id, member in self.state.members.items():
-            self._sessions[member_id] = _Session(now_ms + member.session_timeout_ms)
-            self._watch_revocation(member, now_ms)
+        for member in self.state.members.values():
+            self._sessions.start(member, now_ms)
         self._waiting = set(self.state.members)
         self._recheck()
-        self._find_deadline()
 
     def _on_tick(self, now_ms: int) -> None:
-        if self._recheck_at_ms is not None and self._recheck_at_ms <= now_ms:
-            self._recheck_at_ms = None
+        recheck_at_ms = self._sessions.recheck_at_ms
+        if recheck_at_ms is not None and recheck_at_ms <= now_ms:
+            self._sessions.recheck_at_ms = None
             self._recheck()
-        for member_id, session in list(self._sessions.items()):
-            member = self.state.members[member_id]
+        for member_id in self._sessions.ids():
+            session, member = self._sessions[member_id], self.state.members[member_id]
             if session.deadline_ms <= now_ms:
                 self._remove(member, f"it was not heard for {member.session_timeout_ms} ms")
             elif session.revoke_by_ms is not None and session.revoke_by_ms <= now_ms:
@@ -432,7 +390,7 @@ class Group:
     def _settle(self, now_ms: int) -> None:
         """Make the target assignment when it is due, and move towards it as far as possible."""
         epochs = self.state.epochs
-        self._assign_at_ms = None
+        self._sessions.assign_at_ms = None
         if epochs.group_epoch > epochs.assignment_epoch:
             at_ms = now_ms
             # The first assignment is always made at once: member epoch 0 means joining.
@@ -443,8 +401,8 @@ class Group:
                 group_reconcile.assign(self.state, self._subscriptions)
                 self._waiting = set(self.state.members)
             else:
-                self._assign_at_ms = at_ms
-                self._arm(at_ms)
+                self._sessions.assign_at_ms = at_ms
+                self._sessions.arm(at_ms)
         self._waiting = group_reconcile.grant(self.state, self._waiting)
         if not self.state.members and not self.state.offsets:
             self.state.put_epochs(None)  # Nothing is left of the group.
@@ -461,9 +419,9 @@ class Group:
             member = self.state.members.get(member_id)
             if member is None:
                 continue
-            self._watch_revocation(member, now_ms)
+            self._sessions.watch_revocation(member, now_ms)
             session = self._sessions[member_id]
-            if session.stream_id != _NO_STREAM and session.told != (member.epoch, member.assigned):
+            if session.stream_id != NO_STREAM and session.told != (member.epoch, member.assigned):
                 push = self._tell(member_id)
                 group_id = self.state.group_id
                 effects.append(Send(group_id, session.stream_id, push, is_reply=False))
@@ -472,26 +430,3 @@ class Group:
     def _persist(self) -> list[Effect]:
         changes = self.state.take_changes()
         return [Persist(self.state.group_id, changes)] if changes else []
-
-    def _watch_revocation(self, member: Member, now_ms: int) -> None:
-        """The time to give partitions back runs from when the first is asked for."""
-        session = self._sessions[member.member_id]
-        if not member.revoking:
-            session.revoke_by_ms = None
-        elif session.revoke_by_ms is None:
-            session.revoke_by_ms = now_ms + member.rebalance_timeout_ms
-            self._arm(session.revoke_by_ms)
-
-    def _arm(self, deadline_ms: int) -> None:
-        if self._next_deadline_ms is None or deadline_ms < self._next_deadline_ms:
-            self._next_deadline_ms = deadline_ms
-
-    def _find_deadline(self) -> None:
-        self._next_deadline_ms = None
-        for session in self._sessions.values():
-            self._arm(session.deadline_ms)
-            if session.revoke_by_ms is not None:
-                self._arm(session.revoke_by_ms)
-        for deadline_ms in (self._assign_at_ms, self._recheck_at_ms):
-            if deadline_ms is not None:
-                self._arm(deadline_ms)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from penstock.broker.core.assignors import ASSIGNORS, DEFAULT_ASSIGNOR, MemberSpec
 from penstock.broker.core.group_state import GroupState
 from penstock.broker.core.group_topics import Subscriptions, TopicInfo
-from penstock.broker.core.group_values import NOTHING, Epochs, Member, Partitions
+from penstock.broker.core.group_values import LEFT_EPOCH, NOTHING, Epochs, Member, Partitions
 from penstock.wire.ids import TopicId, TopicIdPartition
 
 
@@ -137,6 +137,6 @@ def grant(state: GroupState, member_ids: Iterable[str]) -> set[str]:
     return waiting
 
 
-def go_away(member: Member, epoch: int) -> Member:
+def go_away(member: Member) -> Member:
     """A static member that left for a while: what it was to give back is free."""
-    return replace(member, epoch=epoch, revoking=NOTHING)
+    return replace(member, epoch=LEFT_EPOCH, revoking=NOTHING)
