@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from penstock.broker.storage.manager import LogManager
 from penstock.broker.storage.settings import FlushPolicy, LogSettings
 from penstock.wire.errors import DataDirectoryError, RecordTooLargeError, StorageError
 from penstock.wire.ids import TopicId, TopicIdPartition
+from tests.support import eventually
 from tests.unit.storage.storage_kit import EVERYTHING, BrokenDisk, Clock, batch, values_of
 
 ONE, TWO = TopicId(b"1" * 16), TopicId(b"2" * 16)
@@ -66,13 +67,8 @@ class Kit:
         self.managers.append(manager)
         return manager
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
-            while not condition():  # noqa: ASYNC110 - what is waited for sets no event.
-                await asyncio.sleep(0.002)
-
     async def until_durable(self, *logs: Log) -> None:
-        await self.until(lambda: all(log.durable_offset == log.log_end_offset for log in logs))
+        await eventually(lambda: all(log.durable_offset == log.log_end_offset for log in logs))
 
 
 def crash(manager: LogManager, kit: Kit) -> None:
@@ -110,7 +106,7 @@ async def test_one_round_covers_everything_that_came_while_the_last_was_under_wa
     disk.gate.clear()
     disk.begun.clear()
     logs[0].append_as_leader(batch("a"), 0, now_ms=1)
-    await kit.until(disk.begun.is_set)
+    await eventually(disk.begun.is_set)
     for _ in range(10):
         for log in logs:
             log.append_as_leader(batch("b"), 0, now_ms=1)
@@ -132,7 +128,7 @@ async def test_a_cut_during_a_flush_keeps_the_promise(kit: Kit) -> None:
     disk.begun.clear()
     for value in ("a", "b", "c"):
         log.append_as_leader(batch(value), 1, now_ms=1)
-    await kit.until(disk.begun.is_set)
+    await eventually(disk.begun.is_set)
     threading.Timer(0.05, disk.gate.set).start()  # The cut syncs as well.
     log.truncate_to(1)
     log.append_as_follower(batch("x", base_offset=1, leader_epoch=2))
@@ -150,12 +146,12 @@ async def test_a_log_deleted_during_its_flush_goes_quietly(kit: Kit) -> None:
     disk.begun.clear()
     log.append_as_leader(batch("a"), 0, now_ms=1)
     other.append_as_leader(batch("a"), 0, now_ms=1)
-    await kit.until(disk.begun.is_set)
+    await eventually(disk.begun.is_set)
     manager.delete(log.key)
     assert manager.get(log.key) is None
     disk.gate.set()
     await kit.until_durable(other)
-    await kit.until(
+    await eventually(
         lambda: sorted(path.name for path in kit.paths[0].iterdir()) == [".state", "t-1"]
     )
     with pytest.raises(StorageError, match="t-0: the log is closed"):
@@ -172,7 +168,7 @@ async def test_a_failed_flush_fails_the_directory_and_nothing_more_is_promised(
     log, other = (manager.get_or_create("t", partition, ONE, {}) for partition in range(2))
     disk.failing = {"sync"}
     log.append_as_leader(batch("a"), 0, now_ms=1)
-    await kit.until(lambda: bool(kit.failed))
+    await eventually(lambda: bool(kit.failed))
     disk.failing = set()
     assert kit.failed == [kit.paths[0]]
     assert log.durable_offset == 0
@@ -201,7 +197,7 @@ async def test_a_failed_directory_takes_down_only_its_own_partitions(tmp_path: P
     disk.failing = {"open"}
     for log in logs:
         log.append_as_leader(batch("a"), 0, now_ms=1)  # Writes the epoch checkpoint.
-    await kit.until(lambda: bool(kit.failed))
+    await eventually(lambda: bool(kit.failed))
     good = [log for log in logs if log.directory.parent.name == "good"]
     for log in good:
         log.append_as_leader(batch("b"), 0, now_ms=1)
@@ -274,9 +270,9 @@ async def test_state_is_saved_before_long_without_a_stop(kit: Kit) -> None:
     await kit.until_durable(log)
     manager.checkpoint_high_watermark(log.key, 3)
     directory = manager._directories[0]
-    await kit.until(lambda: directory._use_state().get(log.key).high_watermark == 3)
-    await kit.until(lambda: not directory._use_state()._changed)
-    await kit.until(lambda: directory._checkpoint_timer is None)
+    await eventually(lambda: directory._use_state().get(log.key).high_watermark == 3)
+    await eventually(lambda: not directory._use_state()._changed)
+    await eventually(lambda: directory._checkpoint_timer is None)
     crash(manager, kit)
     manager = kit.open()
     assert manager.high_watermark(log.key) == 3
@@ -290,7 +286,7 @@ async def test_an_idle_manager_has_no_timers_and_no_work(kit: Kit) -> None:
         log.append_as_leader(batch("a"), 0, now_ms=1)
     await kit.until_durable(*logs)
     directory = manager._directories[0]
-    await kit.until(lambda: directory._checkpoint_timer is None and not directory._changed)
+    await eventually(lambda: directory._checkpoint_timer is None and not directory._changed)
     flusher = directory._flusher
     assert (flusher._begins, flusher._under_way, flusher._waiting) == (None, False, {})
     assert not any(log.needs_flush for log in logs)
@@ -305,7 +301,7 @@ async def test_with_interval_a_flush_waits_for_its_time(kit: Kit) -> None:
         log.append_as_leader(batch("a"), 0, now_ms=1)
         await asyncio.sleep(0)
     assert (disk.syncs, log.durable_offset) == (0, 5)
-    await kit.until(lambda: log.recovery_point == 5)
+    await eventually(lambda: log.recovery_point == 5)
     assert kit.durable == []
 
 
@@ -315,11 +311,12 @@ async def test_with_os_only_closed_segments_are_flushed(kit: Kit) -> None:
     log = manager.get_or_create("t", 0, ONE, {"segment.bytes": "4096"})
     disk.syncs = 0
     log.append_as_leader(batch("a" * 1000), 0, now_ms=1)
-    await asyncio.sleep(0.05)
+    flusher = manager._directories[0]._flusher
+    assert (flusher._begins, flusher._under_way, flusher._waiting) == (None, False, {})
     assert disk.syncs == 0
     for _ in range(4):
         log.append_as_leader(batch("a" * 1000), 0, now_ms=1)
-    await kit.until(lambda: log.recovery_point == 5)
+    await eventually(lambda: log.recovery_point == 5)
 
 
 async def test_deleted_partitions_do_not_come_back(kit: Kit) -> None:
@@ -333,12 +330,12 @@ async def test_deleted_partitions_do_not_come_back(kit: Kit) -> None:
     assert (again.log_end_offset, manager.high_watermark(log.key)) == (0, 0)
     manager.delete(log.key)
     leftover = kit.paths[0] / f"t-0.{ONE.hex()}-delete"
-    await kit.until(lambda: not leftover.exists())
+    await eventually(lambda: not leftover.exists())
     leftover.mkdir()
     manager.close()
     manager = kit.open()
     assert manager.logs() == []
-    await kit.until(lambda: not leftover.exists())
+    await eventually(lambda: not leftover.exists())
 
 
 async def test_a_partition_made_anew_after_a_crash_remembers_nothing(kit: Kit) -> None:
@@ -426,7 +423,7 @@ async def test_a_long_topic_name_can_be_deleted(kit: Kit) -> None:
     manager = kit.open()
     log = manager.get_or_create("n" * 249, 0, ONE, {})
     manager.delete(log.key)
-    await kit.until(lambda: [path.name for path in kit.paths[0].iterdir()] == [".state"])
+    await eventually(lambda: [path.name for path in kit.paths[0].iterdir()] == [".state"])
 
 
 async def test_closing_waits_for_what_is_under_way(kit: Kit) -> None:
@@ -436,7 +433,7 @@ async def test_closing_waits_for_what_is_under_way(kit: Kit) -> None:
     disk.gate.clear()
     disk.begun.clear()
     log.append_as_leader(batch("a"), 0, now_ms=1)
-    await kit.until(disk.begun.is_set)
+    await eventually(disk.begun.is_set)
     log.append_as_leader(batch("b"), 0, now_ms=1)
     threading.Timer(0.05, disk.gate.set).start()
     manager.close()

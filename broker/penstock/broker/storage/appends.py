@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from penstock.broker.core.epoch_history import EpochHistory
@@ -18,8 +19,8 @@ from penstock.wire.errors import (
     RecordTooLargeError,
 )
 from penstock.wire.records import (
+    HEADER_BYTES,
     BatchHeader,
-    iter_batches,
     offset_patch,
     parse_header,
     set_log_append_time,
@@ -54,15 +55,17 @@ def check_as_leader(
     duplicates: list[Duplicate] = []
     offset = base_offset
     try:
-        for _, view in iter_batches(records):
+        for view in _split(records):
             header = verify_producer_batch(view)
             _check_allowed(header, name, config)
-            found = stage.check(header)
+            idempotent = header.producer_id >= 0
+            found = stage.check(header) if idempotent else None
             if isinstance(found, Duplicate):
                 duplicates.append(found)
                 continue
             batch = _placed(header, view, config, now_ms, (offset, leader_epoch))
-            stage.record(batch.header, offset, now_ms)
+            if idempotent:
+                stage.record(batch.header, offset, now_ms)
             batches.append(batch)
             offset = batch.header.next_offset
     except CorruptRecordError as error:
@@ -83,16 +86,26 @@ def _nothing_new(duplicates: list[Duplicate]) -> AppendInfo:
     return AppendInfo(duplicates[0].base_offset, duplicates[-1].last_offset, -1, 0, duplicate=True)
 
 
+def _split(records: Buffer) -> Iterator[memoryview]:
+    """The batches by what their lengths say, still to be verified; the last may be cut off."""
+    view = memoryview(records)
+    position = 0
+    while position < len(view):
+        size = max(HEADER_BYTES, 12 + int.from_bytes(view[position + 8 : position + 12]))
+        yield view[position : position + size]
+        position += size
+
+
 def _check_allowed(header: BatchHeader, name: str, config: TopicLogConfig) -> None:
-    for key, limit in (
-        ("max.message.bytes", config.max_message_bytes),
-        ("segment.bytes", config.segment_bytes),
-    ):
-        if header.size_bytes > limit:
-            raise RecordTooLargeError(
-                f"{name}: a batch has {header.size_bytes} bytes, but {key} is {limit}; nothing "
-                f"was appended: send smaller batches or raise the topic's {key}"
-            )
+    size = header.size_bytes
+    if size > config.max_message_bytes or size > config.segment_bytes:
+        large = size > config.max_message_bytes
+        key = "max.message.bytes" if large else "segment.bytes"
+        limit = config.max_message_bytes if large else config.segment_bytes
+        raise RecordTooLargeError(
+            f"{name}: a batch has {size} bytes, but {key} is {limit}; nothing was appended: send "
+            f"smaller batches or raise the topic's {key}"
+        )
     if header.is_log_append_time and not config.log_append_time:
         raise InvalidRecordError(
             f"{name}: the batch claims to have its time from the broker, but the topic's "
@@ -118,7 +131,7 @@ def _placed(
         header = parse_header(stamped)
         rest = memoryview(stamped)[16:]
     patch = offset_patch(header, offset, leader_epoch)
-    header = header._replace(base_offset=offset, leader_epoch=leader_epoch)
+    header = BatchHeader(offset, header.batch_length, leader_epoch, *header[3:])
     return Batch(header, (patch, rest))
 
 

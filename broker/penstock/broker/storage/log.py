@@ -210,12 +210,12 @@ class PartitionLog:
         self._as_opened = False
         first, last = batches[0].header, batches[-1].header
         base_offset, self._end = self._end, last.next_offset
-        for batch in batches:
-            if batch.header.leader_epoch != self._epochs.last_epoch:
+        if last.leader_epoch != self._epochs.last_epoch:
+            for batch in batches:
                 self._assign(batch.header.leader_epoch, batch.header.base_offset)
         checked.producers.commit()
         self.home.request_flush(self)
-        size = sum(batch.header.size_bytes for batch in batches)
+        size = sum(batch.size_bytes for batch in batches)
         assert base_offset == first.base_offset
         return AppendInfo(base_offset, last.last_offset, log_append_time_ms, size)
 
@@ -223,6 +223,9 @@ class PartitionLog:
         """Write the batches, in a new segment where one is due."""
         limits = self.config.segment_bytes, self.config.segment_ms
         interval = self.config.index_interval_bytes
+        if self._files.has_room_for(batches, limits):
+            self._files.write(batches, interval)
+            return
         group: list[Batch] = []
         pending = 0
         for batch in batches:
@@ -232,7 +235,7 @@ class PartitionLog:
                 self._roll(batch.header.base_offset, mid_append=bool(group))
                 group, pending = [], 0
             group.append(batch)
-            pending += batch.header.size_bytes
+            pending += batch.size_bytes
         self._files.write(group, interval)
 
     def _roll(self, base_offset: int, *, mid_append: bool) -> None:

@@ -23,10 +23,11 @@ FileWrite = tuple[Path, Callable[[], bytes]]
 class Batch:
     """A checked batch on its way into the log: its header as it will be there, and its bytes."""
 
-    __slots__ = ("buffers", "header")
+    __slots__ = ("buffers", "header", "size_bytes")
 
     def __init__(self, header: BatchHeader, buffers: tuple[Buffer, ...]) -> None:
         self.header = header
+        self.size_bytes = header.size_bytes
         self.buffers = buffers
 
 
@@ -65,10 +66,25 @@ class LogFiles:
 
     # --- appending -------------------------------------------------------------------------------
 
+    def has_room_for(self, batches: Sequence[Batch], limits: tuple[int, int]) -> bool:
+        """Whether all the batches go into the active segment; see ``must_roll``."""
+        active = self.active
+        segment_bytes, segment_ms = limits
+        size = active.size_bytes + sum([batch.size_bytes for batch in batches])
+        latest_ms = max([batch.header.max_timestamp_ms for batch in batches])
+        started_ms = active.roll_timestamp_ms()
+        return (
+            size <= segment_bytes
+            and batches[-1].header.last_offset - active.base_offset <= RELATIVE_OFFSET_MAX
+            and started_ms is not None
+            and latest_ms - started_ms <= segment_ms
+        )
+
     def must_roll(self, header: BatchHeader, pending: int, limits: tuple[int, int]) -> bool:
         """Whether the batch belongs into a new segment, when ``pending`` bytes go before it.
 
-        ``limits``: the most bytes and the largest age in milliseconds.
+        ``limits``: the most bytes and the largest age in milliseconds, by what the batches say of
+        their time (KIP-33).
         """
         active = self.active
         size = active.size_bytes + pending
@@ -85,13 +101,13 @@ class LogFiles:
     def write(self, batches: Sequence[Batch], interval_bytes: int) -> None:
         """Append batches to the active segment: all of them, or none when OSError is raised."""
         buffers = [buffer for batch in batches for buffer in batch.buffers]
-        size = sum(batch.header.size_bytes for batch in batches)
+        size = sum([batch.size_bytes for batch in batches])
         active = self.active
         position = active.append(buffers, size)
         self._unsynced[active] = None
         for batch in batches:
             active.note(batch.header, position, interval_bytes)
-            position += batch.header.size_bytes
+            position += batch.size_bytes
 
     def roll(self, base_offset: int) -> None:
         """Close the active segment and begin a new one."""
