@@ -10,6 +10,13 @@
             ...
 """
 
+import os as _os
+
+# gRPC's own handlers of fork() crash children at random while asyncio channels are in use, even
+# children that never touch gRPC. Ours refuse use in a child instead. Read when gRPC loads.
+_os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+
 from penstock.client.admin import AdminClient
 from penstock.client.aio_admin import AsyncAdminClient, OffsetSpec
 from penstock.client.aio_consumer import AsyncConsumer

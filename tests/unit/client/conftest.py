@@ -1,3 +1,5 @@
+"""Clusters to test clients against, on the test's own loop and on one in the background."""
+
 from __future__ import annotations
 
 import asyncio

@@ -99,9 +99,7 @@ def test_a_split_batch_keeps_its_records_and_is_settled_when_its_parts_are() -> 
     reserved = batch.reserved_bytes
     batch.encoded = batch.builder.build()
     parts = batch.split()
-    values = [
-        record.value for part in parts for record in decode_batch(part.builder.build())
-    ]
+    values = [record.value for part in parts for record in decode_batch(part.builder.build())]
     assert values == [b"0", b"1", b"2", b"3", b"4"]
     assert [d.future for part in parts for d in part.deliveries] == [0, 1, 2, 3, 4]
     assert sum(part.reserved_bytes for part in parts) == reserved

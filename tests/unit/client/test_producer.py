@@ -152,9 +152,7 @@ async def test_an_answer_lost_with_its_stream_makes_no_duplicate(cluster: FakeCl
 
     async with AsyncProducer(cluster.bootstrap) as producer:
         cluster.on_produce = lose
-        places = await asyncio.gather(
-            *[await producer.send("t", b"%d" % n) for n in range(10)]
-        )
+        places = await asyncio.gather(*[await producer.send("t", b"%d" % n) for n in range(10)])
     assert cluster.values("t") == [b"%d" % n for n in range(10)]
     assert [place.offset for place in places] == list(range(10))
     sent = [entry.records for _, request in cluster.produced for entry in request.partitions]
@@ -188,7 +186,7 @@ async def test_a_slow_answer_is_waited_for(cluster: FakeCluster) -> None:
     cluster.add_topic("t")
 
     async def slow(node: FakeNode, request: log_pb2.ProduceRequest) -> None:
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.3)  # Slowness itself is what is tested.
 
     cluster.on_produce = slow
     async with AsyncProducer(cluster.bootstrap) as producer:
@@ -264,7 +262,7 @@ async def test_a_batch_too_large_for_the_topic_is_split(cluster: FakeCluster) ->
         for number in range(50):
             await producer.send("t", b"%04d" % number)
         await producer.flush()
-        with pytest.raises(RecordTooLargeError, match="max.message.bytes"):
+        with pytest.raises(RecordTooLargeError, match=r"max.message.bytes"):
             await producer.send_and_wait("t", b"x" * 200)
     assert cluster.values("t") == [b"%04d" % number for number in range(50)]
 
@@ -274,7 +272,7 @@ async def test_unknown_topic_names_the_near_one_and_fails_fast(cluster: FakeClus
     async with AsyncProducer(cluster.bootstrap) as producer:
         loop = asyncio.get_running_loop()
         started = loop.time()
-        with pytest.raises(UnknownTopicOrPartitionError, match="'order'.*'orders'"):
+        with pytest.raises(UnknownTopicOrPartitionError, match=r"'order'.*'orders'"):
             await producer.send("order", b"v")
         assert loop.time() - started < 5
         cluster.add_topic("order")  # Made later, it is found.
@@ -370,12 +368,10 @@ async def test_a_full_buffer_blocks_and_then_raises(cluster: FakeCluster) -> Non
         await gate.wait()
 
     cluster.on_produce = closed
-    async with AsyncProducer(
-        cluster.bootstrap, buffer_memory=10_000, max_block_ms=100
-    ) as producer:
+    async with AsyncProducer(cluster.bootstrap, buffer_memory=10_000, max_block_ms=100) as producer:
         for _ in range(9):
             await producer.send("t", b"v" * 1_000)
-        with pytest.raises(BufferExhaustedError, match="buffer_memory=10000.*max_block_ms=100"):
+        with pytest.raises(BufferExhaustedError, match=r"buffer_memory=10000.*max_block_ms=100"):
             await producer.send("t", b"v" * 1_000)
         gate.set()
         await producer.flush()
@@ -406,7 +402,7 @@ async def test_a_failure_that_nobody_read_raises_at_flush_and_only_once(
         await producer.send("t", b"unread")
     with pytest.raises(AccessForbiddenError):
         await read
-    with pytest.raises(DeliveryFailedError, match="3 records.*not for you") as caught:
+    with pytest.raises(DeliveryFailedError, match=r"3 records.*not for you") as caught:
         await producer.flush()
     assert isinstance(caught.value.__cause__, AccessForbiddenError)
     await producer.flush()

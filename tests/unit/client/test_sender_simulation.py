@@ -152,9 +152,7 @@ class World:
         response = metadata_pb2.DescribeTopicsResponse(cluster_id="c", metadata_index=1)
         topic = response.topics.add(name="t", topic_id=b"t" * 16)
         for number, log in enumerate(self.logs):
-            topic.partitions.add(
-                partition=number, leader=log.leader, leader_epoch=log.leader_epoch
-            )
+            topic.partitions.add(partition=number, leader=log.leader, leader_epoch=log.leader_epoch)
         self.metadata.apply(response, self.now)
 
     def lose_stream(self, node: int) -> None:

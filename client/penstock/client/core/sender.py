@@ -259,11 +259,14 @@ class Sender(Generic[D]):
             if batch.attempts
             else "They were not sent"
         )
-        return DeliveryTimeoutError(
+        error = DeliveryTimeoutError(
             f"{batch.record_count} records for partition {batch.partition} were not acknowledged "
             f"within delivery_timeout_ms={self.settings.delivery_timeout_ms:.0f} (attempts: "
             f"{batch.attempts}; {why}). {outcome}"
         )
+        # Whoever looks for the reason and not for the time that it took finds it here.
+        error.__cause__ = batch.last_error
+        return error
 
     def _fail_everything(self, error: PenstockError) -> None:
         for batch in self.accumulator.pop_all():

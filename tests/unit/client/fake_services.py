@@ -1,0 +1,374 @@
+"""The gRPC services of the fake brokers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from penstock.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    common_pb2,
+    groups_pb2,
+    groups_pb2_grpc,
+    log_pb2,
+    log_pb2_grpc,
+    metadata_pb2,
+    metadata_pb2_grpc,
+    transactions_pb2,
+    transactions_pb2_grpc,
+)
+from penstock.wire.errors import (
+    FencedMemberEpochError,
+    LeaderHint,
+    NotCoordinatorError,
+    OffsetOutOfRangeError,
+    PenstockError,
+    StaleMemberEpochError,
+    TopicAlreadyExistsError,
+    UnknownMemberIdError,
+    UnknownTopicOrPartitionError,
+)
+from penstock.wire.ids import TopicPartition
+from penstock.wire.topic_config import suggest
+
+if TYPE_CHECKING:
+    from tests.unit.client.fake_broker import FakeNode
+
+
+class FakeServices(
+    log_pb2_grpc.LogServicer,
+    metadata_pb2_grpc.MetadataServicer,
+    groups_pb2_grpc.GroupsServicer,
+    transactions_pb2_grpc.TransactionsServicer,
+    admin_pb2_grpc.AdminServicer,
+):
+    def __init__(self, node: FakeNode) -> None:
+        self.node = node
+        self.cluster = node.cluster
+
+    # --- metadata ---------------------------------------------------------------------------
+
+    def _brokers(self) -> list[metadata_pb2.BrokerDescription]:
+        return [
+            metadata_pb2.BrokerDescription(
+                node_id=node.number, host="127.0.0.1", port=node.port, fenced=node.server is None
+            )
+            for node in self.cluster.nodes.values()
+        ]
+
+    async def DescribeCluster(self, request: Any, context: Any) -> Any:
+        return metadata_pb2.DescribeClusterResponse(
+            cluster_id="fake",
+            controller_id=1,
+            controller_epoch=3,
+            metadata_index=self.cluster.index,
+            brokers=self._brokers(),
+            answered_by=self.node.number,
+        )
+
+    async def DescribeTopics(self, request: Any, context: Any) -> Any:
+        if self.cluster.on_describe is not None:
+            await self.cluster.on_describe(self.node)
+        names = sorted(self.cluster.topics) if request.all_topics else list(request.topics)
+        return metadata_pb2.DescribeTopicsResponse(
+            topics=[self._describe(name) for name in names],
+            brokers=self._brokers(),
+            metadata_index=self.cluster.index,
+            cluster_id="fake",
+        )
+
+    def _describe(self, name: str) -> metadata_pb2.TopicDescription:
+        topic = self.cluster.topics.get(name)
+        if topic is None:
+            known = suggest(name, list(self.cluster.topics))
+            error = UnknownTopicOrPartitionError(f"there is no topic {name!r}{known}")
+            return metadata_pb2.TopicDescription(name=name, error=error.to_proto())
+        return metadata_pb2.TopicDescription(
+            name=name,
+            topic_id=topic.topic_id,
+            configs=topic.configs,
+            partitions=[
+                metadata_pb2.PartitionDescription(
+                    partition=number,
+                    leader=partition.leader,
+                    leader_epoch=partition.leader_epoch,
+                    replicas=sorted(self.cluster.nodes),
+                    isr=sorted(self.cluster.nodes),
+                )
+                for number, partition in enumerate(topic.partitions)
+            ],
+        )
+
+    async def FindCoordinator(self, request: Any, context: Any) -> Any:
+        node = self.cluster.nodes[self.cluster.coordinator]
+        return metadata_pb2.FindCoordinatorResponse(
+            coordinator=common_pb2.CurrentLeader(
+                node_id=node.number, leader_epoch=1, host="127.0.0.1", port=node.port
+            )
+        )
+
+    async def InitProducerId(self, request: Any, context: Any) -> Any:
+        self.cluster.next_producer_id += 1
+        return transactions_pb2.InitProducerIdResponse(
+            producer_id=self.cluster.next_producer_id, producer_epoch=0
+        )
+
+    # --- the log ----------------------------------------------------------------------------
+
+    async def Produce(self, request_iterator: Any, context: Any) -> Any:
+        async for request in request_iterator:
+            self.cluster.produced.append((self.node.number, request))
+            if self.cluster.on_produce is not None:
+                told = await self.cluster.on_produce(self.node, request)
+                if told == "drop":
+                    continue
+                if isinstance(told, log_pb2.ProduceResponse):
+                    yield told
+                    continue
+                if told == "append-and-break":
+                    self._produce(request)
+                    return
+                if told == "break":
+                    return
+            response = self._produce(request)
+            await self.cluster.wake()
+            if request.acks != common_pb2.ACKS_NONE:
+                yield response
+
+    def _produce(self, request: log_pb2.ProduceRequest) -> log_pb2.ProduceResponse:
+        response = log_pb2.ProduceResponse(correlation_id=request.correlation_id)
+        for entry in request.partitions:
+            result = response.partitions.add(partition=entry.partition, log_append_time_ms=-1)
+            try:
+                partition = self.cluster.find(entry.partition, self.node)
+                result.base_offset = partition.append(entry.records)
+            except PenstockError as error:
+                result.error.CopyFrom(error.to_proto())
+        return response
+
+    async def Fetch(self, request: Any, context: Any) -> Any:
+        if self.cluster.on_fetch is not None:
+            told = await self.cluster.on_fetch(self.node, request)
+            if told is not None:
+                return told
+        deadline = asyncio.get_running_loop().time() + request.max_wait_ms / 1000
+        while True:
+            response, size = self._fetch(request)
+            left = deadline - asyncio.get_running_loop().time()
+            if size >= request.min_bytes or left <= 0:
+                return response
+            async with self.cluster.appended:
+                try:
+                    await asyncio.wait_for(self.cluster.appended.wait(), left)
+                except TimeoutError:
+                    return response
+
+    def _fetch(self, request: Any) -> tuple[log_pb2.FetchResponse, int]:
+        response = log_pb2.FetchResponse()
+        size = 0
+        for entry in request.partitions:
+            result = response.partitions.add(partition=entry.partition)
+            try:
+                partition = self.cluster.find(entry.partition, self.node)
+                if not partition.start <= entry.fetch_offset <= partition.end:
+                    raise OffsetOutOfRangeError(
+                        f"offset {entry.fetch_offset} is not in {partition.start} to "
+                        f"{partition.end}"
+                    )
+            except PenstockError as error:
+                result.error.CopyFrom(error.to_proto())
+                size += request.min_bytes
+                continue
+            result.high_watermark = partition.end
+            data = b""
+            for _, following, batch in partition.batches:
+                if following > entry.fetch_offset and (
+                    not data or len(data) + len(batch) <= entry.partition_max_bytes
+                ):
+                    data += batch
+            result.records = data
+            size += len(data)
+        return response, size
+
+    async def ListOffsets(self, request: Any, context: Any) -> Any:
+        response = log_pb2.ListOffsetsResponse()
+        for entry in request.partitions:
+            result = response.partitions.add(
+                partition=entry.partition, offset=-1, timestamp_ms=-1, leader_epoch=-1
+            )
+            try:
+                partition = self.cluster.find(entry.partition, self.node)
+            except PenstockError as error:
+                result.error.CopyFrom(error.to_proto())
+                continue
+            if entry.timestamp_ms == -1:
+                result.offset = partition.end
+            elif entry.timestamp_ms == -2:
+                result.offset = partition.start
+            else:
+                for record in partition.records():
+                    if record.timestamp_ms >= entry.timestamp_ms:
+                        result.offset, result.timestamp_ms = record.offset, record.timestamp_ms
+                        break
+        return response
+
+    async def DeleteRecords(self, request: Any, context: Any) -> Any:
+        response = log_pb2.DeleteRecordsResponse()
+        for entry in request.partitions:
+            partition = self.cluster.find(entry.partition, self.node)
+            end = partition.end if entry.before_offset < 0 else entry.before_offset
+            partition.start = max(partition.start, end)
+            response.partitions.add(partition=entry.partition, low_watermark=partition.start)
+        return response
+
+    # --- groups -----------------------------------------------------------------------------
+
+    async def Heartbeat(self, request_iterator: Any, context: Any) -> Any:
+        outbox: asyncio.Queue[Any] = asyncio.Queue()
+        reader = asyncio.ensure_future(self._read_heartbeats(request_iterator, outbox))
+        try:
+            while (response := await outbox.get()) is not None:
+                yield response
+        finally:
+            reader.cancel()
+
+    async def _read_heartbeats(self, request_iterator: Any, outbox: Any) -> None:
+        try:
+            async for request in request_iterator:
+                try:
+                    self._heartbeat(request, outbox)
+                except PenstockError as error:
+                    outbox.put_nowait(groups_pb2.GroupHeartbeatResponse(error=error.to_proto()))
+        finally:
+            outbox.put_nowait(None)
+
+    def _heartbeat(self, request: groups_pb2.GroupHeartbeatRequest, outbox: Any) -> None:
+        if self.cluster.on_heartbeat is not None:
+            error = self.cluster.on_heartbeat(request)
+            if error is not None:
+                raise error
+        self._check_coordinator()
+        group = self.cluster.groups[request.group_id]
+        if request.member_epoch < 0:
+            group.members.pop(request.member_id, None)
+            self.cluster.rebalance(group)
+            return
+        member = group.members.get(request.member_id)
+        if request.member_epoch == 0:
+            if member is None or not request.owned.partitions:
+                member = self.cluster.new_member(request.member_id)
+                group.members[request.member_id] = member
+                group.epoch += 1
+                member.epoch = group.epoch
+        elif member is None:
+            raise UnknownMemberIdError(f"no member {request.member_id}")
+        elif request.member_epoch > member.epoch:
+            raise FencedMemberEpochError("never given out")
+        assert member is not None
+        member.outbox = outbox
+        member.instance = request.group_instance_id
+        if request.HasField("subscription"):
+            member.topics = tuple(request.subscription.topics)
+            member.pattern = request.subscription.topic_pattern
+            if request.member_epoch > 0:
+                outbox.put_nowait(self.cluster.response(member, tell=True))
+        if request.HasField("owned"):
+            member.owned = {
+                TopicPartition(entry.topic, number)
+                for entry in request.owned.partitions
+                for number in entry.partitions
+            }
+        self.cluster.rebalance(group)
+        outbox.put_nowait(self.cluster.response(member))
+
+    def _check_coordinator(self) -> None:
+        if self.cluster.coordinator != self.node.number:
+            node = self.cluster.nodes[self.cluster.coordinator]
+            hint = LeaderHint(node.number, 1, "127.0.0.1", node.port)
+            raise NotCoordinatorError("elsewhere", leader=hint)
+
+    async def CommitOffsets(self, request: Any, context: Any) -> Any:
+        response = groups_pb2.CommitOffsetsResponse()
+        try:
+            self._check_coordinator()
+            if self.cluster.on_commit is not None:
+                error = self.cluster.on_commit(request)
+                if error is not None:
+                    raise error
+            group = self.cluster.groups[request.group_id]
+            member = group.members.get(request.member_id)
+            if request.member_id:
+                if member is None:
+                    raise UnknownMemberIdError(f"no member {request.member_id}")
+                for entry in request.offsets:
+                    name = TopicPartition(entry.partition.topic, entry.partition.partition)
+                    if name not in member.owned | (member.told or set()):
+                        raise StaleMemberEpochError(f"{name} is not yours")
+            elif group.members:
+                raise UnknownMemberIdError("the group has members")
+        except PenstockError as error:
+            response.error.CopyFrom(error.to_proto())
+            return response
+        commit = {}
+        for entry in request.offsets:
+            name = TopicPartition(entry.partition.topic, entry.partition.partition)
+            group.offsets[name] = entry
+            commit[name] = entry.offset
+            response.results.add(partition=entry.partition)
+        group.commits.append(commit)
+        return response
+
+    async def FetchOffsets(self, request: Any, context: Any) -> Any:
+        response = groups_pb2.FetchOffsetsResponse()
+        try:
+            self._check_coordinator()
+        except PenstockError as error:
+            response.error.CopyFrom(error.to_proto())
+            return response
+        group = self.cluster.groups[request.group_id]
+        wanted = request.partitions or [entry.partition for entry in group.offsets.values()]
+        for partition in wanted:
+            name = TopicPartition(partition.topic, partition.partition)
+            known = group.offsets.get(name)
+            if known is not None:
+                response.offsets.append(known)
+            else:
+                response.offsets.add(partition=partition, offset=-1)
+        return response
+
+    async def ListGroups(self, request: Any, context: Any) -> Any:
+        response = groups_pb2.ListGroupsResponse()
+        if self.cluster.coordinator == self.node.number:
+            for name, group in self.cluster.groups.items():
+                response.groups.add(
+                    group_id=name,
+                    state="stable" if group.members else "empty",
+                    member_count=len(group.members),
+                )
+        return response
+
+    # --- administration ---------------------------------------------------------------------
+
+    async def CreateTopics(self, request: Any, context: Any) -> Any:
+        response = admin_pb2.CreateTopicsResponse()
+        for command in request.topics:
+            result = response.results.add(name=command.name)
+            if command.name in self.cluster.topics:
+                error = TopicAlreadyExistsError(f"there is a topic {command.name!r}")
+                result.error.CopyFrom(error.to_proto())
+                continue
+            topic = self.cluster.add_topic(command.name, command.partition_count)
+            topic.configs.update(command.configs)
+            result.topic_id = topic.topic_id
+        return response
+
+    async def DeleteTopics(self, request: Any, context: Any) -> Any:
+        response = admin_pb2.DeleteTopicsResponse()
+        for name in request.names:
+            result = response.results.add(name=name)
+            if self.cluster.topics.pop(name, None) is None:
+                error = UnknownTopicOrPartitionError(f"there is no topic {name!r}")
+                result.error.CopyFrom(error.to_proto())
+        self.cluster.index += 1
+        return response

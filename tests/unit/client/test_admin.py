@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from penstock.client import (
+    AdminClient,
+    AsyncAdminClient,
+    AsyncProducer,
+    ClientClosedError,
+    TopicAlreadyExistsError,
+    TopicPartition,
+    UnknownTopicOrPartitionError,
+)
+from tests.unit.client.conftest import Background
+from tests.unit.client.fake_broker import FakeCluster
+
+T0 = TopicPartition("t", 0)
+
+
+async def test_topics_come_and_go(cluster: FakeCluster) -> None:
+    async with AsyncAdminClient(cluster.bootstrap) as admin:
+        made = await admin.create_topic("t", 3, 2, {"retention.ms": "5"})
+        assert (made.name, made.created) == ("t", True)
+        [listed] = await admin.list_topics()
+        assert (listed.name, listed.partition_count, listed.replication_factor) == ("t", 3, 3)
+        assert listed.configs == {"retention.ms": "5"}
+        assert listed.topic_id == made.topic_id
+        [described] = await admin.describe_topics(["t"])
+        assert described == listed
+        with pytest.raises(TopicAlreadyExistsError):
+            await admin.create_topic("t")
+        again = await admin.create_topic("t", if_not_exists=True)
+        assert (again.created, again.topic_id) == (False, made.topic_id)
+        await admin.delete_topic("t")
+        assert await admin.list_topics() == []
+        with pytest.raises(UnknownTopicOrPartitionError):
+            await admin.describe_topics(["t"])
+
+
+async def test_offsets_follow_the_leaders(cluster: FakeCluster) -> None:
+    cluster.add_topic("t", 3)
+    async with AsyncProducer(cluster.bootstrap) as producer:
+        for number in range(9):
+            await producer.send_and_wait("t", b"v", partition=number % 3, timestamp_ms=number)
+    async with AsyncAdminClient(cluster.bootstrap) as admin:
+        every = {TopicPartition("t", number): "latest" for number in range(3)}
+        assert {
+            name: entry.offset
+            for name, entry in (await admin.list_offsets(every)).items()  # type: ignore[arg-type]
+        } == dict.fromkeys(every, 3)
+        cluster.move("t", 0, 3)
+        assert (await admin.list_offsets({T0: "earliest"}))[T0].offset == 0
+        assert (await admin.list_offsets({T0: 4}))[T0].offset == 2
+        assert (await admin.list_offsets({T0: 99}))[T0].offset == -1
+        assert await admin.delete_records({T0: 2}) == {T0: 2}
+        assert (await admin.list_offsets({T0: "earliest"}))[T0].offset == 2
+        with pytest.raises(UnknownTopicOrPartitionError, match="no partition 7; it has 0 to 2"):
+            await admin.list_offsets({TopicPartition("t", 7): "latest"})
+        with pytest.raises(UnknownTopicOrPartitionError):
+            await admin.list_offsets({TopicPartition("nope", 0): "latest"})
+
+
+async def test_any_living_broker_will_do(cluster: FakeCluster) -> None:
+    async with AsyncAdminClient(cluster.bootstrap) as admin:
+        assert len((await admin.describe_cluster()).brokers) == 3
+        for number in (1, 2):
+            await cluster.nodes[number].stop()
+            described = await asyncio.wait_for(admin.describe_cluster(), 10)
+            assert described.answered_by not in range(1, number + 1)
+
+
+async def test_group_offsets(cluster: FakeCluster) -> None:
+    cluster.add_topic("t", 2)
+    async with AsyncAdminClient(cluster.bootstrap) as admin:
+        cluster.coordinator = 2
+        await admin.alter_group_offsets("g", {T0: 7})
+        cluster.coordinator = 3
+        found = await admin.list_group_offsets("g")
+        assert {name: entry.offset for name, entry in found.items()} == {T0: 7}
+        assert await admin.list_group_offsets("g", [TopicPartition("t", 1)]) == {}
+        [listed] = await admin.list_groups()
+        assert (listed.group_id, listed.coordinator) == ("g", 3)
+
+
+def test_the_synchronous_twin(background: Background) -> None:
+    with AdminClient(background.cluster.bootstrap) as admin:
+        assert admin.create_topic("t", 2).created
+        assert [topic.name for topic in admin.list_topics()] == ["t"]
+        assert admin.list_offsets({T0: "latest"})[T0].offset == 0
+        assert admin.describe_cluster().controller_id == 1
+    with pytest.raises(ClientClosedError):
+        admin.list_topics()

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+# The last five come with grpcio itself: it looks for its optional companions.
+ALLOWED = {
+    "grpc",
+    "google",
+    "crc32c",
+    "penstock",
+    "typing_extensions",
+    "cython_runtime",
+    "grpc_tools",
+    "grpc_health",
+    "grpc_reflection",
+    "grpc_status",
+}
+
+SCRIPT = """
+import sys
+before = set(sys.modules)
+import penstock.client
+new = {name.partition(".")[0] for name in set(sys.modules) - before}
+print("\\n".join(sorted(new - set(sys.stdlib_module_names))))
+"""
+
+
+def test_importing_the_client_imports_next_to_nothing() -> None:
+    output = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+    assert {name for name in output.split() if not name.startswith("_")} <= ALLOWED
+
+
+def test_everything_named_is_there() -> None:
+    import penstock.client
+
+    for name in penstock.client.__all__:
+        assert getattr(penstock.client, name) is not None

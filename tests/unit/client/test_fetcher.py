@@ -1,0 +1,252 @@
+"""The Fetcher against answers, errors and seeks in any order."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.client.core.backoff import Backoff
+from penstock.client.core.fetch_events import (
+    Added,
+    CancelFetch,
+    Event,
+    FetchAnswered,
+    Fetched,
+    FetchFailed,
+    OutOfRange,
+    PositionFound,
+    PositionLost,
+    RefreshMetadata,
+    Removed,
+    SendFetch,
+    Woken,
+)
+from penstock.client.core.fetcher import Fetcher, FetcherSettings
+from penstock.client.core.metadata_cache import MetadataCache
+from penstock.client.core.subscription import Position
+from penstock.client.model import ConsumerRecord
+from penstock.v1 import metadata_pb2
+from penstock.wire.errors import NetworkError, NotLeaderError, OffsetOutOfRangeError
+from penstock.wire.ids import TopicPartition
+from penstock.wire.records import Record, RecordData, encode_batch
+
+T0 = TopicPartition("t", 0)
+T1 = TopicPartition("t", 1)
+
+
+def batch(base: int, count: int) -> bytes:
+    records = [RecordData(1, None, b"%d" % (base + number), ()) for number in range(count)]
+    return encode_batch(records, base_offset=base, leader_epoch=0)
+
+
+def convert(partition: TopicPartition, record: Record, epoch: int) -> ConsumerRecord:
+    return ConsumerRecord(
+        partition.topic, partition.partition, record.offset, 1, None, record.value, (), epoch
+    )
+
+
+def led(*leaders: tuple[int, int], index: int = 1) -> metadata_pb2.DescribeTopicsResponse:
+    response = metadata_pb2.DescribeTopicsResponse(metadata_index=index)
+    topic = response.topics.add(name="t", topic_id=b"t" * 16)
+    for number, (leader, epoch) in enumerate(leaders):
+        topic.partitions.add(partition=number, leader=leader, leader_epoch=epoch)
+    return response
+
+
+def make(
+    *leaders: tuple[int, int], max_partition_bytes: int = 1_000
+) -> tuple[Fetcher, MetadataCache]:
+    metadata = MetadataCache()
+    metadata.apply(led(*leaders), 0)
+    fetcher = Fetcher(
+        FetcherSettings(
+            max_partition_bytes=max_partition_bytes,
+            prefetch_max_bytes=10_000,
+            max_wait_ms=500,
+            request_timeout_ms=10_000,
+        ),
+        metadata,
+        Backoff(20, 200, lambda: 0.5),
+    )
+    return fetcher, metadata
+
+
+def start(fetcher: Fetcher, partition: TopicPartition = T0, offset: int = 0) -> list[SendFetch]:
+    fetcher.handle(Added((partition,)), 0)
+    effects = fetcher.handle(PositionFound(partition, Position(offset)), 0)
+    return [effect for effect in effects if isinstance(effect, SendFetch)]
+
+
+def test_it_fetches_ahead_and_hands_out_in_order() -> None:
+    fetcher, _ = make((1, 0))
+    [fetch] = start(fetcher, offset=3)
+    assert (fetch.node_id, fetch.wanted[0].offset) == (1, 3)
+    answer = FetchAnswered(fetch.fetch_id, (Fetched(T0, None, batch(0, 5) + batch(5, 5)),))
+    [following] = fetcher.handle(answer, 1)
+    assert isinstance(following, SendFetch)
+    assert following.wanted[0].offset == 10
+    assert following.wanted[0].last_fetched_epoch == 0
+    assert [record.offset for record in fetcher.take(4, convert)] == [3, 4, 5, 6]
+    assert fetcher.cursor(T0) == 7
+    assert [record.offset for record in fetcher.take(99, convert)] == [7, 8, 9]
+    assert fetcher.cursor(T0) == 10
+    fetcher.validate()
+
+
+def test_it_stops_fetching_a_partition_whose_buffer_is_full() -> None:
+    fetcher, _ = make((1, 0), max_partition_bytes=50)
+    [fetch] = start(fetcher)
+    answer = FetchAnswered(fetch.fetch_id, (Fetched(T0, None, batch(0, 5)),))
+    assert fetcher.handle(answer, 1) == []
+    fetcher.take(5, convert)
+    fetcher.take(1, convert)  # Finds the buffer empty.
+    assert [type(effect) for effect in fetcher.handle(Woken(), 2)] == [SendFetch]
+
+
+def test_an_answer_that_a_seek_overtook_is_dropped() -> None:
+    fetcher, _ = make((1, 0))
+    [fetch] = start(fetcher)
+    fetcher.handle(PositionFound(T0, Position(7)), 1)
+    effects = fetcher.handle(FetchAnswered(fetch.fetch_id, (Fetched(T0, None, batch(0, 5)),)), 2)
+    assert fetcher.take(99, convert) == []
+    [again] = [effect for effect in effects if isinstance(effect, SendFetch)]
+    assert again.wanted[0].offset == 7
+
+
+def test_a_removed_or_lost_partition_is_not_fetched() -> None:
+    fetcher, _ = make((1, 0))
+    [fetch] = start(fetcher)
+    fetcher.handle(PositionLost(T0), 1)
+    answer = FetchAnswered(fetch.fetch_id, (Fetched(T0, None, batch(0, 5)),))
+    assert fetcher.handle(answer, 2) == []
+    assert fetcher.cursor(T0) is None
+    fetcher.handle(Removed((T0,)), 3)
+    assert fetcher.handle(Woken(), 4) == []
+    assert fetcher.partitions == frozenset()
+
+
+def test_not_leader_goes_to_the_hint_or_waits_for_news() -> None:
+    fetcher, metadata = make((1, 0))
+    [fetch] = start(fetcher)
+    refused = Fetched(T0, NotLeaderError("moved"), b"")
+    effects = fetcher.handle(FetchAnswered(fetch.fetch_id, (refused,)), 1)
+    assert effects == [RefreshMetadata(avoid=-1)]
+    assert 1 < fetcher.next_deadline_ms() <= 21
+    metadata.apply(led((2, 1), index=2), 2)
+    [moved] = fetcher.handle(Woken(), 2)
+    assert isinstance(moved, SendFetch)
+    assert moved.node_id == 2
+
+
+def test_a_broken_fetch_is_retried_and_metadata_asked_for_elsewhere() -> None:
+    fetcher, _ = make((1, 0))
+    [fetch] = start(fetcher)
+    effects = fetcher.handle(FetchFailed(fetch.fetch_id, NetworkError("broke")), 1)
+    assert RefreshMetadata(avoid=1) in effects
+    assert fetcher.trouble() is not None
+    [again] = [e for e in fetcher.handle(Woken(), 30) if isinstance(e, SendFetch)]
+    assert again.wanted[0].offset == 0
+
+
+def test_a_silent_broker_is_asked_about_and_left_when_it_leads_no_longer() -> None:
+    fetcher, metadata = make((1, 0))
+    [fetch] = start(fetcher)
+    assert fetcher.next_deadline_ms() == 1_500
+    assert fetcher.handle(Woken(), 1_500) == [RefreshMetadata(avoid=1)]
+    metadata.apply(led((2, 1), index=2), 1_500)
+    effects = fetcher.handle(Woken(), 1_501)
+    assert CancelFetch(fetch.fetch_id) in effects
+    assert any(isinstance(effect, SendFetch) and effect.node_id == 2 for effect in effects)
+
+
+def test_out_of_range_asks_for_the_policy() -> None:
+    fetcher, _ = make((1, 0))
+    [fetch] = start(fetcher, offset=9)
+    error = OffsetOutOfRangeError("no 9")
+    effects = fetcher.handle(FetchAnswered(fetch.fetch_id, (Fetched(T0, error, b""),)), 1)
+    assert effects == [OutOfRange(T0, 9, -1, error)]
+    assert fetcher.cursor(T0) is None
+
+
+def test_partitions_of_a_broker_share_a_fetch() -> None:
+    fetcher, _ = make((1, 0), (1, 0))
+    fetcher.handle(Added((T0, T1)), 0)
+    fetcher.handle(PositionFound(T0, Position(0)), 0)
+    [second] = fetcher.handle(PositionFound(T1, Position(0)), 0)
+    assert isinstance(second, SendFetch)
+    fetcher.handle(FetchAnswered(1, (Fetched(T0, None, batch(0, 1)),)), 1)
+    effects = fetcher.handle(FetchAnswered(2, (Fetched(T1, None, batch(0, 1)),)), 1)
+    assert len(fetcher.take(99, convert)) == 2
+    assert all(isinstance(effect, SendFetch) for effect in effects)
+
+
+class World:
+    """One partition's log, leaders that move, answers that come late, cut short or not at all."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.total = 60
+        self.batches: list[tuple[int, bytes]] = []  # The offset after each, and its bytes.
+        base = 0
+        while base < self.total:
+            count = min(self.chance.randint(1, 9), self.total - base)
+            self.batches.append((base + count, batch(base, count)))
+            base += count
+        self.fetcher, self.metadata = make((1, 0), max_partition_bytes=300)
+        self.leader, self.epoch = 1, 0
+        self.pending: list[SendFetch] = list(start(self.fetcher))
+        self.seen: list[int] = []
+        self.now = 0.0
+
+    def feed(self, event: Event) -> None:
+        for effect in self.fetcher.handle(event, self.now):
+            if isinstance(effect, SendFetch):
+                self.pending.append(effect)
+            elif isinstance(effect, CancelFetch):
+                self.pending = [one for one in self.pending if one.fetch_id != effect.fetch_id]
+        self.fetcher.validate()
+
+    def step(self) -> None:
+        self.now += self.chance.choice((1, 5, 60))
+        choice = self.chance.random()
+        if choice < 0.5 and self.pending:
+            self.answer(self.pending.pop(self.chance.randrange(len(self.pending))))
+        elif choice < 0.55:
+            self.leader = 3 - self.leader
+            self.epoch += 1
+            self.metadata.apply(led((self.leader, self.epoch), index=self.epoch + 2), self.now)
+        elif choice < 0.6 and self.seen:
+            back = self.chance.randrange(len(self.seen))
+            self.seen = self.seen[:back]
+            self.feed(PositionFound(T0, Position(back)))
+        elif choice < 0.8:
+            taken = self.fetcher.take(self.chance.randint(1, 10), convert)
+            self.seen += [record.offset for record in taken]
+        self.feed(Woken())
+
+    def answer(self, fetch: SendFetch) -> None:
+        if self.chance.random() < 0.15:
+            self.feed(FetchFailed(fetch.fetch_id, NetworkError("broke")))
+        elif fetch.node_id != self.leader:
+            refused = Fetched(T0, NotLeaderError("moved"), b"")
+            self.feed(FetchAnswered(fetch.fetch_id, (refused,)))
+        else:
+            left = [data for end, data in self.batches if end > fetch.wanted[0].offset]
+            cut = b"".join(left)[: self.chance.choice((90, 200, 400))]
+            first = left[0] if left else b""
+            data = cut if len(cut) >= len(first) else first  # At least one whole batch.
+            self.feed(FetchAnswered(fetch.fetch_id, (Fetched(T0, None, data),)))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32))
+def test_records_come_in_order_each_once_whatever_happens(seed: int) -> None:
+    world = World(seed)
+    for _ in range(2_000):
+        if len(world.seen) >= world.total:
+            break
+        world.step()
+        assert world.seen == list(range(len(world.seen)))
+    assert len(world.seen) == world.total

@@ -1,0 +1,350 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from penstock.client import (
+    AsyncConsumer,
+    OffsetAndMetadata,
+    TopicPartition,
+)
+from penstock.v1 import groups_pb2
+from penstock.wire.errors import (
+    CoordinatorLoadInProgressError,
+    FencedInstanceIdError,
+    PenstockError,
+    StaleMemberEpochError,
+    UnknownMemberIdError,
+    UnreleasedInstanceIdError,
+)
+from tests.support import eventually
+from tests.unit.client.fake_broker import FakeCluster
+from tests.unit.client.reading import T0, T1, fill, numbers, read, values
+
+
+def member(cluster: FakeCluster, **settings: Any) -> AsyncConsumer:
+    settings = {
+        "group_id": "g",
+        "auto_offset_reset": "earliest",
+        "retry_backoff_ms": 10,
+        **settings,
+    }
+    return AsyncConsumer(cluster.bootstrap, topics="t", **settings)
+
+
+def committed(cluster: FakeCluster) -> dict[TopicPartition, int]:
+    return {name: entry.offset for name, entry in cluster.groups["g"].offsets.items()}
+
+
+async def test_a_member_commits_what_it_handed_out_and_the_next_goes_on(
+    cluster: FakeCluster,
+) -> None:
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, numbers(0, 10))
+    async with member(cluster, max_poll_records=4) as consumer:
+        assert values(await read(consumer, 4)) == numbers(0, 4)
+    assert committed(cluster) == {T0: 4}
+    async with member(cluster) as consumer:
+        assert values(await read(consumer, 6)) == numbers(4, 10)
+    assert committed(cluster) == {T0: 10}
+
+
+async def test_iteration_commits_only_what_was_gone_past(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, numbers(0, 10))
+    async with member(cluster, auto_commit_interval_ms=10) as consumer:
+        seen = 0
+        async for _ in consumer:
+            seen += 1
+            if seen == 5:
+                await eventually(lambda: committed(cluster).get(T0) == 4)
+                break
+        # The fifth is in the application's hands: not processed yet, as far as we know.
+        assert committed(cluster) == {T0: 4}
+    assert committed(cluster) == {T0: 5}  # Closing says that it is.
+
+
+async def test_auto_commit_holds_back_what_the_last_poll_gave(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, numbers(0, 6))
+    async with member(cluster, auto_commit_interval_ms=10, max_poll_records=3) as consumer:
+        await read(consumer, 3)
+        await eventually(lambda: committed(cluster) == {T0: 0})
+        await read(consumer, 3)
+        await eventually(lambda: committed(cluster) == {T0: 3})
+
+
+async def test_commits_by_hand(cluster: FakeCluster) -> None:
+    cluster.add_topic("t", 2)
+    fill(cluster, "t", 0, numbers(0, 5))
+    async with member(cluster, enable_auto_commit=False) as consumer:
+        await read(consumer, 5)
+        assert await consumer.committed(T0, T1) == {T0: None, T1: None}
+        await consumer.commit()
+        assert (await consumer.committed(T0))[T0] == OffsetAndMetadata(5, 0, "")
+        await consumer.commit({T0: OffsetAndMetadata(2, 0, "note"), T1: 0})
+        assert (await consumer.committed(T0))[T0] == OffsetAndMetadata(2, 0, "note")
+    assert committed(cluster) == {T0: 2, T1: 0}
+
+
+async def test_two_members_share_and_nothing_is_lost_or_doubled(cluster: FakeCluster) -> None:
+    cluster.add_topic("t", 4)
+    for partition in range(4):
+        fill(cluster, "t", partition, numbers(0, 100))
+    seen: dict[TopicPartition, list[bytes]] = {}
+    stop = False
+
+    async def run(consumer: AsyncConsumer) -> None:
+        async with consumer:
+            while not stop:
+                for record in await consumer.poll(20, 7):
+                    seen.setdefault(record.topic_partition, []).append(record.value)
+
+    first = asyncio.ensure_future(run(member(cluster)))
+    await eventually(lambda: sum(map(len, seen.values())) > 50)
+    second = asyncio.ensure_future(run(member(cluster)))
+    await eventually(
+        lambda: sorted(len(m.owned) for m in cluster.groups["g"].members.values()) == [2, 2]
+    )
+    for partition in range(4):
+        fill(cluster, "t", partition, numbers(100, 150))
+    await cluster.wake()
+    await eventually(lambda: sum(map(len, seen.values())) >= 600)
+    stop = True
+    await asyncio.gather(first, second)
+    assert seen == {TopicPartition("t", partition): numbers(0, 150) for partition in range(4)}
+    assert committed(cluster) == {TopicPartition("t", partition): 150 for partition in range(4)}
+    assert cluster.groups["g"].members == {}
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, tuple[TopicPartition, ...]]] = []
+
+    def on_partitions_revoked(self, partitions: Sequence[TopicPartition]) -> None:
+        self.heard.append(("revoked", tuple(partitions)))
+
+    async def on_partitions_assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        self.heard.append(("assigned", tuple(partitions)))
+
+    def on_partitions_lost(self, partitions: Sequence[TopicPartition]) -> None:
+        self.heard.append(("lost", tuple(partitions)))
+
+
+async def test_the_listener_hears_of_what_comes_and_goes(cluster: FakeCluster) -> None:
+    cluster.add_topic("t", 2)
+    listener = Listener()
+    first = AsyncConsumer(cluster.bootstrap, group_id="g", auto_offset_reset="earliest")
+    first.subscribe("t", listener)
+    async with first:
+        while not listener.heard:
+            await first.poll(20)
+        assert listener.heard == [("assigned", (T0, T1))]
+        async with member(cluster) as second:
+            while not second.assignment():
+                await first.poll(5)
+                await second.poll(5)
+        assert listener.heard[1][0] == "revoked"
+        while len(listener.heard) < 3:
+            await first.poll(20)
+        assert listener.heard[2][0] == "assigned"
+        assert first.assignment() == {T0, T1}
+    assert listener.heard[3:] == [("revoked", (T0, T1))]
+
+
+async def test_revoked_partitions_wait_for_the_next_poll(cluster: FakeCluster) -> None:
+    cluster.add_topic("t", 2)
+    fill(cluster, "t", 0, numbers(0, 3))
+    fill(cluster, "t", 1, numbers(0, 3))
+    async with member(cluster) as first, member(cluster) as second:
+        await read(first, 6)
+        await second.poll(50)
+        await eventually(lambda: first._engine.handout.interrupted)
+        # What the application works on is neither committed nor given away behind its back.
+        assert committed(cluster) == {}
+        assert second.assignment() == frozenset()
+        await first.poll(0)
+        while not second.assignment():
+            await second.poll(20)
+        [moved] = second.assignment()
+        assert committed(cluster)[moved] == 3
+        assert await second.poll(50) == []
+
+
+async def test_a_fenced_member_loses_all_and_joins_anew(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, numbers(0, 3))
+    listener = Listener()
+    consumer = AsyncConsumer(cluster.bootstrap, group_id="g", auto_offset_reset="earliest")
+    consumer.subscribe("t", listener)
+    async with consumer:
+        await read(consumer, 3)
+        cluster.groups["g"].members.clear()
+        # Nothing was committed, so everything comes again: at least once.
+        assert values(await read(consumer, 3)) == numbers(0, 3)
+    assert [what for what, _ in listener.heard] == ["assigned", "lost", "assigned", "revoked"]
+
+
+async def test_a_moved_coordinator_is_found_and_nothing_is_lost(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, numbers(0, 5))
+    async with member(cluster) as consumer:
+        await read(consumer, 5)
+        [before] = cluster.groups["g"].members.values()
+        cluster.coordinator = 2
+        await consumer.commit()
+        assert committed(cluster) == {T0: 5}
+        await cluster.nodes[2].stop()
+        cluster.coordinator = 3
+        fill(cluster, "t", 0, numbers(5, 8))
+        await cluster.wake()
+        assert values(await read(consumer, 3)) == numbers(5, 8)
+        await consumer.commit()
+        assert committed(cluster) == {T0: 8}
+        heard = asyncio.Event()
+
+        def note(request: groups_pb2.GroupHeartbeatRequest) -> None:
+            heard.set()
+
+        cluster.on_heartbeat = note
+        await asyncio.wait_for(heard.wait(), 10)
+        [after] = cluster.groups["g"].members.values()
+        assert after.member_id == before.member_id
+
+
+async def test_a_loading_coordinator_is_waited_for(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, numbers(0, 2))
+    left = 3
+
+    def load(request: Any) -> PenstockError | None:
+        nonlocal left
+        left -= 1
+        return CoordinatorLoadInProgressError("still reading") if left >= 0 else None
+
+    cluster.on_heartbeat = load
+    async with member(cluster) as consumer:
+        assert values(await read(consumer, 2)) == numbers(0, 2)
+        left = 2
+        cluster.on_commit = load
+        await consumer.commit()
+    assert committed(cluster) == {T0: 2}
+
+
+async def test_a_commit_that_crossed_a_new_epoch_is_repeated(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, numbers(0, 2))
+    left = 1
+
+    def stale(request: groups_pb2.CommitOffsetsRequest) -> PenstockError | None:
+        nonlocal left
+        left -= 1
+        return StaleMemberEpochError("take the newer one first") if left >= 0 else None
+
+    async with member(cluster, enable_auto_commit=False) as consumer:
+        await read(consumer, 2)
+        cluster.on_commit = stale
+        await consumer.commit()
+        assert committed(cluster) == {T0: 2}
+        cluster.on_commit = lambda request: UnknownMemberIdError("gone")
+        with pytest.raises(UnknownMemberIdError):
+            await consumer.commit()
+
+
+async def test_a_refused_member_hears_why_at_poll(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    cluster.on_heartbeat = lambda request: FencedInstanceIdError("another one is called so")
+    async with member(cluster, group_instance_id="one") as consumer:
+        with pytest.raises(FencedInstanceIdError, match="called so"):
+            await read(consumer, 1)
+
+
+async def test_a_static_member_waits_for_its_predecessor_to_end(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, numbers(0, 1))
+    left = 2
+
+    def held(request: Any) -> PenstockError | None:
+        nonlocal left
+        left -= 1
+        return UnreleasedInstanceIdError("still held") if left >= 0 else None
+
+    cluster.on_heartbeat = held
+    async with member(cluster, group_instance_id="one") as consumer:
+        await read(consumer, 1)
+
+
+async def test_how_members_leave(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    epochs: list[int] = []
+
+    def note(request: groups_pb2.GroupHeartbeatRequest) -> None:
+        if request.member_epoch < 0:
+            epochs.append(request.member_epoch)
+
+    cluster.on_heartbeat = note
+    for settings in ({}, {"group_instance_id": "one"}):
+        async with member(cluster, **settings) as consumer:
+            while not consumer.assignment():
+                await consumer.poll(20)
+        await eventually(lambda: not cluster.groups["g"].members)
+    assert epochs == [-1, -2]
+
+
+async def test_who_does_not_poll_leaves_and_who_polls_again_joins_again(
+    cluster: FakeCluster,
+) -> None:
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, numbers(0, 2))
+    async with member(cluster, max_poll_interval_ms=200) as consumer:
+        await read(consumer, 2)
+        await eventually(lambda: not cluster.groups["g"].members)
+        assert values(await read(consumer, 2)) == numbers(0, 2)
+
+
+async def test_waiting_in_poll_counts_as_polling(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    async with member(cluster, max_poll_interval_ms=150) as consumer:
+        while not consumer.assignment():
+            await consumer.poll(20)
+        [joined] = cluster.groups["g"].members.values()
+        assert await consumer.poll(600) == []
+        assert list(cluster.groups["g"].members.values()) == [joined]
+
+
+async def test_a_subscription_can_change(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    cluster.add_topic("u")
+    fill(cluster, "u", 0, [b"u"])
+    async with member(cluster) as consumer:
+        while consumer.assignment() != {T0}:
+            await consumer.poll(20)
+        consumer.subscribe(["u"])
+        assert (await read(consumer, 1))[0].topic == "u"
+        assert consumer.assignment() == {TopicPartition("u", 0)}
+        assert consumer.subscription() == ("u",)
+        await consumer.unsubscribe()
+        assert consumer.assignment() == frozenset()
+        await eventually(lambda: not cluster.groups["g"].members)
+
+
+async def test_committed_positions_serve_partitions_assigned_by_hand(
+    cluster: FakeCluster,
+) -> None:
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, numbers(0, 4))
+    async with AsyncConsumer(
+        cluster.bootstrap, group_id="g", auto_offset_reset="earliest"
+    ) as consumer:
+        await consumer.assign([T0])
+        await read(consumer, 4)
+        await consumer.commit({T0: 3})
+    async with AsyncConsumer(
+        cluster.bootstrap, group_id="g", auto_offset_reset="earliest", enable_auto_commit=False
+    ) as consumer:
+        await consumer.assign([T0])
+        assert committed(cluster)[T0] == 4  # Closing committed what was handed out.
+        assert await consumer.position(T0) == 4
