@@ -23,6 +23,7 @@ from penstock.wire.records import (
     decode_batch,
     iter_batches,
     offset_patch,
+    parse_header,
     verify_batch,
     verify_producer_batch,
 )
@@ -74,6 +75,7 @@ class Contents:
                 while self.batches and self.batches[-1].header.next_offset > offset:
                     self.end = self.batches.pop().header.base_offset
                 self.end = min(self.end, max(offset, self.start))
+                self.start = min(self.start, self.end)  # Batches are not split.
             case Restart(offset):
                 self.start = self.end = offset
                 self.batches.clear()
@@ -207,7 +209,11 @@ class MemoryLog:
     def append_as_follower(self, records: Buffer) -> AppendInfo:
         """See Log."""
         stage = self._producers.staged()
-        offset = self._now.end
+        start, offset = self._now.start, self._now.end
+        first = parse_header(records)
+        if start == offset and first.base_offset < offset <= first.last_offset:
+            offset = first.base_offset  # The log begins within this batch.
+        begin = offset
         batches: list[Batch] = []
         for _, view in iter_batches(records):
             header = verify_batch(view)
@@ -218,7 +224,12 @@ class MemoryLog:
             stage.record(header, offset, 0)
             batches.append(Batch(header, bytes(view)))
             offset = header.next_offset
+        if begin < start:
+            self._cut(Restart(begin))
         self._append(batches)
+        if begin < start:
+            self._do(Start(start))
+            self._durable = max(self._durable, start)
         stage.commit()
         return AppendInfo(batches[0].header.base_offset, offset - 1, -1, len(records))
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from random import Random
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +56,18 @@ _KINDS: dict[str, tuple[int, Callable[[Random, tuple[int, ...]], tuple[int, ...]
     "another controller": (4, _none),
     "stale entry": (1, _none),  # An entry of a former controller comes late.
     "min isr": (2, _none),  # The topic's min.insync.replicas changes.
+    "delete records": (2, _none),  # Somebody deletes what is committed up to somewhere.
 }
 
 
-def draw_faults(rng: Random, nodes: tuple[int, ...], *, until_ms: int) -> list[Fault]:
-    """A schedule, in the order of its times."""
-    kinds = list(_KINDS)
+KINDS: Final[tuple[str, ...]] = tuple(_KINDS)
+
+
+def draw_faults(
+    rng: Random, nodes: tuple[int, ...], *, until_ms: int, only: Collection[str] = KINDS
+) -> list[Fault]:
+    """A schedule of faults of some kinds, in the order of its times."""
+    kinds = [kind for kind in KINDS if kind in only]
     weights = [_KINDS[kind][0] for kind in kinds]
     gap_ms = rng.choice((250, 600, 1200))  # Some runs are wild, some give time to recover.
     faults: list[Fault] = []

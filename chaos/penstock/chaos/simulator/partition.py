@@ -137,6 +137,12 @@ class SimulatedPartition:
         else:
             waiters.add(end, lambda why: on_done(-1 if why else base_offset, why))
 
+    def delete_below(self, offset: int) -> None:
+        """Move the log's start up, and let followers know."""
+        self.log.advance_log_start(offset)
+        self.log_moved()
+        self._each_feed(self.broker.feeds.marks_ready)
+
     def _change_log(self, effect: Effect) -> bool:
         log = self.log
         match effect:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -17,7 +17,7 @@ from penstock.chaos.simulator.controller import (
     SimulatedController,
 )
 from penstock.chaos.simulator.disk import Disk
-from penstock.chaos.simulator.faults import Fault, draw_faults
+from penstock.chaos.simulator.faults import KINDS, Fault, draw_faults
 from penstock.chaos.simulator.network import Network
 from penstock.chaos.simulator.partition import SimulatedPartition
 from penstock.chaos.simulator.quorum import Quorum
@@ -85,14 +85,25 @@ class _Node:
 
 
 class Simulation:
-    """A run of one seed. ``faults``: instead of those that the seed draws."""
+    """A run of one seed.
 
-    def __init__(self, seed: int, faults: Sequence[Fault] | None = None) -> None:
+    ``faults``: instead of those that the seed draws. ``only``: the seed draws faults of these
+    kinds.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        faults: Sequence[Fault] | None = None,
+        *,
+        only: Collection[str] = KINDS,
+    ) -> None:
         self.seed = seed
         self._rng = Random(f"{seed}/cluster")
         node_count = self._rng.choice((3, 3, 3, 4, 5))
         self.nodes = tuple(range(1, node_count + 1))
-        drawn = draw_faults(Random(f"{seed}/faults"), self.nodes, until_ms=FAULTS_UNTIL_MS)
+        chance = Random(f"{seed}/faults")
+        drawn = draw_faults(chance, self.nodes, until_ms=FAULTS_UNTIL_MS, only=only)
         self.faults = drawn if faults is None else list(faults)
         self.scheduler = Scheduler(Random(f"{seed}/order"))
         self.network = Network(self.scheduler, Random(f"{seed}/network"))
@@ -210,6 +221,8 @@ class Simulation:
                     self.quorum.replay(self._rng.choice(self.quorum.entries))
             case "min isr":
                 self._change_min_isr()
+            case "delete records":
+                self._delete_records()
 
     def _down(self, nodes: Sequence[int], fault: Fault) -> None:
         for node_id in nodes:
@@ -247,6 +260,14 @@ class Simulation:
         body = cluster_pb2.AlterTopicConfigsCommand(topic="simulated")
         body.set["min.insync.replicas"] = str(self._rng.randint(1, 2))
         self._administer(cluster_pb2.Command(alter_topic_configs=body))
+
+    def _delete_records(self) -> None:
+        for partition in self._hosted():
+            if partition.is_leader:
+                start, end = partition.log.log_start_offset, partition.replica.high_watermark
+                offset = self._rng.randint(start, end)
+                self.checkers.log_of(partition.key).delete_below(offset)
+                partition.delete_below(offset)
 
     def _administer(self, command: cluster_pb2.Command) -> None:
         active = self._nodes[self.quorum.leader or 1].controller
@@ -404,7 +425,12 @@ class Simulation:
             for client in self._clients
             if isinstance(client, Producer) and not client.is_done
         ]
-        return "; ".join([*parts, f"producers at work: {unfinished}"])
+        readers = [
+            (client.key.partition, client.offset)
+            for client in self._clients
+            if isinstance(client, Reader)
+        ]
+        return "; ".join([*parts, f"producers at work: {unfinished}", f"readers at {readers}"])
 
 
 def run_seed(seed: int) -> Report:

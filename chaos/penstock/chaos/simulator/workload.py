@@ -108,7 +108,8 @@ class Producer(Client):
     """Sends numbered records to one partition, several batches at a time, until ``stop``.
 
     Every batch is retried until it is acknowledged. With acks=1 a gap may arise when a leader is
-    lost: the producer then goes on under another id, as a new one would.
+    lost, and with acks=all when records are deleted with what is known of their producers: the
+    producer then goes on under another id, as a new one would.
     """
 
     def __init__(
@@ -184,7 +185,8 @@ class Producer(Client):
             self.take_hint(answer)
         if answer is not None and answer.error in _LOST_PLACE and was_first:
             identity.lost_place += 1
-            if identity.lost_place == _PATIENCE and not self.acks_all:
+            deleted = self.place.checkers.log_of(self.key).deleted
+            if identity.lost_place >= _PATIENCE and (deleted or not self.acks_all):
                 self._identity = _Identity(self.place.new_producer_id())
                 return
         self.after(0, 30, self.find_leader)
@@ -210,16 +212,23 @@ class Reader(Client):
     def _answered(self, answer: Answer | None) -> None:
         if answer is None or answer.error is not None:
             if answer is not None:
-                check(
-                    answer.error is not ErrorCode.OFFSET_OUT_OF_RANGE,
-                    f"a reader of {self.key.partition} stands at {self.offset}, which is gone",
-                )
+                if answer.error is ErrorCode.OFFSET_OUT_OF_RANGE:
+                    self._skip_deleted()
                 self.take_hint(answer)
             self.find_leader()
             self.after(20, 100, self._fetch)
             return
         for header, view in iter_batches(answer.records):
-            if header.base_offset >= self.offset:
+            if header.next_offset > self.offset:
                 self.place.checkers.consumed(self.key, header.base_offset, bytes(view))
                 self.offset = header.next_offset
         self.after(10, 60, self._fetch)
+
+    def _skip_deleted(self) -> None:
+        deleted = self.place.checkers.log_of(self.key).deleted
+        check(
+            self.offset < deleted,
+            f"a reader of {self.key.partition} stands at {self.offset}, which is gone, but only "
+            f"what lies below {deleted} was deleted",
+        )
+        self.offset = deleted
