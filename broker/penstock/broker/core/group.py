@@ -83,7 +83,6 @@ class Group:
         self._subscriptions = subscriptions
         self._settings = settings
         self._sessions = Sessions()
-        self._waiting: set[str] = set()  # Members that may not be reconciled.
         self._assigned_ms: int | None = None  # When the target was last made, if since loaded.
         self._farewells: list[Effect] = []
 
@@ -129,15 +128,14 @@ class Group:
         members = self.state.members
         touched = [(member_id, members.get(member_id)) for member_id in self.state.take_touched()]
         self._sessions.postpone(touched, now_ms, now_ms + self._settings.retry_ms)
-        self._waiting = set(members)
+        self.state.take_movable()  # Whatever could be given was given then.
 
     def validate(self) -> None:
         """Assert what must hold between events."""
         self.state.validate()
         self._sessions.validate(self.state.members.values())
-        for member_id, member in self.state.members.items():
-            reconciled = group_reconcile.is_reconciled(self.state, member)
-            assert reconciled or member_id in self._waiting
+        for member in self.state.members.values():
+            assert not group_reconcile.grantable(self.state, member)
         if self._sessions.recheck_at_ms is None:
             epoch = self.state.epochs.assignment_epoch
             assert all(m.is_away or m.epoch == epoch for m in self.state.members.values())
@@ -265,7 +263,6 @@ class Group:
     ) -> None:
         """Store the member that spoke, and note that and where it was heard."""
         self.state.put_member(member)
-        self._waiting.add(member.member_id)
         if (
             before is None
             or (before.topics, before.pattern) != (member.topics, member.pattern)
@@ -284,7 +281,6 @@ class Group:
     def _go_away(self, member: Member, now_ms: int) -> None:
         away = group_reconcile.go_away(member)
         self.state.put_member(away)
-        self._waiting.add(member.member_id)
         self._sessions.start(away, now_ms)
 
     def _remove(self, member: Member, why: str = "") -> None:
@@ -359,7 +355,6 @@ class Group:
         """Timeouts start anew: members could not be heard meanwhile."""
         for member in self.state.members.values():
             self._sessions.start(member, now_ms)
-        self._waiting = set(self.state.members)
         self._recheck()
 
     def _on_tick(self, now_ms: int) -> None:
@@ -399,11 +394,10 @@ class Group:
             if at_ms <= now_ms:
                 self._assigned_ms = now_ms
                 group_reconcile.assign(self.state, self._subscriptions)
-                self._waiting = set(self.state.members)
             else:
                 self._sessions.assign_at_ms = at_ms
                 self._sessions.arm(at_ms)
-        self._waiting = group_reconcile.grant(self.state, self._waiting)
+        group_reconcile.grant(self.state, self.state.take_movable())
         if not self.state.members and not self.state.offsets:
             self.state.put_epochs(None)  # Nothing is left of the group.
 

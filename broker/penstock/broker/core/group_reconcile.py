@@ -117,24 +117,23 @@ def acknowledge(member: Member, owned: Partitions) -> Member:
     return replace(member, revoking=member.revoking & owned)
 
 
-def grant(state: GroupState, member_ids: Iterable[str]) -> set[str]:
+def grant(state: GroupState, member_ids: Iterable[str]) -> None:
     """Give to members of ``member_ids`` what they shall have and nobody holds any more.
 
-    A member gets nothing new before it has given back what it must. Returns those that are not
-    reconciled even so.
+    A member gets nothing new before it has given back what it must.
     """
-    waiting = set()
     for member_id in sorted(member_ids):
-        member = state.members.get(member_id)
-        if member is None:
-            continue
-        if not member.revoking and member.assigned != member.target:
-            free = {p for p in member.target - member.assigned if state.owner(p) is None}
-            member = replace(member, assigned=member.assigned | free)
-            state.put_member(member)
-        if not is_reconciled(state, member):
-            waiting.add(member_id)
-    return waiting
+        member = state.members[member_id]
+        free = grantable(state, member)
+        if free:
+            state.put_member(replace(member, assigned=member.assigned | free))
+
+
+def grantable(state: GroupState, member: Member) -> Partitions:
+    """What a member may be given now."""
+    if member.revoking or member.assigned == member.target:
+        return NOTHING
+    return frozenset(p for p in member.target - member.assigned if state.owner(p) is None)
 
 
 def go_away(member: Member) -> Member:

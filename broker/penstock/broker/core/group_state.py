@@ -49,11 +49,13 @@ class GroupState:
         self._offsets: dict[TopicPartition, CommittedOffset] = {}
         # Indexes.
         self._owners: dict[TopicIdPartition, str] = {}
+        self._targets: dict[TopicIdPartition, str] = {}  # Who shall hold it.
         self._instances: dict[str, str] = {}
         self._held_since: dict[str, dict[TopicIdPartition, int]] = {}
         self._names: dict[TopicId, str] = {}  # Of topics that members hold; never changes.
         self._changes: list[Change] = []
         self._touched: set[str] = set()
+        self._freed: set[TopicIdPartition] = set()
 
     @property
     def epochs(self) -> Epochs:
@@ -147,6 +149,15 @@ class GroupState:
         touched, self._touched = self._touched, set()
         return touched
 
+    def take_movable(self) -> set[str]:
+        """Members that may now get what they could not before, since the last call.
+
+        Those put, and those that shall hold what somebody else gave up.
+        """
+        freed, self._freed = self._freed, set()
+        heirs = {self._targets[partition] for partition in freed if partition in self._targets}
+        return (heirs | self._touched) & self._members.keys()
+
     def replay(self, slot: Slot, value: Value, names: Mapping[TopicId, str]) -> None:
         """Take over what a record says, without noting a change."""
         self._names.update(names)
@@ -188,8 +199,10 @@ class GroupState:
         since = {}
         for partition in member.assigned | member.revoking:
             self._owners[partition] = member_id
+            self._freed.discard(partition)
             since[partition] = since_before.get(partition, epoch)
         self._held_since[member_id] = since
+        self._targets.update(dict.fromkeys(member.target, member_id))
         self._members[member_id] = member
         if member.instance_id:
             self._instances[member.instance_id] = member_id
@@ -198,6 +211,10 @@ class GroupState:
         for partition in member.assigned | member.revoking:
             if self._owners.get(partition) == member.member_id:
                 del self._owners[partition]
+                self._freed.add(partition)
+        for partition in member.target:
+            if self._targets.get(partition) == member.member_id:
+                del self._targets[partition]
         if self._instances.get(member.instance_id) == member.member_id:
             del self._instances[member.instance_id]
 
@@ -221,6 +238,8 @@ class GroupState:
                 owners[partition] = member_id
         assert owners == self._owners
         _disjoint(member.target for member in self._members.values())
+        targets = {p: m.member_id for m in self._members.values() for p in m.target}
+        assert targets == self._targets
         static = {m.instance_id: m.member_id for m in self._members.values() if m.instance_id}
         assert static == self._instances
         assert self.epochs.assignment_epoch <= self.epochs.group_epoch
