@@ -71,6 +71,10 @@ class ProduceStream:
         """Give the stream up; it reports nothing more."""
         self._stream.cancel()
 
+    def finish(self) -> None:
+        """Say that nothing more comes; the broker ends the stream when it has read all."""
+        self._stream.finish()
+
     async def finished(self) -> None:
         """Wait until its task has ended."""
         await self._stream.finished()

@@ -46,6 +46,7 @@ from penstock.wire.errors import (
 
 _LOG: Final = logging.getLogger("penstock.client")
 _LEADER_BACKOFF_FIRST_MS: Final = 20.0
+_LAST_WORDS_S: Final = 2.0
 _ACKS: Final = {
     -1: common_pb2.ACKS_ALL,
     0: common_pb2.ACKS_NONE,
@@ -294,10 +295,19 @@ class ProducerEngine:
             self._timer.cancel()
         if self._identity_task is not None:
             self._identity_task.cancel()
-        streams, self._streams = self._streams, {}
-        for stream in streams.values():
+        streams = list(self._streams.values())
+        self._streams = {}
+        if self._config.acks_number == 0 and streams:
+            # No answer says that the last records were read; the stream's orderly end does.
+            for stream in streams:
+                stream.finish()
+            endings = [asyncio.ensure_future(stream.finished()) for stream in streams]
+            await asyncio.wait(endings, timeout=_LAST_WORDS_S)
+            for ending in endings:
+                ending.cancel()
+        for stream in streams:
             stream.cancel()
-        await asyncio.gather(*(stream.finished() for stream in streams.values()))
+        await asyncio.gather(*(stream.finished() for stream in streams))
         await self._keeper.close()
         await self._cluster.close()
 
