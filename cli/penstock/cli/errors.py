@@ -66,7 +66,10 @@ _GENERAL_STEP: Final = "see the nodes' logs (DIR/node-N/node.log under `penstock
 def explain(error: PenstockError) -> str:
     """The two lines for ``error``: what is wrong, and what to do next."""
     message = " ".join(error.message.split())
-    return f"error: {message}\nnext: {NEXT_STEPS.get(error.code, _GENERAL_STEP)}"
+    # What was waited for in vain knows better what to do than the waiting that ended.
+    reason = error.__cause__ if isinstance(error.__cause__, PenstockError) else error
+    step = NEXT_STEPS.get(reason.code) or NEXT_STEPS.get(error.code) or _GENERAL_STEP
+    return f"error: {message}\nnext: {step}"
 
 
 def report(text: str) -> None:

@@ -52,6 +52,7 @@ class DevCluster:
 
     def start(self) -> str:
         """Run `penstock dev`; the one line that it prints."""
+        self._close_output()
         with self._messages.open("ab") as errors:
             self._process = subprocess.Popen(
                 [*COMMAND, *("dev", "--data-dir", str(self.directory)), *self._port_option()],
@@ -72,7 +73,9 @@ class DevCluster:
         with selectors.DefaultSelector() as selector:
             selector.register(self.process.stdout, selectors.EVENT_READ)
             if not selector.select(timeout_s):
-                raise AssertionError(f"no line within {timeout_s} s\n{self.messages}")
+                raise AssertionError(
+                    f"no line within {timeout_s} s\n{self.messages}\n{self.log_tails()}"
+                )
         return self.process.stdout.readline().decode()
 
     def node(self, node_id: int) -> psutil.Process:
@@ -90,13 +93,15 @@ class DevCluster:
         """End `penstock dev`; its exit status."""
         self.process.send_signal(number)
         status = self.process.wait(30)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        self._close_output()
         return status
 
     def close(self) -> None:
         if self._process is not None and self._process.poll() is None:
             self.stop()
+        self._close_output()
+
+    def _close_output(self) -> None:
         if self._process is not None and self._process.stdout is not None:
             self._process.stdout.close()
 

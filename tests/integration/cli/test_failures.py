@@ -34,7 +34,7 @@ def lines(first: int, last: int) -> bytes:
 def test_any_node_may_die_and_then_all_of_them(dev: DevCluster) -> None:
     dev.ok("topics", "create", "kept", "--partitions", "3", "--replication-factor", "3")
     dev.ok("topics", "create", "strict", "--config", "min.insync.replicas=3")
-    dev.ok("produce", "kept", stdin=lines(0, 300))
+    dev.ok("produce", "kept", "--key-regex", "[0-9]+", stdin=lines(0, 300))
     dev.ok("consume", "kept", "--group", "g", "--from-beginning", "--max-records", "300")
 
     # One node dies: it is reported, and everything goes on.
@@ -42,7 +42,7 @@ def test_any_node_may_die_and_then_all_of_them(dev: DevCluster) -> None:
     wait_until(lambda: "killed by SIGKILL" in dev.messages, "the death is reported", 10.0)
     config = dev.directory / "node-2" / "node.toml"
     assert f"penstock node --config {config}" in dev.messages
-    dev.ok("produce", "kept", stdin=lines(300, 600))
+    dev.ok("produce", "kept", "--key-regex", "[0-9]+", stdin=lines(300, 600))
     assert sorted(map(int, dev.consumed("kept"))) == list(range(600))
     assert sorted(map(int, dev.consumed("kept", "--group", "g"))) == list(range(300, 600))
     dev.wait_in_sync("strict", 2)
@@ -63,7 +63,7 @@ def test_any_node_may_die_and_then_all_of_them(dev: DevCluster) -> None:
         dev.wait_in_sync("kept")
         dev.wait_in_sync("strict")
         dev.ok("produce", "strict", stdin=b"now\n")
-        dev.ok("produce", "kept", stdin=lines(600, 900))
+        dev.ok("produce", "kept", "--key-regex", "[0-9]+", stdin=lines(600, 900))
     finally:
         # All three at once.
         restarted.kill()
@@ -79,7 +79,7 @@ def test_any_node_may_die_and_then_all_of_them(dev: DevCluster) -> None:
     assert dev.consumed("strict") == ["now"]
     (group,) = dev.json("groups", "describe", "g")
     assert sum(entry["lag"] for entry in group["partitions"]) == 300
-    dev.ok("produce", "kept", stdin=lines(900, 910))
+    dev.ok("produce", "kept", "--key-regex", "[0-9]+", stdin=lines(900, 910))
     assert sorted(map(int, dev.consumed("kept", "--group", "g"))) == list(range(600, 910))
 
 
@@ -88,7 +88,7 @@ def test_a_stop_is_clean_and_the_next_start_finds_everything(
     dev: DevCluster, number: signal.Signals
 ) -> None:
     dev.ok("topics", "create", "kept")
-    dev.ok("produce", "kept", stdin=lines(0, 50))
+    dev.ok("produce", "kept", "--key-regex", "[0-9]+", stdin=lines(0, 50))
     pids = [node.pid for node in dev.nodes()]
     assert len(pids) == 3
     first_ready = dev.bootstrap

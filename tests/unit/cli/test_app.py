@@ -20,6 +20,8 @@ from penstock.client.descriptions import PartitionDescription, TopicDescription
 from penstock.wire.errors import (
     ERRORS,
     BootstrapError,
+    DeliveryTimeoutError,
+    NotEnoughReplicasError,
     UnknownTopicOrPartitionError,
 )
 
@@ -170,6 +172,14 @@ def test_every_error_of_the_table_can_be_explained() -> None:
         first, second = explain(error).splitlines()
         assert first == "error: something happened"
         assert second.removeprefix("next: ")
+
+
+def test_the_next_step_is_that_of_the_reason() -> None:
+    error = DeliveryTimeoutError("3 records were not acknowledged")
+    error.__cause__ = NotEnoughReplicasError("only broker 1 is in sync")
+    assert explain(error).endswith(
+        "\nnext: start the missing brokers, or lower the topic's min.insync.replicas"
+    )
 
 
 def test_ctrl_c_leaves_no_traceback(admin: FakeAdmin) -> None:
