@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import signal
 import socket
@@ -36,14 +37,16 @@ def free_ports(count: int) -> list[int]:
 
 
 async def until(
-    ask: Callable[[], Awaitable[T]], good: Callable[[T], bool] = bool, seconds: float = 15.0
+    ask: Callable[[], Awaitable[T] | T], good: Callable[[T], bool] = bool, seconds: float = 15.0
 ) -> T:
     """Ask again and again until the answer is good; refused connections are no answer."""
     deadline = time.monotonic() + seconds
     answer: object = None
     while time.monotonic() < deadline:
         try:
-            answer = await ask()
+            answer = ask()
+            if inspect.isawaitable(answer):
+                answer = await answer
             if good(answer):
                 return answer
         except aio.AioRpcError as error:

@@ -119,13 +119,13 @@ async def test_a_leader_elected_before_start_returns_becomes_active(tmp_path, mo
 
     async def late(future):
         await original(future)
-        await until(lambda: asyncio.sleep(0, server.status().role is Role.LEADER))
+        await until(lambda: server.status().role is Role.LEADER)
         await asyncio.sleep(0.05)  # The loop takes what the engine's thread has told it.
 
     monkeypatch.setattr(asyncio, "wrap_future", late)
     server = ControllerServer(config(tmp_path))
     await server.start()
-    await until(lambda: asyncio.sleep(0, server._shell._core.is_active))
+    await until(lambda: server._shell._core.is_active)
     await server.stop()
 
 

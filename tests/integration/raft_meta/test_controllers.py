@@ -127,7 +127,7 @@ async def test_kill_9_of_all_again_and_again_loses_nothing(controllers):
 
         working = asyncio.create_task(create_on())
         before = len(acknowledged)
-        await until(lambda: asyncio.sleep(0, len(acknowledged)), lambda n, b=before: n > b + 20)
+        await until(lambda: len(acknowledged), lambda n, b=before: n > b + 20)
         controllers.kill()
         working.cancel()
         call.cancel()
@@ -165,14 +165,14 @@ async def test_watchers_see_every_change_once_and_in_order_at_any_controller(con
             seen[at].append(response)
 
     watching = [asyncio.create_task(watch(at)) for at in controllers.ports]
-    await until(lambda: asyncio.sleep(0, all(seen.values())))
+    await until(lambda: all(seen.values()))
     for number in range(30):
         await create_topic(controllers, node, f"topic-{number}")
 
     def complete() -> bool:
         return all(sum(len(r.delta.topics) for r in responses) >= 30 for responses in seen.values())
 
-    await until(lambda: asyncio.sleep(0, complete()))
+    await until(complete)
     for responses in seen.values():
         first, *changes = responses
         assert first.delta.snapshot
@@ -192,7 +192,7 @@ async def test_watchers_see_every_change_once_and_in_order_at_any_controller(con
             for at in others
         )
 
-    await until(lambda: asyncio.sleep(0, moved()), seconds=5)
+    await until(moved, seconds=5)
     call.cancel()
     for task in watching:
         task.cancel()
@@ -254,9 +254,7 @@ async def test_another_clusters_controller_and_broker_are_refused(controllers):
     term = (await controllers.quorum(1)).term
     controllers.kill(3)
     controllers.start(3, cluster_id="other", data_dir=str(controllers.directory / "other"))
-    await until(
-        lambda: asyncio.sleep(0, controllers.log(3)), lambda text: "mixes two clusters" in text
-    )
+    await until(lambda: controllers.log(3), lambda text: "mixes two clusters" in text)
     assert (await controllers.quorum(3)).leader_id == -1
     node = await controllers.active()
     assert (await controllers.quorum(node)).term <= term + 1
