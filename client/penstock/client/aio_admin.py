@@ -164,23 +164,7 @@ class AsyncAdminClient:
         if not wanted:
             return []
         request = metadata_pb2.DescribeTopicsRequest(topics=wanted)
-        attempts = 0
-
-        def judge(
-            response: metadata_pb2.DescribeTopicsResponse,
-        ) -> metadata_pb2.DescribeTopicsResponse:
-            nonlocal attempts
-            attempts += 1
-            for entry in response.topics:
-                if entry.HasField("error"):
-                    error = error_from_proto(entry.error)
-                    # A broker may be a moment behind; thrice is sure.
-                    if isinstance(error, UnknownTopicOrPartitionError) and attempts >= 3:
-                        raise _Final(error)
-                    raise error
-            return response
-
-        response = await self._ask("DescribeTopics", request, judge)
+        response = await self._ask("DescribeTopics", request, _all_described)
         by_name = {entry.name: admin_values.topic(entry) for entry in response.topics}
         return [by_name[name] for name in wanted]
 
@@ -440,11 +424,11 @@ class AsyncAdminClient:
                         once=changes,
                     )
                 )
-            except _Final as final:
-                raise final.error from None
             except PenstockError as error:
                 pause = self._cluster.backoff.delay_ms(attempt)
-                if not error.retriable or now_ms() + pause >= deadline:
+                # The broker asked may be a moment behind; thrice is sure.
+                unknown = isinstance(error, UnknownTopicOrPartitionError) and attempt >= 2
+                if unknown or not error.retriable or now_ms() + pause >= deadline:
                     if changes and sent > 1:
                         error.add_note(
                             f"the request was sent {sent} times, because earlier answers did not "
@@ -494,12 +478,12 @@ class AsyncAdminClient:
             raise ClientClosedError("the admin client is closed")
 
 
-class _Final(Exception):  # noqa: N818 - carries a verdict through the retry loop
-    """An error that is not to be retried, whatever its class says."""
-
-    def __init__(self, error: PenstockError) -> None:
-        super().__init__(error.message)
-        self.error = error
+def _all_described(
+    response: metadata_pb2.DescribeTopicsResponse,
+) -> metadata_pb2.DescribeTopicsResponse:
+    for entry in response.topics:
+        _raise_if_error(entry)
+    return response
 
 
 def _only(entries: Sequence[Any]) -> Any:
