@@ -202,7 +202,9 @@ class Broker:
         self._metadata = MetadataServicer(
             self._config.node_id, self._image, self._offsets_topic.ensure
         )
-        log_pb2_grpc.add_LogServicer_to_server(LogServicer(self._replicas, self._metrics), server)
+        log_pb2_grpc.add_LogServicer_to_server(
+            LogServicer(self._replicas, self._image, self._metrics), server
+        )
         replication_pb2_grpc.add_ReplicationServicer_to_server(
             ReplicationServicer(self._replicas), server
         )

@@ -344,7 +344,7 @@ class ControllerLink:
         )
         try:
             await call.write(request)
-        except asyncio.InvalidStateError:
+        except (asyncio.InvalidStateError, aio.AioRpcError):
             # So gRPC says that the stream ended while nobody looked; reading tells why.
             log.debug("the heartbeat stream had ended")
         async with asyncio.timeout(self._session_timeout_ms / 2000):

@@ -18,6 +18,14 @@ OFFSETS_TOPIC: Final = "__consumer_offsets"
 
 _TIMEOUT_MS: Final = 5_000
 
+_CONFIGS: Final = {
+    "cleanup.policy": "compact",
+    # Smaller than a topic of users': a coordinator reads all of it when it takes over.
+    "segment.bytes": str(100 * 1024 * 1024),
+    # One record holds a member's whole assignment: 8 MB are some 800,000 partitions.
+    "max.message.bytes": str(8 * 1024 * 1024),
+}
+
 
 class Controllers(Protocol):
     """What is asked of the active controller."""
@@ -85,7 +93,7 @@ class OffsetsTopic:
                 topic_id=uuid.uuid4().bytes,
                 partition_count=self._partition_count,
                 replication_factor=self._replication_factor,
-                configs={"cleanup.policy": "compact", "segment.bytes": str(100 * 1024 * 1024)},
+                configs=_CONFIGS,
                 internal=True,
             )
         )

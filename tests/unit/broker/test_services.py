@@ -70,6 +70,18 @@ class FakeLogs:
         self.appended: list[bytes] = []
         self.gate = asyncio.Event()
         self.error: Exception | None = None
+        self.deleted: list[str] = []
+
+    async def delete_records(
+        self, request: log_pb2.DeleteRecordsRequest
+    ) -> log_pb2.DeleteRecordsResponse:
+        self.deleted += [entry.partition.topic for entry in request.partitions]
+        return log_pb2.DeleteRecordsResponse(
+            partitions=[
+                log_pb2.DeleteRecordsPartitionResult(partition=entry.partition)
+                for entry in request.partitions
+            ]
+        )
 
     async def append(
         self, topic: str, topic_id: bytes, partition: int, records: bytes, **_: Any
@@ -83,6 +95,17 @@ class FakeLogs:
 
     def log_start_offset(self, topic: str, partition: int) -> int:
         return 0
+
+
+def log_servicer(logs: FakeLogs) -> LogServicer:
+    image = image_with("orders")
+    image.apply(
+        cluster_pb2.MetadataDelta(
+            index=2,
+            topics=[cluster_pb2.TopicRecord(name="__x", topic_id=b"x" * 16, internal=True)],
+        )
+    )
+    return LogServicer(logs, image, BrokerMetrics())  # type: ignore[arg-type]
 
 
 def produce(
@@ -107,7 +130,7 @@ async def requests(*items: log_pb2.ProduceRequest) -> AsyncIterator[log_pb2.Prod
 
 async def test_requests_of_a_stream_are_appended_in_order_before_any_is_acknowledged() -> None:
     logs = FakeLogs()
-    servicer = LogServicer(logs, BrokerMetrics())  # type: ignore[arg-type]
+    servicer = log_servicer(logs)
     count = MAX_PENDING_REQUESTS - 1
     answers = servicer.Produce(requests(*(produce(i) for i in range(count))), None)
     first = asyncio.ensure_future(anext(answers))
@@ -121,7 +144,7 @@ async def test_requests_of_a_stream_are_appended_in_order_before_any_is_acknowle
 
 async def test_a_stream_does_not_read_more_than_it_can_hold() -> None:
     logs = FakeLogs()
-    servicer = LogServicer(logs, BrokerMetrics())  # type: ignore[arg-type]
+    servicer = log_servicer(logs)
     total = MAX_PENDING_REQUESTS * 2
     answers = servicer.Produce(requests(*(produce(i) for i in range(total))), None)
     first = asyncio.ensure_future(anext(answers))
@@ -137,7 +160,7 @@ async def test_a_stream_does_not_read_more_than_it_can_hold() -> None:
 async def test_acks_none_is_appended_and_not_answered() -> None:
     logs = FakeLogs()
     logs.gate.set()
-    servicer = LogServicer(logs, BrokerMetrics())  # type: ignore[arg-type]
+    servicer = log_servicer(logs)
     stream = requests(produce(1, common_pb2.ACKS_NONE), produce(2))
     got = [answer.correlation_id async for answer in servicer.Produce(stream, None)]
     assert got == [2]
@@ -157,14 +180,34 @@ async def test_a_failing_partition_is_answered_and_the_stream_lives(
     logs = FakeLogs()
     logs.gate.set()
     logs.error = failure
-    servicer = LogServicer(logs, BrokerMetrics())  # type: ignore[arg-type]
+    servicer = log_servicer(logs)
     got = [answer async for answer in servicer.Produce(requests(produce(1), produce(2)), None)]
     assert [answer.partitions[0].error.code for answer in got] == [code, code]
     assert got[0].partitions[0].base_offset == -1
 
 
+async def test_the_clusters_own_topics_are_written_by_nobody_else() -> None:
+    logs = FakeLogs()
+    servicer = log_servicer(logs)
+    request = produce(1)
+    request.partitions[0].partition.topic = "__x"
+    answer = await servicer.produce(request)
+    assert answer.partitions[0].error.code == ErrorCode.ACCESS_FORBIDDEN
+    assert not logs.appended
+    deletion = log_pb2.DeleteRecordsRequest()
+    for topic in ("orders", "__x", "orders"):
+        deletion.partitions.add().partition.topic = topic
+    deleted = await servicer.DeleteRecords(deletion, None)
+    assert [result.error.code for result in deleted.partitions] == [
+        0,
+        ErrorCode.ACCESS_FORBIDDEN,
+        0,
+    ]
+    assert logs.deleted == ["orders", "orders"]
+
+
 async def test_unknown_acks_are_refused() -> None:
-    servicer = LogServicer(FakeLogs(), BrokerMetrics())  # type: ignore[arg-type]
+    servicer = log_servicer(FakeLogs())
     request = log_pb2.ProduceOnceRequest(request=produce(1, common_pb2.ACKS_UNSPECIFIED))
     answer = await servicer.ProduceOnce(request, None)
     assert answer.response.partitions[0].error.code == ErrorCode.INVALID_REQUIRED_ACKS

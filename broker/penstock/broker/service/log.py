@@ -8,11 +8,13 @@ from typing import Any, Final, Protocol
 
 import structlog
 
+from penstock.broker.core.metadata_image import MetadataImage
 from penstock.broker.core.ports import AppendInfo
 from penstock.broker.metrics import BrokerMetrics
 from penstock.v1 import common_pb2, log_pb2
 from penstock.v1.log_pb2_grpc import LogServicer as LogServicerBase
 from penstock.wire.errors import (
+    AccessForbiddenError,
     InvalidRequestError,
     InvalidRequiredAcksError,
     PenstockError,
@@ -72,8 +74,9 @@ class PartitionLogs(Protocol):
 class LogServicer(LogServicerBase):
     """Answers clients. Every refusal is a typed error in the response; the stream lives on."""
 
-    def __init__(self, logs: PartitionLogs, metrics: BrokerMetrics) -> None:
+    def __init__(self, logs: PartitionLogs, image: MetadataImage, metrics: BrokerMetrics) -> None:
         self._logs = logs
+        self._image = image
         self._metrics = metrics
 
     async def Produce(
@@ -114,8 +117,32 @@ class LogServicer(LogServicerBase):
     async def DeleteRecords(
         self, request: log_pb2.DeleteRecordsRequest, context: Any
     ) -> log_pb2.DeleteRecordsResponse:
-        """Move log starts up."""
-        return await self._logs.delete_records(request)
+        """Move log starts up, but of the cluster's own topics."""
+        results = await asyncio.gather(
+            *(self._delete_one(request.timeout_ms, entry) for entry in request.partitions)
+        )
+        return log_pb2.DeleteRecordsResponse(partitions=results)
+
+    async def _delete_one(
+        self, timeout_ms: int, entry: log_pb2.DeleteRecordsPartition
+    ) -> log_pb2.DeleteRecordsPartitionResult:
+        try:
+            self._check_not_internal(entry.partition.topic)
+        except PenstockError as error:
+            return log_pb2.DeleteRecordsPartitionResult(
+                partition=entry.partition, low_watermark=-1, error=error.to_proto()
+            )
+        request = log_pb2.DeleteRecordsRequest(timeout_ms=timeout_ms, partitions=[entry])
+        response = await self._logs.delete_records(request)
+        return response.partitions[0]
+
+    def _check_not_internal(self, name: str) -> None:
+        """Coordinators rely on being the only writers of their logs."""
+        topic = self._image.topic(name)
+        if topic is not None and topic.record.internal:
+            raise AccessForbiddenError(
+                f"{name} is the cluster's own topic: only its coordinators write to it"
+            )
 
     async def produce(self, request: log_pb2.ProduceRequest) -> log_pb2.ProduceResponse:
         """Append what one request carries to all its partitions side by side."""
@@ -131,6 +158,7 @@ class LogServicer(LogServicerBase):
         result = log_pb2.ProducePartitionResult(partition=where, base_offset=-1)
         try:
             _check_produce(request, entry)
+            self._check_not_internal(where.topic)
             info = await self._logs.append(
                 where.topic,
                 where.topic_id,
