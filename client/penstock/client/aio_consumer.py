@@ -57,7 +57,7 @@ class AsyncConsumer:
             await self.close()
             return
         try:
-            await self.close()
+            await self._close(30_000, all_processed=False)
         except Exception as closing:
             if error is not None:
                 error.add_note(f"and while the consumer was closed: {closing}")
@@ -204,10 +204,14 @@ class AsyncConsumer:
 
     async def close(self, timeout_ms: float | None = 30_000) -> None:
         """Commit, leave the group, free everything. See ``Consumer.close``."""
+        await self._close(timeout_ms, all_processed=True)
+
+    async def _close(self, timeout_ms: float | None, *, all_processed: bool) -> None:
         if self._closed or self._guard.foreign:
             return
         self._closed = True
-        self._engine.handout.settle()
+        if all_processed:
+            self._engine.handout.settle()
         deadline = Deadline.after_ms(timeout_ms)
         try:
             owned = self._engine.assignment()

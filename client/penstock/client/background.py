@@ -27,8 +27,8 @@ _EXIT_GRACE_MS: Final = 5_000
 class Closable(Protocol):
     """A synchronous client that wants a last chance when the interpreter exits."""
 
-    def close(self, timeout_ms: float | None = None) -> None:
-        """Close within the time."""
+    def close_at_exit(self, timeout_ms: float) -> None:
+        """Close within the time; the application did not, so it may have been interrupted."""
 
 
 class ForkGuard:
@@ -119,7 +119,7 @@ class LoopThread:
             return
         for client in list(self._clients):
             try:
-                client.close(_EXIT_GRACE_MS)
+                client.close_at_exit(_EXIT_GRACE_MS)
             except Exception as error:
                 _LOG.error("at exit: %s", error)
         self.loop.call_soon_threadsafe(self.loop.stop)

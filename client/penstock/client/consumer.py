@@ -67,7 +67,7 @@ class Consumer:
             self.close()
             return
         try:
-            self.close()
+            self._close(30_000, all_processed=False)
         except Exception as closing:
             if error is not None:
                 error.add_note(f"and while the consumer was closed: {closing}")
@@ -134,7 +134,9 @@ class Consumer:
         Records of a partition come in order. Marks what earlier polls returned as processed.
         Runs rebalance listeners. Raises NoOffsetError, CorruptRecordError (naming partition and
         offset; ``seek`` past it to go on), SerializationError, UnknownTopicOrPartitionError,
-        FencedInstanceIdError, MaxPollExceededError, BootstrapError.
+        FencedInstanceIdError, BootstrapError. The first call connects and may take longer.
+        A member that did not poll for ``max_poll_interval_ms`` has left the group (a warning says
+        so); polling joins again.
         """
         self._check_open()
         handout = self._engine.handout
@@ -184,7 +186,8 @@ class Consumer:
         """Commit positions for the group, and wait; by default all that was handed out.
 
         Retries what is retriable for ``default_api_timeout_ms``. Raises FencedMemberEpochError or
-        UnknownMemberIdError when the partitions went to another member meanwhile.
+        UnknownMemberIdError when the partitions went to another member meanwhile, and
+        MaxPollExceededError when this one left because it did not poll.
         """
         self._run(self._engine.commit(offsets))
 
@@ -241,13 +244,24 @@ class Consumer:
         """Commit (with auto commit) what was handed out, leave the group, free everything.
 
         Idempotent. A static member only goes away for a while. Runs the listener's
-        ``on_partitions_revoked``.
+        ``on_partitions_revoked``. When a ``with`` block ends by an exception, what was handed out
+        last does not count as processed, and will come again.
         """
+        self._close(timeout_ms, all_processed=True)
+
+    def close_at_exit(self, timeout_ms: float) -> None:
+        """Called when the interpreter exits and nobody closed the consumer."""
+        self._close(timeout_ms, all_processed=False)
+
+    # --- inside -----------------------------------------------------------------------------
+
+    def _close(self, timeout_ms: float | None, *, all_processed: bool) -> None:
         if self._closed or self._guard.foreign:
             return
         self._closed = True
         self._thread.forget(self)
-        self._engine.handout.settle()
+        if all_processed:
+            self._engine.handout.settle()
         deadline = Deadline.after_ms(timeout_ms)
         try:
             owned = self._engine.assignment()
@@ -255,8 +269,6 @@ class Consumer:
                 self._listener.on_partitions_revoked(sorted(owned))
         finally:
             self._thread.run(self._engine.close(deadline))
-
-    # --- inside -----------------------------------------------------------------------------
 
     def _fetch(self, deadline: Deadline, max_records: int | None) -> list[ConsumerRecord]:
         while True:

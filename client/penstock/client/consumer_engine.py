@@ -14,7 +14,7 @@ from penstock.client.cluster import Cluster, now_ms
 from penstock.client.config import ConsumerConfig
 from penstock.client.coordinator import Coordinators
 from penstock.client.core.fetch_events import Added, OutOfRange, Removed, Woken
-from penstock.client.core.member import Polled, Reconciled, Subscribed
+from penstock.client.core.member import MemberState, Polled, Reconciled, Subscribed
 from penstock.client.core.subscription import Handout, Position, Rebalance, Subscription
 from penstock.client.fetch_loop import FetchLoop
 from penstock.client.group_link import GroupLink
@@ -23,7 +23,12 @@ from penstock.client.metadata_keeper import MetadataKeeper
 from penstock.client.model import ConsumerRecord, OffsetAndMetadata, OffsetAndTimestamp
 from penstock.client.offsets import GroupOffsets
 from penstock.client.positions import Positions
-from penstock.wire.errors import InvalidGroupIdError, InvalidRequestError, PenstockError
+from penstock.wire.errors import (
+    InvalidGroupIdError,
+    InvalidRequestError,
+    MaxPollExceededError,
+    PenstockError,
+)
 from penstock.wire.ids import TopicPartition
 from penstock.wire.records import Record
 
@@ -278,6 +283,8 @@ class ConsumerEngine:
 
     async def _wait(self, deadline: Deadline) -> None:
         trouble = self._fetch.fetcher.trouble()
+        if trouble is None and self._group is not None:
+            trouble = self._group.trouble
         if trouble is None:
             self._stalled_ms = float("inf")
         elif self._stalled_ms == float("inf"):
@@ -448,6 +455,12 @@ class ConsumerEngine:
     ) -> None:
         committer = self._group_offsets()
         assert self._group is not None
+        if self._group.member.state is MemberState.STALE:
+            raise MaxPollExceededError(
+                f"group {self._config.group_id!r}: this consumer did not poll for "
+                f"max_poll_interval_ms={self._config.max_poll_interval_ms} and left; others may "
+                "have its partitions. Poll to join again"
+            )
         await self._cluster.start()
         await committer.commit(offsets, self._group.member, timeout_ms)
         for partition, entry in offsets.items():

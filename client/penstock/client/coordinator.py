@@ -18,6 +18,7 @@ from penstock.wire.errors import (
     NotCoordinatorError,
     PenstockError,
     RequestTimedOutError,
+    UnknownTopicOrPartitionError,
     error_from_proto,
 )
 
@@ -88,7 +89,9 @@ class Coordinators:
                 return judge(response)
             except PenstockError as error:
                 pause = self._cluster.backoff.delay_ms(attempt)
-                if not error.retriable or now_ms() + pause >= deadline:
+                # The coordinator may be a moment behind about topics; thrice is sure.
+                unknown = isinstance(error, UnknownTopicOrPartitionError) and attempt >= 2
+                if unknown or not error.retriable or now_ms() + pause >= deadline:
                     raise
                 attempt += 1
                 if isinstance(error, LOOK_AGAIN):

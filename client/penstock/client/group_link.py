@@ -31,7 +31,7 @@ from penstock.client.core.member import (
 )
 from penstock.client.streams import BidiStream
 from penstock.v1 import groups_pb2, groups_pb2_grpc
-from penstock.wire.errors import LeaderHint, PenstockError
+from penstock.wire.errors import LeaderHint, PenstockError, error_from_proto
 
 _LOG: Final = logging.getLogger("penstock.client")
 _FIRST_BACKOFF_MS: Final = 20.0
@@ -74,6 +74,7 @@ class GroupLink:
             ),
             Backoff(first, backoff.most_ms, backoff.chance),
         )
+        self.trouble: PenstockError | None = None  # Why the coordinator cannot be spoken to.
         self._stream: BidiStream | None = None
         self._opening: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -83,6 +84,11 @@ class GroupLink:
         """Feed the member and carry out what it wants."""
         if self._closed:
             return
+        if isinstance(event, Closed):
+            self.trouble = event.error
+        elif isinstance(event, Received):
+            refused = event.response.HasField("error")
+            self.trouble = error_from_proto(event.response.error) if refused else None
         before = self.member.state
         for effect in self.member.handle(event, now_ms()):
             if isinstance(effect, Send):

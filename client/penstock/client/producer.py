@@ -140,6 +140,10 @@ class Producer:
         self._thread.forget(self)
         self._thread.run(self._engine.close(timeout_ms))
 
+    def close_at_exit(self, timeout_ms: float) -> None:
+        """Called when the interpreter exits and nobody closed the producer."""
+        self.close(timeout_ms)
+
     def partitions_for(self, topic: str) -> int:
         """How many partitions the topic has. Raises UnknownTopicOrPartitionError."""
         self._check_open()

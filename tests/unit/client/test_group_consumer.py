@@ -8,6 +8,7 @@ import pytest
 
 from penstock.client import (
     AsyncConsumer,
+    MaxPollExceededError,
     OffsetAndMetadata,
     TopicPartition,
 )
@@ -303,6 +304,34 @@ async def test_who_does_not_poll_leaves_and_who_polls_again_joins_again(
         await read(consumer, 2)
         await eventually(lambda: not cluster.groups["g"].members)
         assert values(await read(consumer, 2)) == numbers(0, 2)
+
+
+async def test_who_left_for_not_polling_cannot_commit(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, numbers(0, 2))
+    async with member(cluster, max_poll_interval_ms=100, enable_auto_commit=False) as consumer:
+        await read(consumer, 2)
+        await eventually(lambda: not cluster.groups["g"].members)
+        with pytest.raises(MaxPollExceededError, match="max_poll_interval_ms=100"):
+            await consumer.commit()
+    assert committed(cluster) == {}
+
+
+async def test_what_failed_in_processing_comes_again(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, numbers(0, 5))
+
+    async def process() -> None:
+        async with member(cluster) as consumer:
+            async for record in consumer:
+                if record.offset == 3:
+                    raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await process()
+    assert committed(cluster) == {T0: 3}
+    async with member(cluster) as again:
+        assert values(await read(again, 2)) == numbers(3, 5)
 
 
 async def test_waiting_in_poll_counts_as_polling(cluster: FakeCluster) -> None:

@@ -307,6 +307,8 @@ class Member:
         if response.HasField("error"):
             self._refused(error_from_proto(response.error), now_ms)
             return
+        if response.member_epoch < 0:
+            return  # The answer to a leave, after which this member has joined again.
         self._attempts = 0
         self._refused_since_ms = float("inf")
         self.epoch = response.member_epoch
@@ -328,9 +330,7 @@ class Member:
             self.state = MemberState.STABLE
             self._acknowledge(now_ms)
             return
-        self.state = MemberState.RECONCILING
-        self._number += 1
-        self._effects.append(RebalancePending())
+        self._reconcile()
 
     def _acknowledge(self, now_ms: float) -> None:
         self._must_acknowledge = True
@@ -344,14 +344,31 @@ class Member:
             # Overtaken by a newer assignment: nothing was taken over, but what was given back
             # is given back.
             self.owned -= frozenset(change.revoked)
-            if self.state is MemberState.RECONCILING and self.owned == self._target:
-                self.state = MemberState.STABLE
-                self._acknowledge(now_ms)
+            self._reconsider(now_ms)
             return
         assert self._target is not None
         self.owned = self._target
         self.state = MemberState.STABLE
         self._acknowledge(now_ms)
+
+    def _reconsider(self, now_ms: float) -> None:
+        """Hold what is owned against what is wanted, after an overtaken change was carried out.
+
+        The newest assignment may have given back what the application was just giving up.
+        """
+        if self._target is None or not self.in_group:
+            return
+        if self.owned == self._target:
+            if self.state is MemberState.RECONCILING:
+                self.state = MemberState.STABLE
+                self._acknowledge(now_ms)
+        elif self.state is MemberState.STABLE:
+            self._reconcile()
+
+    def _reconcile(self) -> None:
+        self.state = MemberState.RECONCILING
+        self._number += 1
+        self._effects.append(RebalancePending())
 
     def _refused(self, error: PenstockError, now_ms: float) -> None:
         if isinstance(error, UnknownMemberIdError | FencedMemberEpochError):
@@ -471,6 +488,9 @@ class Member:
         assert not (self._connected and self._opening)
         if self.state in (MemberState.IDLE, MemberState.JOINING, MemberState.STALE):
             assert not self.owned
+        if self.state is MemberState.STABLE:
+            assert self._target is None or self._target == self.owned
+        assert self.epoch >= 0
         if self.state is MemberState.RECONCILING:
             assert self._target is not None
             assert self._target != self.owned

@@ -1,4 +1,4 @@
-"""A forked child must be refused with words, not crash or hang."""
+"""What becomes of clients when processes fork and end."""
 
 from __future__ import annotations
 
@@ -58,3 +58,28 @@ def test_a_forked_child_refuses_and_the_parent_goes_on(background: Background) -
         assert polled.startswith("0 this Consumer was made in process")
         assert closed == "0 worked"
     assert background.cluster.values("t") == [b"v"] * 5 + [b"last"]
+
+
+UNCLOSED = """
+import sys
+from penstock.client import Consumer, Producer
+producer = Producer(sys.argv[1], linger_ms=60_000)
+for number in range(100):
+    producer.send("t", b"%d" % number)
+consumer = Consumer(sys.argv[1], topics="t", group_id="g", auto_offset_reset="earliest")
+consumer.poll(10)
+"""
+
+
+def test_a_program_that_ends_without_closing_loses_nothing(background: Background) -> None:
+    background.cluster.add_topic("t")
+    result = subprocess.run(
+        [sys.executable, "-c", UNCLOSED, background.cluster.bootstrap],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    assert background.cluster.values("t") == [b"%d" % number for number in range(100)]
+    assert background.cluster.groups["g"].members == {}
