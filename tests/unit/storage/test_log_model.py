@@ -215,9 +215,9 @@ class LogMachine(RuleBasedStateMachine):
         self._after_crash()
         assert self.log.log_end_offset == self.end
 
-    @rule(calls=st.none() | st.integers(0, 4))
-    def power_cut(self, calls: int | None) -> None:
-        """The machine dies, perhaps in the middle of a cut or a flush."""
+    @rule(calls=st.none() | st.integers(0, 4), again=st.none() | st.integers(0, 6))
+    def power_cut(self, calls: int | None, again: int | None) -> None:
+        """The machine dies, perhaps in the middle of a cut or a flush, and of the recovery."""
         cut_to = self.end
         if calls is not None:
             self._settle()
@@ -233,6 +233,23 @@ class LogMachine(RuleBasedStateMachine):
             self.disk.cut_after = None
         self.flushes = []
         self.log.close(save=False)
+        self._lose_power()
+        kept = [one for one in self.batches if one.header.next_offset <= cut_to]
+        # Nothing is promised of offsets below the log's start.
+        promised = self.durable if self.durable > self.start else 0
+        floor = min(promised, kept[-1].header.next_offset if kept else 0)
+        if again is not None:
+            self.disk.cut_after = again
+            try:
+                self._open().close(save=False)
+            except PowerCutError:
+                self._lose_power()
+            self.disk.cut_after = None
+        self.log = self._open()
+        assert self.log.log_end_offset >= floor, "something durable was lost"
+        self._after_crash()
+
+    def _lose_power(self) -> None:
         directory = self.root / str(PARTITION)
         crashed = self.root / "crashed"
         self.disk.cut_power(directory, crashed, self.chance)
@@ -244,11 +261,6 @@ class LogMachine(RuleBasedStateMachine):
             self.disk.sync_data(fd)
             os.close(fd)
         self.disk.sync_directory(directory)
-        kept = [one for one in self.batches if one.header.next_offset <= cut_to]
-        floor = min(self.durable, kept[-1].header.next_offset if kept else 0)
-        self.log = self._open()
-        assert self.log.log_end_offset >= floor, "something durable was lost"
-        self._after_crash()
 
     def _after_crash(self) -> None:
         end = self.log.log_end_offset
