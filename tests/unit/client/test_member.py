@@ -292,6 +292,37 @@ def test_a_changed_subscription_is_said_at_once() -> None:
     assert sent(member.handle(Subscribed(Subscription(pattern="a.*")), 11)) == []
 
 
+def test_an_assignment_that_returns_what_is_being_given_up_is_taken_over_again() -> None:
+    member = joined(0, 1)
+    member.handle(answer(2, parts(0)), 10)
+    giving_up = member.pending_rebalance
+    assert giving_up is not None
+    assert giving_up.revoked == tuple(parts(1))
+    member.handle(answer(3, parts(0, 1)), 20)  # While the application still gives 1 up.
+    effects = member.handle(Reconciled(giving_up), 30)
+    assert RebalancePending() in effects
+    member.validate()
+    again = member.pending_rebalance
+    assert again is not None
+    assert again.assigned == tuple(parts(1))
+    member.handle(Reconciled(again), 40)
+    assert member.state is MemberState.STABLE
+    assert member.owned == parts(0, 1)
+
+
+def test_the_answer_to_a_leave_is_not_taken_for_that_of_the_join_after_it() -> None:
+    member = joined(0, member=make(poll_ms=1_000))
+    [leave] = sent(member.handle(Ticked(), 1_000))
+    assert leave.member_epoch == -1
+    [join] = sent(member.handle(Polled(), 1_001))
+    assert join.member_epoch == 0
+    member.handle(answer(-1), 1_002)
+    member.validate()
+    assert member.state is MemberState.JOINING
+    member.handle(answer(7, parts(0)), 1_003)
+    assert member.epoch == 7
+
+
 class Coordinated(RuleBasedStateMachine):
     """A member under any order of events: it never holds what it was not given."""
 
