@@ -17,6 +17,7 @@ from penstock.wire.records import iter_batches, parse_header
 from tests.unit.storage.storage_kit import (
     EVERYTHING,
     PARTITION,
+    PowerCutDisk,
     batch,
     open_in,
     read_all,
@@ -187,6 +188,28 @@ def test_a_batch_of_an_older_epoch_after_a_newer_one_is_a_stale_tail(tmp_path: P
     log = open_in(tmp_path)
     assert values_of(log) == ["a", "b"]
     assert log.epochs.entries == ((1, 0), (4, 1))
+
+
+def test_what_was_cut_never_follows_what_was_written_after_the_cut(tmp_path: Path) -> None:
+    """The old batch has the offset and the size to fit, and a newer epoch: only order saves us."""
+    root = tmp_path / "root"
+    root.mkdir()
+    disk = PowerCutDisk()
+    log = open_in(root, disk=disk)
+    # A page a batch, so that each is lost or kept by itself.
+    fill = "x" * (disk.PAGE * 2 - len(batch("")))
+    for epoch in (1, 5, 5):
+        log.append_as_leader(batch(fill), epoch, now_ms=1)
+    log.flush()
+    log.truncate_to(1)
+    log.append_as_follower(batch(fill[:-1] + "D", base_offset=1, leader_epoch=3))
+    for seed in range(150):
+        crashed = tmp_path / f"crashed-{seed}"
+        crashed.mkdir()
+        disk.cut_power(log.directory, crashed / str(PARTITION), random.Random(seed))
+        found = open_in(crashed)
+        assert values_of(found) in ([fill], [fill, fill[:-1] + "D"]), seed
+        found.close(save=False)
 
 
 @pytest.mark.parametrize("how", ["missing", "garbage", "stale", "empty"])
