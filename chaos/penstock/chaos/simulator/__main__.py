@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import nullcontext
 
-from penstock.chaos.simulator.simulation import run_seed, shrink
+from penstock.chaos.simulator.bugs import BUGS
+from penstock.chaos.simulator.faults import KINDS
+from penstock.chaos.simulator.simulation import Simulation, shrink
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -16,18 +19,22 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--shrink", action="store_true", help="look for fewer faults that break the same seed"
     )
+    parser.add_argument("--bug", choices=BUGS, help="plant a known bug, and see it found")
     parser.add_argument("--story", action="store_true", help="tell what happened before the end")
     chosen = parser.parse_args(arguments)
+    bug = BUGS.get(chosen.bug)
+    kinds = bug.shown_by if bug else KINDS
     broken = 0
-    for seed in range(chosen.seed, chosen.seed + chosen.count):
-        report = run_seed(seed)
-        if report.violation is not None:
-            broken += 1
-            if chosen.shrink:
-                report = shrink(report)
-        if chosen.story:
-            sys.stdout.write("\n".join([*report.story, ""]))
-        sys.stdout.write(f"{report}\n")
+    with bug.planted() if bug else nullcontext():
+        for seed in range(chosen.seed, chosen.seed + chosen.count):
+            report = Simulation(seed, only=kinds).run()
+            if report.violation is not None:
+                broken += 1
+                if chosen.shrink:
+                    report = shrink(report)
+            if chosen.story:
+                sys.stdout.write("\n".join([*report.story, ""]))
+            sys.stdout.write(f"{report}\n")
     return 1 if broken else 0
 
 

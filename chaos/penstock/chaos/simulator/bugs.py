@@ -17,6 +17,7 @@ from penstock.broker.core.ports import EpochEnd
 from penstock.broker.core.producer_state import Append, ProducerState
 from penstock.broker.core.replica import Replica
 from penstock.chaos.simulator import replication
+from penstock.chaos.simulator.faults import KINDS
 from penstock.raft_meta.core import election
 from penstock.raft_meta.core.model import Partition
 from penstock.wire.records import BatchHeader
@@ -24,12 +25,16 @@ from penstock.wire.records import BatchHeader
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """``target.name`` is replaced by ``replacement``."""
+    """``target.name`` is replaced by ``replacement``.
+
+    ``shown_by``: the kinds of faults under which it does harm soon.
+    """
 
     description: str
     target: object
     name: str
     replacement: object
+    shown_by: tuple[str, ...] = KINDS
 
     @contextmanager
     def planted(self) -> Iterator[None]:
@@ -159,12 +164,14 @@ BUGS: Final[dict[str, Bug]] = {
         Leadership,
         "advance_high_watermark",
         _ignoring_min_isr,
+        ("restart", "kill leader", "split"),
     ),
     "hw-before-own-flush": Bug(
         "the leader counts its own records before they are durable",
         Leadership,
         "advance_high_watermark",
         _counting_what_is_not_durable,
+        ("slow disk", "power loss everywhere"),
     ),
     "acts-on-proposed-isr": Bug(
         "the leader acts on a proposed in-sync set before it is committed (KIP-497)",
@@ -195,12 +202,14 @@ BUGS: Final[dict[str, Bug]] = {
         Replica,
         "_become_follower",
         _cutting_at_the_high_watermark,
+        ("kill leader", "slow network", "restart"),
     ),
     "acks-before-flush": Bug(
         "a follower acknowledges what is not durable yet",
         replication,
         "acknowledged_end",
         _end_without_flush,
+        ("slow disk", "power loss everywhere"),
     ),
     "retries-are-appended-again": Bug(
         "a retried batch is appended a second time",
@@ -219,6 +228,7 @@ BUGS: Final[dict[str, Bug]] = {
         election,
         "_eligible",
         _everybody_is_eligible,
+        ("kill leader", "one way", "split"),
     ),
     "leader-epoch-stays": Bug(
         "a new leader gets the leader epoch of the one before",

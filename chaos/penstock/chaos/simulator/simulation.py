@@ -60,6 +60,11 @@ class Report:
     leaderships: int = 0
     story: list[str] = field(default_factory=list)  # What happened last.
 
+    @property
+    def replay(self) -> str:
+        """The command that repeats the run; with --story it tells what happened."""
+        return f"python -m penstock.chaos.simulator --seed {self.seed}"
+
     def __str__(self) -> str:
         verdict = "VIOLATION" if self.violation else "ok"
         summary = (
@@ -71,7 +76,7 @@ class Report:
         if self.violation:
             lines += [f"  {self.violation}", "  what went wrong, and when:"]
             lines += [f"  {fault}" for fault in self.faults]
-            lines.append(f"  replay: python -m penstock.chaos.simulator --seed {self.seed}")
+            lines.append(f"  replay: {self.replay} --story")
         return "\n".join(lines)
 
 
@@ -431,11 +436,6 @@ class Simulation:
             if isinstance(client, Reader)
         ]
         return "; ".join([*parts, f"producers at work: {unfinished}", f"readers at {readers}"])
-
-
-def run_seed(seed: int) -> Report:
-    """Run one seed."""
-    return Simulation(seed).run()
 
 
 def shrink(report: Report, *, runs: int = 200) -> Report:
