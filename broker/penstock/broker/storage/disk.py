@@ -40,6 +40,16 @@ class Disk:
         """Up to ``size`` bytes from ``position``; fewer at the file's end."""
         return os.pread(fd, size, position)
 
+    def is_cached(self, fd: int, position: int) -> bool:
+        """Whether a read there finds its page in memory. True where the system can't tell."""
+        try:
+            os.preadv(fd, [bytearray(1)], position, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
+
     def truncate(self, fd: int, size: int) -> None:
         """Cut the file."""
         os.ftruncate(fd, size)

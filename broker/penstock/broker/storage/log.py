@@ -295,6 +295,21 @@ class PartitionLog:
         self._files.remember(run.next_offset, segment, run.next_position)
         return run.data
 
+    def cold_read(self, offset: int, max_bytes: int) -> Callable[[], None] | None:
+        """None when ``read`` finds its data in memory; else what brings it there.
+
+        That must be called, once, in any thread; after it ``read`` does not stall the event loop.
+        Raises as ``read``.
+        """
+        self._check()
+        self._check_range(offset)
+        found = self._files.locate(offset) if offset < self._end else None
+        if found is None:
+            return None
+        segment, position, base_offset = found
+        self._files.remember(base_offset, segment, position)
+        return segment.cold_read(position, max_bytes)
+
     def _check_range(self, offset: int) -> None:
         if not self._start <= offset <= self._end:
             raise OffsetOutOfRangeError(

@@ -202,6 +202,24 @@ class Segment:
         except OSError as error:
             raise self._home.translate(error, f"reading {self.path}") from error
 
+    def cold_read(self, position: int, size: int) -> Callable[[], None] | None:
+        """What reads the bytes into the page cache, in any thread; None when they are there."""
+        file, disk = self.file, self._home.disk
+        last = min(position + size, self.size_bytes) - 1
+        if disk.is_cached(file.fd, position) and disk.is_cached(file.fd, last):
+            return None
+        file.acquire()
+
+        def warm() -> None:
+            try:
+                disk.read_at(file.fd, size, position)
+            except OSError:
+                return  # The read proper will say so.
+            finally:
+                file.release()
+
+        return warm
+
     def walk(self, position: int, offset: int, end: int | None = None) -> Iterator[Placed]:
         """The batches from ``position`` on, whose first must have base offset ``offset``.
 
