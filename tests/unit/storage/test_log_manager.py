@@ -288,7 +288,7 @@ async def test_an_idle_manager_has_no_timers_and_no_work(kit: Kit) -> None:
     directory = manager._directories[0]
     await eventually(lambda: directory._checkpoint_timer is None and not directory._changed)
     flusher = directory._flusher
-    assert (flusher._begins, flusher._under_way, flusher._waiting) == (None, False, {})
+    assert (flusher._begins, flusher._under_way, flusher._waiting) == (None, [], {})
     assert not any(log.needs_flush for log in logs)
 
 
@@ -312,7 +312,7 @@ async def test_with_os_only_closed_segments_are_flushed(kit: Kit) -> None:
     disk.syncs = 0
     log.append_as_leader(batch("a" * 1000), 0, now_ms=1)
     flusher = manager._directories[0]._flusher
-    assert (flusher._begins, flusher._under_way, flusher._waiting) == (None, False, {})
+    assert (flusher._begins, flusher._under_way, flusher._waiting) == (None, [], {})
     assert disk.syncs == 0
     for _ in range(4):
         log.append_as_leader(batch("a" * 1000), 0, now_ms=1)
@@ -426,7 +426,8 @@ async def test_a_long_topic_name_can_be_deleted(kit: Kit) -> None:
     await eventually(lambda: [path.name for path in kit.paths[0].iterdir()] == [".state"])
 
 
-async def test_closing_waits_for_what_is_under_way(kit: Kit) -> None:
+@pytest.mark.parametrize("where", ["loop", "thread"])
+async def test_closing_waits_for_what_is_under_way(kit: Kit, where: str) -> None:
     disk = GatedDisk()
     manager = kit.open(disk=disk)
     log = manager.get_or_create("t", 0, ONE, {})
@@ -436,8 +437,35 @@ async def test_closing_waits_for_what_is_under_way(kit: Kit) -> None:
     await eventually(disk.begun.is_set)
     log.append_as_leader(batch("b"), 0, now_ms=1)
     threading.Timer(0.05, disk.gate.set).start()
-    manager.close()
+    if where == "loop":
+        manager.close()
+    else:
+        await asyncio.to_thread(manager.close)
+    assert log.recovery_point == 2
     assert kit.durable == []
     found = kit.open().get(log.key)
     assert found is not None
+    assert found.opened_clean
     assert values_of(found) == ["a", "b"]
+
+
+async def test_a_flush_that_fails_during_the_close_leaves_no_clean_marker(kit: Kit) -> None:
+    class FailsLate(GatedDisk):
+        def sync_data(self, fd: int) -> None:
+            shut = not self.gate.is_set()
+            super().sync_data(fd)
+            if shut:
+                raise OSError(5, "Input/output error")
+
+    disk = FailsLate()
+    manager = kit.open(disk=disk)
+    manager.record_broker_epoch(4)
+    log = manager.get_or_create("t", 0, ONE, {})
+    disk.gate.clear()
+    disk.begun.clear()
+    log.append_as_leader(batch("a"), 0, now_ms=1)
+    await eventually(disk.begun.is_set)
+    threading.Timer(0.05, disk.gate.set).start()
+    manager.close()
+    assert kit.failed == [kit.paths[0]]
+    assert kit.open().previous_broker_epoch() == -1

@@ -34,7 +34,7 @@ class FlushTask:
     names_changed: bool
     closed: Sequence[Segment]
     named_up_to: int  # The base offset of the newest segment in the directory.
-    error: OSError | None = field(default=None)
+    error: Exception | None = field(default=None)
 
     def run(self) -> None:
         """Do it, in any thread, once. Raises nothing: what failed is in ``error``."""
@@ -45,7 +45,7 @@ class FlushTask:
                 write_atomically(self.disk, path, encode())
             if self.names_changed:
                 self.disk.sync_directory(self.directory)
-        except OSError as error:
+        except Exception as error:  # Whatever it is: nobody may believe that it went well.
             self.error = error
         finally:
             for file in self.files:

@@ -34,7 +34,9 @@ class Flusher:
         self._settings = settings
         self._on_flushed = on_flushed
         self._waiting: dict[PartitionLog, None] = {}
-        self._under_way = False
+        self._under_way: list[FlushTask] = []
+        # Between the loop's thread and one that calls ``stop``.
+        self._ending = threading.RLock()
         self._begins: asyncio.Handle | None = None
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -58,19 +60,22 @@ class Flusher:
             self._begins = loop.call_soon(self._begin_round)
 
     def _begin_round(self) -> None:
-        self._begins = None
-        waiting, self._waiting = self._waiting, {}
-        tasks: list[FlushTask] = []
-        for log in waiting:
-            if log.needs_flush:
-                try:
-                    tasks.append(log.begin_flush())
-                except StorageError:
-                    continue  # The directory has failed, and everybody knows by now.
-        if tasks:
-            self._under_way = True
-            loop = asyncio.get_running_loop()
-            self.run(lambda: self._run_round(tasks, loop))
+        with self._ending:
+            self._begins = None
+            if self._stopped:
+                return
+            waiting, self._waiting = self._waiting, {}
+            tasks: list[FlushTask] = []
+            for log in waiting:
+                if log.needs_flush:
+                    try:
+                        tasks.append(log.begin_flush())
+                    except StorageError:
+                        continue  # The directory has failed, and everybody knows by now.
+            if tasks:
+                self._under_way = tasks
+                loop = asyncio.get_running_loop()
+                self.run(lambda: self._run_round(tasks, loop))
 
     def _run_round(self, tasks: list[FlushTask], loop: asyncio.AbstractEventLoop) -> None:
         if len(tasks) == 1:
@@ -81,22 +86,28 @@ class Flusher:
                 self._helpers = ThreadPoolExecutor(_SYNCS_AT_ONCE, f"sync {self._path}")
             list(self._helpers.map(FlushTask.run, tasks))
         try:
-            loop.call_soon_threadsafe(self._end_round, tasks)
+            loop.call_soon_threadsafe(self._end_round)
         except RuntimeError:
-            return  # The loop has ended: nobody waits for this any more.
+            return  # The loop has ended: ``stop`` takes over what was done.
 
-    def _end_round(self, tasks: list[FlushTask]) -> None:
-        self._under_way = False
+    def _end_round(self) -> None:
+        with self._ending:
+            if self._stopped:
+                return
+            self._finish()
+            if self._waiting and self._begins is None:
+                self.request(next(iter(self._waiting)))
+
+    def _finish(self) -> None:
+        """Let the logs take over what the round under way did for them."""
+        tasks, self._under_way = self._under_way, []
         for task in tasks:
             try:
                 advanced = task.log.finish_flush(task)
             except StorageError:
-                continue  # As above.
+                continue  # The directory has failed, and everybody knows by now.
             if not self._stopped:
                 self._on_flushed(task.log, advanced)
-        if self._waiting and self._begins is None and not self._stopped:
-            first = next(iter(self._waiting))
-            self.request(first)
 
     def run(self, job: Callable[[], None]) -> None:
         """Run ``job``, which raises nothing, in the thread, after the jobs before it."""
@@ -112,11 +123,13 @@ class Flusher:
             job()
 
     def stop(self) -> None:
-        """Wait until the thread has done what it was given, and end it."""
-        self._stopped = True
-        if self._begins is not None:
-            self._begins.cancel()
-            self._begins = None
+        """Wait until the thread has done what it was given, and end it.
+
+        May be called in another thread than the loop's, once nothing is appended any more. Timers
+        are left to the loop, to find that there is nothing to do.
+        """
+        with self._ending:
+            self._stopped = True
         if self._thread is not None:
             self._jobs.put(None)
             self._thread.join()
@@ -124,3 +137,4 @@ class Flusher:
         if self._helpers is not None:
             self._helpers.shutdown()
             self._helpers = None
+        self._finish()

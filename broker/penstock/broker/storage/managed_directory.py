@@ -221,6 +221,8 @@ class ManagedDirectory:
 
     def _checkpoint(self) -> None:
         self._checkpoint_timer = None
+        if self._state is None:
+            return  # Closed: everything was saved.
         changed, self._changed = self._changed, {}
         for key in changed:
             self._note(key)
@@ -287,19 +289,15 @@ class ManagedDirectory:
     def close(self, broker_epoch: int) -> None:
         """Flush and close everything, with the marker of a clean stop if all of it went well."""
         self._flusher.stop()
-        if self._checkpoint_timer is not None:
-            self._checkpoint_timer.cancel()
-            self._checkpoint_timer = None
         clean = self._close_logs()
         for thread in self._background:
             thread.join()
-        state = self._state
-        if state is None:
+        if self._state is None:
             return  # It never opened, or is closed already.
         try:
             for key in self.logs:
                 self._note(key)
-            self._state = None
+            state, self._state = self._state, None
             state.close(clean_epoch=broker_epoch if clean else None)
         except (OSError, lmdb.Error) as error:
             self.home.fail(error, "saving local state at the stop")

@@ -26,6 +26,8 @@ def _ignore_failure(_path: Path, _error: StorageError) -> None:
 class LogManager:
     """The logs of one broker. Everything is called on the event loop's thread.
 
+    But ``open`` and ``close``, which block, may run in another while nothing else is called.
+
     ``on_durable(log)``: durable_offset of the log has advanced (with flush.policy commit only; with
     the others it is log_end_offset at all times). ``on_directory_failed(path, error)``: every log
     in the directory raises StorageError from now on, until the process starts anew.
