@@ -159,7 +159,7 @@ class _File:
         self.durable = b""
 
 
-class PowerCutError(Exception):
+class PowerCutError(BaseException):  # Nobody may handle it, as nobody can.
     """The power went in the middle of an operation."""
 
 
