@@ -21,9 +21,10 @@ from penstock.broker.core.partition_events import (
 from penstock.broker.core.replica import Replica
 from penstock.chaos.simulator.controller import CLUSTER_ID
 from penstock.chaos.simulator.disk import Disk
+from penstock.chaos.simulator.feeds import Feeds
+from penstock.chaos.simulator.links import Links
 from penstock.chaos.simulator.network import End, Network
 from penstock.chaos.simulator.partition import SimulatedPartition
-from penstock.chaos.simulator.replication import Feeds, Links
 from penstock.chaos.simulator.scheduler import Scheduler, Timer
 from penstock.v1 import cluster_pb2, controller_pb2
 from penstock.wire.errors import ErrorCode, PenstockError

@@ -16,7 +16,7 @@ from penstock.broker.core.partition_leader import Leadership
 from penstock.broker.core.ports import EpochEnd
 from penstock.broker.core.producer_state import Append, ProducerState
 from penstock.broker.core.replica import Replica
-from penstock.chaos.simulator import replication
+from penstock.chaos.simulator import links
 from penstock.chaos.simulator.faults import KINDS
 from penstock.raft_meta.core import election
 from penstock.raft_meta.core.model import Partition
@@ -206,7 +206,7 @@ BUGS: Final[dict[str, Bug]] = {
     ),
     "acks-before-flush": Bug(
         "a follower acknowledges what is not durable yet",
-        replication,
+        links,
         "acknowledged_end",
         _end_without_flush,
         ("slow disk", "power loss everywhere"),

@@ -49,11 +49,10 @@ class Tables:
         """Replace the partition, or add it after the topic's last."""
         topic_id, number = key
         kept = self.partitions[topic_id]
-        partition = partition._replace(
-            replicas=self._share(partition.replicas),
-            isr=self._share(partition.isr),
-            elr=self._share(partition.elr),
-        )
+        replicas, isr, elr = partition.replicas, partition.isr, partition.elr
+        shared = (self._share(replicas), self._share(isr), self._share(elr))
+        if shared[0] is not replicas or shared[1] is not isr or shared[2] is not elr:
+            partition = partition._replace(replicas=shared[0], isr=shared[1], elr=shared[2])
         if number < len(kept):
             self._count(kept[number], -1)
             kept[number] = partition
@@ -96,6 +95,7 @@ class Draft:
         self._topics: dict[bytes, Topic] = {}
         self._removed_topics: list[bytes] = []
         self._partitions: dict[PartitionKey, Partition] = {}
+        self._rules: dict[tuple[bytes, int], election.Rules] = {}
         self.next_producer_id = tables.next_producer_id
 
     # Reading: what is drafted over what is committed.
@@ -125,13 +125,21 @@ class Draft:
         return kept[key[1]] if 0 <= key[1] < len(kept) else None
 
     def rules(self, topic: Topic, replication_factor: int) -> election.Rules:
-        """What elections of this topic's partitions rest on."""
+        """What elections of this topic's partitions rest on, under the configs of ``topic``."""
         return election.Rules(
             usable=self.usable,
             alive=self.alive,
             min_isr=topic.min_isr(replication_factor),
             unclean=topic.unclean_election,
         )
+
+    def rules_of(self, key: PartitionKey, replication_factor: int) -> election.Rules:
+        """What elections of a committed topic's partitions rest on."""
+        found = self._rules.get((key[0], replication_factor))
+        if found is None:
+            found = self.rules(self.tables.topics[key[0]], replication_factor)
+            self._rules[key[0], replication_factor] = found
+        return found
 
     # Writing.
 
