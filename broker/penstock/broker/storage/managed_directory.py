@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 import shutil
 import threading
@@ -270,8 +271,7 @@ class ManagedDirectory:
             directory, _ = self.unopened.pop(key)
         self._high_watermarks.pop(key, None)
         self._changed.pop(key, None)
-        name = directory.name.rpartition("-")[0][:_NAME_MAX]
-        doomed = self.path / f"{name}-{key.partition}.{key.topic_id.hex()}{_DELETED_SUFFIX}"
+        doomed = self._doomed_name(directory, key)
         try:
             directory.rename(doomed)
             self.home.disk.sync_directory(self.path)
@@ -279,6 +279,14 @@ class ManagedDirectory:
             raise self.home.fail(error, f"deleting {directory}") from error
         self._use_state().remove([key])
         self._run_in_background(partial(shutil.rmtree, doomed, ignore_errors=True))
+
+    def _doomed_name(self, directory: Path, key: TopicIdPartition) -> Path:
+        """A free name for a directory that is being deleted; the last one may still be there."""
+        topic = directory.name.rpartition("-")[0][:_NAME_MAX]
+        name = f"{topic}-{key.partition}.{key.topic_id.hex()}"
+        names = (name if again == 0 else f"{name}.{again}" for again in itertools.count())
+        paths = (self.path / f"{free}{_DELETED_SUFFIX}" for free in names)
+        return next(path for path in paths if not path.exists())
 
     def _run_in_background(self, job: Callable[[], None]) -> None:
         self._background = [thread for thread in self._background if thread.is_alive()]
