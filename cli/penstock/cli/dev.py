@@ -56,6 +56,11 @@ def dev(
         cluster = LocalCluster(layout)
         try:
             cluster.start()
+            for plan in layout.plans:
+                report(
+                    f"node {plan.node_id}: pid {cluster.pid(plan.node_id)}, "
+                    f"{plan.address}, log in {plan.log_path}"
+                )
             cluster.wait_ready(on_wait=lambda reason: report(f"waiting: {reason}"))
             print(f"ready: {cluster.bootstrap}", flush=True)
             status = _supervise(cluster)

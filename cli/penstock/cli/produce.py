@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _COMPRESSIONS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 _ACKS: Final = ("all", "0", "1")
 _DEFAULT_TIMEOUT_SECONDS: Final = 30.0
+_BAR_STEP_BYTES: Final = 65_536
 
 Split = Callable[[bytes], tuple[bytes | None, bytes]]
 """Takes a line to key and value; raises ValueError for a line that has no key."""
@@ -297,8 +298,7 @@ def _open(file: Path | None) -> Iterator[BinaryIO]:
 def _progress(file: Path | None, lines: BinaryIO) -> Iterator[Callable[[int], None]]:
     """A bar on standard error when it is a terminal and nobody types the lines there."""
     if not sys.stderr.isatty() or lines.isatty():
-        with nullcontext():
-            yield lambda _size: None
+        yield lambda _size: None
         return
     from rich.console import Console  # noqa: PLC0415 - only a terminal needs it.
     from rich.progress import (  # noqa: PLC0415 - only a terminal needs it.
@@ -320,4 +320,15 @@ def _progress(file: Path | None, lines: BinaryIO) -> Iterator[Callable[[int], No
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("sending", total=total)
-        yield lambda size: progress.advance(task, size)
+        unshown = 0
+
+        def advance(size: int) -> None:
+            # Telling the bar of each line would cost more than sending it.
+            nonlocal unshown
+            unshown += size
+            if unshown >= _BAR_STEP_BYTES:
+                progress.advance(task, unshown)
+                unshown = 0
+
+        yield advance
+        progress.advance(task, unshown)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import pty
+import subprocess
+import sys
 import threading
 from concurrent.futures import Future
 from pathlib import Path
@@ -188,3 +192,46 @@ def test_ctrl_c_waits_for_what_was_sent(producer: FakeProducer) -> None:
         )
     producer.close()
     assert (tally.sent, tally.acknowledged, tally.failed) == (1, 1, 0)
+
+
+def test_a_bar_is_shown_on_a_terminal_and_the_summary_after_it(tmp_path: Path) -> None:
+    (tmp_path / "lines").write_bytes(b"a line\n" * 20_000)
+    code = (
+        "import sys\n"
+        "from concurrent.futures import Future\n"
+        "from penstock.cli import produce\n"
+        "from penstock.cli.app import app\n"
+        "class Producer:\n"
+        "    def send(self, topic, value, key):\n"
+        "        future = Future(); future.set_result(None); return future\n"
+        "    def close(self): pass\n"
+        "produce._connect = lambda *arguments: Producer()\n"
+        f"app(['produce', 'orders', '--file', {str(tmp_path / 'lines')!r}])\n"
+    )
+    shown: list[bytes] = []
+
+    assert _in_terminal([sys.executable, "-c", code], shown) == 0
+    text = b"".join(shown).decode()
+    assert "sending" in text
+    assert "140.0/140.0 kB" in text
+    # The ends of lines are no part of the records.
+    assert "20,000 records, 120.00 kB in" in text
+
+
+def _in_terminal(command: list[str], shown: list[bytes]) -> int:
+    """Run a command in a terminal of its own; its exit status."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=os.environ | {"TERM": "xterm"}
+    ) as process:
+        os.close(theirs)
+        while True:
+            try:
+                data = os.read(ours, 4096)
+            except OSError:  # So Linux says that the last writer is gone.
+                break
+            if not data:
+                break
+            shown.append(data)
+        os.close(ours)
+        return process.wait(20)
