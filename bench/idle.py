@@ -79,7 +79,7 @@ def show(cpu_percent: float, rss_mb: float, seconds: float, *, as_json: bool) ->
     else:
         rows = [("Penstock", cpu_percent, rss_mb), ("the goal", GOAL_CPU_PERCENT, GOAL_RSS_MB)]
         print_table(
-            ("three nodes at rest", "CPU % of a core", "of ours", "RSS MB", "of ours"),
+            ("three nodes at rest", "CPU % of a core", "to ours", "RSS MB", "RSS to ours"),
             [
                 (
                     name,
@@ -90,7 +90,7 @@ def show(cpu_percent: float, rss_mb: float, seconds: float, *, as_json: bool) ->
                 )
                 for name, cpu, rss in (*rows, *OTHERS)
             ],
-            right=("CPU % of a core", "of ours", "RSS MB"),
+            right=("CPU % of a core", "to ours", "RSS MB", "RSS to ours"),
         )
     return 0 if cpu_percent < GOAL_CPU_PERCENT and rss_mb < GOAL_RSS_MB else 1
 
