@@ -14,7 +14,7 @@ import structlog
 from grpc import aio
 
 from penstock.broker.controller_directory import ActiveController, ControllerDirectory
-from penstock.broker.core.lease import Lease
+from penstock.broker.core.lease import Lease, MetadataLag
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage
 from penstock.v1 import cluster_pb2, common_pb2, controller_pb2
 from penstock.wire.errors import (
@@ -28,6 +28,8 @@ from penstock.wire.errors import (
 
 _BACKOFF_MS: Final = 50
 _REQUEST_TIMEOUT_MS: Final = 10_000
+_BEHIND_MS: Final = 1_000
+"""A feed that lags behind what the active controller told for so long is left for another."""
 
 log = structlog.get_logger()
 
@@ -89,6 +91,9 @@ class ControllerLink:
         self._may_shut_down = asyncio.Event()
         self._index_moved = asyncio.Event()  # Set, and replaced, when the image moves on.
         self._rotate = asyncio.Event()  # Set: the feed must try another controller.
+        self._lag = MetadataLag()
+        self._complaint = ""  # Why heartbeats broke, as far as it was logged.
+        self._was_fenced = True  # What the image said last of this registration.
         self._sequence = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -244,8 +249,13 @@ class ControllerLink:
         self._on_change(change)
         self._index_moved.set()
         self._index_moved = asyncio.Event()
-        if self._looks_fenced():
+        self._lag.reached(self._image.index)
+        fenced = self._looks_fenced()
+        if fenced or self._was_fenced:
+            # Fenced: a heartbeat that shows how far the image is may end it. No longer fenced:
+            # the answer to a heartbeat begins the lease.
             self._nudge.set()
+        self._was_fenced = fenced
 
     def _looks_fenced(self) -> bool:
         """Whether the image says that this registration is fenced: a heartbeat mends that."""
@@ -259,7 +269,10 @@ class ControllerLink:
         while True:
             active = self._directory.active
             if active is None:
-                await self._directory.wait_news(None, self._session_timeout_ms)
+                await self._directory.wait_news(None, _BEHIND_MS)
+                if self._directory.active is None:
+                    # The feed's controller knows of none: it may be cut off from the others.
+                    self._rotate.set()
                 continue
             try:
                 await self._be_heard_by(active)
@@ -269,11 +282,18 @@ class ControllerLink:
                 log.warning("the controllers do not know this broker; registering anew")
                 self._disown()
             except (PenstockError, aio.AioRpcError, TimeoutError) as error:
-                log.debug("heartbeats broke", controller=active.node_id, reason=str(error))
+                self._complain(active, error)
                 if isinstance(error, NotControllerError):
                     self._directory.observe_hint(error.leader)
             self._rotate_when_unheard()
             await self._directory.wait_news(active, _BACKOFF_MS)
+
+    def _complain(self, active: ActiveController, error: BaseException) -> None:
+        """Log why this broker is not heard, once for each reason until it is heard again."""
+        reason = error.message if isinstance(error, PenstockError) else type(error).__name__
+        if reason != self._complaint:
+            self._complaint = reason
+            log.warning("not heard by the controller", controller=active.node_id, reason=reason)
 
     def _rotate_when_unheard(self) -> None:
         """A feed that knows no reachable active controller may hang on an isolated one."""
@@ -349,7 +369,20 @@ class ControllerLink:
             log.debug("the heartbeat stream had ended")
         async with asyncio.timeout(self._session_timeout_ms / 2000):
             response = await self._answer_to(call, self._sequence)
-        self._lease.answered(sent_ms)
+        self._take_answer(response, sent_ms)
+
+    def _take_answer(self, response: controller_pb2.BrokerHeartbeatResponse, sent_ms: int) -> None:
+        self._complaint = ""
+        now_ms = self._clock_ms()
+        self._lag.told(response.metadata_index, self._image.index, now_ms)
+        behind_ms = self._lag.behind_ms(now_ms)
+        if response.fenced or behind_ms >= self._session_timeout_ms:
+            # Whoever knows so little of who leads what must not serve, though it is heard.
+            self._lease.lost()
+        else:
+            self._lease.answered(sent_ms)
+        if behind_ms >= _BEHIND_MS:
+            self._rotate.set()
         if response.may_shut_down:
             self._may_shut_down.set()
 

@@ -111,6 +111,7 @@ class BrokerHeartbeatResponse(google.protobuf.message.Message):
     MAY_SHUT_DOWN_FIELD_NUMBER: builtins.int
     SEQUENCE_FIELD_NUMBER: builtins.int
     CONTROLLER_EPOCH_FIELD_NUMBER: builtins.int
+    METADATA_INDEX_FIELD_NUMBER: builtins.int
     fenced: builtins.bool
     """The broker is fenced."""
     may_shut_down: builtins.bool
@@ -119,6 +120,10 @@ class BrokerHeartbeatResponse(google.protobuf.message.Message):
     """The request's sequence."""
     controller_epoch: builtins.int
     """The controller epoch that this was said in."""
+    metadata_index: builtins.int
+    """The index of the last change of the metadata: a broker that does not reach it soon follows
+    a controller that is cut off, and must try another.
+    """
     @property
     def error(self) -> penstock.v1.common_pb2.Error:
         """Set when the stream is over: NOT_CONTROLLER, STALE_BROKER_EPOCH, BROKER_NOT_REGISTERED."""
@@ -131,9 +136,10 @@ class BrokerHeartbeatResponse(google.protobuf.message.Message):
         may_shut_down: builtins.bool = ...,
         sequence: builtins.int = ...,
         controller_epoch: builtins.int = ...,
+        metadata_index: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["error", b"error"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["controller_epoch", b"controller_epoch", "error", b"error", "fenced", b"fenced", "may_shut_down", b"may_shut_down", "sequence", b"sequence"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["controller_epoch", b"controller_epoch", "error", b"error", "fenced", b"fenced", "may_shut_down", b"may_shut_down", "metadata_index", b"metadata_index", "sequence", b"sequence"]) -> None: ...
 
 global___BrokerHeartbeatResponse = BrokerHeartbeatResponse
 

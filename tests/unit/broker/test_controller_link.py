@@ -36,6 +36,8 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
         self.heartbeats: list[controller_pb2.BrokerHeartbeatRequest] = []
         self.refusal: PenstockError | None = None
         self.mute = False
+        self.fences = False
+        self.told_index = 0
         self.watchers: list[asyncio.Queue[controller_pb2.WatchMetadataResponse]] = []
         self.heard = asyncio.Event()
         self._server = aio.server()
@@ -98,7 +100,10 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
                 yield controller_pb2.BrokerHeartbeatResponse(error=error.to_proto())
                 return
             yield controller_pb2.BrokerHeartbeatResponse(
-                sequence=request.sequence, may_shut_down=request.want_shutdown
+                sequence=request.sequence,
+                may_shut_down=request.want_shutdown,
+                fenced=self.fences,
+                metadata_index=self.told_index,
             )
 
     async def ExecuteAdmin(self, request: Any, context: Any) -> Any:
@@ -120,13 +125,14 @@ class Bench:
         self.now_ms = 0
         self.link: ControllerLink
 
-    async def start(self, count: int = 2) -> None:
+    async def start(self, count: int = 2, active: int | None = 1) -> None:
         for node_id in range(1, count + 1):
             controller = FakeController(node_id)
             await controller.start()
             self.controllers[node_id] = controller
         for controller in self.controllers.values():
-            controller.active, controller.epoch = self.controllers[1], 1
+            if active is not None:
+                controller.active, controller.epoch = self.controllers[active], 1
         self.link = ControllerLink(
             BrokerIdentity("c", 1, "127.0.0.1", 1234, "", -1),
             {node: ("127.0.0.1", one.port) for node, one in self.controllers.items()},
@@ -256,3 +262,50 @@ async def test_waiting_for_an_index_sees_the_change(bench: Bench) -> None:
     await waiting
     assert bench.image.index == 1
     assert bench.changes[-1].index == 1
+
+
+async def test_a_fenced_broker_does_not_serve_though_it_is_heard(bench: Bench) -> None:
+    first = bench.controllers[1]
+    await eventually(bench.link.may_serve)
+    first.fences = True
+    await eventually(lambda: not bench.link.may_serve())
+    first.fences = False
+    await eventually(bench.link.may_serve)
+
+
+async def test_a_feed_that_lags_behind_what_is_told_is_left_for_another(bench: Bench) -> None:
+    first, second = bench.controllers[1], bench.controllers[2]
+    await eventually(bench.link.may_serve)
+    second.index = 5  # The first one is cut off from the quorum and hears of nothing any more.
+    first.told_index = 5
+    await eventually(lambda: len(first.heartbeats) >= 3)
+    assert bench.image.index == 0
+    bench.now_ms = 999
+    await eventually(bench.link.may_serve)
+    bench.now_ms = 1_000
+    await eventually(lambda: bench.image.index == 5)
+
+
+async def test_a_broker_that_stays_behind_stops_serving(bench: Bench) -> None:
+    first = bench.controllers[1]
+    await eventually(bench.link.may_serve)
+    first.told_index = 5  # And nobody has it.
+    seen = len(first.heartbeats)
+    await eventually(lambda: len(first.heartbeats) >= seen + 3)
+    bench.now_ms = 1_000
+    await eventually(lambda: not bench.link.may_serve())
+    seen = len(first.heartbeats)
+    await eventually(lambda: len(first.heartbeats) >= seen + 3)
+    assert not bench.link.may_serve()
+
+
+async def test_a_feed_that_knows_no_active_controller_is_left_for_another() -> None:
+    bench = Bench()
+    await bench.start(active=None)
+    try:
+        await eventually(lambda: bench.image.index == 0)
+        second = bench.controllers[2]
+        second.active, second.epoch = second, 1
+        await eventually(lambda: bool(second.heartbeats))
+    finally:
+        await bench.stop()

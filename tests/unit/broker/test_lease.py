@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.broker.core.lease import Lease
+from penstock.broker.core.lease import Lease, MetadataLag
 
 
 def test_no_lease_before_the_first_answer() -> None:
@@ -43,3 +43,18 @@ def test_it_never_outlives_the_controllers_patience(sent: list[int], now: int) -
         lease.answered(moment)
     if lease.valid(now):
         assert now < max(sent) + 500
+
+
+def test_metadata_lag_counts_from_when_something_was_missing_first() -> None:
+    lag = MetadataLag()
+    lag.told(7, 7, 0)
+    assert lag.behind_ms(100) == 0
+    lag.told(9, 7, 100)
+    lag.told(12, 7, 500)
+    assert lag.behind_ms(600) == 500
+    lag.reached(8)
+    assert lag.behind_ms(600) == 500
+    lag.reached(9)
+    assert lag.behind_ms(700) == 0
+    lag.told(12, 9, 800)
+    assert lag.behind_ms(900) == 100

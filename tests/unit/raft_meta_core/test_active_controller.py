@@ -290,10 +290,12 @@ def test_one_proposal_about_a_registration_is_in_flight_at_a_time(shell: Shell) 
     shell.tell(StreamClosed(2))
     shell.run_until(shell.now_ms + 5000, beating={1: 1, 3: 3})
     assert shell.proposed == ["fence_broker"]
-    shell.beat(shell.open(), 2)
+    stream = shell.open()
+    shell.beat(stream, 2)
     assert shell.proposed == ["fence_broker"]
     shell.hold = False
     shell.carry_out()
+    shell.beat(stream, 2)
     assert shell.proposed == ["fence_broker", "unfence_broker"]
     assert not shell.fenced(2)
 

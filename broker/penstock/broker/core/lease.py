@@ -32,3 +32,26 @@ class Lease:
         """Whether the broker may serve at ``now_ms`` (monotonic milliseconds)."""
         silent_ms = self.silent_ms(now_ms)
         return silent_ms is not None and silent_ms < self._session_timeout_ms
+
+
+class MetadataLag:
+    """How long the broker's metadata have been behind what the active controller told of."""
+
+    def __init__(self) -> None:
+        self._told_index = -1  # The least index that is still missing; -1 while none is.
+        self._since_ms = 0
+
+    def told(self, index: int, reached_index: int, now_ms: int) -> None:
+        """The controller's metadata are at ``index``, the broker's at ``reached_index``."""
+        if self._told_index < 0 and index > reached_index:
+            self._told_index = index
+            self._since_ms = now_ms
+
+    def reached(self, index: int) -> None:
+        """The broker's metadata are at ``index`` now."""
+        if index >= self._told_index:
+            self._told_index = -1
+
+    def behind_ms(self, now_ms: int) -> int:
+        """For how long something told of has been missing; 0 when nothing is."""
+        return 0 if self._told_index < 0 else now_ms - self._since_ms

@@ -5,8 +5,8 @@ It decides nothing by itself: every change is a proposal that the state machine 
 =====================================  ==========================================================
 what happens                           what the controller does
 =====================================  ==========================================================
-a broker heartbeats, is fenced, wants  unfence it, once it has seen its own registration
-to serve
+a broker heartbeats, is fenced, wants  unfence it, once it has seen the metadata as they were when
+to serve                               it was fenced, its own registration among them
 its stream breaks                      fence it after disconnect_grace_ms, unless it comes back
 its stream breaks after it was told    fence it at once
 that it may stop
@@ -65,6 +65,7 @@ class ActiveController:
         self._times = settings or LivenessSettings()
         self._state: ClusterState | None = None  # Set while active.
         self._epoch = 0
+        self._changed_index = 0  # Of the last change that brokers are told of.
         self._sessions: dict[int, Session] = {}  # By node id; every unfenced broker has one.
         self._streams: dict[int, int | None] = {}  # Open streams and the nodes that use them.
         self._proposals: dict[int, Session | None] = {}  # What is in flight.
@@ -140,6 +141,7 @@ class ActiveController:
         effects = self._on_lost_leadership()  # A newer epoch: whatever is open belongs to an older.
         self._state = event.state
         self._epoch = event.controller_epoch
+        self._changed_index = event.state.applied_index
         self._adopt(now_ms)
         self._plan_balancing(now_ms)
         return effects
@@ -194,6 +196,7 @@ class ActiveController:
         session = self._sessions.get(broker.node_id)
         if session is None:
             session = Session(broker.node_id, broker.broker_epoch, now_ms)
+            session.unfence_index = self._changed_index
             self._sessions[broker.node_id] = session
         effects: list[Effect] = []
         if session.stream_id not in (None, stream_id):
@@ -283,6 +286,11 @@ class ActiveController:
 
     def _on_changes(self, delta: cluster_pb2.MetadataDelta, now_ms: int) -> list[Effect]:
         effects: list[Effect] = []
+        self._changed_index = delta.index
+        for record in delta.brokers:
+            session = self._sessions.get(record.node_id)
+            if session is not None and record.fenced:
+                session.unfence_index = delta.index
         if delta.brokers or delta.removed_brokers:
             effects += self._end_stale_sessions(now_ms)
             self._adopt(now_ms)
@@ -325,6 +333,7 @@ class ActiveController:
             may_shut_down=reply[1],
             sequence=session.request.sequence,
             controller_epoch=self._epoch,
+            metadata_index=self._changed_index,
         )
         return [Reply(session.stream_id, response)]
 

@@ -51,6 +51,7 @@ class Session:
     shutdown_by_ms: int | None = None  # Set once the broker wants to shut down.
     reply: tuple[bool, bool] | None = field(default=None)  # Fenced, may shut down: as last told.
     stall_forgiven: bool = False
+    unfence_index: int = 0  # The metadata that a fenced broker must have seen to be let in again.
 
     @property
     def wants_shutdown(self) -> bool:
@@ -109,7 +110,7 @@ class Session:
             return cluster_pb2.Command(controlled_shutdown=stop)
         if request.want_fence:
             return None if broker.fenced else fence
-        caught_up = request.metadata_index >= self.broker_epoch
+        caught_up = request.metadata_index >= max(self.broker_epoch, self.unfence_index)
         if broker.fenced and caught_up and not broker.in_controlled_shutdown:
             unfence = cluster_pb2.UnfenceBrokerCommand(**target)
             return cluster_pb2.Command(unfence_broker=unfence)
