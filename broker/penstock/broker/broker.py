@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from penstock.broker.service.admin import AdminServicer
 from penstock.broker.service.log import LogServicer
 from penstock.broker.service.metadata import MetadataServicer
 from penstock.broker.service.transactions import TransactionsServicer
+from penstock.broker.storage.clock import steady_clock_ms
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.manager import LogManager
 from penstock.broker.storage.settings import FlushPolicy, LogSettings
@@ -71,14 +71,6 @@ _SERVICES = [
 ]
 
 
-def _wall_clock_ms() -> int:
-    """The time that records carry. Logs must go by it, leading or following, and over restarts:
-    with two clocks a producer seen by one is long forgotten by the other, and its next retry is
-    written twice.
-    """
-    return time.time_ns() // 1_000_000
-
-
 class Broker:
     """One broker. Start, serve, stop, on one event loop; not to be restarted."""
 
@@ -97,7 +89,7 @@ class Broker:
                 flush_interval_ms=config.flush_interval_ms,
             ),
             self._on_durable,
-            _wall_clock_ms,
+            steady_clock_ms(),
             cluster_id=cluster_id,
             on_directory_failed=self._on_directory_failed,
         )

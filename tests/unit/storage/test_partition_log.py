@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from penstock.broker.core.ports import TimestampedOffset
+from penstock.broker.core.producer_state import RESTART_GRACE_MS
+from penstock.broker.storage.clock import steady_clock_ms
 from penstock.broker.storage.disk import Disk
+from penstock.broker.storage.recovery import SavedState
 from penstock.broker.storage.settings import FlushPolicy, LogSettings
 from penstock.wire.errors import (
     CorruptRecordError,
@@ -240,6 +243,46 @@ def test_a_producer_is_forgotten_after_its_time(tmp_path: Path) -> None:
     clock.now_ms += 4_000_000
     log.append_as_leader(batch("b"), 0, now_ms=clock.now_ms)
     assert log.producers.entry(7) is None
+
+
+def test_a_jump_of_the_wall_clock_forgets_no_producer(tmp_path: Path) -> None:
+    clock = Clock()  # It advances steadily; what records are stamped with does not.
+    log = open_in(tmp_path, clock=clock)
+    sent = batch("a", producer=(7, 0, 0))
+    log.append_as_leader(sent, 0, now_ms=1_700_000_000_000)
+    clock.now_ms += 2000
+    again = log.append_as_leader(sent, 0, now_ms=1_700_000_000_000 + 25 * 3_600_000)
+    assert (again.base_offset, again.duplicate) == (0, True)
+    assert values_of(log) == ["a"]
+
+
+@pytest.mark.parametrize("jump_hours", [25, 20_000, -20_000])
+def test_a_jump_of_the_wall_clock_over_a_restart_forgets_producers_neither_at_once_nor_never(
+    tmp_path: Path, jump_hours: int
+) -> None:
+    clock = Clock()
+    log = open_in(tmp_path, clock=clock)
+    sent = batch("a", producer=(7, 0, 0))
+    log.append_as_leader(sent, 0, now_ms=1)
+    log.close(save=True)
+    clock.now_ms += jump_hours * 3_600_000
+    saved = SavedState(log.recovery_point, 0, clean=True)
+    log = open_in(tmp_path, clock=clock, saved=saved)
+    clock.now_ms += RESTART_GRACE_MS - 1
+    assert log.append_as_leader(sent, 0, now_ms=1).duplicate
+    clock.now_ms += log.home.settings.producer_expiration_ms
+    log.append_as_leader(batch("b"), 0, now_ms=1)
+    assert log.producers.entry(7) is None
+
+
+def test_the_clock_of_producers_does_not_jump() -> None:
+    wall_ns, monotonic_ns = 1_700_000_000_000_000_000, 5_000_000_000
+    clock = steady_clock_ms(lambda: wall_ns, lambda: monotonic_ns)
+    assert clock() == 1_700_000_000_000
+    wall_ns += 90_000_000_000_000
+    assert clock() == 1_700_000_000_000
+    monotonic_ns += 2_500_000
+    assert clock() == 1_700_000_000_002
 
 
 def test_transactional_and_control_batches_of_producers_are_refused(tmp_path: Path) -> None:

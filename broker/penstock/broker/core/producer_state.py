@@ -22,6 +22,13 @@ been lost: ``forgotten_up_to`` is the largest producer id whose state was droppe
 ANY_PRODUCER where the log's older part was never seen (retention, a replica that began in the
 middle). An id above it has never written here, so its first sequence must be 0.
 
+A producer is forgotten when it has written nothing for ``producer_expiration_ms`` (a day), by a
+clock that advances steadily while the process runs: setting the wall clock, or a machine that wakes
+up, makes nobody older, or the next retry would be written twice. Only over a restart does the wall
+clock say how long it was, and it may be wrong then. So whoever is found on the disk is remembered
+for RESTART_GRACE_MS more whatever it says, which is far longer than a client tries, and at most
+for a day.
+
 After sequence 2^31 - 1 comes 0.
 """
 
@@ -29,7 +36,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
@@ -45,6 +52,8 @@ from penstock.wire.records import BatchHeader
 BATCHES_KEPT: Final = 5
 ANY_PRODUCER: Final = 2**63 - 1
 NEVER_FORGOT: Final = -1
+RESTART_GRACE_MS: Final = 3_600_000
+"""So long nobody is forgotten who was found on the disk at a start."""
 
 _SEQUENCE_MASK: Final = 2**31 - 1
 _CONTIGUOUS_MAX: Final = 2**30  # Half of the sequence space: further back is further ahead.
@@ -235,6 +244,13 @@ class ProducerState:
             del self._entries[producer_id]
             self.forgotten_up_to = max(self.forgotten_up_to, producer_id)
         return len(gone)
+
+    def bound_ages(self, oldest_ms: int, newest_ms: int) -> None:
+        """Take nobody as last seen before ``oldest_ms`` or after ``newest_ms``."""
+        for producer_id, entry in self._entries.items():
+            seen_ms = min(max(entry.last_seen_ms, oldest_ms), newest_ms)
+            if seen_ms != entry.last_seen_ms:
+                self._entries[producer_id] = replace(entry, last_seen_ms=seen_ms)
 
     def clear(self, *, forgotten_up_to: int) -> None:
         """Forget everybody, as when the log is dropped."""

@@ -43,11 +43,13 @@ def check_as_leader(
     base_offset: int,
     leader_epoch: int,
     now_ms: int,
+    seen_ms: int,
     config: TopicLogConfig,
     producers: ProducerState,
 ) -> Checked | AppendInfo:
     """The batches as they are to stand from ``base_offset`` on; see Log.append_as_leader.
 
+    ``now_ms`` is what records may be stamped with, ``seen_ms`` when their producers were heard.
     An AppendInfo when every batch is in the log already, or there is none.
     """
     stage = producers.staged()
@@ -65,7 +67,7 @@ def check_as_leader(
                 continue
             batch = _placed(header, view, config, now_ms, (offset, leader_epoch))
             if idempotent:
-                stage.record(batch.header, offset, now_ms)
+                stage.record(batch.header, offset, seen_ms)
             batches.append(batch)
             offset = batch.header.next_offset
     except CorruptRecordError as error:
@@ -149,7 +151,7 @@ def check_as_follower(
     *,
     name: str,
     end_offset: int,
-    now_ms: int,
+    seen_ms: int,
     epochs: EpochHistory,
     producers: ProducerState,
 ) -> Checked:
@@ -173,7 +175,7 @@ def check_as_follower(
                     f"the batch at offset {offset} has leader epoch {header.leader_epoch}, but "
                     f"epoch {epoch} wrote before it"
                 )
-            stage.record(header, offset, now_ms)
+            stage.record(header, offset, seen_ms)
             batches.append(Batch(header, (batch,)))
             position += header.size_bytes
             offset, epoch = header.next_offset, header.leader_epoch

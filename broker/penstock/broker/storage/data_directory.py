@@ -33,6 +33,9 @@ class DataDirectory:
     """One directory of partition directories. Used on one thread, like the logs in it.
 
     The defaults serve a log on its own (tools, tests): nobody flushes but who calls ``flush``.
+    ``clock_ms`` says how long producers were silent: it is to advance steadily, whatever happens to
+    the wall clock (penstock.broker.storage.clock).
+
     A manager puts its own callables in place: ``request_flush`` is called when a log has
     something to flush, ``lower_recovery_point`` must have made the lower value durable when it
     returns, ``run_in_background`` runs what may take long (deleting files).

@@ -8,7 +8,11 @@ from pathlib import Path
 
 from penstock.broker.core.epoch_history import EpochHistory
 from penstock.broker.core.ports import AppendInfo, Buffer, EpochEnd, TimestampedOffset
-from penstock.broker.core.producer_state import ANY_PRODUCER, ProducerState
+from penstock.broker.core.producer_state import (
+    ANY_PRODUCER,
+    RESTART_GRACE_MS,
+    ProducerState,
+)
 from penstock.broker.storage import appends
 from penstock.broker.storage.checkpoints import (
     EPOCHS_FILE,
@@ -64,7 +68,7 @@ class PartitionLog:
         self._synced = synced_offset  # Everything below is on the disk, whatever the policy.
         self._epochs = epochs
         self._epochs_saved = epochs_saved  # The checkpoint on the disk has them all.
-        self._producers = producers
+        self._producers = self._bounded(producers)
         self._as_opened = opened_clean  # Nothing has to be saved for the next start to be quick.
         self._next_expiry_ms = home.clock_ms() + _EXPIRY_INTERVAL_MS
         self._pending_writes: list[FileWrite] = []
@@ -140,13 +144,14 @@ class PartitionLog:
         """Check and append a producer's batches; see Log."""
         self._check()
         appends.check_leader_epoch(self.name, leader_epoch, self._epochs)
-        self._expire_producers(now_ms)
+        seen_ms = self._expire_producers()
         checked = appends.check_as_leader(
             records,
             name=self.name,
             base_offset=self._end,
             leader_epoch=leader_epoch,
             now_ms=now_ms,
+            seen_ms=seen_ms,
             config=self.config,
             producers=self._producers,
         )
@@ -157,14 +162,13 @@ class PartitionLog:
     def append_as_follower(self, records: Buffer) -> AppendInfo:
         """Append what the leader pushed, as it is; see Log."""
         self._check()
-        now_ms = self.home.clock_ms()
-        self._expire_producers(now_ms)
+        seen_ms = self._expire_producers()
         begin = self._beginning_of(records)
         checked = appends.check_as_follower(
             records,
             name=self.name,
             end_offset=begin,
-            now_ms=now_ms,
+            seen_ms=seen_ms,
             epochs=self._epochs,
             producers=self._producers,
         )
@@ -255,10 +259,24 @@ class PartitionLog:
         except OSError as error:
             self.home.fail(error, f"taking back a part of an append to {self.name}")
 
-    def _expire_producers(self, now_ms: int) -> None:
+    def _expire_producers(self) -> int:
+        """Forget who has long been silent; the time by which that is judged.
+
+        Not the time that records are stamped with: that may jump, and then a retry of what was
+        written a moment ago would be written again.
+        """
+        now_ms = self.home.clock_ms()
         if now_ms >= self._next_expiry_ms:
             self._next_expiry_ms = now_ms + _EXPIRY_INTERVAL_MS
             self._producers.expire(now_ms, self.home.settings.producer_expiration_ms)
+        return now_ms
+
+    def _bounded(self, producers: ProducerState) -> ProducerState:
+        """What was found on the disk, with the times that this process can trust."""
+        now_ms, expiration_ms = self.home.clock_ms(), self.home.settings.producer_expiration_ms
+        oldest_ms = now_ms - expiration_ms + min(RESTART_GRACE_MS, expiration_ms)
+        producers.bound_ages(oldest_ms, now_ms)
+        return producers
 
     def assign_epoch(self, leader_epoch: LeaderEpoch) -> None:
         """Note that ``leader_epoch`` begins at log_end_offset; see Log.
@@ -394,8 +412,8 @@ class PartitionLog:
 
     def _rebuild_producers(self) -> None:
         if self._producers.touches(self._end):
-            self._producers = load_producers(
-                self._files, self._end, self._epochs, self.home.clock_ms()
+            self._producers = self._bounded(
+                load_producers(self._files, self._end, self._epochs, self.home.clock_ms())
             )
 
     def headers(self, offset: int, end: int) -> Iterator[BatchHeader]:
