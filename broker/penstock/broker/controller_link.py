@@ -18,6 +18,7 @@ from penstock.broker.core.lease import Lease, MetadataLag
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage
 from penstock.v1 import cluster_pb2, common_pb2, controller_pb2
 from penstock.wire.errors import (
+    BrokerFencedError,
     BrokerIdNotRegisteredError,
     NetworkError,
     NotControllerError,
@@ -156,7 +157,13 @@ class ControllerLink:
         )
 
     async def allocate_producer_ids(self) -> cluster_pb2.AllocateProducerIdsResult:
-        """Take a block of producer ids. A repeated question may waste a block, no more."""
+        """Take a block of producer ids. A repeated question may waste a block, no more.
+
+        Raises BrokerFencedError, which a producer may take to another broker, while this process
+        is not registered: the lack is ours and not the producer's.
+        """
+        if self._broker_epoch < 0:
+            raise self._unregistered()
         allocation = cluster_pb2.AllocateProducerIdsCommand(
             node_id=self._identity.node_id, broker_epoch=self._broker_epoch
         )
@@ -168,9 +175,18 @@ class ControllerLink:
             what="taking producer ids",
         )
         if response.HasField("error"):
-            raise error_from_proto(response.error)
+            error = error_from_proto(response.error)
+            if isinstance(error, StaleBrokerEpochError | BrokerIdNotRegisteredError):
+                raise self._unregistered() from error
+            raise error
         result: cluster_pb2.AllocateProducerIdsResult = response.result
         return result
+
+    def _unregistered(self) -> BrokerFencedError:
+        return BrokerFencedError(
+            f"broker {self._identity.node_id} is not registered with the controllers and gives no "
+            "producer ids until it is; ask another broker, or try again"
+        )
 
     async def execute_admin(
         self, command: cluster_pb2.Command, timeout_ms: int

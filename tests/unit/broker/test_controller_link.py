@@ -13,6 +13,7 @@ from penstock.broker.controller_link import BrokerIdentity, ControllerLink
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage
 from penstock.v1 import cluster_pb2, controller_pb2, controller_pb2_grpc
 from penstock.wire.errors import (
+    BrokerFencedError,
     BrokerIdNotRegisteredError,
     LeaderHint,
     NotControllerError,
@@ -112,6 +113,14 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
         if refusal is not None:
             result.error.CopyFrom(refusal.to_proto())
         return controller_pb2.ExecuteAdminResponse(result=result)
+
+    async def AllocateProducerIds(self, request: Any, context: Any) -> Any:
+        if self.refusal is not None:
+            return controller_pb2.AllocateProducerIdsResponse(error=self.refusal.to_proto())
+        assert request.allocation.broker_epoch > 0
+        return controller_pb2.AllocateProducerIdsResponse(
+            result=cluster_pb2.AllocateProducerIdsResult(first_producer_id=3000, count=1000)
+        )
 
 
 class Bench:
@@ -231,6 +240,35 @@ async def test_controlled_shutdown_gives_up_in_time(bench: Bench) -> None:
     await eventually(bench.link.may_serve)
     bench.controllers[1].mute = True
     assert not await bench.link.shut_down_controlled(50)
+
+
+async def test_a_registered_broker_takes_producer_ids(bench: Bench) -> None:
+    await eventually(bench.link.may_serve)
+    assert (await bench.link.allocate_producer_ids()).first_producer_id == 3000
+
+
+async def test_a_broker_that_is_not_registered_sends_producers_elsewhere() -> None:
+    bench = Bench()
+    await bench.start(active=None)
+    try:
+        await eventually(lambda: bool(bench.controllers[1].watchers))
+        with pytest.raises(BrokerFencedError, match="broker 1 is not registered") as caught:
+            await bench.link.allocate_producer_ids()
+        assert caught.value.retriable
+    finally:
+        await bench.stop()
+
+
+@pytest.mark.parametrize("refusal", [StaleBrokerEpochError(), BrokerIdNotRegisteredError()])
+async def test_a_registration_that_is_stale_is_no_fault_of_the_producer(
+    bench: Bench, refusal: PenstockError
+) -> None:
+    await eventually(bench.link.may_serve)
+    controller = bench.controllers[1]
+    controller.mute = True  # The next heartbeat would mend, or end, what the refusal is about.
+    controller.refusal = refusal
+    with pytest.raises(BrokerFencedError, match="ask another broker"):
+        await bench.link.allocate_producer_ids()
 
 
 async def test_a_command_follows_the_office(bench: Bench) -> None:
