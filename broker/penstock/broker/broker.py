@@ -107,6 +107,7 @@ class Broker:
         # Recovery reads files for as long as it takes; the controller role must not wait for it.
         await asyncio.to_thread(self._logs.open)
         self._undo.append(self._close_logs)
+        report_unopened(self._logs)
         self._link = self._make_link()
         self._replicas = ReplicaManager(
             self._config.node_id,
@@ -233,6 +234,18 @@ class Broker:
 
     async def _close_logs(self) -> None:
         await asyncio.to_thread(self._logs.close)
+
+
+def report_unopened(logs: LogManager) -> None:
+    """Say in the log which replicas this broker has on its disks and yet can't serve."""
+    for key, error in logs.unopened().items():
+        log.error(
+            "partition not opened, its replica here is offline",
+            topic_partition_id=str(key),
+            reason=error.message,
+            next_step="move the directory named above away and restart this broker; it then copies "
+            "the partition anew from its leader",
+        )
 
 
 def bind(server: aio.Server, address: str) -> None:

@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
+from penstock.broker.broker import report_unopened
 from penstock.broker.core.ports import Log
 from penstock.broker.storage.disk import Disk
 from penstock.broker.storage.log import PartitionLog
@@ -389,6 +391,13 @@ async def test_a_damaged_log_stays_shut_and_the_others_open(kit: Kit) -> None:
     manager = kit.open()
     assert [log.name for log in manager.logs()] == ["t-1"]
     assert "t-0" in manager.unopened()[bad.key].message
+    with capture_logs() as said:
+        report_unopened(manager)
+    (entry,) = said
+    assert entry["log_level"] == "error"
+    assert entry["topic_partition_id"] == str(bad.key)
+    assert str(bad.directory) in entry["reason"]
+    assert "restart this broker" in entry["next_step"]
     assert manager.previous_broker_epoch() == -1
     with pytest.raises(StorageError, match=r"move .*t-0 away"):
         manager.get_or_create("t", 0, ONE, {})

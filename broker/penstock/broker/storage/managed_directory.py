@@ -129,7 +129,6 @@ class ManagedDirectory:
             self._open_log(directory, partition, key, _DEFAULTS, clean=clean)
         except StorageError as error:
             self.home.check()
-            _log.error("log_not_opened", partition=str(partition), reason=error.message)
             self.unopened[key] = directory, error
 
     def _without_metadata(self, directory: Path, error: CheckpointDamagedError) -> None:
