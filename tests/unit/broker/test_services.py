@@ -157,6 +157,30 @@ async def test_a_stream_does_not_read_more_than_it_can_hold() -> None:
     assert len([answer async for answer in answers]) == total - 1
 
 
+async def test_a_client_that_does_not_read_its_answers_is_not_read_from() -> None:
+    logs = FakeLogs()
+    logs.gate.set()  # Every append is acknowledged at once.
+    servicer = log_servicer(logs)
+    total = MAX_PENDING_REQUESTS * 3
+    answers = servicer.Produce(requests(*(produce(i) for i in range(total))), None)
+    got = [await anext(answers)]  # Given to the writer, which stays with it.
+    await eventually(lambda: len(logs.appended) >= MAX_PENDING_REQUESTS)
+    for _ in range(100):
+        await asyncio.sleep(0)  # Were there no bound, more would be appended now.
+    assert len(logs.appended) == MAX_PENDING_REQUESTS
+    got += [answer async for answer in answers]
+    assert [answer.correlation_id for answer in got] == list(range(total))
+
+
+async def test_requests_without_answers_do_not_use_a_stream_up() -> None:
+    logs = FakeLogs()
+    logs.gate.set()
+    total = MAX_PENDING_REQUESTS * 2
+    stream = requests(*(produce(i, common_pb2.ACKS_NONE) for i in range(total)))
+    assert [answer async for answer in log_servicer(logs).Produce(stream, None)] == []
+    assert len(logs.appended) == total
+
+
 async def test_acks_none_is_appended_and_not_answered() -> None:
     logs = FakeLogs()
     logs.gate.set()

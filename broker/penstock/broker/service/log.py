@@ -22,7 +22,10 @@ from penstock.wire.errors import (
 )
 
 MAX_PENDING_REQUESTS: Final = 64
-"""Produce requests of one stream that wait for replication; more are not read from it."""
+"""Produce requests of one stream that are not answered yet; more are not read from it.
+
+An answer counts until it is written to the client: one that does not read is not read from.
+"""
 
 _MAX_TIMEOUT_MS: Final = 300_000
 
@@ -211,6 +214,7 @@ class _ProduceStream:
             if isinstance(answer, BaseException):
                 raise answer
             yield answer
+            self._slots.release()  # Whoever asks for the next one has written this one.
 
     def close(self) -> None:
         """Stop reading. Appends that were started go on: they may be acknowledged elsewhere."""
@@ -233,12 +237,15 @@ class _ProduceStream:
         self._answers.put_nowait(end)
 
     async def _answer(self, request: log_pb2.ProduceRequest) -> None:
+        answered = False
         try:
             response = await self._servicer.produce(request)
             if request.acks != common_pb2.ACKS_NONE:
                 self._answers.put_nowait(response)
+                answered = True
         finally:
-            self._slots.release()
+            if not answered:
+                self._slots.release()
 
 
 def _check_produce(request: log_pb2.ProduceRequest, entry: log_pb2.ProducePartition) -> None:
