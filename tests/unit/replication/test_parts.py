@@ -13,6 +13,7 @@ from penstock.broker.replication.deadlines import Deadlines
 from penstock.broker.replication.fetch import next_offset_after
 from penstock.broker.replication.isr import MAX_BATCH, IsrProposer
 from penstock.broker.replication.purgatory import OffsetWaiters
+from penstock.broker.replication.unanswered import Unanswered
 from penstock.v1 import cluster_pb2, controller_pb2
 from penstock.wire.errors import (
     CorruptRecordError,
@@ -63,6 +64,31 @@ async def test_deadlines_fire_once_each_and_again_only_when_armed_again() -> Non
     await eventually(lambda: fired == ["early", "late"])
     deadlines.stop()
     assert fired == ["early", "late"]
+
+
+# --- What is not answered ------------------------------------------------------------------------
+
+
+async def test_the_oldest_unanswered_message_is_told_of_when_it_is_overdue_and_not_before() -> None:
+    now = 0
+    overdue: list[tuple[int, int]] = []
+    unanswered = Unanswered(lambda: now, 20, lambda *told: overdue.append(told))
+    unanswered.sent(1)
+    now = 15
+    unanswered.sent(2)
+    unanswered.answered(1)
+    unanswered.answered(7)
+    now = 34
+    await asyncio.sleep(0.05)  # The loop's timer comes, but by the clock it is too early.
+    assert not overdue
+    assert len(unanswered) == 1
+    now = 35
+    await eventually(lambda: overdue == [(2, 20)])
+    unanswered.clear()
+    assert len(unanswered) == 0
+    now = 99
+    await asyncio.sleep(0.03)  # Time in which nothing must happen.
+    assert overdue == [(2, 20)]
 
 
 # --- Wishes --------------------------------------------------------------------------------------

@@ -49,9 +49,13 @@ class _Applied:
 
     @property
     def is_current(self) -> bool:
-        """Whether the replica still follows in the epoch that it was appended under."""
+        """Whether the replica is still here and follows in the epoch it was appended under."""
         replica = self.partition.replica
-        return replica.role is Role.FOLLOWER and replica.leader_epoch == self.leader_epoch
+        return (
+            not self.partition.closed
+            and replica.role is Role.FOLLOWER
+            and replica.leader_epoch == self.leader_epoch
+        )
 
     @property
     def is_settled(self) -> bool:

@@ -13,6 +13,7 @@ from penstock.broker.core.partition_events import Diverge, FollowerAcked, Follow
 from penstock.broker.replication.fetch import next_offset_after
 from penstock.broker.replication.partition import FollowerFeed, Partition
 from penstock.broker.replication.ports import EOF
+from penstock.broker.replication.unanswered import Unanswered
 from penstock.v1 import replication_pb2
 from penstock.v1.replication_pb2_grpc import ReplicationServicer as ReplicationServicerBase
 from penstock.wire.errors import (
@@ -60,6 +61,11 @@ class LeaderSide(Protocol):
         """A monotonic clock."""
         ...
 
+    @property
+    def lag_max_ms(self) -> int:
+        """``replica.lag.time.max.ms``: so long a follower may leave a push unanswered."""
+        ...
+
 
 class ReplicationServicer(ReplicationServicerBase):
     """Serves the followers of what this broker leads."""
@@ -103,6 +109,10 @@ class FollowerStream:
     Records go at once while fewer than MAX_IN_FLIGHT pushes are unanswered; partitions take turns.
     High watermarks travel with records, or alone after MARKS_LINGER_S. Nothing is sent when there
     is nothing to say.
+
+    A push left unanswered for replica.lag.time.max.ms ends the stream: on a new one the follower
+    states all of its positions again, so that nothing it failed to answer holds the rest up for
+    longer than it takes to leave the in-sync set.
     """
 
     def __init__(self, manager: LeaderSide, hello: replication_pb2.FollowerHello) -> None:
@@ -117,7 +127,7 @@ class FollowerStream:
         self._marks_due = False
         self._answers: list[replication_pb2.ReplicaPush] = []
         self.sequence = 0  # Pushes sent so far.
-        self._unanswered: set[int] = set()
+        self._unanswered = Unanswered(manager.clock_ms, manager.lag_max_ms, self._overdue)
         self._work = asyncio.Event()
         self._room = asyncio.Event()
         self._tasks: tuple[asyncio.Task[None], ...] = ()
@@ -183,6 +193,7 @@ class FollowerStream:
         self.close()
         if self._marks_timer is not None:
             self._marks_timer.cancel()
+        self._unanswered.clear()
         for partition in self._cursors:
             if partition.feeds.get(self.node_id) is self:
                 del partition.feeds[self.node_id]
@@ -212,8 +223,17 @@ class FollowerStream:
             if self._answers or self._growing:
                 self._work.set()
             if message is not None:
-                self._unanswered.add(message.sequence)
+                self._unanswered.sent(message.sequence)
                 await context.write(message)
+
+    def _overdue(self, sequence: int, age_ms: int) -> None:
+        logger.warning(
+            "replication stream ended: a push is unanswered",
+            follower=self.node_id,
+            sequence=sequence,
+            unanswered_ms=age_ms,
+        )
+        self.close()
 
     def _positioned(self, positions: replication_pb2.FollowerPositions) -> None:
         for stop in positions.stop:
@@ -244,7 +264,7 @@ class FollowerStream:
             partition.follower_log_start_moved()
 
     def _acked(self, ack: replication_pb2.FollowerAck) -> None:
-        self._unanswered.discard(ack.sequence)
+        self._unanswered.answered(ack.sequence)
         self._room.set()
         now_ms = self._manager.clock_ms()
         for entry in ack.partitions:

@@ -78,6 +78,7 @@ class ReplicaManager:
     ) -> None:
         self.node_id = node_id
         self.clock_ms = clock_ms
+        self.lag_max_ms = lag_max_ms
         self._wall_clock_ms = wall_clock_ms
         self._logs = logs
         self._image = image

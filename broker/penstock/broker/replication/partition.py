@@ -132,14 +132,14 @@ class Partition:
         self.feeds: dict[int, FollowerFeed] = {}
         self.armed_ms: int | None = None
         self.failed: StorageError | None = None
-        self._closed = False
+        self.closed = False  # For good: it is no longer hosted here.
         self._led_in = -1
         self._host = host
 
     @property
     def is_leader(self) -> bool:
         """Whether this broker leads the partition."""
-        return self.replica.role is Role.LEADER and not self._closed
+        return self.replica.role is Role.LEADER and not self.closed
 
     def check_leading(self) -> None:
         """Raise what a request is to be answered with unless this broker leads the partition."""
@@ -194,7 +194,7 @@ class Partition:
 
     def close(self) -> None:
         """The replica is no longer hosted here: everybody who waits is answered."""
-        self._closed = True
+        self.closed = True
         self._release_all()
         self._refuse_feeds()
 

@@ -1,0 +1,138 @@
+"""What one partition does to the others that share a stream with it: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from grpc import aio
+
+from penstock.broker.replication.leader import MAX_IN_FLIGHT
+from penstock.broker.replication.ports import EOF
+from penstock.v1 import cluster_pb2, common_pb2, replication_pb2
+from penstock.v1.replication_pb2_grpc import ReplicationStub
+from penstock.wire.ids import TopicId, TopicIdPartition
+from tests.support import eventually
+from tests.unit.replication.brokers import (
+    CLUSTER_ID,
+    TOPIC_ID,
+    BrokerProcess,
+    Brokers,
+    batch,
+    running,
+)
+
+OTHER = "payments"
+OTHER_KEY = TopicIdPartition(TopicId(b"payments-id-16by"), 0)
+
+
+def create_other(brokers: Brokers) -> None:
+    """A second topic of one partition, led by broker 1 as well."""
+    record = cluster_pb2.PartitionRecord(
+        topic_id=OTHER_KEY.topic_id, replicas=[1, 2], isr=[1, 2], leader=1
+    )
+    topic = cluster_pb2.TopicRecord(topic_id=OTHER_KEY.topic_id, name=OTHER)
+    brokers.publish(topics=[topic], partitions=[record])
+
+
+async def append_other(broker: BrokerProcess, *values: bytes) -> None:
+    await broker.manager.append(
+        OTHER, b"", 0, batch(*values), acks=common_pb2.ACKS_NONE, timeout_ms=10_000
+    )
+
+
+# --- A partition that goes while its last push is not durable yet --------------------------------
+
+
+async def test_a_topic_deleted_before_its_last_push_is_durable_holds_up_no_other() -> None:
+    async with running(2) as brokers:
+        brokers.create_topic()
+        create_other(brokers)
+        await brokers[1].append(b"a")
+        brokers[2].logs.hold = True
+        for number in range(1, MAX_IN_FLIGHT + 1):
+            await append_other(brokers[1], b"never durable")
+            log = brokers[2].logs.open[OTHER_KEY]
+            await eventually(lambda log=log, end=number: log.log_end_offset == end)
+        brokers.publish(removed_topics=[OTHER_KEY.topic_id])
+        brokers[2].logs.release()
+        await brokers[1].append(b"b", timeout_ms=5_000)
+        assert brokers[2].log().values() == [b"a", b"b"]
+
+
+async def test_a_replica_moved_away_before_its_last_push_is_durable_holds_up_no_other() -> None:
+    async with running(2) as brokers:
+        brokers.create_topic(partitions=3)  # Broker 1 leads 0 and 2.
+        brokers[2].logs.hold = True
+        doomed = brokers[2].log(2)
+        for number in range(1, MAX_IN_FLIGHT + 1):
+            await brokers[1].append(b"x", acks=common_pb2.ACKS_NONE, partition=2)
+            await eventually(lambda end=number: doomed.log_end_offset == end)
+        brokers.change(2, replicas=[1], isr=[1])
+        brokers[2].logs.release()
+        await brokers[1].append(b"b", timeout_ms=5_000)
+
+
+# --- A follower that does not answer -------------------------------------------------------------
+
+
+@asynccontextmanager
+async def follower_stream(brokers: Brokers, node_id: int) -> AsyncIterator[Any]:
+    """A follower's stream to broker 1, to be played by the test, following partition 0."""
+    stated: Any = replication_pb2.FollowerPositions()
+    position = stated.start.add(leader_epoch=0, log_end_offset=0, last_epoch=-1)
+    position.partition.topic_id = TOPIC_ID
+    hello = replication_pb2.FollowerHello(
+        cluster_id=CLUSTER_ID, node_id=node_id, broker_epoch=brokers[node_id].broker_epoch
+    )
+    async with aio.insecure_channel(f"127.0.0.1:{brokers[1].port}") as channel:
+        stub: Any = ReplicationStub(channel)
+        call = stub.Fetch()
+        await call.write(replication_pb2.ReplicationFetchRequest(hello=hello))
+        await call.write(replication_pb2.ReplicationFetchRequest(positions=stated))
+        try:
+            yield call
+        finally:
+            call.cancel()
+
+
+async def with_deaf_follower(brokers: Brokers) -> None:
+    """A topic on brokers 1 and 2, where 2 does not follow by itself."""
+    brokers[2].deaf = True
+    brokers.create_topic(configs={"min.insync.replicas": "1"})
+
+
+def ack(sequence: int) -> replication_pb2.ReplicationFetchRequest:
+    return replication_pb2.ReplicationFetchRequest(
+        ack=replication_pb2.FollowerAck(sequence=sequence)
+    )
+
+
+async def test_a_leader_ends_the_stream_of_a_follower_that_leaves_a_push_unanswered() -> None:
+    async with running(2, lag_max_ms=300) as brokers:
+        await with_deaf_follower(brokers)
+        async with follower_stream(brokers, 2) as call:
+            first = await call.read()
+            await brokers[1].append(b"a", acks=common_pb2.ACKS_NONE)
+            second = await call.read()
+            # The second is answered, again and again; the first never is.
+            await call.write(ack(second.sequence))
+            while (push := await asyncio.wait_for(call.read(), 5)) is not EOF:
+                assert push.sequence > first.sequence
+                await call.write(ack(push.sequence))
+        await eventually(lambda: not brokers[1].partition().feeds)
+
+
+async def test_a_stream_whose_pushes_are_answered_lasts_however_long_it_is_idle() -> None:
+    async with running(2, lag_max_ms=100) as brokers:
+        await with_deaf_follower(brokers)
+        async with follower_stream(brokers, 2) as call:
+            push = await call.read()
+            for value in (b"a", b"b", b"c"):
+                await call.write(ack(push.sequence))
+                await asyncio.sleep(0.15)  # Time in which the stream must not end.
+                await brokers[1].append(value, acks=common_pb2.ACKS_NONE)
+                push = await asyncio.wait_for(call.read(), 5)
+                assert push is not EOF
