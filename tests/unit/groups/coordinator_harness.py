@@ -58,6 +58,7 @@ class FakeReplicas:
         self.refuse_with: PenstockError | None = None  # Raised before anything is appended.
         self.fail_with: PenstockError | None = None  # Raised after the append.
         self.fenced: PenstockError | None = None  # The broker may not serve.
+        self.break_reads_with: list[Exception] = []  # One for each read to come.
         self.append_count = 0
         self.refusal_count = 0
         self.read_bytes = 1 << 20
@@ -109,6 +110,8 @@ class FakeReplicas:
         self, topic: str, partition: int, offset: int, max_bytes: int, *, to_end: bool
     ) -> bytes:
         assert to_end
+        if self.break_reads_with:
+            raise self.break_reads_with.pop()
         log = self._leading(partition)
         parts: list[bytes] = []
         for header, batch in iter_batches(log.data):

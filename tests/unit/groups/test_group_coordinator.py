@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
 from penstock.broker.core.group_codec import decode
 from penstock.broker.core.group_events import GroupSettings
@@ -409,6 +410,32 @@ async def test_a_bug_in_the_core_costs_a_reload_and_nothing_else(monkeypatch) ->
             await w.commit(GROUP, 2)
         await w.loaded()
         assert await w.committed(GROUP) == {("orders", 0): 1}
+
+
+async def test_a_load_that_breaks_is_tried_again_and_said() -> None:
+    async with world() as w:
+        await w.commit(GROUP, 1)
+        number = next(n for n, p in w.replicas.partitions.items() if p is w.log_of(GROUP))
+        w.replicas.break_reads_with = [RuntimeError("bug"), ValueError("another")]
+        with capture_logs() as said:
+            w.replicas.lead(number, 2)
+            await w.loaded()
+        assert await w.committed(GROUP) == {("orders", 0): 1}
+        failures = [entry for entry in said if entry["log_level"] == "error"]
+        assert [entry["partition"] for entry in failures] == [f"__consumer_offsets-{number}"] * 2
+        assert all(entry["exc_info"] for entry in failures)
+
+
+async def test_a_load_that_breaks_ends_with_the_leadership() -> None:
+    async with world() as w:
+        await w.commit(GROUP, 1)
+        number = next(n for n, p in w.replicas.partitions.items() if p is w.log_of(GROUP))
+        w.replicas.break_reads_with = [RuntimeError("bug")] * 1000
+        w.replicas.lead(number, 2)
+        hosted = w.coordinator._hosted[number]
+        await eventually(lambda: len(w.replicas.break_reads_with) < 999)
+        w.replicas.partitions[number].leader_epoch = None
+        await eventually(lambda: not hosted._tasks)
 
 
 async def test_a_commit_whose_caller_went_away_is_still_in_order() -> None:

@@ -283,14 +283,19 @@ class HostedShard:
         while True:
             await asyncio.sleep(self._retry_s)
             self._retry_s = min(max(self._retry_s * 2, _RETRY_MIN_S), _RETRY_MAX_S)
-            shard = GroupShard(context.topics, context.settings)
             try:
+                shard = GroupShard(context.topics, context.settings)
                 count = await loading.load(context.replicas, self.partition, shard)
                 break
             except PenstockError as error:
                 if context.replicas.leader_epoch_of(OFFSETS_TOPIC, self.partition) is None:
                     return  # The news that it is led elsewhere is on its way, or here.
                 self._log.warning("groups not loaded; trying again", reason=error.message)
+            except Exception:
+                # Were this the end, the groups would be refused as loading for ever.
+                if context.replicas.leader_epoch_of(OFFSETS_TOPIC, self.partition) is None:
+                    return
+                self._log.exception("groups not loaded; trying again")
         self._shard = shard
         self._log.info("groups loaded", groups=len(shard.groups), records=count)
         self._handle(Loaded())
