@@ -7,7 +7,12 @@ from collections.abc import Callable, Iterable, Mapping
 
 from penstock.broker.core.epoch_history import EpochHistory
 from penstock.broker.core.ports import AppendInfo, Buffer, EpochEnd, TimestampedOffset
-from penstock.wire.errors import CorruptRecordError, OffsetOutOfRangeError, StorageError
+from penstock.wire.errors import (
+    CorruptRecordError,
+    DiskFullError,
+    OffsetOutOfRangeError,
+    StorageError,
+)
 from penstock.wire.ids import TopicIdPartition
 from penstock.wire.records import (
     decode_batch,
@@ -29,6 +34,8 @@ class MemoryLog:
         self.log_end_offset = 0
         self.durable_offset = 0
         self.broken = False
+        self.full = False
+        self.refusals = 0  # Appends for which there was no room.
 
     @property
     def last_epoch(self) -> int:
@@ -60,6 +67,9 @@ class MemoryLog:
         return self._append(batches)
 
     def _append(self, batches: list[bytes]) -> AppendInfo:
+        if self.full:
+            self.refusals += 1
+            raise DiskFullError("no room")
         base = self.log_end_offset
         for batch in batches:
             header = parse_header(batch)
@@ -145,6 +155,8 @@ class MemoryLogs:
         self.configs: dict[bytes, dict[str, str]] = {}
         self.deleted: list[TopicIdPartition] = []
         self.hold = False
+        self.full = False  # No room for another log.
+        self.refusals = 0
         self.flushes = 0
         self.on_durable: Callable[[MemoryLog], None] = lambda _: None
 
@@ -156,6 +168,9 @@ class MemoryLogs:
     ) -> MemoryLog:
         key = TopicIdPartition(topic_id, partition)  # type: ignore[arg-type]
         self.configs[topic_id] = dict(configs)
+        if self.full and key not in self.open:
+            self.refusals += 1
+            raise DiskFullError("no room")
         return self.open.setdefault(key, MemoryLog(key))
 
     def delete(self, key: TopicIdPartition) -> None:

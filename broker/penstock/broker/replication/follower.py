@@ -106,11 +106,8 @@ class LeaderLink:
     def state(self, key: TopicIdPartition, *, pause: bool) -> None:
         """State the partition's position: at once, or after a pause that grows."""
         following = self.followed.get(key)
-        if following is None:
-            return
-        if following.timer is not None:
-            following.timer.cancel()
-            following.timer = None
+        if following is None or following.timer is not None:
+            return  # A pause that is under way is neither cut short nor made longer.
         if not pause:
             self._to_state[key] = None
             self._wake.set()
@@ -288,8 +285,8 @@ class LeaderLink:
         if push.HasField("diverging_epoch"):
             end = push.diverging_epoch
             diverging = EpochEnd(end.leader_epoch, end.end_offset)
-        else:
-            following.backoff_s = _MIN_BACKOFF_S
+        log = following.partition.log
+        log_end, paused = log.log_end_offset, following.timer is not None
         following.partition.handle(
             Pushed(
                 leader_epoch=push.leader_epoch,
@@ -300,6 +297,12 @@ class LeaderLink:
                 diverging=diverging,
             )
         )
+        if log.log_end_offset > log_end:
+            following.backoff_s = _MIN_BACKOFF_S
+        elif following.timer is not None and not paused:
+            # It could not be appended: until the pause is over, what follows comes for nothing.
+            self._stops.append(following.partition.key)
+            self._wake.set()
 
 
 def _ack_message(ack: _Ack) -> replication_pb2.ReplicationFetchRequest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 
 import structlog
@@ -19,11 +20,16 @@ from penstock.broker.core.replica import Replica
 from penstock.broker.replication.partition import Host, Partition
 from penstock.broker.replication.ports import LogStore
 from penstock.v1 import cluster_pb2
-from penstock.wire.errors import PenstockError
+from penstock.wire.errors import DiskFullError, PenstockError
 from penstock.wire.ids import TopicId, TopicIdPartition, TopicPartition
 from penstock.wire.topic_config import effective_min_isr
 
 logger = structlog.get_logger()
+
+MIN_RETRY_S = 1.0
+"""So long after a full disk had no room for a replica it is tried again; longer each time."""
+
+MAX_RETRY_S = 30.0
 
 
 class Hosting:
@@ -47,6 +53,9 @@ class Hosting:
         self._on_dropped = on_dropped
         self._partitions: dict[TopicIdPartition, Partition] = {}
         self._by_log: dict[int, Partition] = {}  # By id() of their logs, which live as long.
+        self._without_room: dict[TopicIdPartition, None] = {}  # In the order of their turns.
+        self._retry_s = MIN_RETRY_S
+        self._retry_timer: asyncio.TimerHandle | None = None  # While one is without room.
         self._brokers: dict[int, BrokerStatus] = {}
         self._caught_up = False
 
@@ -95,8 +104,13 @@ class Hosting:
                 logger.info("stray replica removed", topic_partition_id=str(key))
                 self._delete_log(key)
 
+    def stop(self) -> None:
+        """Try no more to make what there was no room for."""
+        self._without_room.clear()
+        self._set_retry_timer()
+
     def _take_all(self) -> None:
-        for key in list(self._partitions):
+        for key in [*self._partitions, *self._without_room]:
             if self._image.partition_by_id(key) is None:
                 self._drop(key)
         for topic in self._image.topics():
@@ -153,9 +167,20 @@ class Hosting:
         try:
             log = self._logs.get_or_create(topic, key.partition, key.topic_id, configs)
             high_watermark = self._logs.high_watermark(key)
+        except DiskFullError as error:
+            if key not in self._without_room:
+                logger.error("no room for the replica", partition=str(name), error=error.message)
+            self._without_room.pop(key, None)
+            self._without_room[key] = None
+            if self._retry_timer is None:
+                self._set_retry_timer()
+            return None
         except PenstockError as error:
+            # The log is damaged or its disk has failed: that lasts until the broker is restarted.
+            self._wait_no_longer(key)
             logger.error("replica cannot be opened", partition=str(name), error=error.message)
             return None
+        self._wait_no_longer(key)
         replica = Replica(
             self._node_id, log, high_watermark=high_watermark, lag_max_ms=self._lag_max_ms
         )
@@ -165,7 +190,41 @@ class Hosting:
         partition.handle(BrokersChanged(self._brokers, self._host.clock_ms()))
         return partition
 
+    def _retry(self) -> None:
+        """Make what there was no room for, as far as there is room now."""
+        self._retry_timer = None
+        self._retry_s = min(2 * self._retry_s, MAX_RETRY_S)
+        try:
+            for key in list(self._without_room):
+                record = self._image.partition_by_id(key)
+                if record is None:
+                    self._drop(key)
+                    continue
+                self._partition_changed(record)
+                if key in self._without_room:
+                    break  # It had its turn, and what comes next fares no better.
+                self._retry_s = MIN_RETRY_S
+        finally:  # One partition's fault must not leave the others unmade.
+            self._set_retry_timer()
+
+    def _wait_no_longer(self, key: TopicIdPartition) -> None:
+        """It is made, cannot be, or is wanted no more."""
+        if key in self._without_room:
+            del self._without_room[key]
+            if not self._without_room:
+                self._retry_s = MIN_RETRY_S
+                self._set_retry_timer()
+
+    def _set_retry_timer(self) -> None:
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
+            self._retry_timer = None
+        if self._without_room:
+            loop = asyncio.get_running_loop()
+            self._retry_timer = loop.call_later(self._retry_s, self._retry)
+
     def _drop(self, key: TopicIdPartition) -> None:
+        self._wait_no_longer(key)
         partition = self._partitions.pop(key, None)
         if partition is None:
             return

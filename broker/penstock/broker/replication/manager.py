@@ -110,6 +110,7 @@ class ReplicaManager:
         await self._links.stop()
         await self._proposer.stop()
         self._deadlines.stop()
+        self._hosting.stop()
         for _, feed in list(self._feeds.values()):
             feed.close()
         for partition in self._hosting.partitions():
