@@ -8,6 +8,9 @@
     with Consumer("localhost:9092", group_id="billing", topics=["orders"]) as consumer:
         for record in consumer:
             ...
+
+Clients do not survive ``fork``, and none can be made in a forked child of a process that has used
+one: both raise ForkedProcessError. Use multiprocessing's ``spawn`` start method, or fork first.
 """
 
 import os as _os

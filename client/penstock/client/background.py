@@ -16,12 +16,16 @@ import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, ClassVar, Final, Protocol, TypeVar
 
-from penstock.wire.errors import ClientClosedError
+from penstock.wire.errors import ForkedProcessError
 
 T = TypeVar("T")
 
 _LOG: Final = logging.getLogger("penstock.client")
 _EXIT_GRACE_MS: Final = 5_000
+_REMEDY: Final = (
+    "make clients in processes that were started afresh (with multiprocessing, use the 'spawn' "
+    "start method), or fork before the first client of the parent is used"
+)
 
 
 class Closable(Protocol):
@@ -32,13 +36,35 @@ class Closable(Protocol):
 
 
 class ForkGuard:
-    """Refuses use in a child of the process that made the client."""
+    """Refuses what a fork makes impossible; every client makes one before anything else.
+
+    A client does not work in a child of the process that made it. Once a process has used
+    gRPC's asyncio layer, none works in its forked children: the layer keeps, for the whole
+    process, one wake-up socket that a child shares with its parent and a poller thread that the
+    child does not have. A client made there would wait for ever, and take wake-ups from the
+    parent's clients, whose group members then miss their heartbeats.
+    """
 
     __slots__ = ("_pid", "_what")
 
+    _grpc_pid: ClassVar[int | None] = None
+
     def __init__(self, what: str) -> None:
+        """Raises ForkedProcessError where no client can work."""
         self._what = what
         self._pid = os.getpid()
+        inherited = ForkGuard._grpc_pid
+        if inherited is not None and inherited != self._pid:
+            raise ForkedProcessError(
+                f"no {what} can be made in process {self._pid}: it was forked from process "
+                f"{inherited} after that had used a client, and shares its connections; {_REMEDY}"
+            )
+
+    @staticmethod
+    def note_grpc() -> None:
+        """Note that gRPC's asyncio layer is about to be used in this process."""
+        if ForkGuard._grpc_pid is None:
+            ForkGuard._grpc_pid = os.getpid()
 
     @property
     def foreign(self) -> bool:
@@ -46,12 +72,11 @@ class ForkGuard:
         return os.getpid() != self._pid
 
     def check(self) -> None:
-        """Raise ClientClosedError in a forked child."""
+        """Raise ForkedProcessError in a forked child."""
         if os.getpid() != self._pid:
-            raise ClientClosedError(
+            raise ForkedProcessError(
                 f"this {self._what} was made in process {self._pid}, and this is its forked child "
-                f"{os.getpid()}: connections and threads do not survive a fork; make a new "
-                f"{self._what} in the child (with multiprocessing, use the 'spawn' start method)"
+                f"{os.getpid()}: connections and threads do not survive a fork; {_REMEDY}"
             )
 
 

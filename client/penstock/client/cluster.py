@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar, cast
 
 import grpc
 
+from penstock.client.background import ForkGuard
 from penstock.client.config import Address, CommonConfig
 from penstock.client.core.backoff import Backoff
 from penstock.client.core.metadata_cache import MetadataCache
@@ -89,6 +90,7 @@ class Cluster:
         self._check_open()
         found = self._channels.get(address)
         if found is None:
+            ForkGuard.note_grpc()
             found = grpc.aio.insecure_channel(format_address(*address), options=CHANNEL_OPTIONS)
             self._channels[address] = found
         return found

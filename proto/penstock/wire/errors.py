@@ -36,6 +36,7 @@ class ErrorCode(enum.IntEnum):
     INVALID_REQUIRED_ACKS = 21
     INVALID_GROUP_ID = 24
     UNKNOWN_MEMBER_ID = 25
+    UNSUPPORTED_VERSION = 35
     TOPIC_ALREADY_EXISTS = 36
     INVALID_PARTITIONS = 37
     INVALID_REPLICATION_FACTOR = 38
@@ -89,6 +90,7 @@ class ErrorCode(enum.IntEnum):
     MAX_POLL_EXCEEDED = 2010
     DATA_DIRECTORY = 2011
     ADDRESS_IN_USE = 2012
+    FORKED_PROCESS = 2013
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +233,10 @@ class InvalidGroupIdError(PenstockError, code=ErrorCode.INVALID_GROUP_ID):
 
 class UnknownMemberIdError(PenstockError, code=ErrorCode.UNKNOWN_MEMBER_ID):
     """The coordinator does not know the member."""
+
+
+class UnsupportedVersionError(PenstockError, code=ErrorCode.UNSUPPORTED_VERSION):
+    """This version does not answer the request."""
 
 
 class TopicAlreadyExistsError(PenstockError, code=ErrorCode.TOPIC_ALREADY_EXISTS):
@@ -463,6 +469,10 @@ class DataDirectoryError(PenstockError, code=ErrorCode.DATA_DIRECTORY):
 
 class AddressInUseError(PenstockError, code=ErrorCode.ADDRESS_IN_USE):
     """A port is in use already."""
+
+
+class ForkedProcessError(PenstockError, code=ErrorCode.FORKED_PROCESS):
+    """Clients do not work in a forked child of a process that used one."""
 
 
 def _all_subclasses() -> dict[ErrorCode, type[PenstockError]]:
