@@ -111,9 +111,14 @@ class LoopThread:
         """Undo ``register``: the client was closed."""
         self._clients.discard(client)
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller runs on this very thread, which must never wait."""
+        return threading.current_thread() is self._thread
+
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """The coroutine's result. An interrupt (Ctrl-C) cancels the coroutine."""
-        if threading.current_thread() is self._thread:
+        if self.is_current:
             coroutine.close()
             raise RuntimeError(
                 "a blocking client method was called from a callback on the client's own thread; "

@@ -76,7 +76,8 @@ class Producer:
         """Queue one record; the future has its RecordMetadata or the reason why not.
 
         Blocks for at most ``max_block_ms``: for the topic's metadata when it is new, and while
-        ``buffer_memory`` is full. Records of one partition are written in the order of ``send``.
+        ``buffer_memory`` is full (in a callback of a future, which runs on the client's own
+        thread, not at all). Records of one partition are written in the order of ``send``.
         With ``key`` the partition is murmur2's as in Java clients; without, batch by batch.
 
         Raises at once, with nothing queued: SerializationError, RecordTooLargeError (above
@@ -160,6 +161,13 @@ class Producer:
 
     def _wait_for_room(self, deadline: float, wanted_bytes: int) -> float:
         """Wait until memory was freed; returns the deadline. Holds the lock before and after."""
+        if self._thread.is_current:
+            raise BufferExhaustedError(
+                f"buffer_memory={self.config.buffer_memory} bytes are full (a record of "
+                f"{wanted_bytes} bytes waits), and a callback on the client's own thread cannot "
+                "wait for room, which only that thread can make: send from another thread, or "
+                "raise buffer_memory"
+            )
         now = time.monotonic()
         deadline = deadline or now + self.config.max_block_ms / 1000
         if now >= deadline:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import queue
 import threading
 
 import pytest
@@ -146,3 +147,29 @@ def test_sends_from_a_callback_are_fine(background: Background) -> None:
     with Producer(background.cluster.bootstrap) as producer:
         producer.send("t", b"1").add_done_callback(lambda _: producer.send("t", b"2"))
         wait_until(lambda: background.cluster.values("t") == [b"1", b"2"], "both are there")
+
+
+def test_a_full_buffer_does_not_stop_the_thread_that_callbacks_run_on(
+    background: Background,
+) -> None:
+    background.cluster.add_topic("t")
+    told: queue.Queue[BaseException | None] = queue.Queue()
+
+    with Producer(
+        background.cluster.bootstrap, buffer_memory=2_000, max_block_ms=60_000, linger_ms=0
+    ) as producer:
+
+        def more(done: object) -> None:
+            try:
+                for _ in range(4):
+                    producer.send("t", b"y" * 900)
+            except BufferExhaustedError as error:
+                told.put(error)
+            else:
+                told.put(None)
+
+        producer.send("t", b"x").add_done_callback(more)
+        error = told.get(timeout=10)
+    assert isinstance(error, BufferExhaustedError)
+    assert "another thread" in error.message
+    assert background.cluster.values("t") == [b"x", b"y" * 900, b"y" * 900]
