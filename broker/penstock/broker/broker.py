@@ -9,7 +9,7 @@ from pathlib import Path
 import structlog
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined]
+from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined]  # No types.
 from grpc_reflection.v1alpha import reflection
 
 from penstock.broker.config import NodeConfig
@@ -74,11 +74,11 @@ _SERVICES = [
 class Broker:
     """One broker. Start, serve, stop, on one event loop; not to be restarted."""
 
-    def __init__(self, config: NodeConfig, cluster_id: str) -> None:
+    def __init__(self, config: NodeConfig, cluster_id: str, metrics: BrokerMetrics) -> None:
         self._config = config
         self._cluster_id = cluster_id
         self._image = MetadataImage()
-        self._metrics = BrokerMetrics()
+        self._metrics = metrics
         self._health = health_aio.HealthServicer()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._undo: list[Callable[[], Awaitable[None]]] = []
@@ -124,8 +124,6 @@ class Broker:
         self._groups = self._make_groups()
         self._undo.append(self._groups.stop)
         await self._listen()
-        if self._config.metrics_listen:
-            self._metrics.serve(self._config.metrics_listen)
         await self._link.start()
         self._undo.append(self._link.stop)
 

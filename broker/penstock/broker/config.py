@@ -181,6 +181,10 @@ class NodeConfig:
             self.broker_heartbeat_interval_ms * 2 <= self.broker_session_timeout_ms,
             "broker.heartbeat.interval.ms must be at most half of broker.session.timeout.ms",
         )
+        _require(
+            self.group_min_session_timeout_ms <= self.group_max_session_timeout_ms,
+            "group.min.session.timeout.ms must not be above group.max.session.timeout.ms",
+        )
 
     def _check_address(self, key: str) -> None:
         text = str(getattr(self, key.replace(".", "_")))

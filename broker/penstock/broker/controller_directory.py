@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import grpc
 from grpc import aio
@@ -67,8 +67,8 @@ class ControllerDirectory:
             channel = aio.insecure_channel(address, options=CHANNEL_OPTIONS)
             self._channels[address] = channel
         # The generated stub serves both kinds of channel; only its type tells them apart.
-        stub: Any = ControllerStub(channel)
-        return stub  # type: ignore[no-any-return]
+        stub: ControllerAsyncStub = cast("Any", ControllerStub(channel))
+        return stub
 
     def observe(self, node_id: int, epoch: int, host: str, port: int) -> None:
         """Take note that ``node_id`` is active in ``epoch``; older news are ignored."""

@@ -7,7 +7,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, start_http_server
 
 from penstock.v1 import log_pb2
-from penstock.wire.errors import ERRORS, PenstockError
+from penstock.wire.errors import ERRORS, AddressInUseError, PenstockError
 from penstock.wire.transport import parse_address
 
 
@@ -43,6 +43,15 @@ class BrokerMetrics:
         self._fetched_bytes.inc(sum(len(entry.records) for entry in response.partitions))
 
     def serve(self, address: str) -> None:
-        """Offer the metrics over HTTP in a thread of its own."""
+        """Offer the metrics over HTTP in a thread of its own.
+
+        Raises AddressInUseError that names the address when nothing can listen there.
+        """
         host, port = parse_address(address)
-        start_http_server(port, addr=host, registry=self.registry)
+        try:
+            start_http_server(port, addr=host, registry=self.registry)
+        except OSError as error:
+            raise AddressInUseError(
+                f"cannot listen on {address}: {error.strerror}; change metrics.listen or stop the "
+                "other process"
+            ) from None

@@ -13,6 +13,7 @@ import structlog
 from penstock.broker.broker import Broker
 from penstock.broker.config import NodeConfig
 from penstock.broker.datadir import lock_directory, open_directories
+from penstock.broker.metrics import BrokerMetrics
 from penstock.raft_meta.config import ControllerConfig
 from penstock.raft_meta.controller import ControllerServer
 from penstock.wire.transport import parse_address
@@ -40,13 +41,16 @@ class Node:
         root = Path(config.data_dir)
         meta = open_directories(root, config.node_id, [*metadata, *logs])
         self._locks = [lock_directory(path) for path in (root, *logs)]
+        metrics = BrokerMetrics()
         try:
+            if config.metrics_listen:
+                metrics.serve(config.metrics_listen)
             if "controller" in config.roles:
                 self._controller = ControllerServer(self._controller_config(meta.cluster_id))
                 await self._controller.start()
                 self._undo.append(self._controller.stop)
             if "broker" in config.roles:
-                self._broker = Broker(config, meta.cluster_id)
+                self._broker = Broker(config, meta.cluster_id, metrics)
                 self._undo.append(self._broker.stop)
                 await self._broker.start()
         except BaseException:

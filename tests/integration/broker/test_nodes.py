@@ -130,7 +130,7 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         cluster = Cluster(tmp_path, 1)
-        for key in ("broker.listen", "controller.listen"):
+        for key in ("broker.listen", "controller.listen", "metrics.listen"):
             options = [f"--set={key}=127.0.0.1:{port}"]
             ended = run_node(cluster.nodes[1].config, *options)
             assert ended.returncode == 2

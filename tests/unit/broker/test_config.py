@@ -70,6 +70,7 @@ def test_foreign_environment_variables_are_left_alone(tmp_path: Path) -> None:
             "controller.election.timeout.max.ms = 400",
             "controller.election.timeout.min.ms must be below",
         ),
+        ("group.min.session.timeout.ms = 2000000", "must not be above group.max.session"),
         ("controller.raft.heartbeat.ms = 400", "controller.raft.heartbeat.ms must be at most half"),
         ("flush = 3\nflush.policy = 'os'", "is not valid TOML"),
     ],
