@@ -16,6 +16,313 @@ import typing
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
+class UnregisterBrokerRequest(google.protobuf.message.Message):
+    """UnregisterBrokerRequest names the broker."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: builtins.int
+    node_id: builtins.int
+    """The node id."""
+    timeout_ms: builtins.int
+    """How long to wait for the controller."""
+    def __init__(
+        self,
+        *,
+        node_id: builtins.int = ...,
+        timeout_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["node_id", b"node_id", "timeout_ms", b"timeout_ms"]) -> None: ...
+
+global___UnregisterBrokerRequest = UnregisterBrokerRequest
+
+@typing.final
+class UnregisterBrokerResponse(google.protobuf.message.Message):
+    """UnregisterBrokerResponse answers it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: builtins.int
+    @property
+    def error(self) -> penstock.v1.common_pb2.Error:
+        """Absent on success."""
+
+    def __init__(
+        self,
+        *,
+        error: penstock.v1.common_pb2.Error | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error"]) -> None: ...
+
+global___UnregisterBrokerResponse = UnregisterBrokerResponse
+
+@typing.final
+class AlterReassignmentsRequest(google.protobuf.message.Message):
+    """AlterReassignmentsRequest names partitions and the replicas wanted."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REASSIGNMENTS_FIELD_NUMBER: builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: builtins.int
+    timeout_ms: builtins.int
+    """How long to wait for the controller."""
+    @property
+    def reassignments(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PartitionReassignment]:
+        """One entry a partition."""
+
+    def __init__(
+        self,
+        *,
+        reassignments: collections.abc.Iterable[global___PartitionReassignment] | None = ...,
+        timeout_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["reassignments", b"reassignments", "timeout_ms", b"timeout_ms"]) -> None: ...
+
+global___AlterReassignmentsRequest = AlterReassignmentsRequest
+
+@typing.final
+class PartitionReassignment(google.protobuf.message.Message):
+    """PartitionReassignment is one partition's way to other replicas."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: builtins.int
+    REPLICAS_FIELD_NUMBER: builtins.int
+    ADDING_REPLICAS_FIELD_NUMBER: builtins.int
+    REMOVING_REPLICAS_FIELD_NUMBER: builtins.int
+    @property
+    def partition(self) -> penstock.v1.common_pb2.TopicPartition:
+        """Which partition."""
+
+    @property
+    def replicas(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """The replicas wanted, the preferred leader first; in a request, none cancels."""
+
+    @property
+    def adding_replicas(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Replicas that are being added (answers only)."""
+
+    @property
+    def removing_replicas(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Replicas that are being removed (answers only)."""
+
+    def __init__(
+        self,
+        *,
+        partition: penstock.v1.common_pb2.TopicPartition | None = ...,
+        replicas: collections.abc.Iterable[builtins.int] | None = ...,
+        adding_replicas: collections.abc.Iterable[builtins.int] | None = ...,
+        removing_replicas: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["partition", b"partition"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["adding_replicas", b"adding_replicas", "partition", b"partition", "removing_replicas", b"removing_replicas", "replicas", b"replicas"]) -> None: ...
+
+global___PartitionReassignment = PartitionReassignment
+
+@typing.final
+class AlterReassignmentsResponse(google.protobuf.message.Message):
+    """AlterReassignmentsResponse answers for each partition."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: builtins.int
+    RESULTS_FIELD_NUMBER: builtins.int
+    @property
+    def error(self) -> penstock.v1.common_pb2.Error:
+        """Set when the whole request was refused."""
+
+    @property
+    def results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ReassignmentResult]:
+        """One entry a partition, in the request's order."""
+
+    def __init__(
+        self,
+        *,
+        error: penstock.v1.common_pb2.Error | None = ...,
+        results: collections.abc.Iterable[global___ReassignmentResult] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "results", b"results"]) -> None: ...
+
+global___AlterReassignmentsResponse = AlterReassignmentsResponse
+
+@typing.final
+class ReassignmentResult(google.protobuf.message.Message):
+    """ReassignmentResult is one partition's outcome."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: builtins.int
+    ERROR_FIELD_NUMBER: builtins.int
+    @property
+    def partition(self) -> penstock.v1.common_pb2.TopicPartition:
+        """Which partition."""
+
+    @property
+    def error(self) -> penstock.v1.common_pb2.Error:
+        """Absent on success."""
+
+    def __init__(
+        self,
+        *,
+        partition: penstock.v1.common_pb2.TopicPartition | None = ...,
+        error: penstock.v1.common_pb2.Error | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error", "partition", b"partition"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "partition", b"partition"]) -> None: ...
+
+global___ReassignmentResult = ReassignmentResult
+
+@typing.final
+class ListReassignmentsRequest(google.protobuf.message.Message):
+    """ListReassignmentsRequest names partitions."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PARTITIONS_FIELD_NUMBER: builtins.int
+    @property
+    def partitions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[penstock.v1.common_pb2.TopicPartition]:
+        """The partitions; none means all."""
+
+    def __init__(
+        self,
+        *,
+        partitions: collections.abc.Iterable[penstock.v1.common_pb2.TopicPartition] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["partitions", b"partitions"]) -> None: ...
+
+global___ListReassignmentsRequest = ListReassignmentsRequest
+
+@typing.final
+class ListReassignmentsResponse(google.protobuf.message.Message):
+    """ListReassignmentsResponse lists what is under way."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: builtins.int
+    REASSIGNMENTS_FIELD_NUMBER: builtins.int
+    @property
+    def error(self) -> penstock.v1.common_pb2.Error:
+        """Set when the whole request was refused."""
+
+    @property
+    def reassignments(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PartitionReassignment]:
+        """One entry a partition that moves."""
+
+    def __init__(
+        self,
+        *,
+        error: penstock.v1.common_pb2.Error | None = ...,
+        reassignments: collections.abc.Iterable[global___PartitionReassignment] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "reassignments", b"reassignments"]) -> None: ...
+
+global___ListReassignmentsResponse = ListReassignmentsResponse
+
+@typing.final
+class AlterQuorumRequest(google.protobuf.message.Message):
+    """AlterQuorumRequest adds or removes one voter."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ADD_FIELD_NUMBER: builtins.int
+    REMOVE_NODE_ID_FIELD_NUMBER: builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: builtins.int
+    remove_node_id: builtins.int
+    """The node id of a voter to remove."""
+    timeout_ms: builtins.int
+    """How long to wait for the controllers."""
+    @property
+    def add(self) -> penstock.v1.controller_pb2.QuorumVoter:
+        """A voter to add, or to find at another address."""
+
+    def __init__(
+        self,
+        *,
+        add: penstock.v1.controller_pb2.QuorumVoter | None = ...,
+        remove_node_id: builtins.int = ...,
+        timeout_ms: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["add", b"add", "change", b"change", "remove_node_id", b"remove_node_id"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["add", b"add", "change", b"change", "remove_node_id", b"remove_node_id", "timeout_ms", b"timeout_ms"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["change", b"change"]) -> typing.Literal["add", "remove_node_id"] | None: ...
+
+global___AlterQuorumRequest = AlterQuorumRequest
+
+@typing.final
+class AlterQuorumResponse(google.protobuf.message.Message):
+    """AlterQuorumResponse answers it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: builtins.int
+    QUORUM_FIELD_NUMBER: builtins.int
+    @property
+    def error(self) -> penstock.v1.common_pb2.Error:
+        """Absent on success."""
+
+    @property
+    def quorum(self) -> penstock.v1.controller_pb2.DescribeQuorumResponse:
+        """The quorum after it."""
+
+    def __init__(
+        self,
+        *,
+        error: penstock.v1.common_pb2.Error | None = ...,
+        quorum: penstock.v1.controller_pb2.DescribeQuorumResponse | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error", "quorum", b"quorum"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "quorum", b"quorum"]) -> None: ...
+
+global___AlterQuorumResponse = AlterQuorumResponse
+
+@typing.final
+class RaiseMetadataVersionRequest(google.protobuf.message.Message):
+    """RaiseMetadataVersionRequest names the feature level wanted."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    METADATA_VERSION_FIELD_NUMBER: builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: builtins.int
+    metadata_version: builtins.int
+    """The level."""
+    timeout_ms: builtins.int
+    """How long to wait for the controller."""
+    def __init__(
+        self,
+        *,
+        metadata_version: builtins.int = ...,
+        timeout_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["metadata_version", b"metadata_version", "timeout_ms", b"timeout_ms"]) -> None: ...
+
+global___RaiseMetadataVersionRequest = RaiseMetadataVersionRequest
+
+@typing.final
+class RaiseMetadataVersionResponse(google.protobuf.message.Message):
+    """RaiseMetadataVersionResponse answers it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: builtins.int
+    @property
+    def error(self) -> penstock.v1.common_pb2.Error:
+        """Absent on success."""
+
+    def __init__(
+        self,
+        *,
+        error: penstock.v1.common_pb2.Error | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error"]) -> None: ...
+
+global___RaiseMetadataVersionResponse = RaiseMetadataVersionResponse
+
+@typing.final
 class CreateTopicsRequest(google.protobuf.message.Message):
     """CreateTopicsRequest makes topics."""
 

@@ -70,6 +70,31 @@ class AdminStub(object):
                 request_serializer=penstock_dot_v1_dot_admin__pb2.AdminDescribeQuorumRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_admin__pb2.AdminDescribeQuorumResponse.FromString,
                 _registered_method=True)
+        self.UnregisterBroker = channel.unary_unary(
+                '/penstock.v1.Admin/UnregisterBroker',
+                request_serializer=penstock_dot_v1_dot_admin__pb2.UnregisterBrokerRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_admin__pb2.UnregisterBrokerResponse.FromString,
+                _registered_method=True)
+        self.AlterReassignments = channel.unary_unary(
+                '/penstock.v1.Admin/AlterReassignments',
+                request_serializer=penstock_dot_v1_dot_admin__pb2.AlterReassignmentsRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_admin__pb2.AlterReassignmentsResponse.FromString,
+                _registered_method=True)
+        self.ListReassignments = channel.unary_unary(
+                '/penstock.v1.Admin/ListReassignments',
+                request_serializer=penstock_dot_v1_dot_admin__pb2.ListReassignmentsRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_admin__pb2.ListReassignmentsResponse.FromString,
+                _registered_method=True)
+        self.AlterQuorum = channel.unary_unary(
+                '/penstock.v1.Admin/AlterQuorum',
+                request_serializer=penstock_dot_v1_dot_admin__pb2.AlterQuorumRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_admin__pb2.AlterQuorumResponse.FromString,
+                _registered_method=True)
+        self.RaiseMetadataVersion = channel.unary_unary(
+                '/penstock.v1.Admin/RaiseMetadataVersion',
+                request_serializer=penstock_dot_v1_dot_admin__pb2.RaiseMetadataVersionRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_admin__pb2.RaiseMetadataVersionResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer(object):
@@ -125,6 +150,41 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UnregisterBroker(self, request, context):
+        """UnregisterBroker removes a fenced broker for good.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AlterReassignments(self, request, context):
+        """AlterReassignments begins, changes and cancels reassignments.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListReassignments(self, request, context):
+        """ListReassignments lists the reassignments that are under way.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AlterQuorum(self, request, context):
+        """AlterQuorum adds or removes one voter.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RaiseMetadataVersion(self, request, context):
+        """RaiseMetadataVersion raises the cluster's feature level.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -162,6 +222,31 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.DescribeQuorum,
                     request_deserializer=penstock_dot_v1_dot_admin__pb2.AdminDescribeQuorumRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_admin__pb2.AdminDescribeQuorumResponse.SerializeToString,
+            ),
+            'UnregisterBroker': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnregisterBroker,
+                    request_deserializer=penstock_dot_v1_dot_admin__pb2.UnregisterBrokerRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_admin__pb2.UnregisterBrokerResponse.SerializeToString,
+            ),
+            'AlterReassignments': grpc.unary_unary_rpc_method_handler(
+                    servicer.AlterReassignments,
+                    request_deserializer=penstock_dot_v1_dot_admin__pb2.AlterReassignmentsRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_admin__pb2.AlterReassignmentsResponse.SerializeToString,
+            ),
+            'ListReassignments': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListReassignments,
+                    request_deserializer=penstock_dot_v1_dot_admin__pb2.ListReassignmentsRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_admin__pb2.ListReassignmentsResponse.SerializeToString,
+            ),
+            'AlterQuorum': grpc.unary_unary_rpc_method_handler(
+                    servicer.AlterQuorum,
+                    request_deserializer=penstock_dot_v1_dot_admin__pb2.AlterQuorumRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_admin__pb2.AlterQuorumResponse.SerializeToString,
+            ),
+            'RaiseMetadataVersion': grpc.unary_unary_rpc_method_handler(
+                    servicer.RaiseMetadataVersion,
+                    request_deserializer=penstock_dot_v1_dot_admin__pb2.RaiseMetadataVersionRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_admin__pb2.RaiseMetadataVersionResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -354,6 +439,141 @@ class Admin(object):
             '/penstock.v1.Admin/DescribeQuorum',
             penstock_dot_v1_dot_admin__pb2.AdminDescribeQuorumRequest.SerializeToString,
             penstock_dot_v1_dot_admin__pb2.AdminDescribeQuorumResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnregisterBroker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Admin/UnregisterBroker',
+            penstock_dot_v1_dot_admin__pb2.UnregisterBrokerRequest.SerializeToString,
+            penstock_dot_v1_dot_admin__pb2.UnregisterBrokerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AlterReassignments(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Admin/AlterReassignments',
+            penstock_dot_v1_dot_admin__pb2.AlterReassignmentsRequest.SerializeToString,
+            penstock_dot_v1_dot_admin__pb2.AlterReassignmentsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListReassignments(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Admin/ListReassignments',
+            penstock_dot_v1_dot_admin__pb2.ListReassignmentsRequest.SerializeToString,
+            penstock_dot_v1_dot_admin__pb2.ListReassignmentsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AlterQuorum(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Admin/AlterQuorum',
+            penstock_dot_v1_dot_admin__pb2.AlterQuorumRequest.SerializeToString,
+            penstock_dot_v1_dot_admin__pb2.AlterQuorumResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RaiseMetadataVersion(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Admin/RaiseMetadataVersion',
+            penstock_dot_v1_dot_admin__pb2.RaiseMetadataVersionRequest.SerializeToString,
+            penstock_dot_v1_dot_admin__pb2.RaiseMetadataVersionResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -63,6 +63,36 @@ class AdminStub:
     ]
     """DescribeQuorum tells how the controllers stand."""
 
+    UnregisterBroker: grpc.UnaryUnaryMultiCallable[
+        penstock.v1.admin_pb2.UnregisterBrokerRequest,
+        penstock.v1.admin_pb2.UnregisterBrokerResponse,
+    ]
+    """UnregisterBroker removes a fenced broker for good."""
+
+    AlterReassignments: grpc.UnaryUnaryMultiCallable[
+        penstock.v1.admin_pb2.AlterReassignmentsRequest,
+        penstock.v1.admin_pb2.AlterReassignmentsResponse,
+    ]
+    """AlterReassignments begins, changes and cancels reassignments."""
+
+    ListReassignments: grpc.UnaryUnaryMultiCallable[
+        penstock.v1.admin_pb2.ListReassignmentsRequest,
+        penstock.v1.admin_pb2.ListReassignmentsResponse,
+    ]
+    """ListReassignments lists the reassignments that are under way."""
+
+    AlterQuorum: grpc.UnaryUnaryMultiCallable[
+        penstock.v1.admin_pb2.AlterQuorumRequest,
+        penstock.v1.admin_pb2.AlterQuorumResponse,
+    ]
+    """AlterQuorum adds or removes one voter."""
+
+    RaiseMetadataVersion: grpc.UnaryUnaryMultiCallable[
+        penstock.v1.admin_pb2.RaiseMetadataVersionRequest,
+        penstock.v1.admin_pb2.RaiseMetadataVersionResponse,
+    ]
+    """RaiseMetadataVersion raises the cluster's feature level."""
+
 class AdminAsyncStub:
     """Admin is what tools ask of any broker; the broker forwards changes to the active controller."""
 
@@ -107,6 +137,36 @@ class AdminAsyncStub:
         penstock.v1.admin_pb2.AdminDescribeQuorumResponse,
     ]
     """DescribeQuorum tells how the controllers stand."""
+
+    UnregisterBroker: grpc.aio.UnaryUnaryMultiCallable[
+        penstock.v1.admin_pb2.UnregisterBrokerRequest,
+        penstock.v1.admin_pb2.UnregisterBrokerResponse,
+    ]
+    """UnregisterBroker removes a fenced broker for good."""
+
+    AlterReassignments: grpc.aio.UnaryUnaryMultiCallable[
+        penstock.v1.admin_pb2.AlterReassignmentsRequest,
+        penstock.v1.admin_pb2.AlterReassignmentsResponse,
+    ]
+    """AlterReassignments begins, changes and cancels reassignments."""
+
+    ListReassignments: grpc.aio.UnaryUnaryMultiCallable[
+        penstock.v1.admin_pb2.ListReassignmentsRequest,
+        penstock.v1.admin_pb2.ListReassignmentsResponse,
+    ]
+    """ListReassignments lists the reassignments that are under way."""
+
+    AlterQuorum: grpc.aio.UnaryUnaryMultiCallable[
+        penstock.v1.admin_pb2.AlterQuorumRequest,
+        penstock.v1.admin_pb2.AlterQuorumResponse,
+    ]
+    """AlterQuorum adds or removes one voter."""
+
+    RaiseMetadataVersion: grpc.aio.UnaryUnaryMultiCallable[
+        penstock.v1.admin_pb2.RaiseMetadataVersionRequest,
+        penstock.v1.admin_pb2.RaiseMetadataVersionResponse,
+    ]
+    """RaiseMetadataVersion raises the cluster's feature level."""
 
 class AdminServicer(metaclass=abc.ABCMeta):
     """Admin is what tools ask of any broker; the broker forwards changes to the active controller."""
@@ -166,5 +226,45 @@ class AdminServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[penstock.v1.admin_pb2.AdminDescribeQuorumResponse, collections.abc.Awaitable[penstock.v1.admin_pb2.AdminDescribeQuorumResponse]]:
         """DescribeQuorum tells how the controllers stand."""
+
+    @abc.abstractmethod
+    def UnregisterBroker(
+        self,
+        request: penstock.v1.admin_pb2.UnregisterBrokerRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[penstock.v1.admin_pb2.UnregisterBrokerResponse, collections.abc.Awaitable[penstock.v1.admin_pb2.UnregisterBrokerResponse]]:
+        """UnregisterBroker removes a fenced broker for good."""
+
+    @abc.abstractmethod
+    def AlterReassignments(
+        self,
+        request: penstock.v1.admin_pb2.AlterReassignmentsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[penstock.v1.admin_pb2.AlterReassignmentsResponse, collections.abc.Awaitable[penstock.v1.admin_pb2.AlterReassignmentsResponse]]:
+        """AlterReassignments begins, changes and cancels reassignments."""
+
+    @abc.abstractmethod
+    def ListReassignments(
+        self,
+        request: penstock.v1.admin_pb2.ListReassignmentsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[penstock.v1.admin_pb2.ListReassignmentsResponse, collections.abc.Awaitable[penstock.v1.admin_pb2.ListReassignmentsResponse]]:
+        """ListReassignments lists the reassignments that are under way."""
+
+    @abc.abstractmethod
+    def AlterQuorum(
+        self,
+        request: penstock.v1.admin_pb2.AlterQuorumRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[penstock.v1.admin_pb2.AlterQuorumResponse, collections.abc.Awaitable[penstock.v1.admin_pb2.AlterQuorumResponse]]:
+        """AlterQuorum adds or removes one voter."""
+
+    @abc.abstractmethod
+    def RaiseMetadataVersion(
+        self,
+        request: penstock.v1.admin_pb2.RaiseMetadataVersionRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[penstock.v1.admin_pb2.RaiseMetadataVersionResponse, collections.abc.Awaitable[penstock.v1.admin_pb2.RaiseMetadataVersionResponse]]:
+        """RaiseMetadataVersion raises the cluster's feature level."""
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -510,6 +510,8 @@ class RegisterBrokerCommand(google.protobuf.message.Message):
     PORT_FIELD_NUMBER: builtins.int
     RACK_FIELD_NUMBER: builtins.int
     PREVIOUS_BROKER_EPOCH_FIELD_NUMBER: builtins.int
+    LOG_DIRECTORY_IDS_FIELD_NUMBER: builtins.int
+    SUPPORTED_METADATA_VERSION_FIELD_NUMBER: builtins.int
     node_id: builtins.int
     """The node id."""
     incarnation_id: builtins.bytes
@@ -526,6 +528,12 @@ class RegisterBrokerCommand(google.protobuf.message.Message):
     """The broker epoch under which the broker last shut down cleanly, or -1. A broker that did
     not lose its page cache may stay an eligible leader (KIP-966).
     """
+    supported_metadata_version: builtins.int
+    """The newest feature level that the broker's version supports."""
+    @property
+    def log_directory_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """The 16-byte ids of the broker's data directories."""
+
     def __init__(
         self,
         *,
@@ -536,8 +544,10 @@ class RegisterBrokerCommand(google.protobuf.message.Message):
         port: builtins.int = ...,
         rack: builtins.str = ...,
         previous_broker_epoch: builtins.int = ...,
+        log_directory_ids: collections.abc.Iterable[builtins.bytes] | None = ...,
+        supported_metadata_version: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cluster_id", b"cluster_id", "host", b"host", "incarnation_id", b"incarnation_id", "node_id", b"node_id", "port", b"port", "previous_broker_epoch", b"previous_broker_epoch", "rack", b"rack"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cluster_id", b"cluster_id", "host", b"host", "incarnation_id", b"incarnation_id", "log_directory_ids", b"log_directory_ids", "node_id", b"node_id", "port", b"port", "previous_broker_epoch", b"previous_broker_epoch", "rack", b"rack", "supported_metadata_version", b"supported_metadata_version"]) -> None: ...
 
 global___RegisterBrokerCommand = RegisterBrokerCommand
 

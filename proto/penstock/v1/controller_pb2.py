@@ -26,7 +26,7 @@ from penstock.v1 import cluster_pb2 as penstock_dot_v1_dot_cluster__pb2
 from penstock.v1 import common_pb2 as penstock_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpenstock/v1/controller.proto\x12\x0bpenstock.v1\x1a\x19penstock/v1/cluster.proto\x1a\x18penstock/v1/common.proto\"Q\n\x15RegisterBrokerRequest\x12\x38\n\x0cregistration\x18\x01 \x01(\x0b\x32\".penstock.v1.RegisterBrokerCommand\"Q\n\x16RegisterBrokerResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x03\"\x94\x01\n\x16\x42rokerHeartbeatRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x03\x12\x16\n\x0emetadata_index\x18\x03 \x01(\x03\x12\x15\n\rwant_shutdown\x18\x04 \x01(\x08\x12\x12\n\nwant_fence\x18\x05 \x01(\x08\x12\x10\n\x08sequence\x18\x06 \x01(\x03\"\xa7\x01\n\x17\x42rokerHeartbeatResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x0e\n\x06\x66\x65nced\x18\x02 \x01(\x08\x12\x15\n\rmay_shut_down\x18\x03 \x01(\x08\x12\x10\n\x08sequence\x18\x04 \x01(\x03\x12\x18\n\x10\x63ontroller_epoch\x18\x05 \x01(\x03\x12\x16\n\x0emetadata_index\x18\x06 \x01(\x03\"K\n\x15\x41lterPartitionRequest\x12\x32\n\x06\x63hange\x18\x01 \x01(\x0b\x32\".penstock.v1.AlterPartitionCommand\"n\n\x16\x41lterPartitionResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x31\n\x06result\x18\x02 \x01(\x0b\x32!.penstock.v1.AlterPartitionResult\"Y\n\x1a\x41llocateProducerIdsRequest\x12;\n\nallocation\x18\x01 \x01(\x0b\x32\'.penstock.v1.AllocateProducerIdsCommand\"x\n\x1b\x41llocateProducerIdsResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x36\n\x06result\x18\x02 \x01(\x0b\x32&.penstock.v1.AllocateProducerIdsResult\"<\n\x13\x45xecuteAdminRequest\x12%\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Command\"B\n\x14\x45xecuteAdminResponse\x12*\n\x06result\x18\x01 \x01(\x0b\x32\x1a.penstock.v1.CommandResult\";\n\x14WatchMetadataRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\x05\"\xa1\x01\n\x15WatchMetadataResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12)\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x1a.penstock.v1.MetadataDelta\x12:\n\x11\x61\x63tive_controller\x18\x03 \x01(\x0b\x32\x1f.penstock.v1.ControllerEndpoint\"[\n\x12\x43ontrollerEndpoint\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x18\n\x10\x63ontroller_epoch\x18\x02 \x01(\x03\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0c\n\x04port\x18\x04 \x01(\x05\"\x17\n\x15\x44\x65scribeQuorumRequest\"\xa5\x01\n\x16\x44\x65scribeQuorumResponse\x12\x11\n\tleader_id\x18\x01 \x01(\x05\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x14\n\x0c\x63ommit_index\x18\x03 \x01(\x03\x12\x15\n\rapplied_index\x18\x04 \x01(\x03\x12(\n\x06voters\x18\x05 \x03(\x0b\x32\x18.penstock.v1.QuorumVoter\x12\x13\n\x0b\x61nswered_by\x18\x06 \x01(\x05\"O\n\x0bQuorumVoter\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\x05\x12\x13\n\x0bmatch_index\x18\x04 \x01(\x03\x32\x92\x05\n\nController\x12Y\n\x0eRegisterBroker\x12\".penstock.v1.RegisterBrokerRequest\x1a#.penstock.v1.RegisterBrokerResponse\x12Z\n\tHeartbeat\x12#.penstock.v1.BrokerHeartbeatRequest\x1a$.penstock.v1.BrokerHeartbeatResponse(\x01\x30\x01\x12Y\n\x0e\x41lterPartition\x12\".penstock.v1.AlterPartitionRequest\x1a#.penstock.v1.AlterPartitionResponse\x12h\n\x13\x41llocateProducerIds\x12\'.penstock.v1.AllocateProducerIdsRequest\x1a(.penstock.v1.AllocateProducerIdsResponse\x12S\n\x0c\x45xecuteAdmin\x12 .penstock.v1.ExecuteAdminRequest\x1a!.penstock.v1.ExecuteAdminResponse\x12X\n\rWatchMetadata\x12!.penstock.v1.WatchMetadataRequest\x1a\".penstock.v1.WatchMetadataResponse0\x01\x12Y\n\x0e\x44\x65scribeQuorum\x12\".penstock.v1.DescribeQuorumRequest\x1a#.penstock.v1.DescribeQuorumResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpenstock/v1/controller.proto\x12\x0bpenstock.v1\x1a\x19penstock/v1/cluster.proto\x1a\x18penstock/v1/common.proto\"Q\n\x15RegisterBrokerRequest\x12\x38\n\x0cregistration\x18\x01 \x01(\x0b\x32\".penstock.v1.RegisterBrokerCommand\"Q\n\x16RegisterBrokerResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x03\"\xb6\x01\n\x16\x42rokerHeartbeatRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x03\x12\x16\n\x0emetadata_index\x18\x03 \x01(\x03\x12\x15\n\rwant_shutdown\x18\x04 \x01(\x08\x12\x12\n\nwant_fence\x18\x05 \x01(\x08\x12\x10\n\x08sequence\x18\x06 \x01(\x03\x12 \n\x18\x66\x61iled_log_directory_ids\x18\x07 \x03(\x0c\"\xa7\x01\n\x17\x42rokerHeartbeatResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x0e\n\x06\x66\x65nced\x18\x02 \x01(\x08\x12\x15\n\rmay_shut_down\x18\x03 \x01(\x08\x12\x10\n\x08sequence\x18\x04 \x01(\x03\x12\x18\n\x10\x63ontroller_epoch\x18\x05 \x01(\x03\x12\x16\n\x0emetadata_index\x18\x06 \x01(\x03\"K\n\x15\x41lterPartitionRequest\x12\x32\n\x06\x63hange\x18\x01 \x01(\x0b\x32\".penstock.v1.AlterPartitionCommand\"n\n\x16\x41lterPartitionResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x31\n\x06result\x18\x02 \x01(\x0b\x32!.penstock.v1.AlterPartitionResult\"Y\n\x1a\x41llocateProducerIdsRequest\x12;\n\nallocation\x18\x01 \x01(\x0b\x32\'.penstock.v1.AllocateProducerIdsCommand\"x\n\x1b\x41llocateProducerIdsResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x36\n\x06result\x18\x02 \x01(\x0b\x32&.penstock.v1.AllocateProducerIdsResult\"<\n\x13\x45xecuteAdminRequest\x12%\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Command\"B\n\x14\x45xecuteAdminResponse\x12*\n\x06result\x18\x01 \x01(\x0b\x32\x1a.penstock.v1.CommandResult\"P\n\x14WatchMetadataRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\x05\x12\x13\n\x0bknown_index\x18\x03 \x01(\x03\"\xa1\x01\n\x15WatchMetadataResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12)\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x1a.penstock.v1.MetadataDelta\x12:\n\x11\x61\x63tive_controller\x18\x03 \x01(\x0b\x32\x1f.penstock.v1.ControllerEndpoint\"[\n\x12\x43ontrollerEndpoint\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x18\n\x10\x63ontroller_epoch\x18\x02 \x01(\x03\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0c\n\x04port\x18\x04 \x01(\x05\"\x17\n\x15\x44\x65scribeQuorumRequest\"\xa5\x01\n\x16\x44\x65scribeQuorumResponse\x12\x11\n\tleader_id\x18\x01 \x01(\x05\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x14\n\x0c\x63ommit_index\x18\x03 \x01(\x03\x12\x15\n\rapplied_index\x18\x04 \x01(\x03\x12(\n\x06voters\x18\x05 \x03(\x0b\x32\x18.penstock.v1.QuorumVoter\x12\x13\n\x0b\x61nswered_by\x18\x06 \x01(\x05\"O\n\x0bQuorumVoter\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\x05\x12\x13\n\x0bmatch_index\x18\x04 \x01(\x03\x32\x92\x05\n\nController\x12Y\n\x0eRegisterBroker\x12\".penstock.v1.RegisterBrokerRequest\x1a#.penstock.v1.RegisterBrokerResponse\x12Z\n\tHeartbeat\x12#.penstock.v1.BrokerHeartbeatRequest\x1a$.penstock.v1.BrokerHeartbeatResponse(\x01\x30\x01\x12Y\n\x0e\x41lterPartition\x12\".penstock.v1.AlterPartitionRequest\x1a#.penstock.v1.AlterPartitionResponse\x12h\n\x13\x41llocateProducerIds\x12\'.penstock.v1.AllocateProducerIdsRequest\x1a(.penstock.v1.AllocateProducerIdsResponse\x12S\n\x0c\x45xecuteAdmin\x12 .penstock.v1.ExecuteAdminRequest\x1a!.penstock.v1.ExecuteAdminResponse\x12X\n\rWatchMetadata\x12!.penstock.v1.WatchMetadataRequest\x1a\".penstock.v1.WatchMetadataResponse0\x01\x12Y\n\x0e\x44\x65scribeQuorum\x12\".penstock.v1.DescribeQuorumRequest\x1a#.penstock.v1.DescribeQuorumResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,33 +38,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REGISTERBROKERRESPONSE']._serialized_start=181
   _globals['_REGISTERBROKERRESPONSE']._serialized_end=262
   _globals['_BROKERHEARTBEATREQUEST']._serialized_start=265
-  _globals['_BROKERHEARTBEATREQUEST']._serialized_end=413
-  _globals['_BROKERHEARTBEATRESPONSE']._serialized_start=416
-  _globals['_BROKERHEARTBEATRESPONSE']._serialized_end=583
-  _globals['_ALTERPARTITIONREQUEST']._serialized_start=585
-  _globals['_ALTERPARTITIONREQUEST']._serialized_end=660
-  _globals['_ALTERPARTITIONRESPONSE']._serialized_start=662
-  _globals['_ALTERPARTITIONRESPONSE']._serialized_end=772
-  _globals['_ALLOCATEPRODUCERIDSREQUEST']._serialized_start=774
-  _globals['_ALLOCATEPRODUCERIDSREQUEST']._serialized_end=863
-  _globals['_ALLOCATEPRODUCERIDSRESPONSE']._serialized_start=865
-  _globals['_ALLOCATEPRODUCERIDSRESPONSE']._serialized_end=985
-  _globals['_EXECUTEADMINREQUEST']._serialized_start=987
-  _globals['_EXECUTEADMINREQUEST']._serialized_end=1047
-  _globals['_EXECUTEADMINRESPONSE']._serialized_start=1049
-  _globals['_EXECUTEADMINRESPONSE']._serialized_end=1115
-  _globals['_WATCHMETADATAREQUEST']._serialized_start=1117
-  _globals['_WATCHMETADATAREQUEST']._serialized_end=1176
-  _globals['_WATCHMETADATARESPONSE']._serialized_start=1179
-  _globals['_WATCHMETADATARESPONSE']._serialized_end=1340
-  _globals['_CONTROLLERENDPOINT']._serialized_start=1342
-  _globals['_CONTROLLERENDPOINT']._serialized_end=1433
-  _globals['_DESCRIBEQUORUMREQUEST']._serialized_start=1435
-  _globals['_DESCRIBEQUORUMREQUEST']._serialized_end=1458
-  _globals['_DESCRIBEQUORUMRESPONSE']._serialized_start=1461
-  _globals['_DESCRIBEQUORUMRESPONSE']._serialized_end=1626
-  _globals['_QUORUMVOTER']._serialized_start=1628
-  _globals['_QUORUMVOTER']._serialized_end=1707
-  _globals['_CONTROLLER']._serialized_start=1710
-  _globals['_CONTROLLER']._serialized_end=2368
+  _globals['_BROKERHEARTBEATREQUEST']._serialized_end=447
+  _globals['_BROKERHEARTBEATRESPONSE']._serialized_start=450
+  _globals['_BROKERHEARTBEATRESPONSE']._serialized_end=617
+  _globals['_ALTERPARTITIONREQUEST']._serialized_start=619
+  _globals['_ALTERPARTITIONREQUEST']._serialized_end=694
+  _globals['_ALTERPARTITIONRESPONSE']._serialized_start=696
+  _globals['_ALTERPARTITIONRESPONSE']._serialized_end=806
+  _globals['_ALLOCATEPRODUCERIDSREQUEST']._serialized_start=808
+  _globals['_ALLOCATEPRODUCERIDSREQUEST']._serialized_end=897
+  _globals['_ALLOCATEPRODUCERIDSRESPONSE']._serialized_start=899
+  _globals['_ALLOCATEPRODUCERIDSRESPONSE']._serialized_end=1019
+  _globals['_EXECUTEADMINREQUEST']._serialized_start=1021
+  _globals['_EXECUTEADMINREQUEST']._serialized_end=1081
+  _globals['_EXECUTEADMINRESPONSE']._serialized_start=1083
+  _globals['_EXECUTEADMINRESPONSE']._serialized_end=1149
+  _globals['_WATCHMETADATAREQUEST']._serialized_start=1151
+  _globals['_WATCHMETADATAREQUEST']._serialized_end=1231
+  _globals['_WATCHMETADATARESPONSE']._serialized_start=1234
+  _globals['_WATCHMETADATARESPONSE']._serialized_end=1395
+  _globals['_CONTROLLERENDPOINT']._serialized_start=1397
+  _globals['_CONTROLLERENDPOINT']._serialized_end=1488
+  _globals['_DESCRIBEQUORUMREQUEST']._serialized_start=1490
+  _globals['_DESCRIBEQUORUMREQUEST']._serialized_end=1513
+  _globals['_DESCRIBEQUORUMRESPONSE']._serialized_start=1516
+  _globals['_DESCRIBEQUORUMRESPONSE']._serialized_end=1681
+  _globals['_QUORUMVOTER']._serialized_start=1683
+  _globals['_QUORUMVOTER']._serialized_end=1762
+  _globals['_CONTROLLER']._serialized_start=1765
+  _globals['_CONTROLLER']._serialized_end=2423
 # @@protoc_insertion_point(module_scope)

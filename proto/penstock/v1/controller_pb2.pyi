@@ -72,6 +72,7 @@ class BrokerHeartbeatRequest(google.protobuf.message.Message):
     WANT_SHUTDOWN_FIELD_NUMBER: builtins.int
     WANT_FENCE_FIELD_NUMBER: builtins.int
     SEQUENCE_FIELD_NUMBER: builtins.int
+    FAILED_LOG_DIRECTORY_IDS_FIELD_NUMBER: builtins.int
     node_id: builtins.int
     """The node id."""
     broker_epoch: builtins.int
@@ -86,6 +87,10 @@ class BrokerHeartbeatRequest(google.protobuf.message.Message):
     """The broker cannot serve yet (it recovers its logs) and wants to stay fenced."""
     sequence: builtins.int
     """Counts heartbeats; echoed."""
+    @property
+    def failed_log_directory_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """The 16-byte ids of data directories that have failed: their partitions need other leaders."""
+
     def __init__(
         self,
         *,
@@ -95,8 +100,9 @@ class BrokerHeartbeatRequest(google.protobuf.message.Message):
         want_shutdown: builtins.bool = ...,
         want_fence: builtins.bool = ...,
         sequence: builtins.int = ...,
+        failed_log_directory_ids: collections.abc.Iterable[builtins.bytes] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["broker_epoch", b"broker_epoch", "metadata_index", b"metadata_index", "node_id", b"node_id", "sequence", b"sequence", "want_fence", b"want_fence", "want_shutdown", b"want_shutdown"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["broker_epoch", b"broker_epoch", "failed_log_directory_ids", b"failed_log_directory_ids", "metadata_index", b"metadata_index", "node_id", b"node_id", "sequence", b"sequence", "want_fence", b"want_fence", "want_shutdown", b"want_shutdown"]) -> None: ...
 
 global___BrokerHeartbeatRequest = BrokerHeartbeatRequest
 
@@ -289,17 +295,23 @@ class WatchMetadataRequest(google.protobuf.message.Message):
 
     CLUSTER_ID_FIELD_NUMBER: builtins.int
     NODE_ID_FIELD_NUMBER: builtins.int
+    KNOWN_INDEX_FIELD_NUMBER: builtins.int
     cluster_id: builtins.str
     """The cluster id of the broker's disk; another is refused."""
     node_id: builtins.int
     """The node id of the broker."""
+    known_index: builtins.int
+    """The index that the broker has already, or 0: a controller that still has all changes since
+    may send those instead of a snapshot.
+    """
     def __init__(
         self,
         *,
         cluster_id: builtins.str = ...,
         node_id: builtins.int = ...,
+        known_index: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cluster_id", b"cluster_id", "node_id", b"node_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cluster_id", b"cluster_id", "known_index", b"known_index", "node_id", b"node_id"]) -> None: ...
 
 global___WatchMetadataRequest = WatchMetadataRequest
 

@@ -558,6 +558,8 @@ class MemberDescription(google.protobuf.message.Message):
     ASSIGNED_FIELD_NUMBER: builtins.int
     TARGET_FIELD_NUMBER: builtins.int
     SUBSCRIPTION_FIELD_NUMBER: builtins.int
+    RACK_ID_FIELD_NUMBER: builtins.int
+    SERVER_ASSIGNOR_FIELD_NUMBER: builtins.int
     member_id: builtins.str
     """The member's id."""
     group_instance_id: builtins.str
@@ -568,6 +570,10 @@ class MemberDescription(google.protobuf.message.Message):
     """The address that the member connected from."""
     member_epoch: builtins.int
     """The epoch that it has reached."""
+    rack_id: builtins.str
+    """The rack, or empty."""
+    server_assignor: builtins.str
+    """The assignor that it asked for, or empty."""
     @property
     def assigned(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TopicPartitions]:
         """What it may hold now."""
@@ -591,11 +597,64 @@ class MemberDescription(google.protobuf.message.Message):
         assigned: collections.abc.Iterable[global___TopicPartitions] | None = ...,
         target: collections.abc.Iterable[global___TopicPartitions] | None = ...,
         subscription: global___Subscription | None = ...,
+        rack_id: builtins.str = ...,
+        server_assignor: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["subscription", b"subscription"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["assigned", b"assigned", "client_host", b"client_host", "client_id", b"client_id", "group_instance_id", b"group_instance_id", "member_epoch", b"member_epoch", "member_id", b"member_id", "subscription", b"subscription", "target", b"target"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["assigned", b"assigned", "client_host", b"client_host", "client_id", b"client_id", "group_instance_id", b"group_instance_id", "member_epoch", b"member_epoch", "member_id", b"member_id", "rack_id", b"rack_id", "server_assignor", b"server_assignor", "subscription", b"subscription", "target", b"target"]) -> None: ...
 
 global___MemberDescription = MemberDescription
+
+@typing.final
+class DeleteOffsetsRequest(google.protobuf.message.Message):
+    """DeleteOffsetsRequest names positions to forget."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GROUP_ID_FIELD_NUMBER: builtins.int
+    PARTITIONS_FIELD_NUMBER: builtins.int
+    group_id: builtins.str
+    """The group."""
+    @property
+    def partitions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[penstock.v1.common_pb2.TopicPartition]:
+        """The partitions."""
+
+    def __init__(
+        self,
+        *,
+        group_id: builtins.str = ...,
+        partitions: collections.abc.Iterable[penstock.v1.common_pb2.TopicPartition] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group_id", b"group_id", "partitions", b"partitions"]) -> None: ...
+
+global___DeleteOffsetsRequest = DeleteOffsetsRequest
+
+@typing.final
+class DeleteOffsetsResponse(google.protobuf.message.Message):
+    """DeleteOffsetsResponse says which are forgotten."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: builtins.int
+    RESULTS_FIELD_NUMBER: builtins.int
+    @property
+    def error(self) -> penstock.v1.common_pb2.Error:
+        """Set when the whole request was refused."""
+
+    @property
+    def results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___OffsetCommitResult]:
+        """One entry a partition, in the request's order."""
+
+    def __init__(
+        self,
+        *,
+        error: penstock.v1.common_pb2.Error | None = ...,
+        results: collections.abc.Iterable[global___OffsetCommitResult] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "results", b"results"]) -> None: ...
+
+global___DeleteOffsetsResponse = DeleteOffsetsResponse
 
 @typing.final
 class DeleteGroupsRequest(google.protobuf.message.Message):

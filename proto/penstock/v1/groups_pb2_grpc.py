@@ -66,6 +66,11 @@ class GroupsStub(object):
                 request_serializer=penstock_dot_v1_dot_groups__pb2.DeleteGroupsRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_groups__pb2.DeleteGroupsResponse.FromString,
                 _registered_method=True)
+        self.DeleteOffsets = channel.unary_unary(
+                '/penstock.v1.Groups/DeleteOffsets',
+                request_serializer=penstock_dot_v1_dot_groups__pb2.DeleteOffsetsRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_groups__pb2.DeleteOffsetsResponse.FromString,
+                _registered_method=True)
 
 
 class GroupsServicer(object):
@@ -116,6 +121,13 @@ class GroupsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteOffsets(self, request, context):
+        """DeleteOffsets forgets committed positions of partitions that no member reads.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GroupsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -148,6 +160,11 @@ def add_GroupsServicer_to_server(servicer, server):
                     servicer.DeleteGroups,
                     request_deserializer=penstock_dot_v1_dot_groups__pb2.DeleteGroupsRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_groups__pb2.DeleteGroupsResponse.SerializeToString,
+            ),
+            'DeleteOffsets': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteOffsets,
+                    request_deserializer=penstock_dot_v1_dot_groups__pb2.DeleteOffsetsRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_groups__pb2.DeleteOffsetsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -314,6 +331,33 @@ class Groups(object):
             '/penstock.v1.Groups/DeleteGroups',
             penstock_dot_v1_dot_groups__pb2.DeleteGroupsRequest.SerializeToString,
             penstock_dot_v1_dot_groups__pb2.DeleteGroupsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteOffsets(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Groups/DeleteOffsets',
+            penstock_dot_v1_dot_groups__pb2.DeleteOffsetsRequest.SerializeToString,
+            penstock_dot_v1_dot_groups__pb2.DeleteOffsetsResponse.FromString,
             options,
             channel_credentials,
             insecure,

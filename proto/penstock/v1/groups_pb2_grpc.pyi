@@ -61,6 +61,12 @@ class GroupsStub:
     ]
     """DeleteGroups deletes empty groups with their offsets."""
 
+    DeleteOffsets: grpc.UnaryUnaryMultiCallable[
+        penstock.v1.groups_pb2.DeleteOffsetsRequest,
+        penstock.v1.groups_pb2.DeleteOffsetsResponse,
+    ]
+    """DeleteOffsets forgets committed positions of partitions that no member reads."""
+
 class GroupsAsyncStub:
     """Groups is spoken by members of consumer groups to the group's coordinator. The protocol is
     KIP-848's reconciliation over one stream a member.
@@ -103,6 +109,12 @@ class GroupsAsyncStub:
         penstock.v1.groups_pb2.DeleteGroupsResponse,
     ]
     """DeleteGroups deletes empty groups with their offsets."""
+
+    DeleteOffsets: grpc.aio.UnaryUnaryMultiCallable[
+        penstock.v1.groups_pb2.DeleteOffsetsRequest,
+        penstock.v1.groups_pb2.DeleteOffsetsResponse,
+    ]
+    """DeleteOffsets forgets committed positions of partitions that no member reads."""
 
 class GroupsServicer(metaclass=abc.ABCMeta):
     """Groups is spoken by members of consumer groups to the group's coordinator. The protocol is
@@ -158,5 +170,13 @@ class GroupsServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[penstock.v1.groups_pb2.DeleteGroupsResponse, collections.abc.Awaitable[penstock.v1.groups_pb2.DeleteGroupsResponse]]:
         """DeleteGroups deletes empty groups with their offsets."""
+
+    @abc.abstractmethod
+    def DeleteOffsets(
+        self,
+        request: penstock.v1.groups_pb2.DeleteOffsetsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[penstock.v1.groups_pb2.DeleteOffsetsResponse, collections.abc.Awaitable[penstock.v1.groups_pb2.DeleteOffsetsResponse]]:
+        """DeleteOffsets forgets committed positions of partitions that no member reads."""
 
 def add_GroupsServicer_to_server(servicer: GroupsServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

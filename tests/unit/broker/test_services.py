@@ -230,6 +230,15 @@ async def test_the_clusters_own_topics_are_written_by_nobody_else() -> None:
     assert logs.deleted == ["orders", "orders"]
 
 
+async def test_a_transactional_batch_is_refused_while_there_are_no_transactions() -> None:
+    logs = FakeLogs()
+    request = produce(1)
+    request.transactional_id = "t"
+    answer = await log_servicer(logs).produce(request)
+    assert answer.partitions[0].error.code == ErrorCode.INVALID_REQUEST
+    assert not logs.appended
+
+
 async def test_unknown_acks_are_refused() -> None:
     servicer = log_servicer(FakeLogs())
     request = log_pb2.ProduceOnceRequest(request=produce(1, common_pb2.ACKS_UNSPECIFIED))
@@ -394,6 +403,30 @@ async def test_a_lost_controller_is_a_typed_error() -> None:
     assert answer.results[0].error.code == ErrorCode.REQUEST_TIMED_OUT
     quorum = await servicer.DescribeQuorum(admin_pb2.AdminDescribeQuorumRequest(), None)
     assert quorum.error.code == ErrorCode.REQUEST_TIMED_OUT
+
+
+async def test_unregistering_a_broker_forwards_the_command_and_its_refusal() -> None:
+    controllers = FakeControllers()
+    servicer = AdminServicer(image_with(), controllers)
+    request = admin_pb2.UnregisterBrokerRequest(node_id=3)
+    assert not (await servicer.UnregisterBroker(request, None)).HasField("error")
+    assert controllers.commands[0].unregister_broker.node_id == 3
+    controllers.result.error.CopyFrom(TopicAlreadyExistsError("broker 3 lives").to_proto())
+    refused = await servicer.UnregisterBroker(request, None)
+    assert refused.error.message == "broker 3 lives"
+
+
+async def test_what_this_version_cannot_do_is_refused_in_words() -> None:
+    controllers = FakeControllers()
+    servicer = AdminServicer(image_with("orders"), controllers)
+    answers = [
+        await servicer.AlterReassignments(admin_pb2.AlterReassignmentsRequest(), None),
+        await servicer.ListReassignments(admin_pb2.ListReassignmentsRequest(), None),
+        await servicer.AlterQuorum(admin_pb2.AlterQuorumRequest(), None),
+        await servicer.RaiseMetadataVersion(admin_pb2.RaiseMetadataVersionRequest(), None),
+    ]
+    assert {answer.error.code for answer in answers} == {ErrorCode.UNSUPPORTED_VERSION}
+    assert not controllers.commands
 
 
 async def test_configs_show_what_is_in_force_and_why() -> None:

@@ -14,7 +14,12 @@ from penstock.broker.coordinator.coordinator import GroupCoordinator
 from penstock.broker.coordinator.streams import MemberStream
 from penstock.v1 import groups_pb2
 from penstock.v1.groups_pb2_grpc import GroupsServicer as GroupsServicerBase
-from penstock.wire.errors import InvalidRequestError, PenstockError, UnknownServerError
+from penstock.wire.errors import (
+    InvalidRequestError,
+    PenstockError,
+    UnknownServerError,
+    UnsupportedVersionError,
+)
 from penstock.wire.transport import parse_address
 
 _MAX_GROUPS_ASKED: Final = 1_000
@@ -130,6 +135,16 @@ class GroupsServicer(GroupsServicerBase):
         return groups_pb2.DescribeGroupsResponse(
             groups=await asyncio.gather(*map(describe, request.group_ids))
         )
+
+    async def DeleteOffsets(
+        self, request: groups_pb2.DeleteOffsetsRequest, context: Any
+    ) -> groups_pb2.DeleteOffsetsResponse:
+        """Refused: this version forgets positions with their group or their topic only."""
+        error = UnsupportedVersionError(
+            f"a coordinator of this version does not delete single positions of group "
+            f"{request.group_id!r}; delete the group, or commit other positions"
+        )
+        return groups_pb2.DeleteOffsetsResponse(error=error.to_proto())
 
     async def DeleteGroups(
         self, request: groups_pb2.DeleteGroupsRequest, context: Any

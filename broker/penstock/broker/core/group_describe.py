@@ -57,4 +57,6 @@ def _describe_member(state: GroupState, member: Member) -> groups_pb2.MemberDesc
         assigned=partitions(state, member.assigned),
         target=partitions(state, member.target),
         subscription=group_codec.subscription(member),
+        rack_id=member.rack_id,
+        server_assignor=member.server_assignor,
     )

@@ -16,12 +16,20 @@ from penstock.wire.errors import (
     ErrorCode,
     PenstockError,
     UnknownTopicOrPartitionError,
+    UnsupportedVersionError,
 )
 from penstock.wire.topic_config import TOPIC_CONFIGS, effective_min_isr
 
 _DEFAULT_TIMEOUT_MS: Final = 30_000
 _CATCH_UP_MS: Final = 5_000
 """How long an answer waits for this broker to see the change that it reports."""
+
+
+def _unsupported(what: str) -> common_pb2.Error:
+    """The refusal of what the protocol has and this version's cluster cannot do."""
+    return UnsupportedVersionError(
+        f"a cluster of this version does not {what}; upgrade every node to one that does"
+    ).to_proto()
 
 
 class Controllers(Protocol):
@@ -122,6 +130,41 @@ class AdminServicer(AdminServicerBase):
         except PenstockError as error:
             return admin_pb2.AdminDescribeQuorumResponse(error=error.to_proto())
         return admin_pb2.AdminDescribeQuorumResponse(quorum=quorum)
+
+    async def UnregisterBroker(
+        self, request: admin_pb2.UnregisterBrokerRequest, context: Any
+    ) -> admin_pb2.UnregisterBrokerResponse:
+        """Remove a fenced broker's registration."""
+        wish = cluster_pb2.UnregisterBrokerCommand(node_id=request.node_id)
+        name = f"broker {request.node_id}"
+        command = cluster_pb2.Command(unregister_broker=wish)
+        result = await self._change(name, command, request.timeout_ms)
+        error = result.error if result.HasField("error") else None
+        return admin_pb2.UnregisterBrokerResponse(error=error)
+
+    async def AlterReassignments(
+        self, request: admin_pb2.AlterReassignmentsRequest, context: Any
+    ) -> admin_pb2.AlterReassignmentsResponse:
+        """Refused: no command of this version's controllers moves replicas."""
+        return admin_pb2.AlterReassignmentsResponse(error=_unsupported("move replicas"))
+
+    async def ListReassignments(
+        self, request: admin_pb2.ListReassignmentsRequest, context: Any
+    ) -> admin_pb2.ListReassignmentsResponse:
+        """Refused: no command of this version's controllers moves replicas."""
+        return admin_pb2.ListReassignmentsResponse(error=_unsupported("move replicas"))
+
+    async def AlterQuorum(
+        self, request: admin_pb2.AlterQuorumRequest, context: Any
+    ) -> admin_pb2.AlterQuorumResponse:
+        """Refused: this version's voters are those of controller.quorum.voters."""
+        return admin_pb2.AlterQuorumResponse(error=_unsupported("change the voters"))
+
+    async def RaiseMetadataVersion(
+        self, request: admin_pb2.RaiseMetadataVersionRequest, context: Any
+    ) -> admin_pb2.RaiseMetadataVersionResponse:
+        """Refused: this version knows one level only."""
+        return admin_pb2.RaiseMetadataVersionResponse(error=_unsupported("raise the level"))
 
     async def _create_topic(
         self, wish: cluster_pb2.CreateTopicCommand, timeout_ms: int
