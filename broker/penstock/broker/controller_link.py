@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import structlog
 from grpc import aio
@@ -92,6 +92,7 @@ class ControllerLink:
         self._may_shut_down = asyncio.Event()
         self._index_moved = asyncio.Event()  # Set, and replaced, when the image moves on.
         self._rotate = asyncio.Event()  # Set: the feed must try another controller.
+        self._left_feed_ms: int | None = None
         self._lag = MetadataLag()
         self._complaint = ""  # Why heartbeats broke, as far as it was logged.
         self._was_fenced = True  # What the image said last of this registration.
@@ -288,7 +289,7 @@ class ControllerLink:
                 await self._directory.wait_news(None, _BEHIND_MS)
                 if self._directory.active is None:
                     # The feed's controller knows of none: it may be cut off from the others.
-                    self._rotate.set()
+                    self._leave_feed()
                 continue
             try:
                 await self._be_heard_by(active)
@@ -315,6 +316,13 @@ class ControllerLink:
         """A feed that knows no reachable active controller may hang on an isolated one."""
         silent_ms = self._lease.silent_ms(self._clock_ms())
         if silent_ms is None or silent_ms > self._session_timeout_ms // 2:
+            self._leave_feed()
+
+    def _leave_feed(self) -> None:
+        """Follow another controller, unless the one followed now has had too little time."""
+        now_ms = self._clock_ms()
+        if self._left_feed_ms is None or now_ms - self._left_feed_ms >= _BEHIND_MS:
+            self._left_feed_ms = now_ms
             self._rotate.set()
 
     def _disown(self) -> None:
@@ -328,7 +336,7 @@ class ControllerLink:
         if self._broker_epoch < 0:
             await self._register(active)
         # The bidirectional form without an iterator is missing from the type stubs.
-        call: Any = stub.Heartbeat()  # type: ignore[call-arg]
+        call: Any = stub.Heartbeat()  # type: ignore[call-arg]  # As said above.
         try:
             while self._directory.active == active:
                 await self._heartbeat(call)
@@ -398,19 +406,19 @@ class ControllerLink:
         else:
             self._lease.answered(sent_ms)
         if behind_ms >= _BEHIND_MS:
-            self._rotate.set()
+            self._leave_feed()
         if response.may_shut_down:
             self._may_shut_down.set()
 
     async def _answer_to(self, call: Any, sequence: int) -> controller_pb2.BrokerHeartbeatResponse:
         while True:
-            response = await call.read()
-            if response is aio.EOF:  # type: ignore[attr-defined]
+            response: Any = await call.read()
+            if response is aio.EOF:  # type: ignore[attr-defined]  # Missing from the stubs.
                 raise NetworkError("the controller ended the heartbeat stream")
             if response.HasField("error"):
                 raise error_from_proto(response.error)
             if response.sequence >= sequence:
-                return response  # type: ignore[no-any-return]
+                return cast("controller_pb2.BrokerHeartbeatResponse", response)
 
     async def _guard(self, work: Any) -> None:
         """Run ``work``; what it raises is what makes this broker unfit to go on."""

@@ -73,7 +73,7 @@ class _Outlet:
     async def _stream(self) -> None:
         """Send what comes until the stream ends, and raise why it did."""
         # A peer that is down costs nothing: the call waits for the connection.
-        call: Any = self._stub.Exchange(wait_for_ready=True)  # type: ignore[call-arg]
+        call: Any = self._stub.Exchange(wait_for_ready=True)  # type: ignore[call-arg]  # So are the stubs.
         call.add_done_callback(lambda _call: self._news.set())
         try:
             await call.write(self._hello)

@@ -321,3 +321,18 @@ def test_the_map_grows_with_the_log(tmp_path):
     after = reopen(journal, tmp_path)
     assert after.last_index == 9
     after.abandon()
+
+
+def test_the_environment_is_opened_to_reach_the_disk_at_every_commit(tmp_path):
+    """Votes and entries are answered after a commit: it must not stop in the page cache."""
+    seen: dict[str, object] = {}
+
+    def spy(*arguments: object, **options: object) -> object:
+        seen.update(options)
+        return lmdb.open(*arguments, **options)
+
+    open_journal(tmp_path / "j", open_environment=spy)
+    assert seen["sync"] is True
+    assert seen["metasync"] is True
+    assert not seen.get("map_async", False)
+    assert not seen.get("writemap", False)
