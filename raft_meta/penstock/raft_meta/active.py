@@ -42,6 +42,7 @@ log = structlog.get_logger()
 
 _NOBODY: Final = -1
 _UNREAD_RESPONSES: Final = 100
+_CLAIM_RETRY_S: Final = 0.1
 
 
 def monotonic_ms() -> int:
@@ -226,11 +227,19 @@ class ControllerShell:
             future = self._quorum.submit(payload)
         except PenstockError as error:
             log.warning("a proposal was not taken", reason=error.message)
+            if payload == self._claim:  # Without it nobody is the active controller.
+                loop = asyncio.get_running_loop()
+                loop.call_later(_CLAIM_RETRY_S, self._claim_again, payload)
+                return
             proposal_id = self._proposal_ids.pop(payload, None)
             if proposal_id is not None:
                 self._handle(ProposalFailed(proposal_id))
             return
         future.add_done_callback(lambda done: self._on_submitted(payload, done))
+
+    def _claim_again(self, payload: bytes) -> None:
+        if payload == self._claim:
+            self._submit(payload)
 
     def _on_submitted(self, payload: bytes, done: asyncio.Future[bytes]) -> None:
         failed = done.cancelled() or done.exception() is not None

@@ -16,6 +16,10 @@ from penstock.raft_meta.voter import Event, Voter
 Operation = Callable[[Voter, float], None]
 Output = Callable[[list[Event], list[tuple[int, Message]], QuorumStatus], None]
 
+INBOX_OPERATIONS: Final = 16_384
+INBOX_BYTES: Final = 64 * 1024 * 1024
+"""What may wait for the thread while the disk holds it up."""
+
 _OPERATIONS_A_STEP: Final = 4096
 _LONGEST_SLEEP_S: Final = 60.0
 
@@ -37,7 +41,8 @@ class VoterThread:
         self._make_voter = make_voter
         self._on_output = on_output
         self._on_failed = on_failed
-        self._operations: deque[Operation] = deque()
+        self._operations: deque[tuple[Operation, int]] = deque()
+        self._waiting_bytes = 0
         self._stopping = False
         self._wake = threading.Condition()
         self._ready: Future[None] = Future()
@@ -51,8 +56,25 @@ class VoterThread:
     def submit(self, operation: Operation) -> None:
         """Have ``operation(voter, now_s)`` called on the thread, in order, before its next step."""
         with self._wake:
-            self._operations.append(operation)
-            self._wake.notify()
+            self._add(operation, 0)
+
+    def offer(self, operation: Operation, size_bytes: int) -> bool:
+        """As submit, for what comes from outside: False, and it is not called, when the thread is
+        held up so long that INBOX_OPERATIONS or INBOX_BYTES wait for it.
+        """
+        with self._wake:
+            if (
+                len(self._operations) >= INBOX_OPERATIONS
+                or self._waiting_bytes + size_bytes > INBOX_BYTES
+            ):
+                return False
+            self._add(operation, size_bytes)
+            return True
+
+    def _add(self, operation: Operation, size_bytes: int) -> None:
+        self._operations.append((operation, size_bytes))
+        self._waiting_bytes += size_bytes
+        self._wake.notify()
 
     def stop(self) -> None:
         """Have the thread close the voter and end; ``join`` waits for it."""
@@ -97,4 +119,6 @@ class VoterThread:
             if self._stopping:
                 return None
             count = min(len(self._operations), _OPERATIONS_A_STEP)
-            return [self._operations.popleft() for _ in range(count)]
+            taken = [self._operations.popleft() for _ in range(count)]
+            self._waiting_bytes -= sum(size_bytes for _, size_bytes in taken)
+            return [operation for operation, _ in taken]

@@ -88,7 +88,8 @@ class Quorum(Protocol):
         Commands enter the log in the order of the calls. The future ends with NotControllerError
         when this voter does not lead (nothing happened), and with RequestTimedOutError when
         leadership was lost, and with it the knowledge of the outcome. Raises InvalidRequestError
-        for a command that is too large, NotControllerError when stopped.
+        for a command that is too large, NotControllerError (nothing happened) when stopped, or when
+        so much waits for this voter's disk already that nothing more is taken.
         """
         ...
 

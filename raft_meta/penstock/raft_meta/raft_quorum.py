@@ -8,6 +8,7 @@ import fcntl
 import itertools
 import os
 import random
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -170,9 +171,7 @@ class RaftQuorum:
                 f"the command has {len(payload)} bytes, and {MAX_COMMAND_BYTES} are allowed; "
                 "split the request"
             )
-        future, token = self._expect()
-        self._thread.submit(lambda voter, _now_s: voter.propose(token, payload))
-        return future
+        return self._ask(lambda voter, token: voter.propose(token, payload), len(payload))
 
     async def propose(self, payload: bytes, *, timeout_ms: int | None = None) -> bytes:
         """Submit a command and wait for its result; see Quorum.propose for what is raised."""
@@ -181,19 +180,23 @@ class RaftQuorum:
 
     async def read_index(self, *, timeout_ms: int | None = None) -> int:
         """Wait until everything committed before the call is applied here."""
-        future, token = self._expect()
-        self._thread.submit(lambda voter, _now_s: voter.read(token))
+        future = self._ask(lambda voter, token: voter.read(token), 0)
         index: int = await self._wait(future, timeout_ms)
         return index
 
-    def _expect(self) -> tuple[asyncio.Future[Any], int]:
+    def _ask(self, operation: Callable[[Voter, int], None], size_bytes: int) -> asyncio.Future[Any]:
         if not self._running:
             raise NotControllerError("this controller is stopped; ask another")
         token = next(self._tokens)
+        if not self._thread.offer(lambda voter, _now_s: operation(voter, token), size_bytes):
+            raise NotControllerError(
+                f"controller {self._config.node_id} waits for its disk and takes nothing more; "
+                "nothing was done: ask again soon, or another one"
+            )
         future: asyncio.Future[Any] = self._loop.create_future()
         self._waiting[token] = future
         future.add_done_callback(lambda _future: self._waiting.pop(token, None))
-        return future, token
+        return future
 
     async def _wait(self, future: asyncio.Future[Any], timeout_ms: int | None) -> Any:
         wait_ms = self._config.propose_timeout_ms if timeout_ms is None else timeout_ms
@@ -215,12 +218,16 @@ class RaftQuorum:
     # Between loop and thread.
 
     def _on_message(self, peer: int, message: Message) -> None:
+        # Beyond what the thread takes messages are lost, as on the way; Raft sends them again.
         if self._running:
-            self._thread.submit(lambda voter, now_s: voter.receive(peer, message, now_s))
+            self._thread.offer(
+                lambda voter, now_s: voter.receive(peer, message, now_s), message.ByteSize()
+            )
 
     def _on_peer_lost(self, peer: int) -> None:
+        # Without it the election timeout tells.
         if self._running:
-            self._thread.submit(lambda voter, now_s: voter.peer_lost(peer, now_s))
+            self._thread.offer(lambda voter, now_s: voter.peer_lost(peer, now_s), 0)
 
     def _from_thread(
         self, events: list[Event], messages: list[tuple[int, Message]], status: QuorumStatus
