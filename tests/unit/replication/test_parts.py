@@ -12,7 +12,7 @@ from penstock.broker.core.partition_events import IsrProposal, ProposalAnswered
 from penstock.broker.replication.deadlines import Deadlines
 from penstock.broker.replication.fetch import next_offset_after
 from penstock.broker.replication.isr import MAX_BATCH, IsrProposer
-from penstock.broker.replication.purgatory import OffsetWaiters
+from penstock.broker.replication.purgatory import MIN_SWEEP, OffsetWaiters
 from penstock.broker.replication.unanswered import Unanswered
 from penstock.v1 import cluster_pb2, controller_pb2
 from penstock.wire.errors import (
@@ -42,6 +42,21 @@ async def test_waiters_are_released_by_offset_and_not_before() -> None:
     with pytest.raises(NotControllerError, match="over"):
         await futures[5]
     assert len(waiters) == 0
+
+
+async def test_waiters_that_gave_up_are_forgotten_though_the_mark_rests() -> None:
+    waiters = OffsetWaiters()
+    lasting = [waiters.add(offset) for offset in (7, 3, 5)]
+    for _ in range(10_000):
+        waiters.add(9).cancel()
+    assert len(waiters._heap) <= 2 * MIN_SWEEP
+    assert len(waiters) == 3
+    waiters.release(5)
+    assert [future.done() for future in lasting] == [False, True, True]
+    many = [waiters.add(offset) for offset in range(8, 8 + 4 * MIN_SWEEP)]
+    assert len(waiters) == 1 + len(many)
+    waiters.release(10)
+    assert [future.done() for future in many[:4]] == [True, True, True, False]
 
 
 # --- Deadlines -----------------------------------------------------------------------------------

@@ -10,10 +10,12 @@ from penstock.broker.core.partition_events import Role
 from penstock.broker.replication.leader import FollowerStream
 from penstock.v1 import common_pb2
 from penstock.wire.errors import (
+    FencedLeaderEpochError,
     NotEnoughReplicasAfterAppendError,
     NotEnoughReplicasError,
     NotLeaderError,
     RequestTimedOutError,
+    StorageError,
 )
 from tests.support import eventually
 from tests.unit.replication.brokers import TOPIC, Brokers, running
@@ -346,6 +348,33 @@ async def test_a_broken_disk_takes_one_replica_offline_and_no_other() -> None:
         brokers.change(isr=[1, 2])
         await waiting
         assert brokers[3].log(1).values() == [b"b"]
+
+
+@pytest.mark.parametrize("led_before", [False, True])
+async def test_a_replica_whose_log_has_a_newer_epoch_than_it_is_to_lead_in_steps_down(
+    monkeypatch: pytest.MonkeyPatch, led_before: bool
+) -> None:
+    def refuse(leader_epoch: int) -> None:
+        raise FencedLeaderEpochError(f"the log has a newer epoch than {leader_epoch}")
+
+    async with running(2) as brokers:
+        brokers.create_topic()
+        await brokers[1].append(b"a")
+        chosen = brokers[1] if led_before else brokers[2]
+        told: list[tuple[str, int, int, bool]] = []
+        chosen.manager.add_leadership_listener(lambda *args: told.append(args))
+        monkeypatch.setattr(chosen.log(), "assign_epoch", refuse)
+        brokers.change(leader=chosen.node_id)
+        assert chosen.partition().replica.role is Role.OFFLINE
+        assert chosen.manager.leader_epoch_of(TOPIC, 0) is None
+        assert told == ([(TOPIC, 0, 0, False)] if led_before else [])
+        assert not chosen.manager._links._leader_of
+        with pytest.raises(StorageError, match=r"orders-0: cannot lead in epoch 1.*newer epoch"):
+            await chosen.append(b"b")
+        assert chosen.log().values() == [b"a"]
+        other = brokers[2] if led_before else brokers[1]
+        brokers.change(leader=other.node_id, isr=[other.node_id])  # Its disk is fine.
+        await other.append(b"b")
 
 
 async def test_idle_streams_say_nothing() -> None:

@@ -237,7 +237,9 @@ class FollowerStream:
 
     def _positioned(self, positions: replication_pb2.FollowerPositions) -> None:
         for stop in positions.stop:
-            partition = self._manager.hosted(_key(stop))
+            key = _key(stop)
+            self._stated_epochs.pop(key, None)
+            partition = self._manager.hosted(key)
             if partition is not None:
                 self._drop(partition)
         now_ms = self._manager.clock_ms()

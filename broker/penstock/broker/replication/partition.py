@@ -239,11 +239,23 @@ class Partition:
             self._fail(error)
             return False
         except PenstockError as error:
+            if isinstance(effect, AssignEpoch):
+                self._fail(self._cannot_lead(effect, error))
+                return False
             # A corrupt push or a full disk: nothing was written; ask the leader again later.
             logger.warning("replica cannot follow", partition=str(self.name), error=error.message)
             self._host.state_position(self, pause=True)
             return False
         return True
+
+    def _cannot_lead(self, effect: AssignEpoch, error: PenstockError) -> StorageError:
+        """The log is ahead of the epoch that the controllers have come to."""
+        return StorageError(
+            f"{self.name}: cannot lead in epoch {effect.leader_epoch}: {error.message}. Either the "
+            "controllers have lost metadata, or the log is of other metadata: bring back the right "
+            "metadata; or move the partition's directory away and restart the broker, and it is "
+            "copied anew from its leader"
+        )
 
     def _fail(self, error: StorageError) -> None:
         logger.error("replica is offline", partition=str(self.name), error=error.message)

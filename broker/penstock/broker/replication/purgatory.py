@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Callable
+from typing import Final
+
+MIN_SWEEP: Final = 64
+"""So many entries at least before it is looked which of them are given up."""
 
 
 class OffsetWaiters:
@@ -12,23 +16,35 @@ class OffsetWaiters:
 
     A heap by offset: raising the mark costs nothing but for those that it releases. Used on one
     event loop.
+
+    A mark may rest for as long as the in-sync set is too small, so those who gave up waiting are
+    swept out: there are never more entries than MIN_SWEEP, or twice those left by the last sweep.
     """
 
-    __slots__ = ("_heap", "_sequence")
+    __slots__ = ("_heap", "_sequence", "_sweep_at")
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, asyncio.Future[None]]] = []
         self._sequence = 0
+        self._sweep_at = MIN_SWEEP
 
     def __len__(self) -> int:
         return sum(not future.done() for _, _, future in self._heap)
 
     def add(self, offset: int) -> asyncio.Future[None]:
         """A future that is done once the mark is at ``offset`` or above. It may be cancelled."""
+        if len(self._heap) >= self._sweep_at:
+            self._sweep()
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._sequence += 1
         heapq.heappush(self._heap, (offset, self._sequence, future))
         return future
+
+    def _sweep(self) -> None:
+        """Drop what was given up. The heap doubles between two sweeps, so they cost O(1) a wait."""
+        self._heap = [entry for entry in self._heap if not entry[2].done()]
+        heapq.heapify(self._heap)
+        self._sweep_at = max(MIN_SWEEP, 2 * len(self._heap))
 
     def release(self, mark: int) -> None:
         """The mark is at ``mark`` now."""
@@ -40,7 +56,7 @@ class OffsetWaiters:
 
     def fail(self, error: Callable[[], Exception]) -> None:
         """End every wait, each with an error of its own."""
-        heap, self._heap = self._heap, []
+        heap, self._heap, self._sweep_at = self._heap, [], MIN_SWEEP
         for _, _, future in heap:
             if not future.done():
                 future.set_exception(error())
