@@ -139,6 +139,7 @@ class ConsumerEngine:
         self._drop(self._fetch.fetcher.partitions)
         self._subscription = self._subscribed = Subscription()
         self._by_hand = False
+        self._failure = None
 
     async def assign(self, partitions: tuple[TopicPartition, ...]) -> None:
         """Read exactly these partitions."""
@@ -177,7 +178,7 @@ class ConsumerEngine:
 
     async def _apply_subscription(self) -> None:
         wanted = self._subscription
-        if wanted == self._subscribed:
+        if wanted == self._subscribed and not self._may_rejoin:
             return
         if wanted.pattern and self._group is None:
             self._keeper.watch_every_topic()
@@ -189,6 +190,15 @@ class ConsumerEngine:
             self._group.handle(Subscribed(wanted))
         else:
             self._read_whole_topics(first=True)
+
+    @property
+    def _may_rejoin(self) -> bool:
+        """Whether the application subscribed again after it heard that the group refused it."""
+        return (
+            self._failure is None
+            and self._group is not None
+            and self._group.member.state is MemberState.FAILED
+        )
 
     async def _know_topics(self, topics: Iterable[str]) -> None:
         for topic in topics:
@@ -274,6 +284,8 @@ class ConsumerEngine:
             if change is not None:
                 self._drop(change.lost)
                 return change
+        else:
+            self.handout.interrupted = False  # By what was before assign().
         if self._topics_changed:
             self._topics_changed = False
             self._read_whole_topics(first=False)

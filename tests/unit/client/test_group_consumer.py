@@ -263,6 +263,34 @@ async def test_a_refused_member_hears_why_at_poll(cluster: FakeCluster) -> None:
             await read(consumer, 1)
 
 
+async def test_a_refused_member_that_subscribes_again_joins_again(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, numbers(0, 3))
+    async with member(cluster, group_instance_id="one") as consumer:
+        for _ in range(2):
+            cluster.on_heartbeat = lambda request: FencedInstanceIdError("another one")
+            consumer.subscribe("t")
+            for _ in range(2):  # Until it subscribes again, it hears the same again.
+                with pytest.raises(FencedInstanceIdError):
+                    await read(consumer, 1)
+        cluster.on_heartbeat = None
+        consumer.subscribe("t")
+        assert values(await read(consumer, 3)) == numbers(0, 3)
+
+
+async def test_a_refused_member_may_go_on_by_hand(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, numbers(0, 3))
+    cluster.on_heartbeat = lambda request: FencedInstanceIdError("another one")
+    async with member(cluster, group_instance_id="one") as consumer:
+        with pytest.raises(FencedInstanceIdError):
+            await read(consumer, 1)
+        await consumer.unsubscribe()
+        await consumer.assign([T0])
+        async with asyncio.timeout(10):
+            assert (await anext(consumer)).offset == 0
+
+
 async def test_a_static_member_waits_for_its_predecessor_to_end(cluster: FakeCluster) -> None:
     cluster.add_topic("t")
     fill(cluster, "t", 0, numbers(0, 1))
