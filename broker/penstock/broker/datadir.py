@@ -8,7 +8,7 @@ import json
 import os
 import uuid
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -21,11 +21,16 @@ _VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class DirectoryMeta:
-    """The owner of a directory."""
+    """The owner of a directory.
+
+    ``contains`` names the directories inside that were put to use: one of them that is gone has
+    taken votes or records with it, and must not come back empty.
+    """
 
     cluster_id: str
     node_id: int
     version: int = _VERSION
+    contains: tuple[str, ...] = ()
 
 
 def new_cluster_id() -> str:
@@ -55,7 +60,11 @@ def read_meta(path: Path) -> DirectoryMeta:
     file = path / META_FILE
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
-        return DirectoryMeta(str(fields["cluster_id"]), int(fields["node_id"]))
+        return DirectoryMeta(
+            str(fields["cluster_id"]),
+            int(fields["node_id"]),
+            contains=tuple(str(name) for name in fields.get("contains", ())),
+        )
     except FileNotFoundError:
         raise DataDirectoryError(
             f"{path} is not formatted; run: penstock format --data-dir {path} --node-id N "
@@ -92,10 +101,29 @@ def open_directories(root: Path, node_id: int, others: Iterable[Path]) -> Direct
     check_directory(root, DirectoryMeta(meta.cluster_id, node_id))
     for path in others:
         if path.is_relative_to(root) and not (path / META_FILE).exists():
-            _refuse_foreign_data(path)
-            format_directory(path, meta.cluster_id, node_id)
+            meta = _put_to_use(root, path, meta)
         check_directory(path, meta)
     return meta
+
+
+def _put_to_use(root: Path, path: Path, meta: DirectoryMeta) -> DirectoryMeta:
+    """Make ``path`` inside ``root`` the node's, once."""
+    name = str(path.relative_to(root))
+    if name in meta.contains:
+        raise DataDirectoryError(
+            f"{path} was in use and is gone or emptied, and with it what this node had promised "
+            "to keep; restore it from a backup. To start without it, knowing that, take "
+            f"{name!r} out of {root / META_FILE}"
+        )
+    _refuse_foreign_data(path)
+    format_directory(path, meta.cluster_id, meta.node_id)
+    # Noted after it is made: a crash in between leaves a directory that is found to be ours.
+    noted = replace(meta, contains=(*meta.contains, name))
+    try:
+        _write_durably(root / META_FILE, json.dumps(asdict(noted)) + "\n")
+    except OSError as error:
+        raise DataDirectoryError(f"cannot write {root / META_FILE}: {error.strerror}") from None
+    return noted
 
 
 def lock_directory(path: Path) -> int:

@@ -426,7 +426,9 @@ class CommandResult(google.protobuf.message.Message):
     CONTROLLED_SHUTDOWN_FIELD_NUMBER: builtins.int
     ELECT_LEADERS_FIELD_NUMBER: builtins.int
     index: builtins.int
-    """The index that the command was applied at."""
+    """The index that the command was applied at; in an answer to ExecuteAdmin, the index at which
+    its effect can be seen, which is an earlier one when it changed nothing.
+    """
     @property
     def error(self) -> penstock.v1.common_pb2.Error:
         """Absent when the command took effect."""

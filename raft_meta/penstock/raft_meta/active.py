@@ -208,6 +208,11 @@ class ControllerShell:
         raw = await self._quorum.propose(self._stamp(command), timeout_ms=wait_ms)
         return cluster_pb2.CommandResult.FromString(raw)
 
+    @property
+    def changed_index(self) -> int:
+        """The index of the last change that brokers are told of, while this node is active."""
+        return self._core.changed_index
+
     def registration_conflict(
         self, registration: cluster_pb2.RegisterBrokerCommand
     ) -> PenstockError | None:

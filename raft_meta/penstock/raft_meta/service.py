@@ -119,7 +119,10 @@ class ControllerServicer(controller_pb2_grpc.ControllerServicer):
         if kind == "create_topic" and not command.create_topic.topic_id:
             # Drawn here and not where the command is applied, which must be deterministic.
             command.create_topic.topic_id = uuid.uuid4().bytes
-        return controller_pb2.ExecuteAdminResponse(result=await self._execute(command, context))
+        result = await self._execute(command, context)
+        # Whoever waits to see the effect of a command that changed nothing sees it already.
+        result.index = min(result.index, self._shell.changed_index)
+        return controller_pb2.ExecuteAdminResponse(result=result)
 
     async def _execute(
         self, command: cluster_pb2.Command, context: Any

@@ -6,11 +6,13 @@ import asyncio
 import socket
 
 import pytest
+from grpc import aio
 
 from penstock.raft_meta.config import ControllerConfig
 from penstock.raft_meta.controller import ControllerServer
 from penstock.raft_meta.quorum import Role
-from penstock.v1 import cluster_pb2
+from penstock.v1 import cluster_pb2, controller_pb2
+from penstock.v1.controller_pb2_grpc import ControllerStub
 from penstock.wire.errors import (
     AddressInUseError,
     ConfigurationError,
@@ -167,3 +169,22 @@ async def test_reads_are_linearizable_and_large_commands_refused(tmp_path):
 def test_settings_that_cannot_work_are_refused(tmp_path, changes, message):
     with pytest.raises(ConfigurationError, match=message):
         config(tmp_path, **changes)
+
+
+async def test_a_command_that_changes_nothing_can_be_seen_at_once(tmp_path):
+    """Its own index reaches no broker: whoever waited for that would wait for the next change."""
+    server = ControllerServer(config(tmp_path))
+    await server.start()
+    await until(lambda: server._shell._core.is_active)
+    async with aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        stub = ControllerStub(channel)
+        feed = stub.WatchMetadata(controller_pb2.WatchMetadataRequest(cluster_id="c", node_id=1))
+        seen = (await feed.read()).delta.index
+        for _ in range(2):
+            request = controller_pb2.ExecuteAdminRequest()
+            request.command.alter_topic_configs.topic = "nosuch"
+            refused = await stub.ExecuteAdmin(request)
+            assert refused.result.HasField("error")
+            assert refused.result.index <= seen
+        feed.cancel()
+    await server.stop()

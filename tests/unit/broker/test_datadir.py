@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,17 @@ def test_directories_inside_take_over_the_identity_once(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     open_directories(tmp_path, 1, [logs])
     assert read_meta(logs) == DirectoryMeta("c1", 1)
+
+
+def test_a_directory_that_was_in_use_does_not_come_back_empty(tmp_path: Path) -> None:
+    format_directory(tmp_path, "c1", 1)
+    inside = [tmp_path / "raft", tmp_path / "logs"]
+    open_directories(tmp_path, 1, inside)
+    assert open_directories(tmp_path, 1, inside).contains == ("raft", "logs")
+    shutil.rmtree(tmp_path / "raft")
+    with pytest.raises(DataDirectoryError, match="raft was in use and is gone or emptied"):
+        open_directories(tmp_path, 1, inside)
+    assert not (tmp_path / "raft").exists()
 
 
 def test_data_without_an_identity_is_never_taken_over(tmp_path: Path) -> None:

@@ -78,6 +78,11 @@ class ActiveController:
         """This node is the active controller, as far as it knows."""
         return self._state is not None
 
+    @property
+    def changed_index(self) -> int:
+        """The index of the last change that brokers are told of."""
+        return self._changed_index
+
     def handle(self, event: Event, now_ms: int) -> list[Effect]:
         """Take one event in; what is to be done, in order."""
         match event:
