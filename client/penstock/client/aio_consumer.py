@@ -214,9 +214,9 @@ class AsyncConsumer:
             self._engine.handout.settle()
         deadline = Deadline.after_ms(timeout_ms)
         try:
-            owned = self._engine.assignment()
-            if owned and self._engine.in_group:
-                await self._tell("on_partitions_revoked", sorted(owned))
+            parting = self._engine.parting()
+            await self._tell("on_partitions_lost", parting.lost)
+            await self._tell("on_partitions_revoked", parting.revoked)
         finally:
             await self._engine.close(deadline)
 

@@ -264,9 +264,11 @@ class Consumer:
             self._engine.handout.settle()
         deadline = Deadline.after_ms(timeout_ms)
         try:
-            owned = self._engine.assignment()
-            if self._listener is not None and owned and self._engine.in_group:
-                self._listener.on_partitions_revoked(sorted(owned))
+            parting = self._engine.parting()
+            if self._listener is not None and parting.lost:
+                self._listener.on_partitions_lost(parting.lost)
+            if self._listener is not None and parting.revoked:
+                self._listener.on_partitions_revoked(parting.revoked)
         finally:
             self._thread.run(self._engine.close(deadline))
 

@@ -26,7 +26,6 @@ from penstock.client.positions import Positions
 from penstock.wire.errors import (
     InvalidGroupIdError,
     InvalidRequestError,
-    MaxPollExceededError,
     PenstockError,
 )
 from penstock.wire.ids import TopicPartition
@@ -90,7 +89,7 @@ class ConsumerEngine:
                 on_change=self._on_group_change,
             )
             self._offsets = GroupOffsets(
-                self._cluster, self._coordinators, config.group_id, self._group.member_id
+                self._cluster, self._coordinators, config.group_id, self._group
             )
         self._positions = Positions(
             config,
@@ -165,10 +164,13 @@ class ConsumerEngine:
         """Topics subscribed to by name."""
         return self._subscription.topics
 
-    @property
-    def in_group(self) -> bool:
-        """Whether the partitions are the group's to give."""
-        return self._group is not None and self._group.member.in_group
+    def parting(self) -> Rebalance:
+        """What a listener is to hear before the consumer closes."""
+        if self._group is None or self._by_hand:
+            return Rebalance(0)
+        owned, lost = self.assignment(), self._group.member.lost
+        held = owned - lost if self._group.member.in_group else frozenset()
+        return Rebalance(0, revoked=tuple(sorted(held)), lost=tuple(sorted(owned & lost)))
 
     async def start(self) -> None:
         """Find a broker. Raises BootstrapError."""
@@ -275,8 +277,6 @@ class ConsumerEngine:
             self._polling = False
 
     def _look(self, limit: int) -> list[ConsumerRecord] | Rebalance | None:
-        if self._failure is not None:
-            raise self._failure
         if self._group is not None and not self._by_hand:
             self._group.handle(Polled())
             change = self._group.member.pending_rebalance
@@ -286,6 +286,8 @@ class ConsumerEngine:
                 return change
         else:
             self.handout.interrupted = False  # By what was before assign().
+        if self._failure is not None:  # After the application heard what it lost by it.
+            raise self._failure
         if self._topics_changed:
             self._topics_changed = False
             self._read_whole_topics(first=False)
@@ -466,15 +468,8 @@ class ConsumerEngine:
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: float
     ) -> None:
         committer = self._group_offsets()
-        assert self._group is not None
-        if self._group.member.state is MemberState.STALE:
-            raise MaxPollExceededError(
-                f"group {self._config.group_id!r}: this consumer did not poll for "
-                f"max_poll_interval_ms={self._config.max_poll_interval_ms} and left; others may "
-                "have its partitions. Poll to join again"
-            )
         await self._cluster.start()
-        await committer.commit(offsets, self._group.member, timeout_ms)
+        await committer.commit(offsets, timeout_ms)
         for partition, entry in offsets.items():
             self._committed[partition] = Position(entry.offset, entry.leader_epoch)
 
@@ -484,11 +479,18 @@ class ConsumerEngine:
             await self._commit_quietly(self._processed())
 
     def _processed(self) -> dict[TopicPartition, Position]:
-        """What is processed and not committed yet."""
+        """What is processed and not committed yet, of what is still this consumer's to commit.
+
+        What the group took from it is not, even before the application has heard of it: another
+        member may be ahead of us there.
+        """
+        mine = self.assignment()
+        if self._group is not None and not self._by_hand:
+            mine &= self._group.member.owned
         return {
             partition: position
             for partition, position in dict(self.handout.consumed).items()
-            if self._committed.get(partition) != position
+            if partition in mine and self._committed.get(partition) != position
         }
 
     async def _commit_quietly(
@@ -496,6 +498,8 @@ class ConsumerEngine:
     ) -> None:
         if timeout_ms is None:
             timeout_ms = self._config.request_timeout_ms
+        if not positions:
+            return
         try:
             await self._commit(_committable(positions), timeout_ms)
         except PenstockError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from penstock.client.cluster import Cluster, now_ms
@@ -31,7 +31,14 @@ from penstock.client.core.member import (
 )
 from penstock.client.streams import BidiStream
 from penstock.v1 import groups_pb2, groups_pb2_grpc
-from penstock.wire.errors import LeaderHint, PenstockError, error_from_proto
+from penstock.wire.errors import (
+    FencedMemberEpochError,
+    LeaderHint,
+    MaxPollExceededError,
+    PenstockError,
+    error_from_proto,
+)
+from penstock.wire.ids import TopicPartition
 
 _LOG: Final = logging.getLogger("penstock.client")
 _FIRST_BACKOFF_MS: Final = 20.0
@@ -75,6 +82,7 @@ class GroupLink:
             Backoff(first, backoff.most_ms, backoff.chance),
         )
         self.trouble: PenstockError | None = None  # Why the coordinator cannot be spoken to.
+        self._refusal: PenstockError | None = None  # Why the group will not have this member.
         self._stream: BidiStream | None = None
         self._opening: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -101,6 +109,7 @@ class GroupLink:
             elif isinstance(effect, RebalancePending):
                 self._on_change(None)
             elif isinstance(effect, Failed):
+                self._refusal = effect.error
                 self._on_change(effect.error)
         if self.member.state is MemberState.STALE and before is not MemberState.STALE:
             _LOG.warning(
@@ -111,6 +120,29 @@ class GroupLink:
                 self._config.max_poll_interval_ms,
             )
         self._set_timer()
+
+    def check_commit(self, partitions: Collection[TopicPartition]) -> None:
+        """Raise why this consumer must not commit positions of ``partitions``, if it must not.
+
+        Not being a member is a reason only for one that was a member: another may have its
+        partitions, and an empty group lets anyone commit.
+        """
+        state = self.member.state
+        if state is MemberState.STALE:
+            raise MaxPollExceededError(
+                f"group {self._group_id!r}: this consumer did not poll for "
+                f"max_poll_interval_ms={self._config.max_poll_interval_ms} and left; others may "
+                "have its partitions. Poll to join again"
+            )
+        if state is MemberState.FAILED and self._refusal is not None:
+            raise self._refusal
+        lost = sorted(self.member.lost.intersection(partitions))
+        if lost:
+            names = ", ".join(map(str, lost))
+            raise FencedMemberEpochError(
+                f"group {self._group_id!r} gave this member up, and {names} may be another's by "
+                "now. Poll to hear what this member has"
+            )
 
     async def leave(self, timeout_ms: float) -> None:
         """Leave the group, waiting no longer than this for the message to be under way."""

@@ -12,9 +12,15 @@ from penstock.client import admin_values
 from penstock.client.cluster import Cluster, now_ms
 from penstock.client.coordinator import Coordinators
 from penstock.client.core.member import Member
+from penstock.client.group_link import GroupLink
 from penstock.client.model import OffsetAndMetadata
 from penstock.v1 import groups_pb2, groups_pb2_grpc
-from penstock.wire.errors import PenstockError, StaleMemberEpochError, error_from_proto
+from penstock.wire.errors import (
+    FencedMemberEpochError,
+    PenstockError,
+    StaleMemberEpochError,
+    error_from_proto,
+)
 from penstock.wire.ids import TopicPartition
 
 
@@ -22,32 +28,34 @@ class GroupOffsets:
     """Belongs to one event loop. Commits happen one after the other, in the order asked for."""
 
     def __init__(
-        self, cluster: Cluster, coordinators: Coordinators, group_id: str, member_id: str
+        self, cluster: Cluster, coordinators: Coordinators, group_id: str, group: GroupLink
     ) -> None:
         self._cluster = cluster
         self._coordinators = coordinators
         self._group_id = group_id
-        self._member_id = member_id
+        self._group = group
         self._turn = asyncio.Lock()
 
     async def commit(
         self,
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
-        member: Member,
         timeout_ms: float,
     ) -> None:
         """Store positions: as the member while it is one, else from outside of an empty group.
 
-        Raises the first refusal.
+        Raises the first refusal; the client's own where another may have the partitions by now.
         """
+        self._group.check_commit(offsets)
         if not offsets:
             return
         deadline = now_ms() + timeout_ms
+        held = self._group.member.owned.intersection(offsets)
         async with self._turn:
             attempt = 0
             while True:
                 try:
-                    await self._commit_once(offsets, member, max(1.0, deadline - now_ms()))
+                    self._check_still_held(held)
+                    await self._commit_once(offsets, max(1.0, deadline - now_ms()))
                     return
                 except StaleMemberEpochError:
                     # The answer with our newer epoch is on its way.
@@ -75,20 +83,30 @@ class GroupOffsets:
         if not request.partitions:
             return {}
         if member is not None and member.in_group:
-            request.member_id = self._member_id
+            request.member_id = self._group.member_id
             request.member_epoch = member.epoch
         response = await self._call("FetchOffsets", request, _checked, timeout_ms)
         return admin_values.offsets(response.offsets)
 
+    def _check_still_held(self, held: frozenset[TopicPartition]) -> None:
+        """Of what was this member's when the commit was asked for: waiting may outlast it."""
+        self._group.check_commit(held)
+        gone = sorted(held - self._group.member.owned)
+        if gone:
+            raise FencedMemberEpochError(
+                f"group {self._group_id!r} took {', '.join(map(str, gone))} from this member "
+                "before the commit was sent"
+            )
+
     async def _commit_once(
         self,
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
-        member: Member,
         timeout_ms: float,
     ) -> None:
+        member = self._group.member
         request = groups_pb2.CommitOffsetsRequest(group_id=self._group_id, member_epoch=-1)
         if member.in_group:
-            request.member_id = self._member_id
+            request.member_id = self._group.member_id
             request.member_epoch = member.epoch
         for partition, position in offsets.items():
             topic_id = self._cluster.metadata.topic_id(partition.topic)

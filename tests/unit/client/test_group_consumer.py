@@ -16,6 +16,7 @@ from penstock.v1 import groups_pb2
 from penstock.wire.errors import (
     CoordinatorLoadInProgressError,
     FencedInstanceIdError,
+    FencedMemberEpochError,
     PenstockError,
     StaleMemberEpochError,
     UnknownMemberIdError,
@@ -276,6 +277,65 @@ async def test_a_refused_member_that_subscribes_again_joins_again(cluster: FakeC
         cluster.on_heartbeat = None
         consumer.subscribe("t")
         assert values(await read(consumer, 3)) == numbers(0, 3)
+
+
+async def test_a_refused_member_commits_nothing_and_hears_what_it_lost(
+    cluster: FakeCluster,
+) -> None:
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, numbers(0, 10))
+    listener = Listener()
+    consumer = AsyncConsumer(
+        cluster.bootstrap,
+        group_id="g",
+        group_instance_id="one",
+        auto_offset_reset="earliest",
+        auto_commit_interval_ms=10,
+        max_poll_records=2,
+    )
+    consumer.subscribe("t", listener)
+    async with consumer:
+        await read(consumer, 2)
+        cluster.on_heartbeat = lambda request: FencedInstanceIdError("another one is called so")
+        await eventually(lambda: consumer._engine.handout.interrupted)
+        cluster.groups["g"].members.clear()  # The other one came, read everything and left.
+        cluster.groups["g"].offsets[T0] = groups_pb2.OffsetCommit(offset=10)
+        consumer._engine.handout.settle()
+        commits = len(cluster.groups["g"].commits)
+        with pytest.raises(FencedInstanceIdError):
+            await consumer.commit()
+        with pytest.raises(FencedInstanceIdError):
+            while True:
+                await consumer.poll(20)
+        assert consumer.assignment() == frozenset()
+        assert listener.heard == [("assigned", (T0,)), ("lost", (T0,))]
+        await asyncio.sleep(0.05)  # Some turns of the automatic commit.
+    assert len(cluster.groups["g"].commits) == commits
+    assert committed(cluster) == {T0: 10}
+    assert listener.heard == [("assigned", (T0,)), ("lost", (T0,))]
+
+
+async def test_a_member_given_up_commits_nothing_of_what_it_lost(cluster: FakeCluster) -> None:
+    """It is a member again at once, with an epoch that would let it commit."""
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, numbers(0, 4))
+    listener = Listener()
+    consumer = AsyncConsumer(
+        cluster.bootstrap, group_id="g", auto_offset_reset="earliest", max_poll_records=2
+    )
+    consumer.subscribe("t", listener)
+    await read(consumer, 2)
+    group = cluster.groups["g"]
+    [before] = group.members.values()
+    group.members.clear()
+    await eventually(lambda: group.members and next(iter(group.members.values())) is not before)
+    await eventually(lambda: consumer._engine._group.member.state.value == "reconciling")
+    group.offsets[T0] = groups_pb2.OffsetCommit(offset=4)
+    with pytest.raises(FencedMemberEpochError, match="t-0"):
+        await consumer.commit()
+    await consumer.close()
+    assert committed(cluster) == {T0: 4}
+    assert listener.heard == [("assigned", (T0,)), ("lost", (T0,))]
 
 
 async def test_a_refused_member_may_go_on_by_hand(cluster: FakeCluster) -> None:

@@ -199,6 +199,11 @@ class Member:
         return self.state in (MemberState.JOINING, MemberState.STABLE, MemberState.RECONCILING)
 
     @property
+    def lost(self) -> frozenset[TopicPartition]:
+        """What is someone else's already, though the application has not heard of it."""
+        return self._lost
+
+    @property
     def pending_rebalance(self) -> Rebalance | None:
         """What the application must hear of before it gets more records."""
         if self._lost:
