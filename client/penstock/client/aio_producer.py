@@ -78,8 +78,11 @@ class AsyncProducer:
         Returns without waiting unless the topic is new or ``buffer_memory`` is full.
         """
         self._check_open()
+        deadline = 0.0
         if topic not in self._engine.metadata:
+            deadline = self._deadline()
             await self._engine.await_topic(topic)
+            self._check_open()  # Nobody would ever send what is queued after the close.
         record = self._path.prepare(
             topic,
             value=value,
@@ -89,9 +92,10 @@ class AsyncProducer:
             timestamp_ms=timestamp_ms,
         )
         future = AsyncDeliveryFuture(loop=asyncio.get_running_loop())
-        deadline = 0.0
-        while (result := self._path.append(record, future)) is None:
-            deadline = await self._wait_for_room(deadline, record.size_bound)
+        place = self._path.place(record)
+        while (result := self._path.append(record, place, future)) is None:
+            deadline = deadline or self._deadline()
+            await self._wait_for_room(deadline, record.size_bound)
             self._check_open()
         if result.wake:
             self._engine.wake()
@@ -136,9 +140,11 @@ class AsyncProducer:
         if self._closed:
             raise ClientClosedError("the producer is closed")
 
-    async def _wait_for_room(self, deadline: float, wanted_bytes: int) -> float:
+    def _deadline(self) -> float:
+        return time.monotonic() + self.config.max_block_ms / 1000
+
+    async def _wait_for_room(self, deadline: float, wanted_bytes: int) -> None:
         now = time.monotonic()
-        deadline = deadline or now + self.config.max_block_ms / 1000
         if now >= deadline:
             raise BufferExhaustedError(
                 f"buffer_memory={self.config.buffer_memory} bytes stayed full for "
@@ -150,4 +156,3 @@ class AsyncProducer:
         self._engine.wake()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._room.wait(), deadline - now)
-        return deadline

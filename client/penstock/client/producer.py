@@ -16,6 +16,7 @@ from penstock.client.model import Header, RecordMetadata
 from penstock.client.producer_engine import ProducerEngine
 from penstock.client.sending import SendPath
 from penstock.wire.errors import BufferExhaustedError, ClientClosedError
+from penstock.wire.ids import TopicPartition
 
 
 class Producer:
@@ -75,7 +76,7 @@ class Producer:
     ) -> concurrent.futures.Future[RecordMetadata]:
         """Queue one record; the future has its RecordMetadata or the reason why not.
 
-        Blocks for at most ``max_block_ms``: for the topic's metadata when it is new, and while
+        Blocks for at most ``max_block_ms`` in all: for a new topic's metadata, and while
         ``buffer_memory`` is full (in a callback of a future, which runs on the client's own
         thread, not at all). Records of one partition are written in the order of ``send``.
         With ``key`` the partition is murmur2's as in Java clients; without, batch by batch.
@@ -87,7 +88,9 @@ class Producer:
         A failure whose future nobody looked at raises at the next ``flush`` or ``close``.
         """
         self._check_open()
+        deadline = 0.0
         if topic not in self._engine.metadata:
+            deadline = self._deadline()
             self._thread.run(self._engine.await_topic(topic))
         record = self._path.prepare(
             topic,
@@ -98,14 +101,16 @@ class Producer:
             timestamp_ms=timestamp_ms,
         )
         future = DeliveryFuture()
-        deadline = 0.0
+        place: TopicPartition | None = None
         while True:
             with self._room:
                 if self._closed:
                     raise ClientClosedError("the producer is closed; nothing was sent")
-                result = self._path.append(record, future)
+                place = place or self._path.place(record)
+                result = self._path.append(record, place, future)
                 if result is None:
-                    deadline = self._wait_for_room(deadline, record.size_bound)
+                    deadline = deadline or self._deadline()
+                    self._wait_for_room(deadline, record.size_bound)
                     continue
                 wake = result.wake and not self._waking
                 if wake:
@@ -159,8 +164,11 @@ class Producer:
         self._waking = False
         self._engine.wake()
 
-    def _wait_for_room(self, deadline: float, wanted_bytes: int) -> float:
-        """Wait until memory was freed; returns the deadline. Holds the lock before and after."""
+    def _deadline(self) -> float:
+        return time.monotonic() + self.config.max_block_ms / 1000
+
+    def _wait_for_room(self, deadline: float, wanted_bytes: int) -> None:
+        """Wait until memory was freed. Holds the lock before and after."""
         if self._thread.is_current:
             raise BufferExhaustedError(
                 f"buffer_memory={self.config.buffer_memory} bytes are full (a record of "
@@ -169,7 +177,6 @@ class Producer:
                 "raise buffer_memory"
             )
         now = time.monotonic()
-        deadline = deadline or now + self.config.max_block_ms / 1000
         if now >= deadline:
             raise BufferExhaustedError(
                 f"buffer_memory={self.config.buffer_memory} bytes stayed full for "
@@ -179,7 +186,6 @@ class Producer:
             )
         self._thread.call(self._engine.wake)
         self._room.wait(deadline - now)
-        return deadline
 
     def _on_room(self) -> None:
         with self._room:

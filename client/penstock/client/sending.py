@@ -35,8 +35,8 @@ class Prepared(NamedTuple):
 
 
 class SendPath:
-    """Serialises, checks and places records. ``prepare`` is thread-safe; ``append`` under the
-    engine's guard.
+    """Serialises, checks and places records. ``prepare`` is thread-safe; ``place`` and ``append``
+    are called under the engine's guard.
     """
 
     def __init__(self, config: ProducerConfig, engine: ProducerEngine) -> None:
@@ -83,8 +83,8 @@ class SendPath:
         data = RecordData(timestamp_ms, key_bytes, value_bytes, checked)
         return Prepared(topic, partition, key_bytes, value_bytes, data, size_bound)
 
-    def append(self, record: Prepared, promise: Promise) -> Appended | None:
-        """Place the record in its partition's batch; None when memory is full."""
+    def place(self, record: Prepared) -> TopicPartition:
+        """The record's partition. Ask once a record: to choose moves the partitioner on."""
         metadata = self._engine.metadata
         topic = record.topic
         partition = record.partition
@@ -103,8 +103,12 @@ class SendPath:
                     f"the partitioner chose partition {partition} of topic {topic!r}, which has "
                     f"0 to {count - 1}"
                 )
+        return TopicPartition(topic, partition)
+
+    def append(self, record: Prepared, place: TopicPartition, promise: Promise) -> Appended | None:
+        """Add the record to its partition's batch; None when memory is full."""
         return self._engine.accumulator.append(
-            TopicPartition(topic, partition), record.data, record.size_bound, promise, now_ms()
+            place, record.data, record.size_bound, promise, now_ms()
         )
 
 
