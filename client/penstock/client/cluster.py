@@ -63,7 +63,10 @@ class Cluster:
         return self._started
 
     async def start(self) -> None:
-        """Find one broker that answers. Raises BootstrapError. Safe to call at any time."""
+        """Find one broker that answers. Safe to call at any time.
+
+        Raises BootstrapError, or ClientClosedError when it is closed meanwhile.
+        """
         if self._started:
             return
         self._check_open()
@@ -72,6 +75,10 @@ class Cluster:
         task = self._starting
         try:
             await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled() and self._closed:
+                self._check_open()  # It was not the caller that was cancelled.
+            raise
         finally:
             if task.done() and self._starting is task:
                 self._starting = None

@@ -11,7 +11,7 @@ from typing import Final
 from penstock.client.cluster import Cluster, now_ms
 from penstock.client.core.backoff import Backoff, Pacer
 from penstock.v1 import metadata_pb2, metadata_pb2_grpc
-from penstock.wire.errors import PenstockError, RequestTimedOutError
+from penstock.wire.errors import ClientClosedError, PenstockError, RequestTimedOutError
 
 _LOG: Final = logging.getLogger("penstock.client")
 _QUICK_FIRST_MS: Final = 20.0
@@ -22,7 +22,8 @@ _ATTEMPT_MS: Final = 500.0  # Beyond this another broker is asked: this one may 
 class MetadataKeeper:
     """One task that asks for metadata, however many want it. Belongs to one event loop.
 
-    ``on_update`` is called after each answer.
+    ``on_update`` is called after each answer. Once it is closed nothing is asked any more, and
+    who waits for an answer, or comes to wait, gets ClientClosedError.
     """
 
     def __init__(self, cluster: Cluster, on_update: Callable[[], object]) -> None:
@@ -35,6 +36,7 @@ class MetadataKeeper:
         self._waiters: list[asyncio.Future[None]] = []
         self._last_error: PenstockError | None = None
         self._task: asyncio.Task[None] | None = None
+        self._closed = False
         self._pacer = Pacer(
             Backoff(_QUICK_FIRST_MS, _QUICK_MOST_MS, random.random),
             Backoff(
@@ -56,25 +58,34 @@ class MetadataKeeper:
 
     def request(self, avoid: int = -1) -> None:
         """Have metadata asked for soon; of another broker than ``avoid`` if possible."""
+        if self._closed:
+            return
         if avoid >= 0:
             self._avoid = avoid
         self._requested.set()
         self._ensure_running()
 
     async def updated(self, timeout_ms: float) -> None:
-        """Wait for the next answer, or for the time to be over. Asks for one."""
+        """Wait for the next answer, or for the time to be over. Asks for one.
+
+        Raises ClientClosedError.
+        """
+        self._check_open()
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         self.request()
-        await asyncio.wait([waiter], timeout=max(timeout_ms, 0) / 1000)
-        if waiter in self._waiters:
-            self._waiters.remove(waiter)
+        try:
+            await asyncio.wait([waiter], timeout=max(timeout_ms, 0) / 1000)
+        finally:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+        self._check_open()
 
     async def await_topic(self, topic: str, timeout_ms: float) -> int:
         """The topic's partition count, once it is known.
 
         Raises UnknownTopicOrPartitionError when the brokers agree that it does not exist, its
-        InvalidTopicError, BootstrapError, or RequestTimedOutError.
+        InvalidTopicError, BootstrapError, RequestTimedOutError, or ClientClosedError.
         """
         await self._cluster.start()
         metadata = self._cluster.metadata
@@ -97,11 +108,23 @@ class MetadataKeeper:
         return metadata.partition_count(topic)
 
     async def close(self) -> None:
-        """Stop asking."""
+        """Stop asking; whoever waits gets ClientClosedError. Idempotent."""
+        self._closed = True
+        self._wake_waiters()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientClosedError("the client was closed")
+
+    def _wake_waiters(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
     def _ensure_running(self) -> None:
         if self._task is None or self._task.done():
@@ -147,8 +170,5 @@ class MetadataKeeper:
                     if gone not in self._topics:
                         self._cluster.metadata.forget(gone)
             self._cluster.metadata.apply(response, now_ms())
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        self._wake_waiters()
         self._on_update()

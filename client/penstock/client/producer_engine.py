@@ -117,24 +117,27 @@ class ProducerEngine:
         self._ledger.raise_unread()
 
     async def close(self, timeout_ms: float | None) -> None:
-        """Flush, fail what is left, and free everything."""
+        """Flush, fail what is left, and free everything; also when it is cancelled."""
         if self._closed:
             return
+        why = "closing was interrupted"
         try:
             await self._await_verdicts(timeout_ms)
         except RequestTimedOutError:
-            left = sum(batch.record_count for batch in self._sender.open_batches())
-            self._handle(
-                Aborted(
-                    ClientClosedError(
-                        f"the producer was closed before {left} records were acknowledged "
-                        f"(timeout_ms={timeout_ms})"
-                    )
-                )
-            )
+            why = f"timeout_ms={timeout_ms}"
         finally:
-            await self._free()
+            try:
+                self._abort(why)
+            finally:
+                await self._free()
         self._ledger.raise_unread()
+
+    def _abort(self, why: str) -> None:
+        """Give what is left its verdict: nothing more will be sent."""
+        left = sum(batch.record_count for batch in self._sender.open_batches())
+        if left:
+            message = f"the producer was closed before {left} records were acknowledged ({why})"
+            self._handle(Aborted(ClientClosedError(message)))
 
     # --- the loop ---------------------------------------------------------------------------
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,6 +19,9 @@ from penstock.client import (
     SerializationError,
     UnknownTopicOrPartitionError,
 )
+from penstock.client.cluster import Cluster
+from penstock.client.config import ProducerConfig
+from penstock.client.metadata_keeper import MetadataKeeper
 from penstock.v1 import log_pb2
 from penstock.wire.errors import (
     AccessForbiddenError,
@@ -476,3 +481,141 @@ async def test_the_whole_cluster_may_be_away_for_a_while(cluster: FakeCluster) -
         await asyncio.wait_for(asyncio.gather(*futures), 20)
     for number in range(3):
         assert cluster.values("t", number) == [b"a", b"b"]
+
+
+async def test_a_send_that_waits_for_metadata_ends_with_the_producer(cluster: FakeCluster) -> None:
+    asked = asyncio.Event()
+
+    async def hang(node: FakeNode) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    producer = AsyncProducer(cluster.bootstrap)
+    await producer.start()
+    cluster.add_topic("t")
+    cluster.on_describe = hang
+    sending = asyncio.ensure_future(producer.send("t", b"v"))
+    await asked.wait()
+    await producer.close()
+    with pytest.raises(ClientClosedError):
+        await asyncio.wait_for(sending, 5)
+
+
+async def test_a_send_that_waits_for_the_first_broker_ends_with_the_producer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        producer = AsyncProducer(f"127.0.0.1:{silent.getsockname()[1]}")
+        sending = asyncio.ensure_future(producer.send("t", b"v"))
+        await asyncio.sleep(0)  # It has begun.
+        await producer.close()
+        with pytest.raises(ClientClosedError):
+            await asyncio.wait_for(sending, 5)
+
+
+async def test_nothing_is_queued_into_a_closed_producer(cluster: FakeCluster) -> None:
+    """The answer on the topic and the close come in the same turn of the loop."""
+    cluster.add_topic("t")
+    producer = AsyncProducer(cluster.bootstrap)
+    engine = producer._engine
+    await_topic = engine.await_topic
+
+    async def answered_while_closing(topic: str, *more: Any) -> int:
+        count = await await_topic(topic, *more)
+        await producer.close()
+        return count
+
+    engine.await_topic = answered_while_closing  # type: ignore[method-assign]
+    with pytest.raises(ClientClosedError):
+        await producer.send("t", b"v")
+    assert engine.accumulator.used_bytes == 0
+
+
+async def test_a_closed_keeper_asks_nothing_and_lets_nobody_wait(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    client = Cluster(ProducerConfig.load(cluster.bootstrap, {}))
+    keeper = MetadataKeeper(client, lambda: None)
+    assert await keeper.await_topic("t", 5_000) == 1
+    await keeper.close()
+    tasks = asyncio.all_tasks()
+    keeper.request()
+    assert asyncio.all_tasks() == tasks
+    with pytest.raises(ClientClosedError):
+        await keeper.updated(60_000)
+    with pytest.raises(ClientClosedError):
+        await keeper.await_topic("other", 60_000)
+    await keeper.close()
+    await client.close()
+
+
+async def test_an_interrupted_close_leaves_no_record_without_a_verdict(
+    cluster: FakeCluster,
+) -> None:
+    cluster.add_topic("t")
+    reached = asyncio.Event()
+
+    async def silent(node: FakeNode, request: log_pb2.ProduceRequest) -> Any:
+        reached.set()
+        return "drop"
+
+    cluster.on_produce = silent
+    producer = AsyncProducer(cluster.bootstrap)
+    sent = await producer.send("t", b"sent")
+    await asyncio.wait_for(reached.wait(), 5)
+    queued = await producer.send("t", b"queued")
+    closing = asyncio.ensure_future(producer.close())
+    await asyncio.sleep(0)  # It waits for the verdicts.
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(closing, 5)
+    for future in (sent, queued):
+        assert isinstance(future.exception(), ClientClosedError)
+    assert producer._engine.accumulator.used_bytes == 0
+
+
+async def test_a_record_that_waits_for_room_keeps_its_partition(cluster: FakeCluster) -> None:
+    cluster.add_topic("t", 2)
+    asked: list[bytes | None] = []
+
+    def alternate(
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        partition_count: int,
+        available: Sequence[int],
+    ) -> int:
+        asked.append(value)
+        return (len(asked) - 1) % partition_count
+
+    async with AsyncProducer(
+        cluster.bootstrap, partitioner=alternate, buffer_memory=2_000, linger_ms=0
+    ) as producer:
+        values = [b"%d" % number * 500 for number in range(9)]
+        for value in values:
+            await producer.send("t", value)
+    assert asked == values
+    assert cluster.values("t", 0) == values[::2]
+    assert cluster.values("t", 1) == values[1::2]
+
+
+async def test_the_wait_for_metadata_and_for_room_have_one_deadline(cluster: FakeCluster) -> None:
+    cluster.add_topic("full")
+    cluster.add_topic("new")
+
+    async def silent(node: FakeNode, request: log_pb2.ProduceRequest) -> Any:
+        return "drop"
+
+    cluster.on_produce = silent
+    producer = AsyncProducer(cluster.bootstrap, buffer_memory=2_000, max_block_ms=1_000)
+    stuck = await producer.send("full", b"x" * 1_500)
+    loop = asyncio.get_running_loop()
+    answers = loop.time() + 0.7
+
+    async def slow(node: FakeNode) -> None:
+        await asyncio.sleep(max(0.0, answers - loop.time()))
+
+    cluster.on_describe = slow
+    started = loop.time()
+    with pytest.raises(BufferExhaustedError):
+        await producer.send("new", b"x" * 1_500)
+    assert 0.9 < loop.time() - started < 1.5
+    stuck.add_done_callback(lambda _: None)  # Its failure is known.
+    await producer.close(0)
