@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import threading
 from collections.abc import Callable, Generator
 from contextvars import Context
 from typing import Any, Final, Protocol, Self
@@ -11,13 +12,14 @@ from typing import Any, Final, Protocol, Self
 from penstock.client.model import RecordMetadata
 from penstock.wire.errors import DeliveryFailedError
 
-_KEPT: Final = 10_000
+_SAMPLES: Final = 100
 
 
 class Promise(Protocol):
     """What both kinds of futures give to the engine."""
 
     was_read: bool
+    unread: Unread | None
 
     def deliver(self, metadata: RecordMetadata) -> None:
         """The record is written."""
@@ -29,9 +31,11 @@ class Promise(Protocol):
 class DeliveryFuture(concurrent.futures.Future[RecordMetadata]):
     """The future of ``Producer.send``. It cannot be cancelled: the record may be on its way."""
 
+    was_read = False
+    unread: Unread | None = None
+
     def __init__(self) -> None:
         super().__init__()
-        self.was_read = False
         self.set_running_or_notify_cancel()
 
     def deliver(self, metadata: RecordMetadata) -> None:
@@ -45,7 +49,7 @@ class DeliveryFuture(concurrent.futures.Future[RecordMetadata]):
     def result(self, timeout: float | None = None) -> RecordMetadata:
         """The record's place; raises why there is none. Waits up to ``timeout`` seconds."""
         result = super().exception(timeout)
-        self.was_read = True
+        _note_read(self)
         if result is not None:
             raise result
         return super().result()
@@ -53,14 +57,14 @@ class DeliveryFuture(concurrent.futures.Future[RecordMetadata]):
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Why the record was not written, or None. Waits up to ``timeout`` seconds."""
         error = super().exception(timeout)
-        self.was_read = True
+        _note_read(self)
         return error
 
     def add_done_callback(
         self, fn: Callable[[concurrent.futures.Future[RecordMetadata]], object]
     ) -> None:
         """Call ``fn`` with this future when the verdict is there; it may be on another thread."""
-        self.was_read = True
+        _note_read(self)
         super().add_done_callback(fn)
 
 
@@ -68,6 +72,7 @@ class AsyncDeliveryFuture(asyncio.Future[RecordMetadata]):
     """The future of ``AsyncProducer.send``."""
 
     was_read = False
+    unread: Unread | None = None
 
     def deliver(self, metadata: RecordMetadata) -> None:
         """The record is written."""
@@ -83,12 +88,12 @@ class AsyncDeliveryFuture(asyncio.Future[RecordMetadata]):
 
     def result(self) -> RecordMetadata:
         """The record's place; raises why there is none."""
-        self.was_read = True
+        _note_read(self)
         return super().result()
 
     def exception(self) -> BaseException | None:
         """Why the record was not written, or None."""
-        self.was_read = True
+        _note_read(self)
         return super().exception()
 
     def add_done_callback(
@@ -99,40 +104,82 @@ class AsyncDeliveryFuture(asyncio.Future[RecordMetadata]):
         context: Context | None = None,
     ) -> None:
         """Call ``fn`` with this future when the verdict is there."""
-        self.was_read = True
+        _note_read(self)
         super().add_done_callback(fn, context=context)
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
         """The record's place; raises why there is none."""
-        self.was_read = True
+        _note_read(self)
         return super().__await__()
+
+
+def _note_read(promise: Promise) -> None:
+    promise.was_read = True  # First: who adds it to the unread ones looks at this last.
+    unread = promise.unread
+    if unread is not None:
+        unread.forget(promise)
+
+
+class Unread:
+    """The failures of one period that nobody looked at yet. Thread-safe.
+
+    Counts, and pins nothing but a few samples: those who hold futures may read them at any time
+    until the period ends, and those who do not must not fill the memory.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+        self._samples: list[tuple[Promise, BaseException]] = []
+        self._latest: BaseException | None = None
+
+    def add(self, promise: Promise, error: BaseException) -> None:
+        """A record failed; ``forget`` follows when somebody looks at its promise."""
+        with self._lock:
+            promise.unread = self
+            if promise.was_read:  # Looked at before we were there to be told.
+                promise.unread = None
+                return
+            self._count += 1
+            self._latest = error
+            if len(self._samples) >= _SAMPLES:
+                self._samples = self._unread_samples()
+            if len(self._samples) < _SAMPLES:
+                self._samples.append((promise, error))
+
+    def forget(self, promise: Promise) -> None:
+        """Somebody looks at the promise."""
+        with self._lock:
+            if promise.unread is self:
+                promise.unread = None
+                self._count -= 1
+
+    def count_and_first(self) -> tuple[int, BaseException | None]:
+        """How many there are, and why the first one (or, after very many, a later one) failed."""
+        with self._lock:
+            left = self._unread_samples()
+            return self._count, left[0][1] if left else self._latest
+
+    def _unread_samples(self) -> list[tuple[Promise, BaseException]]:
+        return [sample for sample in self._samples if not sample[0].was_read]
 
 
 class FailureLedger:
     """The failures since the last flush, until somebody has heard of them."""
 
     def __init__(self) -> None:
-        self._failed: list[tuple[Promise, BaseException]] = []
-        self._beyond = 0  # Failures past those kept; taken for unread.
-        self._first: BaseException | None = None
+        self._unread = Unread()
         self.delivered = 0
 
     def add(self, promise: Promise, error: BaseException) -> None:
         """A record failed."""
-        if self._first is None:
-            self._first = error
-        if len(self._failed) < _KEPT:
-            self._failed.append((promise, error))
-        else:
-            self._beyond += 1
+        self._unread.add(promise, error)
 
     def raise_unread(self) -> None:
         """Raise DeliveryFailedError if there are failures that nobody looked at; then forget."""
-        unread = [error for promise, error in self._failed if not promise.was_read]
-        count = len(unread) + self._beyond
-        first = unread[0] if unread else self._first
+        count, first = self._unread.count_and_first()
         delivered = self.delivered
-        self._failed, self._beyond, self._first, self.delivered = [], 0, None, 0
+        self._unread, self.delivered = Unread(), 0
         if count:
             raise DeliveryFailedError(
                 f"{count} records were not delivered, and nobody read their futures "
