@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from penstock.client import serializers
 from penstock.client.cluster import Cluster, now_ms
+from penstock.client.commits import Commits
 from penstock.client.config import ConsumerConfig
 from penstock.client.coordinator import Coordinators
 from penstock.client.core.fetch_events import Added, OutOfRange, Removed, Woken
@@ -24,7 +25,7 @@ from penstock.client.model import ConsumerRecord, OffsetAndMetadata, OffsetAndTi
 from penstock.client.offsets import GroupOffsets
 from penstock.client.positions import Positions
 from penstock.wire.errors import (
-    InvalidGroupIdError,
+    ClientClosedError,
     InvalidRequestError,
     PenstockError,
 )
@@ -34,6 +35,8 @@ from penstock.wire.records import Record
 _LOG: Final = logging.getLogger("penstock.client")
 _STALL_MS: Final = 10_000.0
 _LEAVE_MS: Final = 2_000.0
+_LEAST_PAUSE_MS: Final = 10.0
+"""Between automatic commits, however often they are asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,7 @@ class ConsumerEngine:
             self._offsets = GroupOffsets(
                 self._cluster, self._coordinators, config.group_id, self._group
             )
+        self._commits = Commits(config, self.handout, self._offsets)
         self._positions = Positions(
             config,
             self._cluster,
@@ -106,10 +110,11 @@ class ConsumerEngine:
         self._by_hand = False
         self._topics_changed = False
         self._failure: PenstockError | None = None
+        self._started = False
         self._polling = False
         self._wake = asyncio.Event()
+        self._closing = asyncio.Event()
         self._committer: asyncio.Task[None] | None = None
-        self._committed: dict[TopicPartition, Position] = {}
         self._stalled_ms = float("inf")
 
     # --- subscription -----------------------------------------------------------------------
@@ -175,7 +180,8 @@ class ConsumerEngine:
     async def start(self) -> None:
         """Find a broker. Raises BootstrapError."""
         await self._cluster.start()
-        if self._committer is None and self._config.enable_auto_commit:
+        self._started = True
+        if self._committer is None and self._group is not None and self._config.enable_auto_commit:
             self._committer = asyncio.ensure_future(self._commit_now_and_then())
 
     async def _apply_subscription(self) -> None:
@@ -250,21 +256,25 @@ class ConsumerEngine:
         if gone:
             self._fetch.handle(Removed(gone))
             self.handout.drop(gone)
-            for partition in gone:
-                self._committed.pop(partition, None)
+            self._commits.forget(gone)
 
     # --- reading ----------------------------------------------------------------------------
 
     async def step(
         self, deadline: Deadline, max_records: int | None
     ) -> list[ConsumerRecord] | Rebalance:
-        """Records, or a Rebalance to be carried out before there are any; empty at the deadline."""
+        """Records, or a Rebalance to be carried out before there are any; empty at the deadline.
+
+        Raises ClientClosedError as soon as the consumer is closed from elsewhere.
+        """
         await asyncio.sleep(0)  # Heartbeats must run even where records never end.
-        await self.start()
-        await self._apply_subscription()
+        self._check_open()
+        if not self._is_ready:
+            await self._unless_closed(self._get_ready())
         self._polling = True
         try:
             while True:
+                self._check_open()
                 self._wake.clear()
                 found = self._look(max_records or self._config.max_poll_records)
                 if found is not None:
@@ -275,6 +285,30 @@ class ConsumerEngine:
                 await self._wait(deadline)
         finally:
             self._polling = False
+
+    @property
+    def _is_ready(self) -> bool:
+        return self._started and self._subscription == self._subscribed and not self._may_rejoin
+
+    async def _get_ready(self) -> None:
+        await self.start()
+        await self._apply_subscription()
+
+    async def _unless_closed(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do what may take long, but no longer than until the consumer is closed."""
+        task = asyncio.ensure_future(work)
+        closing = asyncio.ensure_future(self._closing.wait())
+        try:
+            await asyncio.wait((task, closing), return_when=asyncio.FIRST_COMPLETED)
+            self._check_open()
+            await task
+        finally:
+            closing.cancel()
+            task.cancel()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ClientClosedError("the consumer was closed while records were waited for")
 
     def _look(self, limit: int) -> list[ConsumerRecord] | Rebalance | None:
         if self._group is not None and not self._by_hand:
@@ -335,9 +369,7 @@ class ConsumerEngine:
     async def give_back(self, change: Rebalance) -> None:
         """The application was told of ``revoked``: commit what is processed and stop reading."""
         if self._config.enable_auto_commit:
-            await self._commit_quietly(
-                {name: at for name, at in self._processed().items() if name in change.revoked}
-            )
+            await self._commits.commit_processed(self._mine.intersection(change.revoked))
         self._drop(change.revoked)
 
     async def take_over(self, change: Rebalance) -> tuple[TopicPartition, ...]:
@@ -387,7 +419,7 @@ class ConsumerEngine:
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """The group's committed positions."""
         wanted = tuple(partitions) or tuple(sorted(self.assignment()))
-        found = await self._group_offsets().fetch(wanted, self._config.default_api_timeout_ms)
+        found = await self._commits.offsets.fetch(wanted, self._config.default_api_timeout_ms)
         return {partition: found.get(partition) for partition in wanted}
 
     async def beginning_offsets(
@@ -450,36 +482,24 @@ class ConsumerEngine:
         self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """What a commit means: what was named, or the position after everything handed out."""
-        if offsets is None:
-            return _committable(self.handout.delivered())
-        return {
-            partition: entry if isinstance(entry, OffsetAndMetadata) else OffsetAndMetadata(entry)
-            for partition, entry in offsets.items()
-        }
+        return self._commits.wanted(offsets)
 
     async def commit(
         self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None
     ) -> None:
         """Commit and wait."""
-        wanted = self.offsets_to_commit(offsets)
-        await self._commit(wanted, self._config.default_api_timeout_ms)
-
-    async def _commit(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: float
-    ) -> None:
-        committer = self._group_offsets()
+        wanted = self._commits.wanted(offsets)
         await self._cluster.start()
-        await committer.commit(offsets, timeout_ms)
-        for partition, entry in offsets.items():
-            self._committed[partition] = Position(entry.offset, entry.leader_epoch)
+        await self._commits.commit(wanted, self._config.default_api_timeout_ms)
 
     async def _commit_now_and_then(self) -> None:
         while True:
-            await asyncio.sleep(max(self._config.auto_commit_interval_ms, 1) / 1000)
-            await self._commit_quietly(self._processed())
+            await asyncio.sleep(max(self._config.auto_commit_interval_ms, _LEAST_PAUSE_MS) / 1000)
+            await self._commits.commit_processed(self._mine)
 
-    def _processed(self) -> dict[TopicPartition, Position]:
-        """What is processed and not committed yet, of what is still this consumer's to commit.
+    @property
+    def _mine(self) -> frozenset[TopicPartition]:
+        """What this consumer may commit by itself.
 
         What the group took from it is not, even before the application has heard of it: another
         member may be ahead of us there.
@@ -487,37 +507,11 @@ class ConsumerEngine:
         mine = self.assignment()
         if self._group is not None and not self._by_hand:
             mine &= self._group.member.owned
-        return {
-            partition: position
-            for partition, position in dict(self.handout.consumed).items()
-            if partition in mine and self._committed.get(partition) != position
-        }
-
-    async def _commit_quietly(
-        self, positions: Mapping[TopicPartition, Position], timeout_ms: float | None = None
-    ) -> None:
-        if timeout_ms is None:
-            timeout_ms = self._config.request_timeout_ms
-        if not positions:
-            return
-        try:
-            await self._commit(_committable(positions), timeout_ms)
-        except PenstockError as error:
-            _LOG.warning(
-                "group %s: automatic commit failed, records may come again: %s",
-                self._config.group_id,
-                error,
-            )
+        return mine
 
     async def _commit_at_end(self, deadline: Deadline) -> None:
-        processed = self._processed()
-        if self._config.enable_auto_commit and processed:
-            await self._commit_quietly(processed, deadline.remaining_ms)
-
-    def _group_offsets(self) -> GroupOffsets:
-        if self._offsets is None:
-            raise InvalidGroupIdError("this consumer has no group_id, and so no committed offsets")
-        return self._offsets
+        if self._config.enable_auto_commit and self._group is not None:
+            await self._commits.commit_processed(self._mine, max(1.0, deadline.remaining_ms))
 
     # --- the end ----------------------------------------------------------------------------
 
@@ -526,6 +520,9 @@ class ConsumerEngine:
         if self.closed:
             return
         self.closed = True
+        self._closing.set()
+        self.handout.interrupted = True  # Who iterates elsewhere is to hear of it.
+        self._progress()
         try:
             if self._committer is not None:
                 self._committer.cancel()
@@ -567,12 +564,3 @@ class ConsumerEngine:
                 f"topic {partition.topic!r} has no partition {partition.partition}; it has 0 to "
                 f"{count - 1}"
             )
-
-
-def _committable(
-    positions: Mapping[TopicPartition, Position],
-) -> dict[TopicPartition, OffsetAndMetadata]:
-    return {
-        partition: OffsetAndMetadata(position.offset, position.leader_epoch)
-        for partition, position in positions.items()
-    }

@@ -9,6 +9,7 @@ import pytest
 from penstock.client import (
     AsyncConsumer,
     AsyncProducer,
+    ClientClosedError,
     CorruptRecordError,
     InvalidGroupIdError,
     InvalidRequestError,
@@ -23,6 +24,7 @@ from penstock.wire.errors import (
     NotLeaderError,
 )
 from penstock.wire.records import RecordData, encode_batch
+from tests.support import eventually
 from tests.unit.client.fake_broker import FakeCluster, FakeNode
 from tests.unit.client.reading import T0, T1, fill, numbers, read, values
 
@@ -367,3 +369,34 @@ async def test_a_retriable_refusal_of_a_fetch_is_retried(cluster: FakeCluster) -
         cluster.bootstrap, topics="t", auto_offset_reset="earliest"
     ) as consumer:
         assert values(await read(consumer, 2)) == numbers(0, 2)
+
+
+@pytest.mark.parametrize("settings", [{}, {"group_id": "g"}])
+async def test_closing_wakes_who_waits_for_records(
+    cluster: FakeCluster, settings: dict[str, Any]
+) -> None:
+    cluster.add_topic("t")
+    for wait in (anext, lambda consumer: consumer.poll(60_000)):
+        consumer = AsyncConsumer(cluster.bootstrap, topics="t", **settings)
+        waiting = asyncio.ensure_future(wait(consumer))
+        await eventually(lambda consumer=consumer: bool(consumer.assignment()))
+        await consumer.close()
+        with pytest.raises(ClientClosedError):
+            await asyncio.wait_for(waiting, 5)
+
+
+async def test_closing_wakes_who_waits_for_the_cluster(cluster: FakeCluster) -> None:
+    waits = asyncio.Event()
+
+    async def hang(node: FakeNode) -> None:
+        waits.set()
+        await asyncio.sleep(20)
+
+    cluster.add_topic("t")
+    cluster.on_describe = hang
+    consumer = AsyncConsumer(cluster.bootstrap, topics="t")
+    waiting = asyncio.ensure_future(consumer.poll(60_000))
+    await asyncio.wait_for(waits.wait(), 5)
+    await consumer.close()
+    with pytest.raises(ClientClosedError):
+        await asyncio.wait_for(waiting, 5)
