@@ -271,6 +271,10 @@ class ConsumerEngine:
         self._check_open()
         if not self._is_ready:
             await self._unless_closed(self._get_ready())
+        if self._subscription.empty and not self._by_hand:
+            raise InvalidRequestError(
+                "this consumer has nothing to read: subscribe() to topics or assign() partitions"
+            )
         self._polling = True
         try:
             while True:

@@ -400,3 +400,18 @@ async def test_closing_wakes_who_waits_for_the_cluster(cluster: FakeCluster) -> 
     await consumer.close()
     with pytest.raises(ClientClosedError):
         await asyncio.wait_for(waiting, 5)
+
+
+@pytest.mark.parametrize("settings", [{}, {"group_id": "g"}])
+async def test_reading_nothing_is_refused(cluster: FakeCluster, settings: dict[str, Any]) -> None:
+    cluster.add_topic("t")
+    async with AsyncConsumer(cluster.bootstrap, **settings) as consumer:
+        with pytest.raises(InvalidRequestError, match=r"subscribe\(\).*assign\(\)"):
+            await consumer.poll(0)
+        with pytest.raises(InvalidRequestError, match="nothing to read"):
+            await anext(consumer)
+        await consumer.assign([T0])
+        assert await consumer.poll(0) == []
+        await consumer.unsubscribe()
+        with pytest.raises(InvalidRequestError, match="nothing to read"):
+            await consumer.poll(0)
