@@ -78,7 +78,6 @@ class ConsumerSettings(CommonSettings, total=False):
     max_poll_interval_ms: int
     session_timeout_ms: int
     default_api_timeout_ms: int
-    check_crcs: bool
     key_deserializer: SerializerName | Deserializer
     value_deserializer: SerializerName | Deserializer
 
@@ -282,8 +281,6 @@ class ConsumerConfig(CommonConfig):
     """The coordinator removes a member that is silent for so long."""
     default_api_timeout_ms: int = _bounded(60_000, 1)
     """How long commit(), position() and the like may take."""
-    check_crcs: bool = True
-    """Check each batch's checksum."""
     key_deserializer: SerializerName | Deserializer = "bytes"
     """Makes keys of bytes."""
     value_deserializer: SerializerName | Deserializer = "bytes"
@@ -311,7 +308,7 @@ class AdminConfig(CommonConfig):
     what: ClassVar[str] = "admin client"
 
     client_id: str = "penstock-admin"
-    default_api_timeout_ms: int = _bounded(30_000, 1)
+    default_api_timeout_ms: int = _bounded(60_000, 1)
     """How long one operation may take with all its retries."""
 
 
