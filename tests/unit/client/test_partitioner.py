@@ -7,10 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.partitioner import default as kafka_default
 
-from penstock.client.core.partitioner import Chooser, murmur2, partition_for_key
+from penstock.client.core.partitioner import (
+    REMEMBERED_BYTES,
+    Chooser,
+    _remembered,
+    murmur2,
+    partition_for_key,
+)
 
 
-@given(st.binary(max_size=64))
+@given(st.binary(max_size=2 * REMEMBERED_BYTES))
 def test_murmur2_is_the_one_of_kafka_clients(key: bytes) -> None:
     assert murmur2(key) == kafka_default.murmur2(key) & 0xFFFFFFFF
 
@@ -78,8 +84,12 @@ def test_a_custom_partitioner_sees_everything() -> None:
     assert seen == [("t", b"k", b"v", 4, [1, 3])]
 
 
-def test_a_stuck_partition_can_be_left() -> None:
-    who = chooser()
-    first = choose(who)
-    who.unstick("t", first)
-    assert choose(who, available=[place for place in range(4) if place != first]) != first
+def test_short_keys_are_remembered_and_long_ones_are_not() -> None:
+    _remembered.cache_clear()
+    for _ in range(2):
+        murmur2(b"k" * REMEMBERED_BYTES)
+        murmur2(b"k" * (REMEMBERED_BYTES + 1))
+    found = _remembered.cache_info()
+    assert (found.hits, found.misses, found.currsize) == (1, 1, 1)
+    assert found.maxsize is not None
+    assert found.maxsize * REMEMBERED_BYTES < 2**21

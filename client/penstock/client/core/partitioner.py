@@ -15,6 +15,8 @@ from typing import Final, Literal, Protocol
 _SEED: Final = 0x9747B28C
 _M: Final = 0x5BD1E995
 _MASK: Final = 0xFFFFFFFF
+REMEMBERED_BYTES: Final = 128
+"""Longer keys are hashed each time: the cache holds its keys, and shall not hold gigabytes."""
 
 
 class Partitioner(Protocol):
@@ -36,9 +38,12 @@ class Partitioner(Protocol):
         ...
 
 
-@lru_cache(maxsize=8_192)
 def murmur2(key: bytes) -> int:
     """MurmurHash2, 32 bits, unsigned, with Kafka's seed."""
+    return _remembered(key) if len(key) <= REMEMBERED_BYTES else _murmur2(key)
+
+
+def _murmur2(key: bytes) -> int:
     length = len(key)
     h = _SEED ^ length
     whole = length & ~3
@@ -54,6 +59,9 @@ def murmur2(key: bytes) -> int:
     h ^= h >> 13
     h = (h * _M) & _MASK
     return h ^ (h >> 15)
+
+
+_remembered: Final = lru_cache(maxsize=8_192)(_murmur2)
 
 
 def partition_for_key(key: bytes, partition_count: int) -> int:
@@ -119,8 +127,3 @@ class Chooser:
             partition, sent_bytes = places[self._pick(len(places))], 0
         self._stuck[topic] = (partition, sent_bytes + size_bytes)
         return partition
-
-    def unstick(self, topic: str, partition: int) -> None:
-        """Move on: nothing can be sent to the partition now."""
-        if self._stuck.get(topic, (-1, 0))[0] == partition:
-            del self._stuck[topic]
