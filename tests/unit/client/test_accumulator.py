@@ -51,20 +51,18 @@ def test_records_of_a_partition_share_a_batch_and_wake_the_sender_once() -> None
 def test_a_batch_may_go_when_it_lingered_or_is_full_or_there_is_a_hurry() -> None:
     accumulator = make(batch_size=200)
     put(accumulator, b"a", now=10)
-    assert not accumulator.is_ready(P0, 14.9, hurry=False)
     assert accumulator.ready_at_ms(P0, hurry=False) == 15
-    assert accumulator.is_ready(P0, 15, hurry=False)
-    assert accumulator.is_ready(P0, 10, hurry=True)
+    assert accumulator.ready_at_ms(P0, hurry=True) == float("-inf")
     assert put(accumulator, b"x" * 190, now=10) is True
-    assert accumulator.is_ready(P0, 10, hurry=False)
-    assert not accumulator.is_ready(P1, 99, hurry=True)
+    assert accumulator.ready_at_ms(P0, hurry=False) == float("-inf")
+    assert accumulator.ready_at_ms(P1, hurry=True) == float("inf")
 
 
 def test_full_memory_refuses_until_a_batch_is_judged_and_makes_batches_go_early() -> None:
     accumulator = make(memory=200, linger=1_000)
     assert put(accumulator, b"x" * 100) is True
     assert put(accumulator, b"x" * 100) is None
-    assert accumulator.is_ready(P0, 0, hurry=False)
+    assert accumulator.ready_at_ms(P0, hurry=False) == float("-inf")
     batch = accumulator.pop(P0)
     assert put(accumulator, b"x" * 100) is None
     assert accumulator.release(batch) is True

@@ -25,9 +25,12 @@ from penstock.client.metadata_keeper import MetadataKeeper
 from penstock.v1 import log_pb2
 from penstock.wire.errors import (
     AccessForbiddenError,
+    LeaderNotAvailableError,
+    NotEnoughReplicasAfterAppendError,
     NotEnoughReplicasError,
     NotLeaderError,
     PenstockError,
+    UnknownServerError,
 )
 from penstock.wire.records import decode_batch, parse_header
 from tests.support import eventually
@@ -619,3 +622,49 @@ async def test_the_wait_for_metadata_and_for_room_have_one_deadline(cluster: Fak
     assert 0.9 < loop.time() - started < 1.5
     stuck.add_done_callback(lambda _: None)  # Its failure is known.
     await producer.close(0)
+
+
+@pytest.mark.parametrize(
+    ("error", "written"),
+    [
+        (NotEnoughReplicasError("too few of them"), False),
+        (LeaderNotAvailableError("nobody leads"), False),
+        (NotEnoughReplicasAfterAppendError("fewer since"), True),
+        (NotLeaderError("deposed while it waited"), True),
+        (UnknownServerError("who knows what"), True),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+async def test_a_timeout_says_what_may_have_become_of_the_records(
+    cluster: FakeCluster, error: PenstockError, written: bool
+) -> None:
+    cluster.add_topic("t")
+
+    async def refuse(node: FakeNode, request: log_pb2.ProduceRequest) -> Any:
+        return refusal(request, error)
+
+    cluster.on_produce = refuse
+    async with AsyncProducer(cluster.bootstrap, delivery_timeout_ms=300) as producer:
+        with pytest.raises(DeliveryTimeoutError) as caught:
+            await producer.send_and_wait("t", b"v")
+    assert error.message in caught.value.message
+    assert ("may have been written" in caught.value.message) == written
+    assert ("not written: the brokers refused" in caught.value.message) != written
+
+
+async def test_one_unheard_attempt_makes_the_outcome_unknown(cluster: FakeCluster) -> None:
+    cluster.add_topic("t", leader=1)
+    attempts = 0
+
+    async def break_once(node: FakeNode, request: log_pb2.ProduceRequest) -> Any:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 1:
+            return "break"
+        return refusal(request, NotEnoughReplicasError("too few of them"))
+
+    cluster.on_produce = break_once
+    async with AsyncProducer(cluster.bootstrap, delivery_timeout_ms=600) as producer:
+        with pytest.raises(DeliveryTimeoutError, match=r"too few.*may have been written"):
+            await producer.send_and_wait("t", b"v")
+    assert attempts > 1

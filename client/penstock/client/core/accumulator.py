@@ -29,7 +29,8 @@ class Batch(Generic[D]):
     """Records of one partition that are sent, retried and judged together.
 
     Grows until it is ``closed``. ``encoded`` is set when it is first sent and is what every
-    retry sends again, byte for byte, until ``rewrite`` gives it another identity.
+    retry sends again, byte for byte, until the sequencer numbers it under another identity.
+    ``maybe_written`` says that some attempt may have reached the log unheard.
     """
 
     __slots__ = (
@@ -44,6 +45,7 @@ class Batch(Generic[D]):
         "encoded",
         "last_epoch",
         "last_error",
+        "maybe_written",
         "order",
         "order_span",
         "partition",
@@ -74,6 +76,7 @@ class Batch(Generic[D]):
         self.last_epoch = -1  # The leader epoch of the last attempt.
         self.parts: tuple[Batch[D], ...] = ()
         self.last_error: Exception | None = None
+        self.maybe_written = False
 
     @property
     def record_count(self) -> int:
@@ -103,6 +106,8 @@ class Batch(Generic[D]):
                 part.builder.append(record.timestamp_ms, record.key, record.value, record.headers)
             part.deliveries = self.deliveries[first:last]
             part.closed = True
+            part.last_error = self.last_error
+            part.maybe_written = self.maybe_written
             parts.append(part)
         parts[0].reserved_bytes = self.reserved_bytes // 2
         parts[1].reserved_bytes = self.reserved_bytes - parts[0].reserved_bytes
@@ -191,12 +196,10 @@ class Accumulator(Generic[D]):
         full = batch.builder.size_bytes >= self._batch_size_bytes
         return Appended(wake=fresh or full)
 
-    def is_ready(self, partition: TopicPartition, now_ms: float, *, hurry: bool) -> bool:
-        """Whether the partition's first batch may go: full, lingered, or in a hurry."""
-        return self.ready_at_ms(partition, hurry=hurry) <= now_ms
-
     def ready_at_ms(self, partition: TopicPartition, *, hurry: bool) -> float:
-        """When the partition's first batch may go; infinity when there is none."""
+        """When the partition's first batch may go: at once (minus infinity) when it is full or
+        in a hurry, else when it has lingered; infinity when there is none.
+        """
         queue = self._queues.get(partition)
         return self._ready_at_ms(queue, hurry=hurry) if queue else float("inf")
 

@@ -36,12 +36,14 @@ from penstock.client.core.send_events import (
 from penstock.client.core.sequencer import Sequencer
 from penstock.wire.errors import (
     BrokerFencedError,
+    CorruptRecordError,
     DeliveryTimeoutError,
     DuplicateSequenceError,
     FencedLeaderEpochError,
     InvalidProducerEpochError,
     LeaderNotAvailableError,
     NetworkError,
+    NotEnoughReplicasError,
     NotLeaderError,
     OutOfOrderSequenceError,
     PenstockError,
@@ -49,6 +51,8 @@ from penstock.wire.errors import (
     RequestTimedOutError,
     UnknownLeaderEpochError,
     UnknownProducerIdError,
+    UnknownTopicIdError,
+    UnknownTopicOrPartitionError,
 )
 from penstock.wire.ids import TopicPartition
 
@@ -64,6 +68,22 @@ _LEADERSHIP: Final = (
     BrokerFencedError,
     NetworkError,
 )
+_NOT_WRITTEN: Final = (
+    BrokerFencedError,
+    CorruptRecordError,
+    FencedLeaderEpochError,
+    InvalidProducerEpochError,
+    LeaderNotAvailableError,
+    NotEnoughReplicasError,
+    OutOfOrderSequenceError,
+    RecordTooLargeError,
+    UnknownLeaderEpochError,
+    UnknownProducerIdError,
+    UnknownTopicIdError,
+    UnknownTopicOrPartitionError,
+)
+"""Refusals that come before the append. Not so NotLeaderError, which also answers what was
+appended when the leader was deposed before the in-sync replicas had it."""
 _SEQUENCE: Final = (OutOfOrderSequenceError, UnknownProducerIdError, InvalidProducerEpochError)
 
 
@@ -169,6 +189,8 @@ class Sender(Generic[D]):
 
     def _judge(self, batch: Batch[D], answer: PartitionAnswer, node_id: int, now_ms: float) -> None:
         error = answer.error
+        if error is not None and not isinstance(error, _NOT_WRITTEN):
+            batch.maybe_written = True
         if batch.done:
             self.sequencer.finish(batch)  # Timed out before; only its place was kept.
         elif error is None:
@@ -178,6 +200,7 @@ class Sender(Generic[D]):
         elif isinstance(error, _SEQUENCE) and self.sequencer.idempotent:
             self._out_of_sequence(batch, error, now_ms)
         elif isinstance(error, RecordTooLargeError) and batch.record_count > 1:
+            batch.last_error = error
             self.sequencer.split(batch, batch.split())
         elif error.retriable and batch.attempts <= self.settings.retries:
             self._retry(batch, error, node_id, now_ms)
@@ -236,6 +259,7 @@ class Sender(Generic[D]):
             if batch.done or batch.deadline_ms > now_ms:
                 continue
             in_flight = batch in self.sequencer.lane(batch.partition).in_flight
+            batch.maybe_written |= in_flight
             self._effects.append(Fail(batch, self._timed_out(batch)))
             self._settle(batch)
             if not in_flight:
@@ -253,12 +277,15 @@ class Sender(Generic[D]):
             why = "no broker gave a producer id"
         else:
             why = "earlier batches of the partition took all the time"
-        outcome = (
-            "They may have been written all the same; send them again only if a duplicate does "
-            "no harm"
-            if batch.attempts
-            else "They were not sent"
-        )
+        if batch.maybe_written:
+            outcome = (
+                "They may have been written all the same; send them again only if a duplicate "
+                "does no harm"
+            )
+        elif batch.attempts:
+            outcome = "They were not written: the brokers refused every attempt"
+        else:
+            outcome = "They were not sent"
         error = DeliveryTimeoutError(
             f"{batch.record_count} records for partition {batch.partition} were not acknowledged "
             f"within delivery_timeout_ms={self.settings.delivery_timeout_ms:.0f} (attempts: "
@@ -311,6 +338,7 @@ class Sender(Generic[D]):
                         entry.batch.last_error = NotLeaderError(
                             f"broker {node_id} lost the leadership of {entry.batch.partition}"
                         )
+                        entry.batch.maybe_written = True
                         entry.batch.retry_at_ms = now_ms
                         self.sequencer.requeue(entry.batch)
 
