@@ -107,6 +107,13 @@ class World:
         for effect in self.sender.handle(event, self.now):
             self.carry_out(effect)
         self.sender.validate()
+        self.check_identities()
+
+    def check_identities(self) -> None:
+        """A lane takes a new identity only when no answer under the old one is to come."""
+        for lane in self.sender.sequencer.lanes.values():
+            for batch in (*lane.in_flight, *lane.resend):
+                assert Identity(batch.producer_id, batch.producer_epoch) == lane.identity
 
     def carry_out(self, effect: Any) -> None:
         match effect:
