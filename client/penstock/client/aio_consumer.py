@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from penstock.client.background import ForkGuard
+from penstock.client.cluster import now_ms
 from penstock.client.config import ConsumerConfig, ConsumerSettings
 from penstock.client.consumer_engine import ConsumerEngine, Deadline
 from penstock.client.core.subscription import Rebalance
@@ -74,11 +75,11 @@ class AsyncConsumer:
     async def __anext__(self) -> ConsumerRecord:
         handout = self._engine.handout
         while True:
-            record = handout.next_record()
+            record = handout.next_record(now_ms())
             if record is not None:
                 return record
             self._check_open()
-            handout.keep(await self._fetch(Deadline.never(), None))
+            await self._fetch(Deadline.never(), None)
 
     def subscribe(
         self,
@@ -115,10 +116,12 @@ class AsyncConsumer:
         self._check_open()
         handout = self._engine.handout
         handout.settle()
-        records = handout.take(max_records or self.config.max_poll_records)
-        if not records:
-            records = await self._fetch(Deadline.after_ms(timeout_ms), max_records)
-        handout.hand_out(records)
+        limit = max_records or self.config.max_poll_records
+        deadline = Deadline.after_ms(timeout_ms)
+        # Taken here, not returned by the engine: what an interrupt keeps from us stays there.
+        while not (records := handout.take(limit, now_ms())):
+            if not await self._fetch(deadline, max_records):
+                break
         return records
 
     async def poll_batch(
@@ -220,7 +223,7 @@ class AsyncConsumer:
         finally:
             await self._engine.close(deadline)
 
-    async def _fetch(self, deadline: Deadline, max_records: int | None) -> list[ConsumerRecord]:
+    async def _fetch(self, deadline: Deadline, max_records: int | None) -> bool:
         while True:
             step = await self._engine.step(deadline, max_records)
             if isinstance(step, Rebalance):

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from penstock.client.background import ForkGuard, LoopThread
+from penstock.client.cluster import now_ms
 from penstock.client.config import ConsumerConfig, ConsumerSettings
 from penstock.client.consumer_engine import ConsumerEngine, Deadline
 from penstock.client.core.subscription import Rebalance
@@ -79,11 +80,11 @@ class Consumer:
     def __next__(self) -> ConsumerRecord:
         handout = self._engine.handout
         while True:
-            record = handout.next_record()
+            record = handout.next_record(now_ms())
             if record is not None:
                 return record
             self._check_open()
-            handout.keep(self._fetch(Deadline.never(), None))
+            self._fetch(Deadline.never(), None)
 
     # --- what to read -----------------------------------------------------------------------
 
@@ -141,10 +142,12 @@ class Consumer:
         self._check_open()
         handout = self._engine.handout
         handout.settle()
-        records = handout.take(max_records or self.config.max_poll_records)
-        if not records:
-            records = self._fetch(Deadline.after_ms(timeout_ms), max_records)
-        handout.hand_out(records)
+        limit = max_records or self.config.max_poll_records
+        deadline = Deadline.after_ms(timeout_ms)
+        # Taken here, not returned by the engine: what an interrupt keeps from us stays there.
+        while not (records := handout.take(limit, now_ms())):
+            if not self._fetch(deadline, max_records):
+                break
         return records
 
     def poll_batch(
@@ -272,7 +275,7 @@ class Consumer:
         finally:
             self._thread.run(self._engine.close(deadline))
 
-    def _fetch(self, deadline: Deadline, max_records: int | None) -> list[ConsumerRecord]:
+    def _fetch(self, deadline: Deadline, max_records: int | None) -> bool:
         while True:
             step = self._thread.run(self._engine.step(deadline, max_records))
             if isinstance(step, Rebalance):

@@ -88,7 +88,7 @@ class ConsumerEngine:
                 self._cluster,
                 self._coordinators,
                 config,
-                is_polling=lambda: self._polling,
+                alive_ms=lambda: now_ms() if self._polling else self.handout.taken_ms,
                 on_change=self._on_group_change,
             )
             self._offsets = GroupOffsets(
@@ -260,11 +260,10 @@ class ConsumerEngine:
 
     # --- reading ----------------------------------------------------------------------------
 
-    async def step(
-        self, deadline: Deadline, max_records: int | None
-    ) -> list[ConsumerRecord] | Rebalance:
-        """Records, or a Rebalance to be carried out before there are any; empty at the deadline.
+    async def step(self, deadline: Deadline, max_records: int | None) -> bool | Rebalance:
+        """Whether ``handout`` has records by the deadline, or a Rebalance to carry out before.
 
+        They are there when it is cancelled, too: reading has gone on behind them.
         Raises ClientClosedError as soon as the consumer is closed from elsewhere.
         """
         await asyncio.sleep(0)  # Heartbeats must run even where records never end.
@@ -285,7 +284,7 @@ class ConsumerEngine:
                     self._stalled_ms = float("inf")
                     return found
                 if deadline.remaining_ms <= 0:
-                    return []
+                    return False
                 await self._wait(deadline)
         finally:
             self._polling = False
@@ -314,7 +313,7 @@ class ConsumerEngine:
         if self.closed:
             raise ClientClosedError("the consumer was closed while records were waited for")
 
-    def _look(self, limit: int) -> list[ConsumerRecord] | Rebalance | None:
+    def _look(self, limit: int) -> Literal[True] | Rebalance | None:
         if self._group is not None and not self._by_hand:
             self._group.handle(Polled())
             change = self._group.member.pending_rebalance
@@ -329,9 +328,9 @@ class ConsumerEngine:
         if self._topics_changed:
             self._topics_changed = False
             self._read_whole_topics(first=False)
-        if self.handout.has_kept:
-            return []
-        return self._fetch.take(limit, self._convert) or None
+        if not self.handout.has_kept:
+            self.handout.keep(self._fetch.take(limit, self._convert))
+        return True if self.handout.has_kept else None
 
     async def _wait(self, deadline: Deadline) -> None:
         trouble = self._fetch.fetcher.trouble()

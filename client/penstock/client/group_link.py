@@ -13,6 +13,7 @@ from penstock.client.config import ConsumerConfig
 from penstock.client.coordinator import Coordinators
 from penstock.client.core.backoff import Backoff
 from penstock.client.core.member import (
+    Alive,
     Closed,
     DropStream,
     Event,
@@ -23,7 +24,6 @@ from penstock.client.core.member import (
     MemberState,
     Opened,
     OpenStream,
-    Polled,
     RebalancePending,
     Received,
     Send,
@@ -46,7 +46,8 @@ _FIRST_BACKOFF_MS: Final = 20.0
 
 class GroupLink:
     """Belongs to one event loop. ``on_change`` is called when ``member`` has something to say
-    to the application, with the error that ended the membership for good, if there is one.
+    to the application, with the error that ended the membership for good, if there is one;
+    ``alive_ms`` says when the application last gave a sign of life.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class GroupLink:
         coordinators: Coordinators,
         config: ConsumerConfig,
         *,
-        is_polling: Callable[[], bool],
+        alive_ms: Callable[[], float],
         on_change: Callable[[PenstockError | None], object],
     ) -> None:
         assert config.group_id is not None
@@ -63,7 +64,7 @@ class GroupLink:
         self._coordinators = coordinators
         self._config = config
         self._group_id = config.group_id
-        self._is_polling = is_polling
+        self._alive_ms = alive_ms
         self._on_change = on_change
         backoff = cluster.backoff
         first = min(_FIRST_BACKOFF_MS, config.retry_backoff_ms)
@@ -98,6 +99,8 @@ class GroupLink:
             refused = event.response.HasField("error")
             self.trouble = error_from_proto(event.response.error) if refused else None
         before = self.member.state
+        # Before any event: each may find that the application was silent for too long.
+        self.member.handle(Alive(self._alive_ms()), now_ms())
         for effect in self.member.handle(event, now_ms()):
             if isinstance(effect, Send):
                 if self._stream is not None:
@@ -184,7 +187,7 @@ class GroupLink:
 
     def _on_timer(self) -> None:
         self._timer = None
-        self.handle(Polled() if self._is_polling() else Ticked())
+        self.handle(Ticked())
 
     def _drop_stream(self) -> None:
         stream, self._stream = self._stream, None

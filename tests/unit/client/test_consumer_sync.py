@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -103,3 +104,28 @@ def test_a_closed_consumer_refuses(background: Background) -> None:
         next(consumer)
     with pytest.raises(ClientClosedError):
         consumer.position(T0)
+
+
+READS: list[Callable[[Consumer], object]] = [next, lambda consumer: consumer.poll(5_000, 2)]
+
+
+@pytest.mark.parametrize("read", READS)
+def test_what_an_interrupt_kept_from_the_application_comes_next(
+    background: Background, monkeypatch: pytest.MonkeyPatch, read: Callable[[Consumer], object]
+) -> None:
+    background.cluster.add_topic("t")
+    produce(background, 4)
+    with Consumer(
+        background.cluster.bootstrap, topics="t", auto_offset_reset="earliest"
+    ) as consumer:
+        run = consumer._thread.run
+
+        def interrupted(coroutine: Any) -> None:
+            if run(coroutine):  # The engine took records; then came Ctrl-C.
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(consumer._thread, "run", interrupted)
+            read(consumer)
+        assert consumer.position(T0) == 0
+        assert [next(consumer).offset for _ in range(4)] == [0, 1, 2, 3]

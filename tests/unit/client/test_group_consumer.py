@@ -464,3 +464,19 @@ async def test_committed_positions_serve_partitions_assigned_by_hand(
         await consumer.assign([T0])
         assert committed(cluster)[T0] == 4  # Closing committed what was handed out.
         assert await consumer.position(T0) == 4
+
+
+async def test_taking_records_one_by_one_counts_as_polling(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, numbers(0, 20))
+    async with member(cluster, max_poll_interval_ms=400) as consumer:
+        seen = []
+        async for record in consumer:
+            seen.append(record.offset)
+            await asyncio.sleep(0.06)  # Slow work: all of it together takes longer than allowed.
+            if len(seen) == 12:
+                break
+        assert seen == list(range(12))
+        started = asyncio.get_running_loop().time()
+        await eventually(lambda: not cluster.groups["g"].members)  # Now it is silent.
+        assert asyncio.get_running_loop().time() - started < 1

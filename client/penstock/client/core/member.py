@@ -74,6 +74,13 @@ class Polled:
 
 
 @dataclass(frozen=True, slots=True)
+class Alive:
+    """The application took a record at this time, or waits for one: its last sign of life."""
+
+    at_ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class Opened:
     """A stream to the coordinator is open."""
 
@@ -109,7 +116,7 @@ class Ticked:
     """Time passed."""
 
 
-Event = Subscribed | Polled | Opened | Closed | Received | Reconciled | Leaving | Ticked
+Event = Subscribed | Polled | Alive | Opened | Closed | Received | Reconciled | Leaving | Ticked
 
 
 # --- effects -------------------------------------------------------------------------------------
@@ -235,6 +242,10 @@ class Member:
 
     def handle(self, event: Event, now_ms: float) -> list[Effect]:
         """Take one event and say what to do."""
+        if isinstance(event, Alive):
+            # Goes before another event, which may be what a look at the clock waits for.
+            self._polled_ms = max(self._polled_ms, event.at_ms)
+            return []
         match event:
             case Subscribed(subscription):
                 self._subscribed(subscription, now_ms)

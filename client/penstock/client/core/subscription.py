@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 from penstock.client.model import ConsumerRecord
@@ -44,11 +45,6 @@ class Rebalance:
     assigned: tuple[TopicPartition, ...] = ()
     lost: tuple[TopicPartition, ...] = ()
 
-    @property
-    def empty(self) -> bool:
-        """Whether nothing comes or goes."""
-        return not (self.revoked or self.assigned or self.lost)
-
 
 class Handout:
     """Which records the application has, and which it is done with.
@@ -61,36 +57,35 @@ class Handout:
     def __init__(self) -> None:
         self.consumed: dict[TopicPartition, Position] = {}
         self.interrupted = False  # The engine has something that goes before more records.
+        self.taken_ms = float("-inf")  # When the application last took a record.
         self._handed: dict[TopicPartition, Position] = {}
         self._last: ConsumerRecord | None = None  # Handed out by iteration.
         self._kept: deque[ConsumerRecord] = deque()
 
     # --- the application's side -------------------------------------------------------------
 
-    def next_record(self) -> ConsumerRecord | None:
-        """The next kept record; None when the engine must be asked first."""
+    def next_record(self, now_ms: float) -> ConsumerRecord | None:
+        """The next record; None when the engine must be asked first."""
         self.settle()
         if self.interrupted or not self._kept:
             return None
-        record = self._kept.popleft()
-        self._last = record
+        record = self._last = self._kept[0]
+        self._kept.popleft()
+        self.taken_ms = now_ms
         return record
 
-    def keep(self, records: Iterable[ConsumerRecord]) -> None:
-        """Keep records for iteration."""
-        self._kept.extend(records)
-
-    def take(self, limit: int) -> list[ConsumerRecord]:
-        """Up to ``limit`` kept records (left over from iteration), unless interrupted."""
-        if self.interrupted or not self._kept:
+    def take(self, limit: int, now_ms: float) -> list[ConsumerRecord]:
+        """Up to ``limit`` records, which count as handed out; none while interrupted."""
+        kept = self._kept
+        if self.interrupted or not kept:
             return []
-        return [self._kept.popleft() for _ in range(min(limit, len(self._kept)))]
-
-    def hand_out(self, records: Sequence[ConsumerRecord]) -> None:
-        """These records went to the application."""
+        self.taken_ms = now_ms
+        records = list(kept) if limit >= len(kept) else list(islice(kept, limit))
         for record in records:
             partition = TopicPartition(record.topic, record.partition)
             self._handed[partition] = Position(record.offset + 1, record.leader_epoch)
+            kept.popleft()
+        return records
 
     def settle(self) -> None:
         """What was handed out counts as processed now."""
@@ -106,9 +101,13 @@ class Handout:
 
     # --- the engine's side ------------------------------------------------------------------
 
+    def keep(self, records: Iterable[ConsumerRecord]) -> None:
+        """Keep records for the application, whose waiting for them may just be interrupted."""
+        self._kept.extend(records)
+
     @property
     def has_kept(self) -> bool:
-        """Whether records are kept for iteration."""
+        """Whether there are records that the application has not had."""
         return bool(self._kept)
 
     def delivered(self) -> dict[TopicPartition, Position]:
