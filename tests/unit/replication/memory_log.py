@@ -34,6 +34,7 @@ class MemoryLog:
         self.log_end_offset = 0
         self.durable_offset = 0
         self.broken = False
+        self.cold: list[Callable[[], None]] = []  # Jobs that reads are to wait for.
         self.full = False
         self.refusals = 0  # Appends for which there was no room.
 
@@ -95,6 +96,10 @@ class MemoryLog:
             out.append(batch)
             size += len(batch)
         return b"".join(out)
+
+    def cold_read(self, offset: int, max_bytes: int) -> Callable[[], None] | None:
+        self._check()
+        return self.cold.pop(0) if self.cold else None
 
     def truncate_to(self, offset: int) -> None:
         self._check()

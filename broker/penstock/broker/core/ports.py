@@ -5,6 +5,7 @@ The files of penstock.broker.storage implement it for real, the simulator in mem
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -100,6 +101,14 @@ class Log(Protocol):
         At most ``max_bytes``, but the first batch whatever its size when ``min_one``. Empty when
         there is nothing. Raises OffsetOutOfRangeError outside log_start_offset..log_end_offset
         and CorruptRecordError for a batch that fails its checksum.
+        """
+        ...
+
+    def cold_read(self, offset: int, max_bytes: int) -> Callable[[], None] | None:
+        """None when ``read`` finds what it wants in memory; else what brings it there.
+
+        That must be called, once, in any thread; a ``read`` after it does not wait for the disk.
+        It is harmless whatever happens to the log meanwhile. Raises as ``read``.
         """
         ...
 

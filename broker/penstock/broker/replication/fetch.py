@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from penstock.broker.core.ports import EpochEnd
+from penstock.broker.replication.cold_reads import Job, warm
 from penstock.broker.replication.partition import Partition
 from penstock.v1 import log_pb2
 from penstock.wire.errors import OffsetOutOfRangeError, PenstockError
@@ -88,17 +89,39 @@ class PartitionRead:
                 " seek to one of them"
             )
 
+    def _limit(self, budget: int) -> int:
+        most = self.request.partition_max_bytes or MAX_FETCH_BYTES
+        return min(budget, most - self.size_bytes)
+
+    def _leads(self, partition: Partition) -> bool:
+        return partition.is_leader and partition.replica.leader_epoch == self._leader_epoch
+
+    def cold(self, budget: int, *, min_one: bool) -> Job | None:
+        """What is to be run in a thread before ``read``; None when that needs no disk."""
+        partition, limit = self.partition, self._limit(budget)
+        if (
+            partition is None
+            or self.settled
+            or not self._leads(partition)
+            or self._next_offset >= partition.replica.high_watermark
+            or (limit <= 0 and not min_one)
+        ):
+            return None
+        try:
+            return partition.log.cold_read(self._next_offset, max(limit, 1))
+        except PenstockError:
+            return None  # ``read`` meets it too, and answers.
+
     def read(self, budget: int, *, min_one: bool) -> int:
         """Read on, up to ``budget`` bytes; the bytes gained."""
         partition = self.partition
         if partition is None or self.settled:
             return 0
-        replica = partition.replica
-        if not partition.is_leader or replica.leader_epoch != self._leader_epoch:
+        if not self._leads(partition):
             self._lost_leader(partition)
             return 0
-        below = replica.high_watermark
-        limit = min(budget, (self.request.partition_max_bytes or MAX_FETCH_BYTES) - self.size_bytes)
+        below = partition.replica.high_watermark
+        limit = self._limit(budget)
         if self._next_offset >= below or (limit <= 0 and not min_one):
             return 0
         try:
@@ -176,9 +199,10 @@ class Fetcher:
         """Answer when ``min_bytes`` are there, when something is to be told, or in time."""
         reads = [PartitionRead(entry, self._locate) for entry in request.partitions]
         budget = min(request.max_bytes or MAX_FETCH_BYTES, MAX_FETCH_BYTES)
-        total = _read_round(self._rotated(reads), budget, 0)
+        total, waited = await _read_round(self._rotated(reads), budget, 0)
         if total < request.min_bytes and request.max_wait_ms > 0 and not _settled(reads):
-            await self._wait(request, reads, budget, total)
+            # While the disk was waited for, those read before may have got more.
+            await self._wait(request, reads, budget, reads if waited else ())
         return log_pb2.FetchResponse(partitions=[read.result() for read in reads])
 
     def _rotated(self, reads: list[PartitionRead]) -> list[PartitionRead]:
@@ -190,16 +214,23 @@ class Fetcher:
         return reads[first:] + reads[:first]
 
     async def _wait(
-        self, request: log_pb2.FetchRequest, reads: list[PartitionRead], budget: int, total: int
+        self,
+        request: log_pb2.FetchRequest,
+        reads: list[PartitionRead],
+        budget: int,
+        again: Sequence[PartitionRead],
     ) -> None:
         loop = asyncio.get_running_loop()
         by_partition: dict[Partition, list[PartitionRead]] = {}
         for read in reads:
             if read.partition is not None:
                 by_partition.setdefault(read.partition, []).append(read)
-        dirty: dict[PartitionRead, None] = {}
+        dirty = dict.fromkeys(again)
         woken = asyncio.Event()
+        if dirty:
+            woken.set()
         expired = False
+        total = sum(read.size_bytes for read in reads)
 
         def wake(partition: Partition) -> None:
             dirty.update(dict.fromkeys(by_partition[partition]))
@@ -215,11 +246,12 @@ class Fetcher:
             partition.fetch_waiters.add(wake)
         try:
             while total < request.min_bytes and not expired and not _settled(reads):
-                woken.clear()
                 await woken.wait()
+                woken.clear()
                 changed = list(dirty)
                 dirty.clear()
-                total += _read_round(changed, budget - total, total)
+                gained, _ = await _read_round(changed, budget - total, total)
+                total += gained
         finally:
             timer.cancel()
             for partition in by_partition:
@@ -230,8 +262,13 @@ def _settled(reads: Sequence[PartitionRead]) -> bool:
     return any(read.settled for read in reads)
 
 
-def _read_round(reads: Sequence[PartitionRead], budget: int, total: int) -> int:
-    gained = 0
+async def _read_round(reads: Sequence[PartitionRead], budget: int, total: int) -> tuple[int, bool]:
+    """Read each of them on; the bytes gained, and whether the loop did other work meanwhile."""
+    gained, waited = 0, False
     for read in reads:
+        job = read.cold(budget - gained, min_one=total + gained == 0)
+        if job is not None:
+            waited = True
+            await warm(job)
         gained += read.read(budget - gained, min_one=total + gained == 0)
-    return gained
+    return gained, waited

@@ -10,6 +10,7 @@ import grpc
 import structlog
 
 from penstock.broker.core.partition_events import Diverge, FollowerAcked, FollowerPositioned
+from penstock.broker.replication.cold_reads import Warming
 from penstock.broker.replication.fetch import next_offset_after
 from penstock.broker.replication.partition import FollowerFeed, Partition
 from penstock.broker.replication.ports import EOF
@@ -94,13 +95,14 @@ class ReplicationServicer(ReplicationServicerBase):
 class _Cursor:
     """How far one partition was pushed on one stream."""
 
-    __slots__ = ("high_watermark", "leader_epoch", "log_start_offset", "next_offset")
+    __slots__ = ("high_watermark", "leader_epoch", "log_start_offset", "next_offset", "warmed")
 
     def __init__(self, next_offset: int, leader_epoch: int) -> None:
         self.next_offset = next_offset
         self.leader_epoch = leader_epoch
         self.high_watermark = -1
         self.log_start_offset = -1
+        self.warmed = -1  # From this offset on records were brought into memory, or soon are.
 
 
 class FollowerStream:
@@ -108,7 +110,8 @@ class FollowerStream:
 
     Records go at once while fewer than MAX_IN_FLIGHT pushes are unanswered; partitions take turns.
     High watermarks travel with records, or alone after MARKS_LINGER_S. Nothing is sent when there
-    is nothing to say.
+    is nothing to say. A partition whose next records must be fetched from the disk misses its turns
+    until they are there.
 
     A push left unanswered for replica.lag.time.max.ms ends the stream: on a new one the follower
     states all of its positions again, so that nothing it failed to answer holds the rest up for
@@ -122,6 +125,7 @@ class FollowerStream:
         self._cursors: dict[Partition, _Cursor] = {}
         self._stated_epochs: dict[TopicIdPartition, int] = {}
         self._growing: dict[Partition, None] = {}  # In the order of their turns.
+        self._warming = Warming(self._warmed)
         self._marks: dict[Partition, None] = {}
         self._marks_timer: asyncio.TimerHandle | None = None
         self._marks_due = False
@@ -319,7 +323,8 @@ class FollowerStream:
             if budget < MAX_PUSH_BYTES // 16:
                 break  # Full enough: do not ask every log for a batch that small.
             del self._growing[partition]
-            budget -= self._push_records(message, partition, budget)
+            if partition not in self._warming:  # Else it gets its turn when it is warm.
+                budget -= self._push_records(message, partition, budget)
         if message.pushes or self._marks_due:
             self._push_marks(message)
         if not message.pushes:
@@ -337,6 +342,12 @@ class FollowerStream:
         log = partition.log
         end = log.log_end_offset
         try:
+            if cursor.warmed != cursor.next_offset and (
+                job := log.cold_read(cursor.next_offset, MAX_PUSH_BYTES)
+            ):
+                cursor.warmed = cursor.next_offset
+                self._warming.start(partition, job)
+                return 0
             records = log.read(
                 cursor.next_offset, budget, below=end, min_one=budget == MAX_PUSH_BYTES
             )
@@ -363,6 +374,11 @@ class FollowerStream:
             self._add_push(message, partition, cursor).records = records
             cursor.next_offset = next_offset
         return len(records)
+
+    def _warmed(self, partition: Partition) -> None:
+        if partition in self._cursors:  # Else it is not pushed here any more.
+            self._growing.setdefault(partition)
+            self._work.set()
 
     def _push_marks(self, message: replication_pb2.ReplicationFetchResponse) -> None:
         for partition in list(self._marks)[:_MAX_MARKS]:

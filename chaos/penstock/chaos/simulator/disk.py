@@ -155,6 +155,10 @@ class MemoryLog:
             parts.append(data)
         return b"".join(parts)
 
+    def cold_read(self, offset: int, max_bytes: int) -> Callable[[], None] | None:
+        """See Log: everything is in memory."""
+        return None
+
     def end_of_epoch(self, leader_epoch: int) -> EpochEnd:
         """See Log."""
         return self._epochs.end_of_epoch(leader_epoch, self._now.end)
