@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from penstock.v1 import cluster_pb2
@@ -9,7 +11,7 @@ from penstock.wire.errors import (
     InvalidRequestError,
     StaleBrokerEpochError,
 )
-from tests.unit.raft_meta_core.metadata_driver import CLUSTER, Driver, incarnation
+from tests.unit.raft_meta_core.metadata_driver import CLUSTER, Driver, incarnation, topic_id
 
 
 def test_a_broker_epoch_is_the_index_of_its_registration_and_starts_fenced() -> None:
@@ -176,6 +178,68 @@ def test_all_nodes_killed_at_once_come_back_with_the_last_in_sync_one_leading() 
     assert driver.partition().leader == -1
     driver.unfence(3)
     assert (driver.partition().leader, driver.partition().isr) == (3, (3,))
+
+
+def test_an_unclean_last_member_waits_for_an_eligible_replica_that_kept_everything() -> None:
+    driver = Driver(brokers=3)
+    driver.create(assignments=[[1, 2, 3]], min_insync_replicas="2")
+    for node in (3, 2, 1):
+        driver.fence(node)
+    assert (driver.partition().isr, driver.partition().elr) == ((1,), (2,))
+    clean_epoch = driver.state.brokers[2].broker_epoch
+    driver.start(1, life=2)
+    partition = driver.partition()
+    assert (partition.leader, partition.isr, partition.elr) == (-1, (2,), ())
+    driver.start(3, life=2)
+    assert driver.partition() == partition
+    driver.start(2, life=2, previous=clean_epoch)
+    partition = driver.partition()
+    assert (partition.leader, partition.isr, partition.elr) == (2, (2,), ())
+    assert not partition.recovering
+
+
+def test_an_unclean_last_member_may_lead_by_an_unclean_election_meanwhile() -> None:
+    driver = Driver(brokers=2)
+    driver.create(assignments=[[1, 2]], min_insync_replicas="2")
+    driver.fence(2)
+    driver.fence(1)
+    driver.start(1, life=2)
+    assert driver.partition().leader == -1
+    command = cluster_pb2.ElectLeadersCommand(type=cluster_pb2.ELECTION_TYPE_UNCLEAN)
+    command.partitions.add(topic_id=topic_id(1), partition=0)
+    driver.ok(elect_leaders=command)
+    partition = driver.partition()
+    assert (partition.leader, partition.isr, partition.elr) == (1, (1,), ())
+    assert partition.recovering
+
+
+def test_an_eligible_replica_that_lives_leads_instead_of_an_unclean_last_member() -> None:
+    driver = Driver(brokers=3)
+    driver.create(assignments=[[1, 2, 3]], min_insync_replicas="3")
+    driver.fence(2)
+    driver.fence(3)
+    driver.unfence(3)
+    assert (driver.partition().isr, driver.partition().elr) == ((1,), (2, 3))
+    driver.register(1, life=2)
+    partition = driver.partition()
+    assert (partition.leader, partition.isr, partition.elr) == (3, (3,), (2,))
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations((1, 2, 3))))
+@pytest.mark.parametrize("fenced", [(), (3,), (3, 2), (3, 2, 1)])
+def test_after_a_power_loss_of_all_some_replica_that_was_complete_leads(
+    order: tuple[int, ...], fenced: tuple[int, ...]
+) -> None:
+    driver = Driver(brokers=3)
+    driver.create(assignments=[[1, 2, 3]], min_insync_replicas="2")
+    for node in fenced:
+        driver.fence(node)
+    complete = {*driver.partition().isr, *driver.partition().elr}
+    for node in order:
+        driver.start(node, life=2)
+    partition = driver.partition()
+    assert partition.leader in complete
+    assert not partition.recovering
 
 
 def test_controlled_shutdown_moves_what_others_can_lead() -> None:

@@ -119,6 +119,7 @@ def register(draw: st.DrawFn) -> Any:
 
     def step(driver: Driver) -> None:
         known = driver.state.brokers.get(node)
+        before = dict(driver.state.all_partitions())
         body = cluster_pb2.RegisterBrokerCommand(
             node_id=node,
             incarnation_id=incarnation(node * 10 + life),
@@ -127,7 +128,12 @@ def register(draw: st.DrawFn) -> Any:
             port=1,
             previous_broker_epoch=known.broker_epoch if known and clean else -1,
         )
-        driver.run(register_broker=body)
+        result = driver.run(register_broker=body)
+        if result.register_broker.broker_epoch != driver.index or (known and clean):
+            return
+        for key, now in driver.state.all_partitions():
+            if {*before[key].isr, *before[key].elr} - {node}:
+                assert node not in (*now.isr, *now.elr), "another surely lost nothing"
 
     return step
 

@@ -3,7 +3,9 @@
 The rules, after KIP-497 (in-sync sets are the controller's), KIP-966 (eligible leader replicas)
 and Kafka's PartitionChangeBuilder:
 
-- An in-sync set is never empty: its last member stays, without leading, when its broker goes.
+- An in-sync set is never empty: its last member stays, without leading, when its broker goes. If
+  that broker restarts uncleanly (its log may have lost its end) while there are eligible leader
+  replicas, one of those takes the place of the last member: the partition waits for it.
 - While the in-sync set is smaller than ``min.insync.replicas`` no high watermark advances, so
   whoever leaves it then still holds everything acknowledged: it becomes an eligible leader
   replica, until the set is large enough again or its broker restarts uncleanly.
@@ -49,10 +51,11 @@ def revise(
 ) -> Partition:
     """The partition with ``isr`` as its in-sync set, as far as the rules above allow it.
 
-    ``lost`` names replicas whose broker restarted uncleanly: they are no eligible leaders. The
-    same object comes back when nothing changes.
+    ``lost`` names replicas whose broker restarted uncleanly: they are no eligible leaders, and
+    the last in-sync one only for want of any other. The same object comes back when nothing
+    changes.
     """
-    new_isr = in_order(partition, isr) or _last_member(partition)
+    new_isr = in_order(partition, isr) or _last_member(partition, lost)
     eligible = _eligible(partition, new_isr, lost)
     leader, clean = _elect(partition, rules, new_isr, eligible)
     recovering = partition.recovering
@@ -86,8 +89,16 @@ def bumped(partition: Partition, *, led_before_by: int) -> Partition:
     )
 
 
-def _last_member(partition: Partition) -> tuple[int, ...]:
+def _last_member(partition: Partition, lost: Collection[int]) -> tuple[int, ...]:
+    """Who stays when all would leave.
+
+    An eligible replica has everything acknowledged for certain; one that is lost has it only if
+    its disk had. Where all are lost the last one to say so is as good as any.
+    """
     keep = partition.leader if partition.leader in partition.isr else partition.isr[0]
+    if keep in lost:
+        complete = (*partition.isr, *partition.elr)
+        keep = next((node for node in complete if node not in lost), keep)
     return (keep,)
 
 
