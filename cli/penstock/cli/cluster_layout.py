@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from penstock.broker.datadir import META_FILE, format_directory, new_cluster_id
+from penstock.broker.datadir import (
+    META_FILE,
+    format_directory,
+    lock_directory,
+    new_cluster_id,
+)
 from penstock.wire.errors import (
     AddressInUseError,
     ConfigurationError,
@@ -94,6 +100,9 @@ def prepare_layout(
     A directory that holds a cluster keeps its id, its data and each node's own settings. Another
     number of nodes than it was made with is refused: the set of controllers is part of what the
     data means. Another base port moves it. ``settings`` go into the file of each new node.
+
+    Nothing is written while a node of the cluster runs (DataDirectoryError), or for a move to
+    ports that are taken (AddressInUseError).
     """
     found = _read_cluster_file(directory)
     if found is None:
@@ -106,17 +115,51 @@ def prepare_layout(
     else:
         wanted = _adapt(directory, found, nodes, base_port)
     plans = _plans(directory, wanted)
-    _write_cluster_file(directory, wanted)
-    for plan in plans:
+    with _not_running(directory, plans):
         if wanted.complete:
-            _require_node(plan)
-        format_directory(plan.directory, wanted.cluster_id, plan.node_id)
-        _write_node_file(plan, plans, {**_defaults(len(plans)), **(settings or {})})
-    if not wanted.complete:
-        wanted = _ClusterFile(wanted.cluster_id, wanted.nodes, wanted.base_port, complete=True)
-        _write_cluster_file(directory, wanted)
+            for plan in plans:
+                _require_node(plan)
+        if found is not None and found.base_port != wanted.base_port:
+            check_ports(plans)
+        _write_files(directory, wanted, plans, settings or {})
     names = frozenset(_environment_name(key) for key in _own_settings(plans[0], plans))
     return ClusterLayout(directory, wanted.cluster_id, plans, names | {"PENSTOCK_BOOTSTRAP"})
+
+
+@contextlib.contextmanager
+def _not_running(directory: Path, plans: Iterable[NodePlan]) -> Iterator[None]:
+    """Hold the nodes' directories as the nodes themselves do, so that none runs inside the block.
+
+    Raises DataDirectoryError when one runs already.
+    """
+    with contextlib.ExitStack() as held:
+        for plan in plans:
+            try:
+                held.callback(os.close, lock_directory(plan.directory))
+            except FileNotFoundError:
+                continue  # Not made yet.
+            except DataDirectoryError:
+                raise DataDirectoryError(
+                    f"a cluster runs in {directory} (node {plan.node_id} uses {plan.directory}); "
+                    "stop it first, or choose another --data-dir"
+                ) from None
+            except OSError as error:
+                raise DataDirectoryError(f"cannot use {plan.directory}: {error.strerror}") from None
+        yield
+
+
+def _write_files(
+    directory: Path,
+    cluster: _ClusterFile,
+    plans: Sequence[NodePlan],
+    settings: Mapping[str, str | int],
+) -> None:
+    _write_cluster_file(directory, cluster)
+    for plan in plans:
+        format_directory(plan.directory, cluster.cluster_id, plan.node_id)
+        _write_node_file(plan, plans, {**_defaults(len(plans)), **settings})
+    if not cluster.complete:
+        _write_cluster_file(directory, replace(cluster, complete=True))
 
 
 def check_ports(plans: Iterable[NodePlan]) -> None:

@@ -60,16 +60,36 @@ NEXT_STEPS: Final[Mapping[ErrorCode, str]] = {
 }
 """The next step for a person at a terminal, where the error's own message may not know one."""
 
+_DIRECTORY_ERRORS: Final = (ErrorCode.DATA_DIRECTORY, ErrorCode.INCONSISTENT_CLUSTER_ID)
+_STEP: Final = "next: "
 _GENERAL_STEP: Final = "see the nodes' logs (DIR/node-N/node.log under `penstock dev`)"
 
 
-def explain(error: PenstockError) -> str:
-    """The two lines for ``error``: what is wrong, and what to do next."""
+def explain(error: PenstockError, steps: Mapping[ErrorCode, str] = NEXT_STEPS) -> str:
+    """The lines for ``error``: what is wrong, its notes (none, or lines of a log), what to do.
+
+    A note that begins with ``next:`` is what to do in this very case.
+    """
     message = " ".join(error.message.split())
     # What was waited for in vain knows better what to do than the waiting that ended.
     reason = error.__cause__ if isinstance(error.__cause__, PenstockError) else error
-    step = NEXT_STEPS.get(reason.code) or NEXT_STEPS.get(error.code) or _GENERAL_STEP
-    return f"error: {message}\nnext: {step}"
+    step = steps.get(reason.code) or steps.get(error.code) or _GENERAL_STEP
+    if error.code in _DIRECTORY_ERRORS and "; " in message:
+        # These say it themselves: only they know which of the many ways it is.
+        message, _, step = message.rpartition("; ")
+    notes: list[str] = []
+    for note in getattr(error, "__notes__", ()):
+        if note.startswith(_STEP):
+            step = note.removeprefix(_STEP)
+        else:
+            notes.append(note)
+    return "\n".join([f"error: {message}", *notes, _STEP + step])
+
+
+def with_step(error: PenstockError, step: str) -> PenstockError:
+    """``error``, to be explained with this next step."""
+    error.add_note(_STEP + step)
+    return error
 
 
 def report(text: str) -> None:

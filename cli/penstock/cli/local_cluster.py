@@ -129,14 +129,18 @@ class LocalCluster:
         """Return when every broker knows an active controller and every broker as unfenced.
 
         ``on_wait`` hears what is still missing each time that it changes. Raises
-        UnknownServerError with the end of its log when a node ends meanwhile, and
+        UnknownServerError, with the end of its log as a note, when a node ends meanwhile, and
         RequestTimedOutError that says what is missing when the time is over.
         """
         deadline = time.monotonic() + timeout_seconds
         last_reason = ""
         while True:
             for ended in self.take_exits():
-                raise UnknownServerError(self.explain_exit(ended))
+                headline, *log = self.explain_exit(ended).splitlines()
+                failure = UnknownServerError(headline)
+                for line in log:
+                    failure.add_note(line)
+                raise failure
             reason = describe_unready(self.layout.plans)
             if not reason:
                 return
@@ -164,8 +168,9 @@ class LocalCluster:
         """What ended, how, and the end of its log, for a person to read."""
         message = f"node {ended.plan.node_id} (pid {ended.pid}) ended: {ended.how}"
         if ended.returncode > 0:
-            tail = read_tail(ended.plan.log_path, _TAIL_LINES)
-            message += f"; the end of {ended.plan.log_path}:\n{tail}"
+            message += f"; the end of {ended.plan.log_path}:"
+            for line in read_tail(ended.plan.log_path, _TAIL_LINES).splitlines():
+                message += f"\n  {line}"
         return message
 
     def kill_node(self, node_id: int, signal_number: int = signal.SIGKILL) -> None:

@@ -255,6 +255,19 @@ def test_a_port_in_use_is_named_before_anything_starts(dev: DevCluster, tmp_path
     assert "--base-port" in errors
 
 
+@pytest.mark.parametrize("move", [(), ("--base-port", "27900")], ids=["again", "moved"])
+def test_a_cluster_that_runs_is_not_started_again_nor_moved(
+    dev: DevCluster, move: tuple[str, ...]
+) -> None:
+    files = [dev.directory / "cluster.json", *dev.directory.glob("node-*/node.toml")]
+    before = [file.read_bytes() for file in files]
+    errors = dev.refused("dev", "--data-dir", str(dev.directory), *move)
+    first, second = errors.splitlines()
+    assert first.startswith(f"error: a cluster runs in {dev.directory}")
+    assert second.startswith("next: stop it first")
+    assert [file.read_bytes() for file in files] == before
+
+
 def test_a_directory_in_use_is_refused(dev: DevCluster) -> None:
     errors = dev.refused("node", "--config", str(dev.directory / "node-1" / "node.toml"), status=2)
     assert "in use" in errors

@@ -20,8 +20,11 @@ from penstock.client.descriptions import PartitionDescription, TopicDescription
 from penstock.wire.errors import (
     ERRORS,
     BootstrapError,
+    DataDirectoryError,
     DeliveryTimeoutError,
+    InconsistentClusterIdError,
     NotEnoughReplicasError,
+    PenstockError,
     UnknownTopicOrPartitionError,
 )
 
@@ -180,6 +183,30 @@ def test_the_next_step_is_that_of_the_reason() -> None:
     assert explain(error).endswith(
         "\nnext: start the missing brokers, or lower the topic's min.insync.replicas"
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "wanted"),
+    [
+        (
+            DataDirectoryError("/d is in use by another process; stop that node first"),
+            "error: /d is in use by another process\nnext: stop that node first",
+        ),
+        (
+            InconsistentClusterIdError("/d belongs to a; b; mount the right disk"),
+            "error: /d belongs to a; b\nnext: mount the right disk",
+        ),
+        (
+            DataDirectoryError("cannot use /d: Permission denied"),
+            "error: cannot use /d: Permission denied\n"
+            "next: choose another directory, or mount the right disk",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_directory_says_itself_what_to_do(
+    error: PenstockError, wanted: str
+) -> None:
+    assert explain(error) == wanted
 
 
 def test_ctrl_c_leaves_no_traceback(admin: FakeAdmin) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import tomllib
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.broker.config import NodeConfig
-from penstock.broker.datadir import read_meta
+from penstock.broker.datadir import lock_directory, read_meta
 from penstock.cli.cluster_layout import check_ports, find_base_port, prepare_layout
 from penstock.wire.errors import AddressInUseError, ConfigurationError, DataDirectoryError
 
@@ -61,6 +62,39 @@ def test_a_moved_cluster_stays_where_it_moved_to(tmp_path: Path) -> None:
     assert prepare_layout(tmp_path).plans[0].broker_port == 21_500
 
 
+def contents(directory: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("base_port", [None, 21_500])
+def test_a_cluster_that_runs_keeps_its_files(tmp_path: Path, base_port: int | None) -> None:
+    layout = prepare_layout(tmp_path, base_port=21_000)
+    held = [lock_directory(plan.directory) for plan in layout.plans[1:]]
+    before = contents(tmp_path)
+    wanted = r"a cluster runs in .* \(node 2 uses .*node-2\); stop it first, or choose another"
+    with pytest.raises(DataDirectoryError, match=wanted):
+        prepare_layout(tmp_path, base_port=base_port)
+    for path, content in before.items():
+        assert path.read_bytes() == content
+    for descriptor in held:
+        os.close(descriptor)
+    # The nodes that start next must find their directories free.
+    assert prepare_layout(tmp_path, base_port=21_500).plans[0].broker_port == 21_500
+    for plan in layout.plans:
+        os.close(lock_directory(plan.directory))
+
+
+def test_a_cluster_is_not_moved_to_ports_in_use(tmp_path: Path) -> None:
+    first = prepare_layout(tmp_path, nodes=1, base_port=find_base_port(1, first=25_000))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        before = contents(tmp_path)
+        with pytest.raises(AddressInUseError, match=f"port {port} "):
+            prepare_layout(tmp_path, base_port=port)
+    assert {path: path.read_bytes() for path in before} == before
+    assert prepare_layout(tmp_path) == first
+
+
 def test_another_number_of_nodes_is_refused(tmp_path: Path) -> None:
     prepare_layout(tmp_path, nodes=3)
     with pytest.raises(DataDirectoryError, match="a cluster of 3 nodes, not of 5; start it with"):
@@ -77,9 +111,11 @@ def test_a_directory_with_other_things_is_refused(tmp_path: Path) -> None:
 def test_a_node_that_lost_its_directory_is_not_made_anew(tmp_path: Path) -> None:
     plan = prepare_layout(tmp_path).plans[1]
     shutil.rmtree(plan.directory)
+    before = contents(tmp_path)
     with pytest.raises(DataDirectoryError, match=r"node-2/meta.json is gone"):
-        prepare_layout(tmp_path)
+        prepare_layout(tmp_path, base_port=21_500)
     assert not plan.directory.exists()
+    assert {path: path.read_bytes() for path in before} == before
 
 
 def test_formatting_that_was_interrupted_is_finished(tmp_path: Path) -> None:

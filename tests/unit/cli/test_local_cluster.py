@@ -16,6 +16,7 @@ import pytest
 
 from penstock.cli import local_cluster
 from penstock.cli.cluster_layout import NodePlan, find_base_port, prepare_layout
+from penstock.cli.errors import explain
 from penstock.cli.local_cluster import LocalCluster, read_tail
 from penstock.wire.errors import AddressInUseError, RequestTimedOutError, UnknownServerError
 from tests.support import wait_until
@@ -75,10 +76,11 @@ def test_a_node_that_ends_at_start_shows_the_end_of_its_log(tmp_path: Path) -> N
         nodes.start()
         with pytest.raises(UnknownServerError) as caught:
             nodes.wait_ready(20)
-    message = caught.value.message
-    assert "node 2 (pid " in message
-    assert "exit status 2" in message
-    assert "error: the disk is upside down" in message
+    first, *log, step = explain(caught.value).splitlines()
+    assert first.startswith("error: node 2 (pid ")
+    assert "ended: exit status 2" in first
+    assert log == ["  first", "  error: the disk is upside down"]
+    assert step.startswith("next: ")
 
 
 def test_a_cluster_that_does_not_become_ready_says_what_is_missing(tmp_path: Path) -> None:
