@@ -21,14 +21,18 @@ from penstock.client.fetch_loop import FetchLoop
 from penstock.client.leader_calls import LeaderCalls
 from penstock.client.offsets import GroupOffsets
 from penstock.wire.errors import (
+    FencedMemberEpochError,
     NoOffsetError,
     PenstockError,
     RequestTimedOutError,
     StaleMemberEpochError,
+    UnknownMemberIdError,
 )
 from penstock.wire.ids import TopicPartition
 
 _LOG: Final = logging.getLogger("penstock.client")
+_NOT_A_MEMBER_NOW: Final = (StaleMemberEpochError, UnknownMemberIdError, FencedMemberEpochError)
+"""Heartbeats find these out as well, and mend them: by a newer epoch, or by joining anew."""
 _PLACES: Final[Mapping[str, int]] = {"earliest": -2, "latest": -1}
 
 
@@ -159,7 +163,7 @@ class Positions:
                 await self._from_logs(search, self._still_wanted(search, open_ones), reset)
                 return
             except PenstockError as error:
-                if not error.retriable and not isinstance(error, StaleMemberEpochError):
+                if not error.retriable and not isinstance(error, _NOT_A_MEMBER_NOW):
                     self._give_up(search, open_ones, error)
                     return
                 _LOG.info("looking for positions again: %s", error.message)

@@ -143,6 +143,9 @@ class FakeCluster:
         ) = None
         self.on_commit: Callable[[groups_pb2.CommitOffsetsRequest], PenstockError | None] | None
         self.on_commit = None
+        self.on_fetch_offsets: (
+            Callable[[groups_pb2.FetchOffsetsRequest], PenstockError | None] | None
+        ) = None
         self.produced: list[tuple[int, log_pb2.ProduceRequest]] = []
         self.appended = asyncio.Condition()
 

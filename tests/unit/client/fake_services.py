@@ -323,6 +323,10 @@ class FakeServices(
         response = groups_pb2.FetchOffsetsResponse()
         try:
             self._check_coordinator()
+            if self.cluster.on_fetch_offsets is not None:
+                error = self.cluster.on_fetch_offsets(request)
+                if error is not None:
+                    raise error
         except PenstockError as error:
             response.error.CopyFrom(error.to_proto())
             return response

@@ -256,6 +256,26 @@ async def test_a_commit_that_crossed_a_new_epoch_is_repeated(cluster: FakeCluste
             await consumer.commit()
 
 
+@pytest.mark.parametrize("refusal", [UnknownMemberIdError, FencedMemberEpochError])
+async def test_a_member_fenced_while_it_asks_for_offsets_joins_again(
+    cluster: FakeCluster, refusal: type[PenstockError]
+) -> None:
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, numbers(0, 3))
+    asked = 0
+
+    def fence(request: groups_pb2.FetchOffsetsRequest) -> PenstockError | None:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            cluster.groups["g"].members.clear()
+        return refusal("gone") if asked <= 2 else None
+
+    cluster.on_fetch_offsets = fence
+    async with member(cluster) as consumer:
+        assert values(await read(consumer, 3)) == numbers(0, 3)
+
+
 async def test_a_refused_member_hears_why_at_poll(cluster: FakeCluster) -> None:
     cluster.add_topic("t")
     cluster.on_heartbeat = lambda request: FencedInstanceIdError("another one is called so")
