@@ -93,11 +93,11 @@ class Consumer:
         topics: str | Iterable[str] | re.Pattern[str],
         listener: RebalanceListener | None = None,
     ) -> None:
-        """Read these topics (names, or a compiled pattern over names) from now on.
+        """Read these topics (names, or a compiled pattern over whole names) from now on.
 
         Replaces an earlier subscription; takes effect in the next ``poll``. A name that does not
         exist makes ``poll`` raise UnknownTopicOrPartitionError. Raises InvalidRequestError after
-        ``assign``.
+        ``assign``, and for a pattern with flags.
         """
         self._check_open()
         self._engine.subscribe(topics)

@@ -126,7 +126,7 @@ class ConsumerEngine:
                 "this consumer was given partitions by assign(); unsubscribe() first"
             )
         if isinstance(topics, re.Pattern):
-            self._subscription = Subscription(pattern=topics.pattern)
+            self._subscription = Subscription(pattern=_pattern(topics))
         else:
             names = (topics,) if isinstance(topics, str) else tuple(topics)
             for name in names:
@@ -567,3 +567,16 @@ class ConsumerEngine:
                 f"topic {partition.topic!r} has no partition {partition.partition}; it has 0 to "
                 f"{count - 1}"
             )
+
+
+def _pattern(compiled: re.Pattern[str]) -> str:
+    """The pattern's text, which is all that the coordinator gets and matches by."""
+    if not isinstance(compiled.pattern, str) or not compiled.pattern:
+        raise InvalidRequestError(f"{compiled.pattern!r} is not a pattern over topics' names")
+    flags = re.RegexFlag(compiled.flags & ~(re.UNICODE | re.ASCII))  # Names are ASCII anyhow.
+    if flags:
+        raise InvalidRequestError(
+            f"the pattern {compiled.pattern!r} has flags ({flags!r}), and subscriptions know none: "
+            "write it without, for example [Tt] for re.IGNORECASE"
+        )
+    return compiled.pattern

@@ -415,3 +415,16 @@ async def test_reading_nothing_is_refused(cluster: FakeCluster, settings: dict[s
         await consumer.unsubscribe()
         with pytest.raises(InvalidRequestError, match="nothing to read"):
             await consumer.poll(0)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [re.compile("t+", re.IGNORECASE), re.compile("(?s)t."), re.compile(b"t"), re.compile("")],
+)
+async def test_a_pattern_that_could_not_be_kept_to_is_refused(
+    cluster: FakeCluster, pattern: Any
+) -> None:
+    async with AsyncConsumer(cluster.bootstrap, group_id="g") as consumer:
+        with pytest.raises(InvalidRequestError, match="pattern"):
+            consumer.subscribe(pattern)
+        consumer.subscribe(re.compile("t+", re.ASCII))
