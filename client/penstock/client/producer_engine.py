@@ -250,11 +250,14 @@ class ProducerEngine:
                 )
                 if response.HasField("error"):
                     raise error_from_proto(response.error)
-            except PenstockError as error:
-                if not error.retriable:
+            except Exception as error:
+                # What nobody expected is tried again as well: the sender asks only once, and
+                # delivery_timeout_ms bounds how long records wait for the answer.
+                if isinstance(error, PenstockError) and not error.retriable:
                     self._handle(IdentityRefused(error))
                     return
-                _LOG.warning("no producer id yet: %s", error.message)
+                unexpected = not isinstance(error, PenstockError)
+                _LOG.warning("no producer id yet: %s", error, exc_info=unexpected)
                 await asyncio.sleep(self._cluster.backoff.delay_ms(attempt) / 1000)
                 attempt += 1
                 continue

@@ -668,3 +668,23 @@ async def test_one_unheard_attempt_makes_the_outcome_unknown(cluster: FakeCluste
         with pytest.raises(DeliveryTimeoutError, match=r"too few.*may have been written"):
             await producer.send_and_wait("t", b"v")
     assert attempts > 1
+
+
+async def test_a_producer_id_is_asked_for_again_whatever_happened(
+    cluster: FakeCluster, monkeypatch: Any
+) -> None:
+    cluster.add_topic("t")
+    ask_any = Cluster.ask_any
+    failed = 0
+
+    async def fail_twice(self: Cluster, *args: Any, **more: Any) -> Any:
+        nonlocal failed
+        if more["what"] == "Transactions.InitProducerId" and failed < 2:
+            failed += 1
+            raise ZeroDivisionError("a bug")
+        return await ask_any(self, *args, **more)
+
+    monkeypatch.setattr(Cluster, "ask_any", fail_twice)
+    async with AsyncProducer(cluster.bootstrap, retry_backoff_ms=10) as producer:
+        await asyncio.wait_for(producer.send_and_wait("t", b"v"), 5)
+    assert failed == 2
