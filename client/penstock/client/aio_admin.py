@@ -282,7 +282,7 @@ class AsyncAdminClient:
         for its groups would be missing.
         """
         cluster = await self.describe_cluster()
-        self._cluster.metadata.apply_brokers(admin_values.broker_protos(cluster))
+        self._cluster.metadata.replace_brokers(admin_values.broker_protos(cluster))
         living = [broker.node_id for broker in cluster.brokers if not broker.fenced]
 
         async def ask(node_id: int) -> list[GroupListing]:

@@ -52,6 +52,7 @@ class Cluster:
         self.metadata = MetadataCache()
         self.backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, random.random)
         self._channels: dict[Address, grpc.aio.Channel] = {}
+        self._retired: dict[grpc.aio.Channel, asyncio.Task[None]] = {}  # Closed, once quiet.
         self._good: Address | None = None  # Answered last.
         self._starting: asyncio.Task[None] | None = None
         self._started = False
@@ -88,9 +89,29 @@ class Cluster:
         self._closed = True
         if self._starting is not None:
             self._starting.cancel()
-        channels, self._channels = self._channels, {}
-        for channel in channels.values():
+        channels = [*self._channels.values(), *self._retired]
+        self._channels = {}
+        for channel in channels:
             await channel.close(None)
+        await asyncio.gather(*self._retired.values(), return_exceptions=True)
+
+    def retire_channels(self) -> None:
+        """Close the channels to brokers that are gone, after what is under way on them."""
+        used = {(broker.host, broker.port) for broker in self.metadata.brokers.values()}
+        used.update(self.config.bootstrap)
+        if self._good not in used:
+            self._good = None
+        for address in self._channels.keys() - used:
+            channel = self._channels.pop(address)
+            self._retired[channel] = asyncio.ensure_future(self._close_quietly(channel))
+
+    async def _close_quietly(self, channel: grpc.aio.Channel) -> None:
+        # Longer than any request: a call that is cut off looks like a cancelled task.
+        grace_s = 2 * self.config.request_timeout_ms / 1000
+        try:
+            await channel.close(grace_s)
+        finally:
+            self._retired.pop(channel, None)
 
     def channel(self, address: Address) -> grpc.aio.Channel:
         """The channel to an address."""

@@ -170,5 +170,6 @@ class MetadataKeeper:
                     if gone not in self._topics:
                         self._cluster.metadata.forget(gone)
             self._cluster.metadata.apply(response, now_ms())
+            self._cluster.retire_channels()
         self._wake_waiters()
         self._on_update()

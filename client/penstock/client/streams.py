@@ -32,6 +32,7 @@ class BidiStream:
         on_end: Callable[[PenstockError], object],
     ) -> None:
         self.ended = False
+        self.broken = False  # It ended otherwise than by the other side's closing it.
         self._open_call = open_call
         self._where = where
         self._what = what
@@ -61,6 +62,7 @@ class BidiStream:
 
     async def _run(self) -> None:
         error: PenstockError
+        self.broken = True
         try:
             call = self._open_call()
             writer = asyncio.ensure_future(self._write(call))
@@ -71,12 +73,19 @@ class BidiStream:
                 call.cancel()
                 await asyncio.gather(writer, return_exceptions=True)
             error = NetworkError(f"{self._where} ended the stream {self._what}")
+            self.broken = False
         except grpc.aio.AioRpcError as failure:
             error = rpc_error(failure, self._where, self._what)
         except PenstockError as failure:
             error = failure
         except (asyncio.InvalidStateError, grpc.aio.UsageError) as failure:
             error = NetworkError(f"{self._where}: {failure}")
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Not this task was cancelled but the call, with its channel.
+            error = NetworkError(f"the connection to {self._where} was closed")
         self.ended = True
         self._on_end(error)
 

@@ -192,7 +192,7 @@ class DescribeTopicsResponse(google.protobuf.message.Message):
 
     @property
     def brokers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___BrokerDescription]:
-        """The brokers that the topics' replicas live on, so that a client needs one call."""
+        """All registered brokers, so that a client needs one call and learns which are gone."""
 
     def __init__(
         self,

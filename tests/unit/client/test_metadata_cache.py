@@ -134,3 +134,29 @@ def test_the_pacer_is_quick_at_first_and_slow_in_a_long_outage() -> None:
         pacer.asked(now)
     assert gaps == [0, 20, 40, 50, 50, 50, 100, 200, 400, 800, 1_000, 1_000]
     assert pacer.next_ms(now + 5_000) == now + 5_000
+
+
+def naming(*brokers: int, index: int, leader: int = -1) -> metadata_pb2.DescribeTopicsResponse:
+    response = told((leader, index), index=index)
+    for number in brokers:
+        response.brokers.add(node_id=number, host="h", port=number)
+    return response
+
+
+def test_brokers_that_are_gone_are_forgotten() -> None:
+    cache = MetadataCache()
+    cache.apply(naming(1, 2, 3, index=5), 0)
+    cache.apply(naming(1, 3, index=6), 0)
+    assert set(cache.brokers) == {1, 3}
+    # The answerer is behind.
+    cache.apply(naming(1, 2, 3, index=5), 0)
+    assert set(cache.brokers) == {1, 3}
+    # It does not know any broker, which cannot be.
+    cache.apply(naming(index=7), 0)
+    assert set(cache.brokers) == {1, 3}
+    # A hint knew of a new leader before the answerer did.
+    assert cache.apply_hint(T0, LeaderHint(4, 9, "h", 4))
+    cache.apply(naming(1, index=7), 0)
+    assert set(cache.brokers) == {1, 4}
+    cache.apply(naming(1, index=10, leader=1), 0)
+    assert set(cache.brokers) == {1}

@@ -76,6 +76,7 @@ class MetadataCache:
         self.topics: dict[str, TopicInfo] = {}
         self.missing: dict[str, Missing] = {}
         self.updates = 0  # Grows with every change.
+        self._brokers_index = -1  # The metadata index that ``brokers`` are true for.
 
     def __contains__(self, topic: str) -> bool:
         return topic in self.topics
@@ -104,12 +105,18 @@ class MetadataCache:
             return []
         return [number for number, led in enumerate(info.partitions) if led.node_id >= 0]
 
-    def apply_brokers(self, brokers: Iterable[metadata_pb2.BrokerDescription]) -> None:
-        """Take over where brokers are."""
-        known = dict(self.brokers)
-        for entry in brokers:
-            known[entry.node_id] = Broker(entry.node_id, entry.host, entry.port, entry.fenced)
-        self.brokers = known
+    def _apply_brokers(self, brokers: Iterable[metadata_pb2.BrokerDescription], index: int) -> None:
+        """Take over where all brokers are, unless the answerer is behind.
+
+        Those not named are gone, but for such as lead something: a leader hint may be newer.
+        """
+        named = [Broker(entry.node_id, entry.host, entry.port, entry.fenced) for entry in brokers]
+        if not named or index < self._brokers_index:
+            return
+        self._brokers_index = index
+        leading = {led.node_id for info in self.topics.values() for led in info.partitions}
+        kept = {number: known for number, known in self.brokers.items() if number in leading}
+        self.brokers = {**kept, **{broker.node_id: broker for broker in named}}
 
     def replace_brokers(self, brokers: Iterable[metadata_pb2.BrokerDescription]) -> None:
         """Take over where all brokers are; those not named are gone."""
@@ -121,7 +128,6 @@ class MetadataCache:
     def apply(self, response: metadata_pb2.DescribeTopicsResponse, now_ms: float) -> None:
         """Take over a description of topics."""
         self.cluster_id = response.cluster_id or self.cluster_id
-        self.apply_brokers(response.brokers)
         topics = dict(self.topics)
         missing = dict(self.missing)
         for description in response.topics:
@@ -133,6 +139,7 @@ class MetadataCache:
                 topics[description.name] = _merge(known, description, response.metadata_index)
         self.topics = topics
         self.missing = missing
+        self._apply_brokers(response.brokers, response.metadata_index)
         self.updates += 1
 
     def _apply_missing(
