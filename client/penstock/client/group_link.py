@@ -16,6 +16,7 @@ from penstock.client.core.member import (
     Alive,
     Closed,
     DropStream,
+    Effect,
     Event,
     Failed,
     Leaving,
@@ -27,6 +28,7 @@ from penstock.client.core.member import (
     RebalancePending,
     Received,
     Send,
+    SendAnew,
     Ticked,
 )
 from penstock.client.streams import BidiStream
@@ -84,6 +86,7 @@ class GroupLink:
         )
         self.trouble: PenstockError | None = None  # Why the coordinator cannot be spoken to.
         self._refusal: PenstockError | None = None  # Why the group will not have this member.
+        self._answer: PenstockError | None = None  # The coordinator's last, if a refusal.
         self._stream: BidiStream | None = None
         self._opening: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -98,22 +101,12 @@ class GroupLink:
         elif isinstance(event, Received):
             refused = event.response.HasField("error")
             self.trouble = error_from_proto(event.response.error) if refused else None
+            self._answer = self.trouble
         before = self.member.state
         # Before any event: each may find that the application was silent for too long.
         self.member.handle(Alive(self._alive_ms()), now_ms())
         for effect in self.member.handle(event, now_ms()):
-            if isinstance(effect, Send):
-                if self._stream is not None:
-                    self._stream.send(effect.request)
-            elif isinstance(effect, OpenStream):
-                self._opening = asyncio.ensure_future(self._open(effect.hint))
-            elif isinstance(effect, DropStream):
-                self._drop_stream()
-            elif isinstance(effect, RebalancePending):
-                self._on_change(None)
-            elif isinstance(effect, Failed):
-                self._refusal = effect.error
-                self._on_change(effect.error)
+            self._carry_out(effect)
         if self.member.state is MemberState.STALE and before is not MemberState.STALE:
             _LOG.warning(
                 "group %s: this consumer did not poll for max_poll_interval_ms=%d and left; its "
@@ -123,6 +116,20 @@ class GroupLink:
                 self._config.max_poll_interval_ms,
             )
         self._set_timer()
+
+    def _carry_out(self, effect: Effect) -> None:
+        if isinstance(effect, Send):
+            if self._stream is not None:
+                self._stream.send(effect.request)
+        elif isinstance(effect, OpenStream):
+            self._opening = asyncio.ensure_future(self._open(effect.hint))
+        elif isinstance(effect, DropStream):
+            self._drop_stream()
+        elif isinstance(effect, RebalancePending):
+            self._on_change(None)
+        elif isinstance(effect, Failed):
+            self._refusal = effect.error
+            self._on_change(effect.error)
 
     def check_commit(self, partitions: Collection[TopicPartition]) -> None:
         """Raise why this consumer must not commit positions of ``partitions``, if it must not.
@@ -148,21 +155,77 @@ class GroupLink:
             )
 
     async def leave(self, timeout_ms: float) -> None:
-        """Leave the group, waiting no longer than this for the message to be under way."""
-        self.handle(Leaving())
-        stream = self._stream
-        if stream is None:
+        """Leave the group, looking no longer than this for a coordinator that hears of it."""
+        if self._closed:
             return
-        stream.finish()
+        self._answer = goodbye = None
+        for effect in self.member.handle(Leaving(), now_ms()):
+            self._carry_out(effect)
+            if isinstance(effect, Send | SendAnew):
+                goodbye = effect.request
+        self._set_timer()
         try:
             async with asyncio.timeout(max(0.0, timeout_ms) / 1000):
-                await stream.finished()  # The coordinator ends it when it has read all.
+                heard = await self._finish_stream()
+                if goodbye is not None and not heard:
+                    await self._say_goodbye(goodbye)
         except TimeoutError:
-            _LOG.warning(
-                "group %s: the coordinator could not be told that this member left; it will find "
-                "out after session_timeout_ms",
-                self._group_id,
-            )
+            if goodbye is not None:
+                _LOG.warning(
+                    "group %s: the coordinator could not be told that this member left; it will "
+                    "find out after session_timeout_ms",
+                    self._group_id,
+                )
+
+    async def _finish_stream(self) -> bool:
+        """Whether the coordinator read all that was sent over the open stream, if there is one."""
+        stream = self._stream
+        if stream is None:
+            return False
+        stream.finish()
+        await stream.finished()  # The coordinator ends it when it has read all.
+        return not stream.broken and not self._was_refused
+
+    @property
+    def _was_refused(self) -> bool:
+        """Whether the coordinator answered that it is none, or not yet."""
+        return self._answer is not None and self._answer.retriable
+
+    async def _say_goodbye(self, goodbye: groups_pb2.GroupHeartbeatRequest) -> None:
+        """Find the coordinator that hears it. An answer that is final is as good as any."""
+        attempt = 0
+        while True:
+            try:
+                node_id = await self._coordinators.find(
+                    self._group_id, self._config.request_timeout_ms
+                )
+                await self._say_to(node_id, goodbye)
+                return
+            except PenstockError as error:
+                if not error.retriable:
+                    _LOG.info("group %s, when leaving: %s", self._group_id, error.message)
+                    return
+                self._coordinators.forget(self._group_id, error.leader)
+            await asyncio.sleep(self._cluster.backoff.delay_ms(attempt) / 1000)
+            attempt += 1
+
+    async def _say_to(self, node_id: int, request: groups_pb2.GroupHeartbeatRequest) -> None:
+        """Send one message over a stream of its own. Raises a refusal, or why it broke."""
+        reasons: list[PenstockError] = []
+
+        def on_message(response: groups_pb2.GroupHeartbeatResponse) -> None:
+            if response.HasField("error"):
+                reasons.append(error_from_proto(response.error))
+
+        stream = self._stream_to(node_id, on_message, reasons.append)
+        try:
+            stream.send(request)
+            stream.finish()
+            await stream.finished()
+        finally:
+            stream.cancel()
+        if stream.broken or len(reasons) > 1:
+            raise reasons[0]
 
     async def close(self) -> None:
         """Free everything, without leaving."""
@@ -207,10 +270,6 @@ class GroupLink:
             self.handle(Closed(error))
             return
 
-        def open_call() -> Any:
-            stub: Any = groups_pb2_grpc.GroupsStub(self._cluster.channel_to(node_id))
-            return stub.Heartbeat()
-
         def on_message(response: groups_pb2.GroupHeartbeatResponse) -> None:
             if self._stream is stream:
                 self.handle(Received(response))
@@ -221,12 +280,24 @@ class GroupLink:
                 self._coordinators.forget(self._group_id)
                 self.handle(Closed(error))
 
-        stream = BidiStream(
+        stream = self._stream_to(node_id, on_message, on_end)
+        self._stream = stream
+        self.handle(Opened())
+
+    def _stream_to(
+        self,
+        node_id: int,
+        on_message: Callable[[groups_pb2.GroupHeartbeatResponse], object],
+        on_end: Callable[[PenstockError], object],
+    ) -> BidiStream:
+        def open_call() -> Any:
+            stub: Any = groups_pb2_grpc.GroupsStub(self._cluster.channel_to(node_id))
+            return stub.Heartbeat()
+
+        return BidiStream(
             open_call,
             where=self._cluster.name_of(node_id),
             what="Groups.Heartbeat",
             on_message=on_message,
             on_end=on_end,
         )
-        self._stream = stream
-        self.handle(Opened())

@@ -500,3 +500,42 @@ async def test_taking_records_one_by_one_counts_as_polling(cluster: FakeCluster)
         started = asyncio.get_running_loop().time()
         await eventually(lambda: not cluster.groups["g"].members)  # Now it is silent.
         assert asyncio.get_running_loop().time() - started < 1
+
+
+async def test_a_member_leaves_though_its_coordinator_is_just_gone(cluster: FakeCluster) -> None:
+    cluster.add_topic("t", leader=2)
+    consumer = member(cluster, enable_auto_commit=False)
+    while not consumer.assignment():
+        await consumer.poll(20)
+    assert cluster.groups["g"].members
+    await cluster.nodes[1].stop()
+    await eventually(lambda: consumer._engine._group._stream is None)
+    cluster.coordinator = 3
+    await consumer.close()
+    assert not cluster.groups["g"].members
+
+
+async def test_a_member_leaves_though_its_coordinator_is_another_now(
+    cluster: FakeCluster,
+) -> None:
+    cluster.heartbeat_interval_ms = 60_000
+    cluster.add_topic("t")
+    consumer = member(cluster, enable_auto_commit=False)
+    while not consumer.assignment():
+        await consumer.poll(20)
+    cluster.coordinator = 3
+    await consumer.close()
+    assert not cluster.groups["g"].members
+
+
+async def test_a_member_that_can_tell_nobody_says_so(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.add_topic("t")
+    consumer = member(cluster, enable_auto_commit=False)
+    while not consumer.assignment():
+        await consumer.poll(20)
+    for node in cluster.nodes.values():
+        await node.stop()
+    await consumer.close(300)
+    assert "could not be told that this member left" in caplog.text

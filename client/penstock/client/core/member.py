@@ -142,6 +142,13 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
+class SendAnew:
+    """Find the coordinator and send it this, the last there is to say."""
+
+    request: groups_pb2.GroupHeartbeatRequest
+
+
+@dataclass(frozen=True, slots=True)
 class RebalancePending:
     """``pending_rebalance`` has something for the application."""
 
@@ -153,7 +160,7 @@ class Failed:
     error: PenstockError
 
 
-Effect = OpenStream | DropStream | Send | RebalancePending | Failed
+Effect = OpenStream | DropStream | Send | SendAnew | RebalancePending | Failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +199,7 @@ class Member:
         self._interval_ms = _FIRST_INTERVAL_MS
         self._beat_at_ms = float("inf")
         self._unanswered_ms = float("inf")  # When the oldest unanswered message was sent.
+        self._spoke = False  # The coordinator may know this member.
         self._must_say_all = True
         self._must_acknowledge = False
         self._polled_ms = float("-inf")
@@ -280,6 +288,7 @@ class Member:
     def _join(self, now_ms: float) -> None:
         self.state = MemberState.JOINING
         self.epoch = JOIN
+        self._spoke = False
         self.owned = frozenset()
         self._target = None
         self._must_say_all = True
@@ -427,9 +436,10 @@ class Member:
         self._target = None
 
     def _leave(self) -> None:
-        if self.in_group and self._connected:
+        if self.in_group and self._spoke:
             static = bool(self._settings.group_instance_id)
-            self._effects.append(self._message(LEAVE_FOR_A_WHILE if static else LEAVE))
+            goodbye = self._message(LEAVE_FOR_A_WHILE if static else LEAVE)
+            self._effects.append(goodbye if self._connected else SendAnew(goodbye.request))
         self._number += 1
         self.state = MemberState.IDLE
         self.owned = frozenset()
@@ -465,6 +475,7 @@ class Member:
 
     def _beat(self, now_ms: float) -> None:
         self._effects.append(self._message(self.epoch))
+        self._spoke = True
         self._must_say_all = False
         self._must_acknowledge = False
         self._beat_at_ms = now_ms + self._interval_ms
