@@ -91,6 +91,7 @@ class ErrorCode(enum.IntEnum):
     DATA_DIRECTORY = 2011
     ADDRESS_IN_USE = 2012
     FORKED_PROCESS = 2013
+    UNKNOWN_ERROR_CODE = 2014
 
 
 @dataclass(frozen=True, slots=True)
@@ -475,6 +476,10 @@ class ForkedProcessError(PenstockError, code=ErrorCode.FORKED_PROCESS):
     """Clients do not work in a forked child of a process that used one."""
 
 
+class UnknownErrorCodeError(PenstockError, code=ErrorCode.UNKNOWN_ERROR_CODE):
+    """The other side refused with an error code that this version does not know."""
+
+
 def _all_subclasses() -> dict[ErrorCode, type[PenstockError]]:
     return {cls.code: cls for cls in PenstockError.__subclasses__()}
 
@@ -486,8 +491,9 @@ ERRORS: dict[ErrorCode, type[PenstockError]] = _all_subclasses()
 def error_from_proto(proto: common_pb2.Error) -> PenstockError:
     """The exception that an error on the wire stands for.
 
-    A code that this version does not know becomes UnknownServerError with the number in its
-    message, so that a newer broker's refusal is never taken for success.
+    A code that this version does not know becomes UnknownErrorCodeError with the number in its
+    message: a newer broker's refusal is never taken for success, and never repeated, because it
+    may be final.
     """
     leader: LeaderHint | None = None
     if proto.HasField("current_leader"):
@@ -496,5 +502,5 @@ def error_from_proto(proto: common_pb2.Error) -> PenstockError:
     try:
         cls = ERRORS[ErrorCode(proto.code)]
     except (ValueError, KeyError):
-        return UnknownServerError(f"error code {proto.code}: {proto.message}", leader=leader)
+        return UnknownErrorCodeError(f"error code {proto.code}: {proto.message}", leader=leader)
     return cls(proto.message, leader=leader)

@@ -22,7 +22,7 @@ from penstock.client import (
 from penstock.client.cluster import Cluster
 from penstock.client.config import ProducerConfig
 from penstock.client.metadata_keeper import MetadataKeeper
-from penstock.v1 import log_pb2
+from penstock.v1 import common_pb2, log_pb2
 from penstock.wire.errors import (
     AccessForbiddenError,
     LeaderNotAvailableError,
@@ -30,6 +30,7 @@ from penstock.wire.errors import (
     NotEnoughReplicasError,
     NotLeaderError,
     PenstockError,
+    UnknownErrorCodeError,
     UnknownServerError,
 )
 from penstock.wire.records import decode_batch, parse_header
@@ -688,3 +689,22 @@ async def test_a_producer_id_is_asked_for_again_whatever_happened(
     async with AsyncProducer(cluster.bootstrap, retry_backoff_ms=10) as producer:
         await asyncio.wait_for(producer.send_and_wait("t", b"v"), 5)
     assert failed == 2
+
+
+async def test_a_refusal_that_this_version_does_not_know_is_final(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    attempts = 0
+
+    async def refuse(node: FakeNode, request: log_pb2.ProduceRequest) -> Any:
+        nonlocal attempts
+        attempts += 1
+        response = log_pb2.ProduceResponse(correlation_id=request.correlation_id)
+        error = common_pb2.Error(code=31_000, message="too many moons")
+        response.partitions.add(partition=request.partitions[0].partition, error=error)
+        return response
+
+    cluster.on_produce = refuse
+    async with AsyncProducer(cluster.bootstrap) as producer:
+        with pytest.raises(UnknownErrorCodeError, match=r"31000.*too many moons"):
+            await asyncio.wait_for(producer.send_and_wait("t", b"v"), 5)
+    assert attempts == 1

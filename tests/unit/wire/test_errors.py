@@ -14,7 +14,7 @@ from penstock.wire.errors import (
     LeaderHint,
     NotLeaderError,
     PenstockError,
-    UnknownServerError,
+    UnknownErrorCodeError,
     error_from_proto,
 )
 
@@ -104,15 +104,16 @@ def test_errors_cross_the_wire(code, message, leader):
     assert (again.retriable, again.refresh_metadata) == (error.retriable, error.refresh_metadata)
 
 
-def test_a_code_from_the_future_is_never_success():
+def test_a_code_from_the_future_is_never_success_and_never_repeated():
     error = error_from_proto(common_pb2.Error(code=31_000, message="too many moons"))
-    assert type(error) is UnknownServerError
+    assert type(error) is UnknownErrorCodeError
+    assert not error.retriable
     assert error.message == "error code 31000: too many moons"
 
 
 def test_the_code_of_success_is_no_error():
     # Kafka's 0 is NONE; a proto that was never filled in must not become a typed refusal.
-    assert type(error_from_proto(common_pb2.Error())) is UnknownServerError
+    assert type(error_from_proto(common_pb2.Error())) is UnknownErrorCodeError
     assert 0 not in {int(code) for code in ErrorCode}
 
 
