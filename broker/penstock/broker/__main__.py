@@ -8,23 +8,32 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import structlog
-import uvloop
+try:
+    import structlog
+    import uvloop
 
-from penstock.broker.config import NodeConfig
-from penstock.broker.logs import configure_logs
-from penstock.broker.node import Node
-from penstock.wire.errors import (
-    AddressInUseError,
-    ConfigurationError,
-    DataDirectoryError,
-    InconsistentClusterIdError,
-    PenstockError,
-)
-from penstock.wire.transport import quiet_grpc, tune_malloc
+    from penstock.broker.config import NodeConfig
+    from penstock.broker.logs import configure_logs
+    from penstock.broker.node import Node
+    from penstock.wire.errors import (
+        AddressInUseError,
+        ConfigurationError,
+        DataDirectoryError,
+        InconsistentClusterIdError,
+        PenstockError,
+    )
+    from penstock.wire.transport import quiet_grpc, tune_malloc
+except ModuleNotFoundError as missing:
+    if __name__ != "__main__":
+        raise
+    sys.stderr.write(
+        f"error: a node needs the package {missing.name!r}, which is not installed\n"
+        'next: pip install "penstock[broker]"\n'
+    )
+    sys.exit(2)
 
 EXIT_FAILED = 1
 EXIT_UNUSABLE = 2  # A setting, a directory or a port must be mended first.
@@ -50,8 +59,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run(options.config, options.overrides)
 
 
-def run(config_file: Path | None, overrides: Sequence[str]) -> int:
-    """Load the settings and run the node; the exit status. Errors are one line on stderr."""
+def _describe(error: PenstockError) -> str:
+    return f"error: {error.message}"
+
+
+def run(
+    config_file: Path | None,
+    overrides: Sequence[str],
+    describe: Callable[[PenstockError], str] = _describe,
+) -> int:
+    """Load the settings and run the node; the exit status.
+
+    An error is written to stderr as ``describe`` puts it: one line, unless it is given.
+    """
     tune_malloc()
     quiet_grpc()
     try:
@@ -64,10 +84,10 @@ def run(config_file: Path | None, overrides: Sequence[str]) -> int:
         InconsistentClusterIdError,
         AddressInUseError,
     ) as error:
-        sys.stderr.write(f"error: {error.message}\n")
+        sys.stderr.write(f"{describe(error)}\n")
         return EXIT_UNUSABLE
     except PenstockError as error:
-        sys.stderr.write(f"error: {error.message}\n")
+        sys.stderr.write(f"{describe(error)}\n")
         return EXIT_FAILED
     except Exception:
         log.exception("the node failed and stops")

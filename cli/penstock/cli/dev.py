@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.errors import EXIT_FAILED, report
+from penstock.cli.installation import require_broker
 
 if TYPE_CHECKING:
     from penstock.cli.local_cluster import LocalCluster
@@ -47,6 +48,7 @@ def dev(
     Prints one line, `ready: HOST:PORT,...`, once clients can use it. A directory that holds a
     cluster already is started again with its data.
     """
+    require_broker()
     # Imported here: gRPC would slow every other command down.
     from penstock.cli.cluster_layout import prepare_layout  # noqa: PLC0415 - see above.
     from penstock.cli.local_cluster import LocalCluster  # noqa: PLC0415 - see above.

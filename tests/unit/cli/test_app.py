@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +18,7 @@ from typer.testing import CliRunner, Result
 from penstock.cli import topics
 from penstock.cli.app import app
 from penstock.cli.errors import explain
+from penstock.cli.installation import BROKER_PACKAGES
 from penstock.cli.settings import Settings
 from penstock.client.descriptions import PartitionDescription, TopicDescription
 from penstock.wire.errors import (
@@ -198,8 +202,10 @@ def test_the_next_step_is_that_of_the_reason() -> None:
         ),
         (
             DataDirectoryError("cannot use /d: Permission denied"),
-            "error: cannot use /d: Permission denied\n"
-            "next: choose another directory, or mount the right disk",
+            (
+                "error: cannot use /d: Permission denied\n"
+                "next: choose another directory, or mount the right disk"
+            ),
         ),
     ],
 )
@@ -261,6 +267,60 @@ def test_without_typer_it_says_what_to_install(tmp_path: Path) -> None:
     assert result.returncode == 1
     assert 'pip install "penstock[cli]"' in result.stderr
     assert "Traceback" not in result.stderr
+
+
+WITHOUT_BROKER = """
+import sys
+ABSENT = {"grpc_health", "grpc_reflection", "lmdb", "prometheus_client", "pysyncobj",
+    "structlog", "uvloop"}
+class NotInstalled:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ABSENT:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, NotInstalled())
+import runpy
+module, sys.argv = sys.argv[1], sys.argv[1:]
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["penstock.cli", "dev", "--data-dir", "data"],
+        ["penstock.cli", "node", "--set", "node.id=1"],
+        ["penstock.cli.demo"],
+        ["penstock.broker", "--set", "node.id=1"],
+    ],
+    ids=" ".join,
+)
+def test_without_the_broker_it_says_what_to_install(tmp_path: Path, arguments: list[str]) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", WITHOUT_BROKER, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert result.returncode != 0
+    first, second = result.stderr.splitlines()[-2:]
+    assert first.startswith("error: ")
+    assert "not installed" in first
+    assert second == 'next: pip install "penstock[broker]"'
+    assert "Traceback" not in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_broker_is_looked_for_by_all_that_its_extra_installs() -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
+    wanted = {
+        re.match(r"[\w-]+", requirement).group()
+        for requirement in project["project"]["optional-dependencies"]["broker"]
+        if not requirement.startswith("penstock")
+    }
+    assert set(BROKER_PACKAGES) == wanted
+    for module in BROKER_PACKAGES.values():
+        assert importlib.util.find_spec(module) is not None
 
 
 def test_help_loads_neither_grpc_nor_a_broker(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from penstock.cli.demo.verdict import judge, standstill_seconds
 from penstock.cli.demo.writer import Writer
 from penstock.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, explain, report
 from penstock.cli.groups import partition_lags
+from penstock.cli.installation import require_broker
 from penstock.cli.local_cluster import LocalCluster
 from penstock.client import AdminClient
 from penstock.wire.errors import PenstockError, RequestTimedOutError
@@ -48,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="penstock demo", description=__doc__)
     parser.add_argument("--data", type=Path, default=SAMPLE, help="a gzip access log")
     options = parser.parse_args(arguments)
+    require_broker()
     work = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
     try:
         ok = run(options.data, work)
