@@ -34,8 +34,12 @@ class DirectoryMeta:
 
 
 def new_cluster_id() -> str:
-    """A fresh cluster id: 22 characters that are safe in file names and URLs."""
-    return base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
+    """A fresh cluster id: 22 characters that are safe in file names, URLs and command lines."""
+    while True:
+        identity = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
+        # One that begins with "-" would be taken for an option.
+        if identity[0].isalnum():
+            return identity
 
 
 def format_directory(path: Path, cluster_id: str, node_id: int) -> bool:

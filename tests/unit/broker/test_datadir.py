@@ -96,3 +96,8 @@ def test_a_locked_directory_is_refused_until_it_is_free(tmp_path: Path) -> None:
 
 def test_cluster_ids_differ() -> None:
     assert len({new_cluster_id() for _ in range(100)}) == 100
+
+
+def test_a_cluster_id_is_no_option_of_a_command_line() -> None:
+    # Unchecked, one in 32 would begin with "-" or "_".
+    assert all(new_cluster_id()[0].isalnum() for _ in range(1000))
