@@ -272,7 +272,8 @@ class ConsumerConfig(CommonConfig):
     max_partition_fetch_bytes: int = _bounded(1_048_576, 1)
     """At most this much from one partition in an answer (but always one batch)."""
     prefetch_max_bytes: int = _bounded(67_108_864, 0, 2**63 - 1)
-    """Nothing more is fetched while this much is buffered."""
+    """What is buffered and what is being fetched stay within this together, but for one
+    partition's answer at a time and batches larger than what was asked for."""
     max_poll_records: int = _bounded(500, 1)
     """The most records that one poll hands out."""
     max_poll_interval_ms: int = _bounded(300_000, 1)

@@ -59,6 +59,7 @@ class FetchLoop:
         self.fetcher = Fetcher(
             FetcherSettings(
                 max_partition_bytes=config.max_partition_fetch_bytes,
+                max_bytes=config.fetch_max_bytes,
                 prefetch_max_bytes=config.prefetch_max_bytes,
                 max_wait_ms=config.fetch_max_wait_ms,
                 request_timeout_ms=config.request_timeout_ms,
@@ -151,8 +152,8 @@ class FetchLoop:
         config = self._config
         request = log_pb2.FetchRequest(
             max_wait_ms=config.fetch_max_wait_ms,
-            min_bytes=config.fetch_min_bytes,
-            max_bytes=config.fetch_max_bytes,
+            min_bytes=min(config.fetch_min_bytes, effect.max_bytes),
+            max_bytes=effect.max_bytes,
             rack_id=config.client_rack,
         )
         for wanted in effect.wanted:
@@ -161,7 +162,7 @@ class FetchLoop:
                 fetch_offset=wanted.offset,
                 current_leader_epoch=wanted.leader_epoch,
                 last_fetched_epoch=wanted.last_fetched_epoch,
-                partition_max_bytes=config.max_partition_fetch_bytes,
+                partition_max_bytes=min(config.max_partition_fetch_bytes, effect.max_bytes),
             )
         where = self._cluster.name_of(effect.node_id)
         stub: Any = log_pb2_grpc.LogStub(self._cluster.channel_to(effect.node_id))

@@ -56,14 +56,15 @@ def led(*leaders: tuple[int, int], index: int = 1) -> metadata_pb2.DescribeTopic
 
 
 def make(
-    *leaders: tuple[int, int], max_partition_bytes: int = 1_000
+    *leaders: tuple[int, int], max_partition_bytes: int = 1_000, prefetch_max_bytes: int = 10_000
 ) -> tuple[Fetcher, MetadataCache]:
     metadata = MetadataCache()
     metadata.apply(led(*leaders), 0)
     fetcher = Fetcher(
         FetcherSettings(
             max_partition_bytes=max_partition_bytes,
-            prefetch_max_bytes=10_000,
+            max_bytes=5_000,
+            prefetch_max_bytes=prefetch_max_bytes,
             max_wait_ms=500,
             request_timeout_ms=10_000,
         ),
@@ -180,6 +181,103 @@ def test_partitions_of_a_broker_share_a_fetch() -> None:
     effects = fetcher.handle(FetchAnswered(2, (Fetched(T1, None, batch(0, 1)),)), 1)
     assert len(fetcher.take(99, convert)) == 2
     assert all(isinstance(effect, SendFetch) for effect in effects)
+
+
+class Brokers:
+    """Three, with 30 partitions that have records without end, or none at all."""
+
+    def __init__(self, prefetch_max_bytes: int) -> None:
+        self.fetcher, _ = make(
+            *((1 + number % 3, 0) for number in range(30)),
+            max_partition_bytes=200,
+            prefetch_max_bytes=prefetch_max_bytes,
+        )
+        self.names = tuple(TopicPartition("t", number) for number in range(30))
+        self.silent: set[TopicPartition] = set()
+        self.pending: list[SendFetch] = []
+        self.seen: dict[TopicPartition, int] = dict.fromkeys(self.names, 0)
+        self.most_bytes = 0
+        self.feed(Added(self.names))
+        for name in self.names:
+            self.feed(PositionFound(name, Position(0)))
+
+    def feed(self, event: Event) -> None:
+        for effect in self.fetcher.handle(event, 0):
+            assert isinstance(effect, SendFetch)
+            self.pending.append(effect)
+        self.fetcher.validate()
+        self.most_bytes = max(self.most_bytes, self.fetcher.buffered_bytes)
+
+    def answer(self, fetch: SendFetch) -> None:
+        left = fetch.max_bytes
+        results = []
+        for wanted in fetch.wanted:
+            one = batch(wanted.offset, 1)
+            count = 0 if wanted.partition in self.silent else min(200, left) // len(one)
+            data = b"".join(batch(wanted.offset + number, 1) for number in range(count))
+            left -= len(data)
+            results.append(Fetched(wanted.partition, None, data))
+        if left < fetch.max_bytes or not self.silent:
+            self.pending.remove(fetch)
+            self.feed(FetchAnswered(fetch.fetch_id, tuple(results)))
+
+    def answer_all(self) -> None:
+        for _ in range(20):
+            for fetch in list(self.pending):
+                self.answer(fetch)
+
+    def take(self, limit: int) -> None:
+        for record in self.fetcher.take(limit, convert):
+            name = TopicPartition("t", record.partition)
+            assert record.offset == self.seen[name]
+            self.seen[name] += 1
+        self.feed(Woken())
+
+
+def test_prefetching_keeps_to_its_bound_however_many_partitions_there_are() -> None:
+    brokers = Brokers(2_000)
+    brokers.answer_all()
+    assert 1_000 < brokers.most_bytes <= 2_000
+    for _ in range(200):
+        brokers.take(3)
+        brokers.answer_all()
+    assert brokers.most_bytes <= 2_000
+    assert min(brokers.seen.values()) >= 3  # And nobody starves.
+
+
+def test_brokers_that_have_nothing_do_not_keep_another_from_being_asked() -> None:
+    brokers = Brokers(2_000)
+    brokers.silent = set(brokers.names) - {T1}
+    for _ in range(50):
+        brokers.take(9)
+        brokers.answer_all()
+    assert brokers.seen[T1] >= 50
+
+
+def test_however_tight_the_bound_reading_goes_on() -> None:
+    brokers = Brokers(0)
+    for _ in range(300):
+        brokers.take(9)
+        brokers.answer_all()
+    assert brokers.most_bytes <= 200
+    assert min(brokers.seen.values()) >= 3
+
+
+def test_paused_partitions_give_their_room_to_others() -> None:
+    brokers = Brokers(2_000)
+    brokers.answer_all()
+    paused = brokers.names[:25]
+    brokers.fetcher.set_paused(paused, paused=True)
+    for _ in range(100):
+        brokers.take(9)
+        brokers.answer_all()
+    assert min(brokers.seen[name] for name in brokers.names[25:]) >= 50
+    assert brokers.most_bytes <= 2_000
+    brokers.fetcher.set_paused(paused, paused=False)
+    for _ in range(200):
+        brokers.take(9)
+        brokers.answer_all()
+    assert min(brokers.seen.values()) >= 3
 
 
 class World:

@@ -107,11 +107,12 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class SendFetch:
-    """Ask a broker."""
+    """Ask a broker, for at most ``max_bytes`` (but always one batch)."""
 
     fetch_id: int
     node_id: int
     wanted: tuple[Wanted, ...]
+    max_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ and dropped. The shell feeds events and carries out effects; records leave throu
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -77,7 +77,6 @@ class _Lane:
     attempts: int = 0
     retry_at_ms: float = float("-inf")
     failed_epoch: int = -1
-    high_watermark: int = -1
     last_error: PenstockError | None = None
 
     def clear(self) -> None:
@@ -99,6 +98,7 @@ class _Fetch:
     sent_ms: float
     probed_ms: float
     generations: dict[TopicPartition, int]
+    max_bytes: int  # Kept free for its answer.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +106,7 @@ class FetcherSettings:
     """What the fetcher needs of the consumer's configuration."""
 
     max_partition_bytes: int
+    max_bytes: int
     prefetch_max_bytes: int
     max_wait_ms: float
     request_timeout_ms: float
@@ -168,13 +169,6 @@ class Fetcher:
             if lane.last_error is not None:
                 return lane.last_error
         return None
-
-    def has_records(self) -> bool:
-        """Whether ``take`` would give or raise something now."""
-        return any(
-            not lane.paused and (lane.decoded or lane.chunks or lane.error is not None)
-            for lane in self._lanes.values()
-        )
 
     def next_deadline_ms(self) -> float:
         """When to wake the fetcher if nothing happens before; infinity for never."""
@@ -332,7 +326,6 @@ class Fetcher:
             return
         lane.attempts = 0
         lane.last_error = None
-        lane.high_watermark = max(lane.high_watermark, result.high_watermark)
         assert lane.position is not None
         if result.diverging_offset >= 0:
             why = OffsetOutOfRangeError(
@@ -428,11 +421,10 @@ class Fetcher:
         busy: dict[int, int] = defaultdict(int)
         for fetch in self._fetches.values():
             busy[fetch.node_id] += 1
-        room = self._settings.prefetch_max_bytes - self.buffered_bytes
         by_node: dict[int, list[tuple[TopicPartition, _Lane, int]]] = defaultdict(list)
         need_news = False
         for partition, lane in self._lanes.items():
-            if not self._may_fetch(lane, room):
+            if not self._may_fetch(lane):
                 continue
             leader = self._metadata.leader(partition)
             epoch = leader.leader_epoch if leader is not None else -1
@@ -443,8 +435,7 @@ class Fetcher:
                 need_news |= self._leaderless(partition, lane, now_ms)
             elif busy[leader.node_id] < _MAX_FETCHES_PER_NODE:
                 by_node[leader.node_id].append((partition, lane, epoch))
-        for node_id, lanes in by_node.items():
-            self._send(node_id, lanes, now_ms)
+        self._share_room(by_node, now_ms)
         if need_news:
             self._effects.append(RefreshMetadata(avoid=-1))
 
@@ -463,18 +454,64 @@ class Fetcher:
             return False
         return True
 
-    def _may_fetch(self, lane: _Lane, room: int) -> bool:
+    def _share_room(
+        self, by_node: Mapping[int, list[tuple[TopicPartition, _Lane, int]]], now_ms: float
+    ) -> None:
+        """Fetch as far as what is buffered and what answers may bring stays within the bound.
+
+        Each fetch gets a share such that all that may be under way at once find room: one that
+        waits for an idle broker's records must not keep another's from being asked for. Who
+        comes first when room is short takes turns.
+        """
+        if not by_node:
+            return
+        settings = self._settings
+        nodes = set(by_node).union(fetch.node_id for fetch in self._fetches.values())
+        share = settings.prefetch_max_bytes // (len(nodes) * _MAX_FETCHES_PER_NODE)
+        share = max(share, min(settings.max_partition_bytes, settings.max_bytes))
+        order = list(by_node)
+        start = self._next_fetch_id % len(order)
+        for node_id in order[start:] + order[:start]:
+            lanes = by_node[node_id]
+            most = min(settings.max_partition_bytes * len(lanes), settings.max_bytes, share)
+            least = min(settings.max_partition_bytes, most)
+            if self._make_room(least):
+                self._send(node_id, lanes, max(least, min(most, self._room)), now_ms)
+
+    @property
+    def _room(self) -> int:
+        reserved = sum(fetch.max_bytes for fetch in self._fetches.values())
+        return self._settings.prefetch_max_bytes - self.buffered_bytes - reserved
+
+    def _make_room(self, wanted_bytes: int) -> bool:
+        """Whether there is this much room, if need be at the cost of paused partitions.
+
+        What is buffered of them may never be taken, and others must not wait for that.
+        """
+        if self._room >= wanted_bytes:
+            return True
+        for lane in self._lanes.values():
+            if lane.paused and lane.chunks and lane.error is None:
+                lane.clear()
+                lane.position = lane.cursor
+        # However tight the bound, one partition's answer at a time must do.
+        return self._room >= wanted_bytes or not (self._fetches or self.buffered_bytes)
+
+    def _may_fetch(self, lane: _Lane) -> bool:
         return (
             lane.position is not None
             and not lane.paused
             and lane.fetch_id < 0
             and lane.error is None
-            and (not lane.buffered_bytes or room > 0)
             and lane.buffered_bytes < self._settings.max_partition_bytes
         )
 
     def _send(
-        self, node_id: int, lanes: list[tuple[TopicPartition, _Lane, int]], now_ms: float
+        self,
+        node_id: int,
+        lanes: list[tuple[TopicPartition, _Lane, int]],
+        max_bytes: int,
+        now_ms: float,
     ) -> None:
         self._next_fetch_id += 1
         fetch_id = self._next_fetch_id
@@ -489,8 +526,8 @@ class Fetcher:
             wanted.append(
                 Wanted(partition, lane.position.offset, epoch, lane.position.leader_epoch)
             )
-        self._fetches[fetch_id] = _Fetch(node_id, now_ms, now_ms, generations)
-        self._effects.append(SendFetch(fetch_id, node_id, tuple(wanted)))
+        self._fetches[fetch_id] = _Fetch(node_id, now_ms, now_ms, generations, max_bytes)
+        self._effects.append(SendFetch(fetch_id, node_id, tuple(wanted), max_bytes))
 
     def validate(self) -> None:
         """Assert what always holds (for tests)."""
