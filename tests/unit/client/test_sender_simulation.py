@@ -39,10 +39,12 @@ from penstock.client.core.sequencer import Identity, Sequencer
 from penstock.v1 import metadata_pb2
 from penstock.wire.compression import Compression
 from penstock.wire.errors import (
+    FencedLeaderEpochError,
     LeaderHint,
     NetworkError,
     NotEnoughReplicasError,
     NotLeaderError,
+    OutOfOrderSequenceError,
     PenstockError,
     RecordTooLargeError,
 )
@@ -85,6 +87,7 @@ class World:
         # Per node: requests on their way, and answers on their way back.
         self.requests: dict[int, deque[SendRequest[int]]] = {node: deque() for node in NODES}
         self.answers: dict[int, deque[Answered]] = {node: deque() for node in NODES}
+        self.sent: dict[int, list[bytes]] = {}  # By correlation id; the batches may be changed.
         self.zombies: list[tuple[int, SendRequest[int]]] = []
         self.refresh_due = False
         self.identity_due = False
@@ -120,6 +123,7 @@ class World:
             case SendRequest():
                 for entry in effect.entries:
                     self.check_bytes(entry.batch)
+                self.sent[effect.correlation_id] = [e.batch.encoded for e in effect.entries]
                 self.requests[effect.node_id].append(effect)
             case Acknowledge(batch, base_offset, _):
                 for index, delivery in enumerate(batch.deliveries):
@@ -171,21 +175,26 @@ class World:
         self.requests[node].clear()
 
     def arrive(self, node: int, request: SendRequest[int]) -> Answered:
-        answers = tuple(self.append(node, entry.batch) for entry in request.entries)
+        answers = tuple(
+            self.append(node, entry, data)
+            for entry, data in zip(request.entries, self.sent[request.correlation_id], strict=True)
+        )
         return Answered(node, request.correlation_id, answers)
 
-    def append(self, node: int, batch: Any) -> PartitionAnswer:
-        log = self.logs[batch.partition.partition]
+    def append(self, node: int, entry: Any, data: bytes) -> PartitionAnswer:
+        log = self.logs[entry.batch.partition.partition]
         if log.leader != node:
             hint = LeaderHint(log.leader, log.leader_epoch, "h", 1)
             known = self.chance.random() < 0.5
             return PartitionAnswer(NotLeaderError("elsewhere", leader=hint if known else None))
+        if entry.leader_epoch < log.leader_epoch:
+            return PartitionAnswer(FencedLeaderEpochError("sent to the leader before"))
         if self.chance.random() < 0.1:
             return PartitionAnswer(NotEnoughReplicasError("too few"))
-        if len(batch.encoded) > self.max_batch_bytes:
+        if len(data) > self.max_batch_bytes:
             return PartitionAnswer(RecordTooLargeError("too large"))
         try:
-            return PartitionAnswer(None, log.append(batch.encoded))
+            return PartitionAnswer(None, log.append(data))
         except PenstockError as error:
             return PartitionAnswer(error)
 
@@ -303,6 +312,72 @@ def test_the_simulation_reaches_what_it_is_about() -> None:
     assert len(epochs) > 3
     assert failed > 50
     assert delivered > 1_000
+
+
+def world_with_an_unread_stream(seed: int) -> World:
+    """1 and 2 travel on a stream that the leader does not read; 1 was given up, and 2 is refused on
+    the next stream because 1 never came.
+    """
+    world = World(seed, timeout_ms=1_000)
+    world.give_identity()
+    for at_ms in (0, 900):
+        world.now = at_ms
+        world.send(0)
+        world.feed(Woken())
+        world.give_identity()
+        world.now += 10
+        world.feed(Woken())
+    unread = list(world.requests[1])
+    world.requests[1].clear()
+    world.now = 1_050
+    world.feed(Woken())
+    assert isinstance(world.verdicts[1], PenstockError)
+    assert [len(request.entries) for request in unread] == [1, 1]
+    while not world.requests[1]:
+        world.now += 10
+        world.refresh()
+        world.feed(Woken())
+    world.zombies = [(1, request) for request in unread]
+    second = world.requests[1].popleft()
+    while True:  # Until it is not refused for want of replicas.
+        answer = world.arrive(1, second)
+        if isinstance(answer.answers[0].error, OutOfOrderSequenceError):
+            break
+    world.feed(answer)
+    return world
+
+
+def test_what_an_unread_stream_may_hold_is_not_sent_under_a_new_epoch() -> None:
+    world = world_with_an_unread_stream(1)
+    for zombie in world.zombies:
+        while isinstance(world.arrive(*zombie).answers[0].error, NotEnoughReplicasError):
+            pass
+    world.zombies.clear()
+    world.send(0)
+    world.heal()
+    world.check()
+    assert "may have been written" in str(world.verdicts[2])
+    assert world.verdicts[3] == 2, "what was never sent before goes on"
+
+
+def test_what_only_a_deposed_leader_may_hold_is_sent_under_a_new_epoch() -> None:
+    world = World(1, timeout_ms=1_000)
+    for at_ms in (0, 900):
+        world.now = at_ms
+        world.send(0)
+        world.feed(Woken())
+        world.give_identity()
+        world.now += 10
+        world.feed(Woken())
+    world.zombies = [(1, request) for request in world.requests[1]]
+    world.requests[1].clear()
+    world.logs[0].leader, world.logs[0].leader_epoch = 2, 1
+    world.now = 1_050
+    world.feed(Woken())
+    assert isinstance(world.verdicts[1], PenstockError)
+    world.heal()
+    world.check()
+    assert world.verdicts[2] == 0
 
 
 def test_the_checks_catch_a_broker_without_duplicate_detection(

@@ -25,12 +25,19 @@ class Delivery(NamedTuple, Generic[D]):
     timestamp_ms: int
 
 
+NEVER_UNHEARD = -2
+ANY_LEADER_EPOCH = 2**31
+"""Above all leader epochs."""
+
+
 class Batch(Generic[D]):
     """Records of one partition that are sent, retried and judged together.
 
     Grows until it is ``closed``. ``encoded`` is set when it is first sent and is what every
     retry sends again, byte for byte, until the sequencer numbers it under another identity.
     ``maybe_written`` says that some attempt may have reached the log unheard.
+    ``unheard_epoch`` is the newest leader epoch of an attempt without any answer, NEVER_UNHEARD if
+    there is none: a leader of this epoch may have it still unread.
     """
 
     __slots__ = (
@@ -54,6 +61,7 @@ class Batch(Generic[D]):
         "producer_id",
         "reserved_bytes",
         "retry_at_ms",
+        "unheard_epoch",
     )
 
     def __init__(self, partition: TopicPartition, created_ms: float, deadline_ms: float) -> None:
@@ -77,6 +85,14 @@ class Batch(Generic[D]):
         self.parts: tuple[Batch[D], ...] = ()
         self.last_error: Exception | None = None
         self.maybe_written = False
+        self.unheard_epoch = NEVER_UNHEARD
+
+    def went_unheard(self, leader_epoch: int) -> None:
+        """An attempt, made for this leader epoch (-1: for any), will have no answer."""
+        self.maybe_written = True
+        self.unheard_epoch = max(
+            self.unheard_epoch, leader_epoch if leader_epoch >= 0 else ANY_LEADER_EPOCH
+        )
 
     @property
     def record_count(self) -> int:
@@ -108,6 +124,7 @@ class Batch(Generic[D]):
             part.closed = True
             part.last_error = self.last_error
             part.maybe_written = self.maybe_written
+            part.unheard_epoch = self.unheard_epoch
             parts.append(part)
         parts[0].reserved_bytes = self.reserved_bytes // 2
         parts[1].reserved_bytes = self.reserved_bytes - parts[0].reserved_bytes

@@ -145,6 +145,7 @@ class Sender(Generic[D]):
         self._abandon_deposed(now_ms)
         self._watch_requests(now_ms)
         self._drop_missing_topics(now_ms)
+        self._give_up_doubtful()
         self._acquire_identity()
         self._drain(now_ms)
         effects, self._effects = self._effects, []
@@ -230,6 +231,7 @@ class Sender(Generic[D]):
         for request in requests.values():
             for entry in request.entries:
                 if entry is not None:
+                    entry.batch.went_unheard(entry.leader_epoch)
                     answer = PartitionAnswer(event.error)
                     self._judge(entry.batch, answer, event.node_id, now_ms)
         self._effects.append(RefreshMetadata(avoid=event.node_id))
@@ -264,6 +266,19 @@ class Sender(Generic[D]):
             self._settle(batch)
             if not in_flight:
                 self.sequencer.finish(batch)
+
+    def _give_up_doubtful(self) -> None:
+        for batch in self.sequencer.take_doubtful():
+            if batch.done:
+                continue
+            error = OutOfOrderSequenceError(
+                f"{batch.record_count} records for partition {batch.partition} cannot follow an "
+                "earlier batch that was given up, and an attempt to send them is unanswered. They "
+                "may have been written all the same; send them again only if a duplicate does no "
+                "harm"
+            )
+            error.__cause__ = batch.last_error
+            self._fail(batch, error)
 
     def _timed_out(self, batch: Batch[D]) -> PenstockError:
         leader = self.metadata.leader(batch.partition)
@@ -338,7 +353,7 @@ class Sender(Generic[D]):
                         entry.batch.last_error = NotLeaderError(
                             f"broker {node_id} lost the leadership of {entry.batch.partition}"
                         )
-                        entry.batch.maybe_written = True
+                        entry.batch.went_unheard(entry.leader_epoch)
                         entry.batch.retry_at_ms = now_ms
                         self.sequencer.requeue(entry.batch)
 

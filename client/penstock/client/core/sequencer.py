@@ -11,10 +11,16 @@ A batch's fate after an answer::
     retriable, or no answer          sent again with the same bytes (the outcome is unknown)
     out of order, an older one open  sent again after that one
     out of order, none older open    a gap that no retry closes: the partition goes on in a new
-                                     producer epoch, and what is open is numbered from 0 again.
-                                     Safe, because nothing after a gap was appended, and what
-                                     still travels under the old epoch is fenced by the new one
+                                     producer epoch, and what is open is numbered from 0 again,
+                                     but for what is in doubt (below), which fails
     refused for good, or timed out   failed; what follows finds the gap as above
+
+To be numbered again, a batch must not be in the log and never get there under its old number, or
+it would be written twice. Nothing after a gap was appended when the leader found it. But the same
+leader may have an older stream of ours still unread, with what was missing and the batch itself,
+and read it before the first batch of the new epoch fences it. So a batch is in doubt when some
+attempt at it was left without any answer and was made for the leader epoch that found the gap, or a
+newer one; who leads in that epoch refuses what was made for an older one.
 
 An idempotent producer raises its epoch by itself, as Java's does (KIP-360): nobody else uses its
 producer id. The partition takes the new epoch only when nothing of it is in flight, so that no
@@ -62,6 +68,7 @@ class Lane(Generic[D]):
     in_flight: list[Batch[D]] = field(default_factory=list)
     resend: list[Batch[D]] = field(default_factory=list)
     needs_epoch: bool = False  # Goes on under a newer identity, once nothing is in flight.
+    gap_epoch: int = -1  # The newest leader epoch that found the gap, while needs_epoch.
     sent: int = 0
 
     @property
@@ -84,6 +91,7 @@ class Sequencer(Generic[D]):
         self._max_in_flight = max_in_flight
         self._compression = compression
         self.identity = Identity()
+        self._doubtful: list[Batch[D]] = []
         self.lanes: dict[TopicPartition, Lane[D]] = {}
 
     @property
@@ -172,8 +180,16 @@ class Sequencer(Generic[D]):
         """
         lane = self.lanes[batch.partition]
         if Identity(batch.producer_id, batch.producer_epoch) == lane.identity:
+            lane.gap_epoch = max(lane.gap_epoch, batch.last_epoch)
             self._renew(lane, fenced=fenced)
         self.requeue(batch)
+
+    def take_doubtful(self) -> list[Batch[D]]:
+        """The batches that must not be sent again, for they may be written yet; they are out of
+        their lanes and want their verdict.
+        """
+        doubtful, self._doubtful = self._doubtful, []
+        return doubtful
 
     def _renew(self, lane: Lane[D], *, fenced: bool = False) -> None:
         """Have the lane go on under a newer identity than its own."""
@@ -216,9 +232,12 @@ class Sequencer(Generic[D]):
     def _adopt(self, lane: Lane[D]) -> None:
         if not lane.needs_epoch or lane.in_flight or not self.identity.real:
             return
+        self._doubtful += [b for b in lane.resend if b.unheard_epoch >= lane.gap_epoch]
+        lane.resend = [b for b in lane.resend if b.unheard_epoch < lane.gap_epoch]
         lane.identity = self.identity
         lane.next_sequence = 0
         lane.needs_epoch = False
+        lane.gap_epoch = -1
         for batch in lane.resend:
             self._number(lane, batch)
             self._encode(batch)
