@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Final
 
 import typer
 
+from penstock.cli.errors import with_step
 from penstock.cli.settings import Bootstrap, Output, Settings, resolve
 from penstock.wire.errors import InvalidPartitionsError, PenstockError
 from penstock.wire.ids import TopicPartition
@@ -164,9 +165,12 @@ class Session:
                 self.consumer.subscribe([self.topic], self)
                 return
             if partition not in partitions:
-                raise InvalidPartitionsError(
-                    f"topic {self.topic!r} has no partition {partition}; it has "
-                    f"{len(partitions)}, from 0 to {len(partitions) - 1}"
+                raise with_step(
+                    InvalidPartitionsError(
+                        f"topic {self.topic!r} has no partition {partition}; it has "
+                        f"{len(partitions)}, from 0 to {len(partitions) - 1}"
+                    ),
+                    "name one of these with --partition, or leave it out to read all",
                 )
             chosen = TopicPartition(self.topic, partition)
             self.consumer.assign([chosen])

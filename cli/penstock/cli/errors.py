@@ -15,22 +15,27 @@ EXIT_INTERRUPTED: Final = 130
 EXIT_BROKEN_PIPE: Final = 141
 """What a shell reports for a tool that a closed pipe ended (128 + SIGPIPE)."""
 
+_MORE_REPLICAS: Final = (
+    "start the missing brokers, or accept fewer copies: "
+    "`penstock topics alter NAME --config min.insync.replicas=N`"
+)
+
 NEXT_STEPS: Final[Mapping[ErrorCode, str]] = {
     ErrorCode.ADDRESS_IN_USE: "stop what holds the port, or choose others with --base-port",
     ErrorCode.BOOTSTRAP_FAILED: (
         "start a cluster with `penstock dev`, or name a broker that runs with -b HOST:PORT"
     ),
     ErrorCode.BROKER_FENCED: "see `penstock cluster describe` for which brokers are live",
-    ErrorCode.CONFIGURATION: "correct the setting; --help lists what is allowed",
-    ErrorCode.CONSUMER_STALLED: "see `penstock topics describe` for partitions without a leader",
+    ErrorCode.CONFIGURATION: "correct it; --help lists what is allowed",
+    ErrorCode.CONSUMER_STALLED: "mend what the message names; waiting longer will not help",
     ErrorCode.CORRUPT_MESSAGE: "see `penstock log dump SEGMENT --verify` for where it is",
     ErrorCode.DATA_DIRECTORY: "choose another directory, or mount the right disk",
     ErrorCode.DELIVERY_TIMED_OUT: "see `penstock cluster describe` for which brokers are live",
-    ErrorCode.DISK_FULL: "free space in the broker's data directory, or lower retention.bytes",
+    ErrorCode.DISK_FULL: "free space on the disk of the broker's data directory",
     ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE: "start the brokers that `Isr` and `Elr` name",
     ErrorCode.GROUP_ID_NOT_FOUND: "`penstock groups list` shows the groups",
     ErrorCode.INCONSISTENT_CLUSTER_ID: "choose another directory, or mount the right disk",
-    ErrorCode.INVALID_CONFIG: "`penstock topics create --help` says how configs are given",
+    ErrorCode.INVALID_CONFIG: "correct what --config KEY=VALUE or --reset KEY names",
     ErrorCode.INVALID_PARTITIONS: "choose another number with --partitions",
     ErrorCode.INVALID_REPLICATION_FACTOR: (
         "choose a --replication-factor of at most the live brokers; "
@@ -39,16 +44,13 @@ NEXT_STEPS: Final[Mapping[ErrorCode, str]] = {
     ErrorCode.INVALID_TOPIC: "letters, digits, '.', '_' and '-' make a name",
     ErrorCode.LEADER_NOT_AVAILABLE: "see `penstock topics describe` for the partition's replicas",
     ErrorCode.MESSAGE_TOO_LARGE: (
-        "send smaller records, or raise the topic's max.message.bytes and the producer's limit"
+        "send smaller records; where the topic's limit is the lower one, raise it: "
+        "`penstock topics alter NAME --config max.message.bytes=N`"
     ),
     ErrorCode.NETWORK_EXCEPTION: "see whether the broker runs, and try again",
     ErrorCode.NON_EMPTY_GROUP: "stop the group's members first",
-    ErrorCode.NOT_ENOUGH_REPLICAS: (
-        "start the missing brokers, or lower the topic's min.insync.replicas"
-    ),
-    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: (
-        "start the missing brokers, or lower the topic's min.insync.replicas"
-    ),
+    ErrorCode.NOT_ENOUGH_REPLICAS: _MORE_REPLICAS,
+    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: _MORE_REPLICAS,
     ErrorCode.OFFSET_OUT_OF_RANGE: "choose an offset in the log, or --offset earliest",
     ErrorCode.REQUEST_TIMED_OUT: "see `penstock cluster describe`, and try again",
     ErrorCode.STORAGE_ERROR: "see the broker's log; its disk may be failing",
@@ -59,6 +61,17 @@ NEXT_STEPS: Final[Mapping[ErrorCode, str]] = {
     ErrorCode.UNSUPPORTED_COMPRESSION_TYPE: "choose none, gzip, snappy, lz4 or zstd",
 }
 """The next step for a person at a terminal, where the error's own message may not know one."""
+
+NODE_STEPS: Final[Mapping[ErrorCode, str]] = {
+    ErrorCode.ADDRESS_IN_USE: (
+        "stop what holds the port, or choose another with --set broker.listen=HOST:PORT "
+        "(or controller.listen, metrics.listen)"
+    ),
+    ErrorCode.CONFIGURATION: "correct it in the --config file, in PENSTOCK_* variables or in --set",
+    ErrorCode.DATA_DIRECTORY: NEXT_STEPS[ErrorCode.DATA_DIRECTORY],
+    ErrorCode.INCONSISTENT_CLUSTER_ID: NEXT_STEPS[ErrorCode.INCONSISTENT_CLUSTER_ID],
+}
+"""The next step for who starts a single node."""
 
 _DIRECTORY_ERRORS: Final = (ErrorCode.DATA_DIRECTORY, ErrorCode.INCONSISTENT_CLUSTER_ID)
 _STEP: Final = "next: "

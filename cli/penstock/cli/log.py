@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.errors import EXIT_FAILED, report
+from penstock.cli.errors import EXIT_FAILED, report, with_step
 from penstock.cli.output import format_count, print_json, print_table
 from penstock.cli.settings import Output, resolve
 from penstock.wire.errors import ConfigurationError
@@ -48,7 +48,10 @@ def dump(
         batches = list(dump_segment(segment, verify=verify))
         verdict = verify_segment(segment) if verify else None
     except OSError as error:
-        raise ConfigurationError(f"cannot read {segment}: {error.strerror}") from None
+        raise with_step(
+            ConfigurationError(f"cannot read {segment}: {error.strerror}"),
+            "name a segment file, such as DIR/node-1/logs/TOPIC-0/00000000000000000000.log",
+        ) from None
     if settings.as_json:
         for batch in batches:
             print_json(batch.to_json())

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.errors import EXIT_FAILED, report
+from penstock.cli.errors import NODE_STEPS, explain
+from penstock.cli.installation import require_broker
 
 
 def node(
@@ -29,13 +30,8 @@ def node(
 
     Settings come from the file, then from PENSTOCK_* variables, then from --set; the last wins.
     """
-    try:
-        # Imported here: it is all of the broker, and not in every installation.
-        from penstock.broker.__main__ import run  # noqa: PLC0415 - see above.
-    except ModuleNotFoundError as error:
-        report(
-            f"error: a node needs the package {error.name!r}, which is not installed\n"
-            'next: pip install "penstock[broker]"'
-        )
-        raise typer.Exit(EXIT_FAILED) from None
-    raise typer.Exit(run(config, settings or []))
+    require_broker()
+    # Imported here: it is all of the broker, and not in every installation.
+    from penstock.broker.__main__ import run  # noqa: PLC0415 - see above.
+
+    raise typer.Exit(run(config, settings or [], lambda error: explain(error, NODE_STEPS)))

@@ -1,4 +1,4 @@
-"""`penstock topics`: make, list, describe and delete topics."""
+"""`penstock topics`: make, list, describe, alter and delete topics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _USUAL_REPLICATION: Final = 3
 
-app = typer.Typer(help="Make, list, describe and delete topics.", no_args_is_help=True)
+app = typer.Typer(help="Make, list, describe, alter and delete topics.", no_args_is_help=True)
 
 
 @app.command("create")
@@ -150,6 +150,50 @@ def _topic_json(topic: TopicDescription) -> dict[str, Any]:
         "partition_count": topic.partition_count,
         "replication_factor": topic.replication_factor,
     }
+
+
+@app.command("alter")
+def alter(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(help="The topic's name.")],
+    *,
+    config: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--config",
+            metavar="KEY=VALUE",
+            help="A topic config to set, such as min.insync.replicas=1; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    reset: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--reset",
+            metavar="KEY",
+            help="A topic config to give its default again; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    bootstrap: Bootstrap = None,
+    output: Output = None,
+) -> None:
+    """Change configs of a topic, all of those named or none."""
+    settings = resolve(ctx, bootstrap, output)
+    configs = key_values(config or [], "--config")
+    defaults = reset or []
+    if not configs and not defaults:
+        raise typer.BadParameter("name what to change", param_hint="--config or --reset")
+    if both := sorted(configs.keys() & set(defaults)):
+        raise typer.BadParameter(f"{both[0]!r} is set as well", param_hint="--reset")
+    with admin_client(settings) as admin:
+        admin.alter_configs(name, configs, defaults)
+    if settings.as_json:
+        print_json({"name": name, "set": configs, "reset": defaults})
+    else:
+        changes = [f"{key}={value}" for key, value in configs.items()]
+        changes += [f"{key} to its default" for key in defaults]
+        print(f"altered topic {name}: {', '.join(changes)}")
 
 
 @app.command("delete")

@@ -64,6 +64,34 @@ def test_a_topic_is_made_once_and_deleted(dev: DevCluster) -> None:
     assert "passing" not in dev.ok("topics", "list")
 
 
+def test_a_topic_is_altered_and_obeys_at_once(dev: DevCluster) -> None:
+    dev.ok("topics", "create", "narrow", "--config", "max.message.bytes=1000")
+    line = b"x" * 5000 + b"\n"
+    errors = dev.refused("produce", "narrow", stdin=line)
+    assert "penstock topics alter NAME --config max.message.bytes=N" in errors
+    wider = ("--config", "max.message.bytes=20000", "--config", "min.insync.replicas=1")
+    assert dev.ok("topics", "alter", "narrow", *wider) == (
+        "altered topic narrow: max.message.bytes=20000, min.insync.replicas=1\n"
+    )
+
+    def accepted() -> bool:
+        return dev.run("produce", "narrow", stdin=line).status == 0
+
+    # Each leader learns it from the metadata log, moments after the controller said yes.
+    wait_until(accepted, "the new limit to count", 10.0)
+    assert dev.json("topics", "alter", "narrow", "--reset", "max.message.bytes") == {
+        "name": "narrow",
+        "set": {},
+        "reset": ["max.message.bytes"],
+    }
+    (topic,) = dev.json("topics", "describe", "narrow")
+    assert topic["configs"] == {"min.insync.replicas": "1"}
+    assert "did you mean 'narrow'?" in dev.refused("topics", "alter", "narow", *wider)
+    errors = dev.refused("topics", "alter", "narrow", "--config", "max.message.byte=1")
+    assert "did you mean 'max.message.bytes'?" in errors
+    assert "next: correct what --config" in errors
+
+
 def test_lines_come_back_as_they_went_in(dev: DevCluster) -> None:
     dev.ok("topics", "create", "lines")
     lines = [f"line {number} äöü \t x" for number in range(500)]
@@ -270,7 +298,15 @@ def test_a_cluster_that_runs_is_not_started_again_nor_moved(
 
 def test_a_directory_in_use_is_refused(dev: DevCluster) -> None:
     errors = dev.refused("node", "--config", str(dev.directory / "node-1" / "node.toml"), status=2)
-    assert "in use" in errors
+    first, second = errors.splitlines()[-2:]
+    assert "in use" in first
+    assert second == "next: stop that node first"
+
+
+def test_a_partition_that_is_not_there_says_which_are(dev: DevCluster) -> None:
+    first, second = dev.refused("consume", "orders", "--partition", "77").splitlines()
+    assert "no partition 77; it has 6, from 0 to 5" in first
+    assert second == "next: name one of these with --partition, or leave it out to read all"
 
 
 def test_a_directory_of_another_cluster_is_refused(tmp_path: Path, dev: DevCluster) -> None:

@@ -13,11 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from penstock.cli import topics
 from penstock.cli.app import app
-from penstock.cli.errors import explain
+from penstock.cli.errors import NEXT_STEPS, NODE_STEPS, explain
 from penstock.cli.installation import BROKER_PACKAGES
 from penstock.cli.settings import Settings
 from penstock.client.descriptions import PartitionDescription, TopicDescription
@@ -90,6 +91,8 @@ def test_a_mistyped_word_names_the_near_one(arguments: list[str], wanted: str) -
         (["topics", "create"], "Missing argument"),
         (["topics", "create", "x", "--partitions", "many"], "Invalid value for '--partitions'"),
         (["topics", "create", "x", "--config", "nonsense"], "'nonsense' is not KEY=VALUE"),
+        (["topics", "alter", "x"], "name what to change"),
+        (["topics", "alter", "x", "--config", "a=1", "--reset", "a"], "'a' is set as well"),
         (["produce", "x", "--acks", "2"], "'2' is none of all, 0, 1"),
         (["produce", "x", "--compression", "zip"], "'zip' is none of none, gzip"),
         (["produce", "x", "--key-regex", "("], "not a regular expression"),
@@ -185,7 +188,8 @@ def test_the_next_step_is_that_of_the_reason() -> None:
     error = DeliveryTimeoutError("3 records were not acknowledged")
     error.__cause__ = NotEnoughReplicasError("only broker 1 is in sync")
     assert explain(error).endswith(
-        "\nnext: start the missing brokers, or lower the topic's min.insync.replicas"
+        "\nnext: start the missing brokers, or accept fewer copies: "
+        "`penstock topics alter NAME --config min.insync.replicas=N`"
     )
 
 
@@ -213,6 +217,41 @@ def test_what_is_wrong_with_a_directory_says_itself_what_to_do(
     error: PenstockError, wanted: str
 ) -> None:
     assert explain(error) == wanted
+
+
+def steps() -> Iterator[str]:
+    yield from NEXT_STEPS.values()
+    yield from NODE_STEPS.values()
+
+
+@pytest.mark.parametrize("step", list(steps()))
+def test_a_next_step_names_commands_and_options_that_exist(step: str) -> None:
+    quoted = re.findall(r"`penstock ([^`]+)`", step)
+    for line in quoted:
+        command = get_command(app)
+        words = line.split()
+        while words and hasattr(command, "commands"):
+            command = command.commands[words.pop(0)]
+        known = {name for param in command.params for name in getattr(param, "opts", [])}
+        assert {word for word in words if word.startswith("--")} <= known, line
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "step"),
+    [
+        (["--config", "nope.toml"], "nope.toml", "--config file"),
+        (["--set", "node.idd=1"], "did you mean 'node.id'?", "--set"),
+    ],
+)
+def test_a_node_that_cannot_start_says_what_to_do(
+    tmp_path: Path, settings: list[str], error: str, step: str
+) -> None:
+    result = run("node", *settings)
+    assert result.exit_code == 2
+    first, second = result.stderr.splitlines()
+    assert error in first
+    assert second.startswith("next: ")
+    assert step in second
 
 
 def test_ctrl_c_leaves_no_traceback(admin: FakeAdmin) -> None:

@@ -70,6 +70,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     result = run(str(tmp_path / NAME))
     assert result.exit_code == 1
     assert f"error: cannot read {tmp_path / NAME}: No such file or directory" in result.stderr
+    assert "next: name a segment file, such as " in result.stderr
 
 
 def test_an_empty_segment_is_sound(tmp_path: Path) -> None:
