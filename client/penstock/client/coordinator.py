@@ -33,10 +33,6 @@ class Coordinators:
         self._cluster = cluster
         self._nodes: dict[str, int] = {}
 
-    def known(self, group_id: str) -> int | None:
-        """The coordinator's node id, if one is believed in."""
-        return self._nodes.get(group_id)
-
     def forget(self, group_id: str, hint: LeaderHint | None = None) -> None:
         """The coordinator was wrong; ``hint`` is who it is instead, if the answerer knew."""
         self._nodes.pop(group_id, None)

@@ -87,7 +87,7 @@ class RebalanceListener(Protocol):
         """
 
     def on_partitions_assigned(self, partitions: Sequence[TopicPartition]) -> Any:
-        """The partitions are new to this member; nothing has been fetched from them yet."""
+        """The partitions are new to this member; nothing of them has been handed out yet."""
 
     def on_partitions_lost(self, partitions: Sequence[TopicPartition]) -> Any:
         """The partitions are gone already (the group gave this member up): do not commit."""
