@@ -136,6 +136,8 @@ class Consumer:
         Runs rebalance listeners. Raises NoOffsetError, CorruptRecordError (naming partition and
         offset; ``seek`` past it to go on), SerializationError, UnknownTopicOrPartitionError,
         FencedInstanceIdError, BootstrapError. The first call connects and may take longer.
+        What is likely to mend (a partition without a leader, a coordinator that moves) is waited
+        for, and logged every 10 s; after 10 s, ConsumerStalledError says what will not mend.
         A member that did not poll for ``max_poll_interval_ms`` has left the group (a warning says
         so); polling joins again.
         """

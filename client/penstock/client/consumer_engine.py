@@ -26,6 +26,7 @@ from penstock.client.offsets import GroupOffsets
 from penstock.client.positions import Positions
 from penstock.wire.errors import (
     ClientClosedError,
+    ConsumerStalledError,
     InvalidRequestError,
     PenstockError,
 )
@@ -341,6 +342,12 @@ class ConsumerEngine:
         elif self._stalled_ms == float("inf"):
             self._stalled_ms = now_ms()
         elif now_ms() - self._stalled_ms >= _STALL_MS:
+            if not trouble.retriable:
+                self._stalled_ms = float("inf")
+                raise ConsumerStalledError(
+                    f"no record for {_STALL_MS / 1000:.0f} s, and what is in the way will not go "
+                    f"by itself: {trouble.message}"
+                ) from trouble
             _LOG.warning("no record for %.0f s: %s", _STALL_MS / 1000, trouble)
             self._stalled_ms = now_ms()
         try:

@@ -22,6 +22,7 @@ from penstock.v1 import (
     groups_pb2_grpc,
     log_pb2,
     log_pb2_grpc,
+    metadata_pb2,
     metadata_pb2_grpc,
     transactions_pb2_grpc,
 )
@@ -143,6 +144,9 @@ class FakeCluster:
         ) = None
         self.on_commit: Callable[[groups_pb2.CommitOffsetsRequest], PenstockError | None] | None
         self.on_commit = None
+        self.on_find_coordinator: (
+            Callable[[metadata_pb2.FindCoordinatorRequest], PenstockError | None] | None
+        ) = None
         self.on_fetch_offsets: (
             Callable[[groups_pb2.FetchOffsetsRequest], PenstockError | None] | None
         ) = None

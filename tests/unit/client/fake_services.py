@@ -101,6 +101,10 @@ class FakeServices(
         )
 
     async def FindCoordinator(self, request: Any, context: Any) -> Any:
+        if self.cluster.on_find_coordinator is not None:
+            error = self.cluster.on_find_coordinator(request)
+            if error is not None:
+                return metadata_pb2.FindCoordinatorResponse(error=error.to_proto())
         node = self.cluster.nodes[self.cluster.coordinator]
         return metadata_pb2.FindCoordinatorResponse(
             coordinator=common_pb2.CurrentLeader(

@@ -162,6 +162,20 @@ def test_a_silent_broker_is_asked_about_and_left_when_it_leads_no_longer() -> No
     assert any(isinstance(effect, SendFetch) and effect.node_id == 2 for effect in effects)
 
 
+def test_a_partition_without_a_leader_is_waited_for_and_named() -> None:
+    fetcher, metadata = make((-1, 0))
+    assert start(fetcher) == []
+    trouble = fetcher.trouble()
+    assert trouble is not None
+    assert trouble.retriable
+    assert "t-0 has no leader" in trouble.message
+    metadata.apply(led((2, 1), index=2), 1)
+    [fetch] = fetcher.handle(Woken(), 1)
+    assert isinstance(fetch, SendFetch)
+    fetcher.handle(FetchAnswered(fetch.fetch_id, (Fetched(T0, None, b""),)), 2)
+    assert fetcher.trouble() is None
+
+
 def test_out_of_range_asks_for_the_policy() -> None:
     fetcher, _ = make((1, 0))
     [fetch] = start(fetcher, offset=9)

@@ -14,9 +14,11 @@ from penstock.client import (
 )
 from penstock.v1 import groups_pb2
 from penstock.wire.errors import (
+    ConsumerStalledError,
     CoordinatorLoadInProgressError,
     FencedInstanceIdError,
     FencedMemberEpochError,
+    InvalidGroupIdError,
     PenstockError,
     StaleMemberEpochError,
     UnknownMemberIdError,
@@ -539,3 +541,28 @@ async def test_a_member_that_can_tell_nobody_says_so(
         await node.stop()
     await consumer.close(300)
     assert "could not be told that this member left" in caplog.text
+
+
+async def test_what_may_mend_is_waited_for_and_logged(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.add_topic("t", leader=-1)
+    monkeypatch.setattr("penstock.client.consumer_engine._STALL_MS", 50.0)
+    async with AsyncConsumer(cluster.bootstrap, topics="t") as consumer:
+        assert await consumer.poll(400) == []
+    assert "t-0 has no leader" in caplog.text
+
+
+async def test_what_will_not_mend_is_raised_after_a_while(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.add_topic("t")
+    cluster.on_find_coordinator = lambda request: InvalidGroupIdError("no such name for a group")
+    async with member(cluster) as consumer:
+        with monkeypatch.context() as patch:
+            patch.setattr("penstock.client.consumer_engine._STALL_MS", 100.0)
+            with pytest.raises(ConsumerStalledError, match="no such name"):
+                await read(consumer, 1)
+        cluster.on_find_coordinator = None
+        fill(cluster, "t", 0, numbers(0, 1))
+        await read(consumer, 1)

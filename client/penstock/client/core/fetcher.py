@@ -36,6 +36,7 @@ from penstock.client.core.subscription import Position
 from penstock.client.model import ConsumerRecord
 from penstock.wire.errors import (
     CorruptRecordError,
+    LeaderNotAvailableError,
     NetworkError,
     OffsetOutOfRangeError,
     PenstockError,
@@ -164,10 +165,17 @@ class Fetcher:
         return self._lanes[partition].error
 
     def trouble(self) -> PenstockError | None:
-        """The last failure of a partition that has not been fetched since, for messages."""
+        """Why a partition is not fetched that should be, for messages."""
         for lane in self._lanes.values():
             if lane.last_error is not None:
                 return lane.last_error
+        for partition in self._lanes:
+            leader = self._metadata.leader(partition)
+            if leader is not None and leader.node_id < 0:
+                return LeaderNotAvailableError(
+                    f"partition {partition} has no leader; `penstock topics describe` shows which "
+                    "of its replicas are missing"
+                )
         return None
 
     def next_deadline_ms(self) -> float:
