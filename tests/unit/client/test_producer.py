@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,19 +18,12 @@ from penstock.client import (
     SerializationError,
     UnknownTopicOrPartitionError,
 )
-from penstock.client.cluster import Cluster
-from penstock.client.config import ProducerConfig
-from penstock.client.metadata_keeper import MetadataKeeper
-from penstock.v1 import common_pb2, log_pb2
+from penstock.v1 import log_pb2
 from penstock.wire.errors import (
     AccessForbiddenError,
-    LeaderNotAvailableError,
-    NotEnoughReplicasAfterAppendError,
     NotEnoughReplicasError,
     NotLeaderError,
     PenstockError,
-    UnknownErrorCodeError,
-    UnknownServerError,
 )
 from penstock.wire.records import decode_batch, parse_header
 from tests.support import eventually
@@ -487,94 +479,6 @@ async def test_the_whole_cluster_may_be_away_for_a_while(cluster: FakeCluster) -
         assert cluster.values("t", number) == [b"a", b"b"]
 
 
-async def test_a_send_that_waits_for_metadata_ends_with_the_producer(cluster: FakeCluster) -> None:
-    asked = asyncio.Event()
-
-    async def hang(node: FakeNode) -> None:
-        asked.set()
-        await asyncio.Event().wait()
-
-    producer = AsyncProducer(cluster.bootstrap)
-    await producer.start()
-    cluster.add_topic("t")
-    cluster.on_describe = hang
-    sending = asyncio.ensure_future(producer.send("t", b"v"))
-    await asked.wait()
-    await producer.close()
-    with pytest.raises(ClientClosedError):
-        await asyncio.wait_for(sending, 5)
-
-
-async def test_a_send_that_waits_for_the_first_broker_ends_with_the_producer() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        producer = AsyncProducer(f"127.0.0.1:{silent.getsockname()[1]}")
-        sending = asyncio.ensure_future(producer.send("t", b"v"))
-        await asyncio.sleep(0)  # It has begun.
-        await producer.close()
-        with pytest.raises(ClientClosedError):
-            await asyncio.wait_for(sending, 5)
-
-
-async def test_nothing_is_queued_into_a_closed_producer(cluster: FakeCluster) -> None:
-    """The answer on the topic and the close come in the same turn of the loop."""
-    cluster.add_topic("t")
-    producer = AsyncProducer(cluster.bootstrap)
-    engine = producer._engine
-    await_topic = engine.await_topic
-
-    async def answered_while_closing(topic: str, *more: Any) -> int:
-        count = await await_topic(topic, *more)
-        await producer.close()
-        return count
-
-    engine.await_topic = answered_while_closing  # type: ignore[method-assign]
-    with pytest.raises(ClientClosedError):
-        await producer.send("t", b"v")
-    assert engine.accumulator.used_bytes == 0
-
-
-async def test_a_closed_keeper_asks_nothing_and_lets_nobody_wait(cluster: FakeCluster) -> None:
-    cluster.add_topic("t")
-    client = Cluster(ProducerConfig.load(cluster.bootstrap, {}))
-    keeper = MetadataKeeper(client, lambda: None)
-    assert await keeper.await_topic("t", 5_000) == 1
-    await keeper.close()
-    tasks = asyncio.all_tasks()
-    keeper.request()
-    assert asyncio.all_tasks() == tasks
-    with pytest.raises(ClientClosedError):
-        await keeper.updated(60_000)
-    with pytest.raises(ClientClosedError):
-        await keeper.await_topic("other", 60_000)
-    await keeper.close()
-    await client.close()
-
-
-async def test_an_interrupted_close_leaves_no_record_without_a_verdict(
-    cluster: FakeCluster,
-) -> None:
-    cluster.add_topic("t")
-    reached = asyncio.Event()
-
-    async def silent(node: FakeNode, request: log_pb2.ProduceRequest) -> Any:
-        reached.set()
-        return "drop"
-
-    cluster.on_produce = silent
-    producer = AsyncProducer(cluster.bootstrap)
-    sent = await producer.send("t", b"sent")
-    await asyncio.wait_for(reached.wait(), 5)
-    queued = await producer.send("t", b"queued")
-    closing = asyncio.ensure_future(producer.close())
-    await asyncio.sleep(0)  # It waits for the verdicts.
-    closing.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(closing, 5)
-    for future in (sent, queued):
-        assert isinstance(future.exception(), ClientClosedError)
-    assert producer._engine.accumulator.used_bytes == 0
-
-
 async def test_a_record_that_waits_for_room_keeps_its_partition(cluster: FakeCluster) -> None:
     cluster.add_topic("t", 2)
     asked: list[bytes | None] = []
@@ -614,7 +518,7 @@ async def test_the_wait_for_metadata_and_for_room_have_one_deadline(cluster: Fak
     answers = loop.time() + 0.7
 
     async def slow(node: FakeNode) -> None:
-        await asyncio.sleep(max(0.0, answers - loop.time()))
+        await asyncio.sleep(max(0.0, answers - loop.time()))  # the broker is slow
 
     cluster.on_describe = slow
     started = loop.time()
@@ -623,88 +527,3 @@ async def test_the_wait_for_metadata_and_for_room_have_one_deadline(cluster: Fak
     assert 0.9 < loop.time() - started < 1.5
     stuck.add_done_callback(lambda _: None)  # Its failure is known.
     await producer.close(0)
-
-
-@pytest.mark.parametrize(
-    ("error", "written"),
-    [
-        (NotEnoughReplicasError("too few of them"), False),
-        (LeaderNotAvailableError("nobody leads"), False),
-        (NotEnoughReplicasAfterAppendError("fewer since"), True),
-        (NotLeaderError("deposed while it waited"), True),
-        (UnknownServerError("who knows what"), True),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-async def test_a_timeout_says_what_may_have_become_of_the_records(
-    cluster: FakeCluster, error: PenstockError, written: bool
-) -> None:
-    cluster.add_topic("t")
-
-    async def refuse(node: FakeNode, request: log_pb2.ProduceRequest) -> Any:
-        return refusal(request, error)
-
-    cluster.on_produce = refuse
-    async with AsyncProducer(cluster.bootstrap, delivery_timeout_ms=300) as producer:
-        with pytest.raises(DeliveryTimeoutError) as caught:
-            await producer.send_and_wait("t", b"v")
-    assert error.message in caught.value.message
-    assert ("may have been written" in caught.value.message) == written
-    assert ("not written: the brokers refused" in caught.value.message) != written
-
-
-async def test_one_unheard_attempt_makes_the_outcome_unknown(cluster: FakeCluster) -> None:
-    cluster.add_topic("t", leader=1)
-    attempts = 0
-
-    async def break_once(node: FakeNode, request: log_pb2.ProduceRequest) -> Any:
-        nonlocal attempts
-        attempts += 1
-        if attempts == 1:
-            return "break"
-        return refusal(request, NotEnoughReplicasError("too few of them"))
-
-    cluster.on_produce = break_once
-    async with AsyncProducer(cluster.bootstrap, delivery_timeout_ms=600) as producer:
-        with pytest.raises(DeliveryTimeoutError, match=r"too few.*may have been written"):
-            await producer.send_and_wait("t", b"v")
-    assert attempts > 1
-
-
-async def test_a_producer_id_is_asked_for_again_whatever_happened(
-    cluster: FakeCluster, monkeypatch: Any
-) -> None:
-    cluster.add_topic("t")
-    ask_any = Cluster.ask_any
-    failed = 0
-
-    async def fail_twice(self: Cluster, *args: Any, **more: Any) -> Any:
-        nonlocal failed
-        if more["what"] == "Transactions.InitProducerId" and failed < 2:
-            failed += 1
-            raise ZeroDivisionError("a bug")
-        return await ask_any(self, *args, **more)
-
-    monkeypatch.setattr(Cluster, "ask_any", fail_twice)
-    async with AsyncProducer(cluster.bootstrap, retry_backoff_ms=10) as producer:
-        await asyncio.wait_for(producer.send_and_wait("t", b"v"), 5)
-    assert failed == 2
-
-
-async def test_a_refusal_that_this_version_does_not_know_is_final(cluster: FakeCluster) -> None:
-    cluster.add_topic("t")
-    attempts = 0
-
-    async def refuse(node: FakeNode, request: log_pb2.ProduceRequest) -> Any:
-        nonlocal attempts
-        attempts += 1
-        response = log_pb2.ProduceResponse(correlation_id=request.correlation_id)
-        error = common_pb2.Error(code=31_000, message="too many moons")
-        response.partitions.add(partition=request.partitions[0].partition, error=error)
-        return response
-
-    cluster.on_produce = refuse
-    async with AsyncProducer(cluster.bootstrap) as producer:
-        with pytest.raises(UnknownErrorCodeError, match=r"31000.*too many moons"):
-            await asyncio.wait_for(producer.send_and_wait("t", b"v"), 5)
-    assert attempts == 1

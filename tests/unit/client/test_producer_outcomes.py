@@ -1,0 +1,111 @@
+"""What a producer says of records that brokers refuse or do not answer for."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from penstock.client import (
+    AsyncProducer,
+    DeliveryTimeoutError,
+)
+from penstock.client.cluster import Cluster
+from penstock.v1 import common_pb2, log_pb2
+from penstock.wire.errors import (
+    LeaderNotAvailableError,
+    NotEnoughReplicasAfterAppendError,
+    NotEnoughReplicasError,
+    NotLeaderError,
+    PenstockError,
+    UnknownErrorCodeError,
+    UnknownServerError,
+)
+from tests.unit.client.fake_broker import FakeCluster, FakeNode
+from tests.unit.client.test_producer import refusal
+
+
+@pytest.mark.parametrize(
+    ("error", "written"),
+    [
+        (NotEnoughReplicasError("too few of them"), False),
+        (LeaderNotAvailableError("nobody leads"), False),
+        (NotEnoughReplicasAfterAppendError("fewer since"), True),
+        (NotLeaderError("deposed while it waited"), True),
+        (UnknownServerError("who knows what"), True),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+async def test_a_timeout_says_what_may_have_become_of_the_records(
+    cluster: FakeCluster, error: PenstockError, written: bool
+) -> None:
+    cluster.add_topic("t")
+
+    async def refuse(node: FakeNode, request: log_pb2.ProduceRequest) -> Any:
+        return refusal(request, error)
+
+    cluster.on_produce = refuse
+    async with AsyncProducer(cluster.bootstrap, delivery_timeout_ms=300) as producer:
+        with pytest.raises(DeliveryTimeoutError) as caught:
+            await producer.send_and_wait("t", b"v")
+    assert error.message in caught.value.message
+    assert ("may have been written" in caught.value.message) == written
+    assert ("not written: the brokers refused" in caught.value.message) != written
+
+
+async def test_one_unheard_attempt_makes_the_outcome_unknown(cluster: FakeCluster) -> None:
+    cluster.add_topic("t", leader=1)
+    attempts = 0
+
+    async def break_once(node: FakeNode, request: log_pb2.ProduceRequest) -> Any:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 1:
+            return "break"
+        return refusal(request, NotEnoughReplicasError("too few of them"))
+
+    cluster.on_produce = break_once
+    async with AsyncProducer(cluster.bootstrap, delivery_timeout_ms=600) as producer:
+        with pytest.raises(DeliveryTimeoutError, match=r"too few.*may have been written"):
+            await producer.send_and_wait("t", b"v")
+    assert attempts > 1
+
+
+async def test_a_producer_id_is_asked_for_again_whatever_happened(
+    cluster: FakeCluster, monkeypatch: Any
+) -> None:
+    cluster.add_topic("t")
+    ask_any = Cluster.ask_any
+    failed = 0
+
+    async def fail_twice(self: Cluster, *args: Any, **more: Any) -> Any:
+        nonlocal failed
+        if more["what"] == "Transactions.InitProducerId" and failed < 2:
+            failed += 1
+            raise ZeroDivisionError("a bug")
+        return await ask_any(self, *args, **more)
+
+    monkeypatch.setattr(Cluster, "ask_any", fail_twice)
+    async with AsyncProducer(cluster.bootstrap, retry_backoff_ms=10) as producer:
+        await asyncio.wait_for(producer.send_and_wait("t", b"v"), 5)
+    assert failed == 2
+
+
+async def test_a_refusal_that_this_version_does_not_know_is_final(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    attempts = 0
+
+    async def refuse(node: FakeNode, request: log_pb2.ProduceRequest) -> Any:
+        nonlocal attempts
+        attempts += 1
+        response = log_pb2.ProduceResponse(correlation_id=request.correlation_id)
+        error = common_pb2.Error(code=31_000, message="too many moons")
+        response.partitions.add(partition=request.partitions[0].partition, error=error)
+        return response
+
+    cluster.on_produce = refuse
+    async with AsyncProducer(cluster.bootstrap) as producer:
+        with pytest.raises(UnknownErrorCodeError, match=r"31000.*too many moons"):
+            await asyncio.wait_for(producer.send_and_wait("t", b"v"), 5)
+    assert attempts == 1
