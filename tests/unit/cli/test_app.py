@@ -25,12 +25,15 @@ from penstock.client.descriptions import PartitionDescription, TopicDescription
 from penstock.wire.errors import (
     ERRORS,
     BootstrapError,
+    ConsumerStalledError,
     DataDirectoryError,
     DeliveryTimeoutError,
+    EligibleLeadersNotAvailableError,
     InconsistentClusterIdError,
     NotEnoughReplicasError,
     PenstockError,
     UnknownTopicOrPartitionError,
+    UnsupportedVersionError,
 )
 
 
@@ -191,6 +194,15 @@ def test_the_next_step_is_that_of_the_reason() -> None:
         "\nnext: start the missing brokers, or accept fewer copies: "
         "`penstock topics alter NAME --config min.insync.replicas=N`"
     )
+
+
+def test_a_consumer_that_stalls_is_told_what_its_trouble_needs() -> None:
+    error = ConsumerStalledError("no record for 10 s")
+    error.__cause__ = EligibleLeadersNotAvailableError("orders-0 has no leader")
+    assert explain(error).endswith("next: start the brokers that `Isr` and `Elr` name")
+    # Partitions without a leader are waited for: another trouble must not be taken for that.
+    error.__cause__ = UnsupportedVersionError("too new")
+    assert "logs" in explain(error).splitlines()[-1]
 
 
 @pytest.mark.parametrize(
