@@ -159,6 +159,7 @@ class MemoryLogs:
         self.saved: dict[TopicIdPartition, int] = {}
         self.configs: dict[bytes, dict[str, str]] = {}
         self.deleted: list[TopicIdPartition] = []
+        self.aside: dict[TopicIdPartition, MemoryLog] = {}
         self.hold = False
         self.full = False  # No room for another log.
         self.refusals = 0
@@ -181,6 +182,11 @@ class MemoryLogs:
     def delete(self, key: TopicIdPartition) -> None:
         self.deleted.append(key)
         self.open.pop(key, None)
+
+    def set_aside(self, key: TopicIdPartition) -> None:
+        log = self.open.pop(key, None)
+        if log is not None:
+            self.aside[key] = log
 
     def update_configs(self, topic_id: bytes, configs: Mapping[str, str]) -> None:
         self.configs[topic_id] = dict(configs)

@@ -18,7 +18,7 @@ from penstock.wire.errors import (
     StorageError,
 )
 from tests.support import eventually
-from tests.unit.replication.brokers import TOPIC, Brokers, running
+from tests.unit.replication.brokers import KEY, TOPIC, Brokers, running
 
 
 def all_equal(brokers: Brokers, values: list[bytes], partition: int = 0) -> bool:
@@ -309,15 +309,47 @@ async def test_deleted_topics_end_with_all_who_wait_on_them() -> None:
         assert all(not broker.logs.open for broker in brokers.brokers.values())
 
 
-async def test_logs_of_topics_deleted_while_the_node_was_down_are_removed() -> None:
+async def test_logs_that_the_metadata_does_not_name_at_a_start_are_set_aside() -> None:
     async with running() as brokers:
-        brokers.create_topic()
+        brokers.create_topic(partitions=2)
         await brokers[1].append(b"a")
         await brokers.kill(3)
-        brokers.partitions.clear()
+        del brokers.partitions[1]
+        restarted = await brokers.restart(3)
+        assert [key.partition for key in restarted.logs.open] == [0]
+        assert [key.partition for key in restarted.logs.aside] == [1]
+        await brokers.kill(3)
+        brokers.partitions.clear()  # The topic was deleted; or the metadata is lost.
         brokers.publish(removed_topics=[brokers.topic.topic_id])
         restarted = await brokers.restart(3)
         assert not restarted.logs.open
+        assert restarted.logs.aside[KEY].values() == [b"a"]
+        assert not restarted.logs.deleted
+
+
+async def test_a_snapshot_that_lacks_a_topic_is_no_order_to_delete_it() -> None:
+    async with running() as brokers:
+        brokers.create_topic()
+        await brokers[1].append(b"a")
+        brokers.partitions.clear()
+        brokers.index += 1
+        for broker in brokers.brokers.values():
+            broker.hear(brokers.snapshot())
+            assert not broker.logs.open
+            assert broker.logs.aside[KEY].values() == [b"a"]
+            assert not broker.logs.deleted
+
+
+async def test_a_replica_moved_away_is_deleted_when_told_and_set_aside_when_found() -> None:
+    async with running() as brokers:
+        brokers.create_topic()
+        await brokers[1].append(b"a")
+        await brokers.kill(2)
+        brokers.change(replicas=[1], isr=[1])
+        assert (brokers[3].logs.deleted, brokers[3].logs.aside) == ([KEY], {})
+        restarted = await brokers.restart(2)
+        assert not restarted.logs.deleted
+        assert restarted.logs.aside[KEY].values() == [b"a"]
 
 
 async def test_leadership_listeners_hear_each_change() -> None:

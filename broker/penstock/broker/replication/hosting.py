@@ -33,7 +33,13 @@ MAX_RETRY_S = 30.0
 
 
 class Hosting:
-    """Makes, changes and drops the replicas of this broker as the metadata says."""
+    """Makes, changes and drops the replicas of this broker as the metadata says.
+
+    Files are deleted on an order alone: a delta that removes the topic, or moves the replica away.
+    What a picture of all the metadata merely lacks (at the start, or in a snapshot) may be deleted,
+    or may be what a damaged, emptied or older quorum has forgotten; the files are all that is left
+    of it then. So they are set aside, for a person to judge.
+    """
 
     def __init__(
         self,
@@ -83,11 +89,11 @@ class Hosting:
             return
         for topic in change.removed_topics:
             for number in topic.partitions:
-                self._drop(TopicIdPartition(topic.topic_id, number))
+                self._drop(TopicIdPartition(topic.topic_id, number), ordered=True)
         for topic_id in change.topics:
             self._configs_changed(topic_id)
         for record in change.partitions:
-            self._partition_changed(record)
+            self._partition_changed(record, ordered=True)
 
     def catch_up(self, broker_epoch: int) -> None:
         """Begin to host when the image has reached the registration ``broker_epoch``."""
@@ -95,14 +101,13 @@ class Hosting:
             self._caught_up = True
             self._brokers_changed()
             self._take_all()
-            self._remove_strays()
+            self._set_strays_aside()
 
-    def _remove_strays(self) -> None:
-        """Remove what was found on disk of topics deleted, or moved, while this node was down."""
+    def _set_strays_aside(self) -> None:
+        """What is on disk of topics deleted, moved, or forgotten while this node was down."""
         for key in [log.key for log in self._logs.logs()]:
             if key not in self._partitions:
-                logger.info("stray replica removed", topic_partition_id=str(key))
-                self._delete_log(key)
+                self._remove_log(key, ordered=False)
 
     def stop(self) -> None:
         """Try no more to make what there was no room for."""
@@ -112,10 +117,10 @@ class Hosting:
     def _take_all(self) -> None:
         for key in [*self._partitions, *self._without_room]:
             if self._image.partition_by_id(key) is None:
-                self._drop(key)
+                self._drop(key, ordered=False)
         for topic in self._image.topics():
             for record in topic.partitions.values():
-                self._partition_changed(record)
+                self._partition_changed(record, ordered=False)
             self._configs_changed(topic.topic_id)
 
     def _brokers_changed(self) -> None:
@@ -144,11 +149,11 @@ class Hosting:
             min_isr = effective_min_isr(topic.record.configs, len(record.replicas))
             partition.handle(MinIsrChanged(min_isr))
 
-    def _partition_changed(self, record: cluster_pb2.PartitionRecord) -> None:
+    def _partition_changed(self, record: cluster_pb2.PartitionRecord, *, ordered: bool) -> None:
         key = TopicIdPartition(TopicId(record.topic_id), record.partition)
         topic = self._image.topic_by_id(key.topic_id)
         if topic is None or self._node_id not in record.replicas:
-            self._drop(key)
+            self._drop(key, ordered=ordered)
             return
         partition = self._partitions.get(key)
         if partition is None:
@@ -198,9 +203,9 @@ class Hosting:
             for key in list(self._without_room):
                 record = self._image.partition_by_id(key)
                 if record is None:
-                    self._drop(key)
+                    self._drop(key, ordered=False)
                     continue
-                self._partition_changed(record)
+                self._partition_changed(record, ordered=False)
                 if key in self._without_room:
                     break  # It had its turn, and what comes next fares no better.
                 self._retry_s = MIN_RETRY_S
@@ -223,7 +228,7 @@ class Hosting:
             loop = asyncio.get_running_loop()
             self._retry_timer = loop.call_later(self._retry_s, self._retry)
 
-    def _drop(self, key: TopicIdPartition) -> None:
+    def _drop(self, key: TopicIdPartition, *, ordered: bool) -> None:
         self._wait_no_longer(key)
         partition = self._partitions.pop(key, None)
         if partition is None:
@@ -232,11 +237,20 @@ class Hosting:
         del self._by_log[id(partition.log)]
         self._on_dropped(partition)
         partition.close()
-        self._delete_log(key)
+        self._remove_log(key, ordered=ordered)
 
-    def _delete_log(self, key: TopicIdPartition) -> None:
+    def _remove_log(self, key: TopicIdPartition, *, ordered: bool) -> None:
         try:
-            self._logs.delete(key)
+            if ordered:
+                self._logs.delete(key)
+                return
+            logger.warning(
+                "replica set aside: the metadata does not name it",
+                topic_partition_id=str(key),
+                next_step="if its topic was deleted or moved, remove its .stray directory; if not, "
+                "see 'Losing the metadata' in docs/operating/failures.md",
+            )
+            self._logs.set_aside(key)
         except PenstockError as error:
             logger.error(
                 "replica not removed from disk", topic_partition_id=str(key), error=error.message

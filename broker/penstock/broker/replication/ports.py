@@ -31,11 +31,18 @@ class LogStore(Protocol):
     def get_or_create(
         self, topic: str, partition: int, topic_id: TopicId, configs: Mapping[str, str]
     ) -> Log:
-        """The partition's log, made if it is not there. Raises StorageError or DiskFullError."""
+        """The partition's log, made if it is not there and was not set aside.
+
+        Raises StorageError or DiskFullError.
+        """
         ...
 
     def delete(self, key: TopicIdPartition) -> None:
         """Forget the partition's log and remove its files. Nothing happens if there is none."""
+        ...
+
+    def set_aside(self, key: TopicIdPartition) -> None:
+        """Forget the partition's log but keep its files. Nothing happens if there is none."""
         ...
 
     def update_configs(self, topic_id: TopicId, configs: Mapping[str, str]) -> None:

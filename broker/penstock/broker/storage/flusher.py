@@ -59,6 +59,10 @@ class Flusher:
             # What else this turn of the loop appends is in the same round.
             self._begins = loop.call_soon(self._begin_round)
 
+    def is_busy_in(self, directory: Path) -> bool:
+        """Whether a log in this partition directory, deleted or not, is being flushed."""
+        return any(task.directory == directory for task in self._under_way)
+
     def _begin_round(self) -> None:
         with self._ending:
             self._begins = None

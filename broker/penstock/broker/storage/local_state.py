@@ -1,13 +1,15 @@
 """Small state of a data directory that changes often and must be atomic, in one LMDB environment.
 
-Per partition: high watermark, log start offset, recovery point. Per directory: the marker of a
-clean stop, with the broker epoch that stopped. Lives in ``.state`` beside the partitions.
+Per partition: high watermark, log start offset, recovery point. Per directory: an id, and the
+marker of a clean stop, with the broker epoch that stopped and the ids of the directories that it
+had. Lives in ``.state`` beside the partitions.
 """
 
 from __future__ import annotations
 
 import struct
 import threading
+import uuid
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -20,7 +22,9 @@ DIRECTORY_NAME: Final = ".state"
 _KEY: Final = struct.Struct(">16sI")
 _VALUE: Final = struct.Struct(">qqq")
 _EPOCH: Final = struct.Struct(">q")
-_CLEAN_KEY: Final = b"clean-shutdown"  # Shorter than any partition's key.
+_CLEAN_KEY: Final = b"clean-shutdown"  # Shorter than any partition's key, as is the next.
+_ID_KEY: Final = b"directory-id"
+_ID_BYTES: Final = 16
 
 
 class PartitionState(NamedTuple):
@@ -29,6 +33,24 @@ class PartitionState(NamedTuple):
     high_watermark: int = 0
     log_start_offset: int = 0
     recovery_point: int = 0
+
+
+class CleanStop(NamedTuple):
+    """How a broker stopped: its epoch, and the ids of all its data directories."""
+
+    broker_epoch: int
+    directories: frozenset[bytes]
+
+    def encode(self) -> bytes:
+        """The marker."""
+        return _EPOCH.pack(self.broker_epoch) + b"".join(sorted(self.directories))
+
+    @classmethod
+    def decode(cls, marker: bytes) -> CleanStop:
+        """The stop that a marker tells of."""
+        [broker_epoch] = _EPOCH.unpack_from(marker)
+        starts = range(_EPOCH.size, len(marker), _ID_BYTES)
+        return cls(broker_epoch, frozenset(marker[at : at + _ID_BYTES] for at in starts))
 
 
 class LocalState:
@@ -50,13 +72,15 @@ class LocalState:
         self._lock = threading.Lock()
         self._values: dict[TopicIdPartition, PartitionState] = {}
         self._changed: set[TopicIdPartition] = set()
-        self.clean_epoch: int | None = None
+        self.clean_stop: CleanStop | None = None
+        self.directory_id = uuid.uuid4().bytes  # Unless it has one.
         self._load()
 
     def _load(self) -> None:
         with self._environment.begin() as transaction:
             marker = transaction.get(_CLEAN_KEY)
-            self.clean_epoch = None if marker is None else _EPOCH.unpack(marker)[0]
+            self.clean_stop = None if marker is None else CleanStop.decode(marker)
+            self.directory_id = transaction.get(_ID_KEY, self.directory_id)
             for key, value in transaction.cursor():
                 if len(key) == _KEY.size:
                     topic_id, partition = _KEY.unpack(key)
@@ -67,6 +91,11 @@ class LocalState:
         """Take the marker of the clean stop away: from here on a crash is a crash."""
         with self._lock, self._environment.begin(write=True) as transaction:
             transaction.delete(_CLEAN_KEY)
+            transaction.put(_ID_KEY, self.directory_id)
+
+    def known(self) -> set[TopicIdPartition]:
+        """The partitions that something is known of."""
+        return set(self._values)
 
     def get(self, key: TopicIdPartition) -> PartitionState:
         """A partition's state; all zero when there is none."""
@@ -112,8 +141,8 @@ class LocalState:
             self._changed.add(key)
             self._write()
 
-    def _write(self, *, clean_epoch: int | None = None) -> None:
-        if not self._changed and clean_epoch is None:
+    def _write(self, *, clean_stop: CleanStop | None = None) -> None:
+        if not self._changed and clean_stop is None:
             return
         with self._environment.begin(write=True) as transaction:
             for key in self._changed:
@@ -122,17 +151,17 @@ class LocalState:
                     transaction.delete(_KEY.pack(*key))
                 else:
                     transaction.put(_KEY.pack(*key), _VALUE.pack(*state))
-            if clean_epoch is not None:
-                transaction.put(_CLEAN_KEY, _EPOCH.pack(clean_epoch))
+            if clean_stop is not None:
+                transaction.put(_CLEAN_KEY, clean_stop.encode())
         self._changed.clear()
 
-    def close(self, *, clean_epoch: int | None) -> None:
-        """Write what changed, with the marker of a clean stop unless the epoch is None, and close.
+    def close(self, clean_stop: CleanStop | None) -> None:
+        """Write what changed, with the marker of a clean stop if it was one, and close.
 
         The environment is closed whatever happens.
         """
         try:
             with self._lock:
-                self._write(clean_epoch=clean_epoch)
+                self._write(clean_stop=clean_stop)
         finally:
             self._environment.close()

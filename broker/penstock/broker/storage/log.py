@@ -197,7 +197,7 @@ class PartitionLog:
 
     def _move_empty(self, offset: int) -> None:
         """Let the files of an empty log begin at ``offset``; its start stays where it is."""
-        self._begin_cut(offset)
+        self._begin_cut(0)  # A crash in between may leave no segment at all.
         try:
             self._files.reset(offset)
         except OSError as error:

@@ -25,17 +25,19 @@ from penstock.broker.storage.checkpoints import (
 )
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.flusher import Flusher
-from penstock.broker.storage.local_state import LocalState, PartitionState
+from penstock.broker.storage.local_state import CleanStop, LocalState, PartitionState
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.recovery import SavedState, open_log
 from penstock.broker.storage.settings import TopicLogConfig
 from penstock.wire.errors import DataDirectoryError, StorageError
-from penstock.wire.ids import TopicIdPartition, TopicPartition
+from penstock.wire.ids import TopicId, TopicIdPartition, TopicPartition
 
 # ``topic-N``, or ``topic-N.TOPICID`` where another topic's log had that name already.
 _PARTITION: Final = re.compile(r"(.+)-(\d+)(?:\.[0-9a-f]{32})?")
 _DELETED_SUFFIX: Final = "-delete"
-_NAME_MAX: Final = 180  # Of the topic in a deleted directory's name, which has 255 at most.
+_STRAY_SUFFIX: Final = ".stray"  # No partition's name.
+_STRAY: Final = re.compile(r".+-(\d+)\.([0-9a-f]{32})(?:\.\d+)?\.stray")
+_NAME_MAX: Final = 180  # Of the topic in a name with a suffix, which has 255 at most.
 _DEFAULTS: Final = TopicLogConfig.of({})
 _log = structlog.get_logger()
 
@@ -52,6 +54,7 @@ class ManagedDirectory:
         self.home = home
         self.logs: dict[TopicIdPartition, PartitionLog] = {}
         self.unopened: dict[TopicIdPartition, tuple[Path, StorageError]] = {}
+        self._strays: dict[TopicIdPartition, Path] = {}
         self._cluster_id = cluster_id
         self._on_durable = on_durable
         self._flusher = Flusher(home.path, home.settings, self._flushed)
@@ -60,7 +63,8 @@ class ManagedDirectory:
         self._high_watermarks: dict[TopicIdPartition, int] = {}
         self._checkpoint_timer: asyncio.TimerHandle | None = None
         self._background: list[threading.Thread] = []
-        self.clean_epoch: int | None = None
+        self.clean_stop: CleanStop | None = None  # The last one, if all that it left is here.
+        self.directory_id = b""  # Once it is open.
         self.was_empty = False
         home.request_flush = self.request_flush
         home.lower_recovery_point = self._lower_recovery_point
@@ -88,11 +92,14 @@ class ManagedDirectory:
             found = list(self._find())
             state = self._state = LocalState(self.path, self.home.settings.local_state_max_bytes)
             self.was_empty = state.is_new
-            self.clean_epoch = state.clean_epoch
-            clean = state.clean_epoch is not None
+            self.directory_id = state.directory_id
+            self.clean_stop = state.clean_stop
+            self._find_strays()
+            known = state.known() if state.clean_stop is not None else set()
             state.begin_run()
+            self._note_missing(known.difference(key for _, _, key in found))
             for directory, partition, key in found:
-                self._open_found(directory, partition, key, clean=clean)
+                self._open_found(directory, partition, key, clean=key in known)
             state.keep_only({*self.logs, *self.unopened})
             self._save_all()
         except (OSError, lmdb.Error) as error:
@@ -122,11 +129,41 @@ class ManagedDirectory:
             partition = TopicPartition(match[1], int(match[2]))
             yield directory, partition, TopicIdPartition(metadata.topic_id, partition.partition)
 
+    def _find_strays(self) -> None:
+        for directory in self.path.iterdir():
+            match = _STRAY.fullmatch(directory.name)
+            if match is not None:
+                key = TopicIdPartition(TopicId(bytes.fromhex(match[2])), int(match[1]))
+                self._strays[key] = directory
+        if self._strays:
+            _log.warning("strays_kept", directory=str(self.path), count=len(self._strays))
+
+    def refuse_stray(self, partition: TopicPartition, key: TopicIdPartition) -> None:
+        """Raise StorageError while a stray of the partition is kept here."""
+        stray = self._strays.get(key)
+        if stray is None:
+            return
+        if stray.exists():
+            raise StorageError(
+                f"the records of {partition} were set aside in {stray} when the metadata did not "
+                f"name it: stop the broker and rename that to {self.path / str(partition)} to have "
+                "them back, or remove it to have the partition copied anew from its leader"
+            )
+        del self._strays[key]
+
+    def _note_missing(self, missing: set[TopicIdPartition]) -> None:
+        """What the last stop left and somebody has taken away since."""
+        for key in missing:
+            _log.error("partition_missing", directory=str(self.path), topic_partition_id=str(key))
+            self.clean_stop = None
+
     def _open_found(
         self, directory: Path, partition: TopicPartition, key: TopicIdPartition, *, clean: bool
     ) -> None:
         try:
-            self._open_log(directory, partition, key, _DEFAULTS, clean=clean)
+            log = self._open_log(directory, partition, key, _DEFAULTS, clean=clean)
+            if not log.opened_clean:
+                self.clean_stop = None
         except StorageError as error:
             self.home.check()
             self.unopened[key] = directory, error
@@ -156,8 +193,6 @@ class ManagedDirectory:
             config=config,
             saved=SavedState(saved.recovery_point, saved.log_start_offset, clean),
         )
-        if clean and not log.opened_clean:
-            self.clean_epoch = None
         self._high_watermarks[key] = saved.high_watermark
         self.logs[key] = log
         self._note(key)
@@ -171,7 +206,9 @@ class ManagedDirectory:
         if key in self.unopened:
             raise self.unopened[key][1]
         directory = self.path / str(partition)
-        if directory.exists():  # An earlier topic of this name, not deleted yet.
+        # An earlier topic of this name may not be deleted yet; or it is, but a flush of it is
+        # under way, which writes small files by their paths.
+        if directory.exists() or self._flusher.is_busy_in(directory):
             directory = self.path / f"{partition}.{key.topic_id.hex()}"
         try:
             self._use_state().forget(key)
@@ -262,6 +299,18 @@ class ManagedDirectory:
 
     def delete(self, key: TopicIdPartition) -> None:
         """Let go of a partition for good. Raises StorageError."""
+        doomed = self._take_away(key, _DELETED_SUFFIX)
+        self._run_in_background(partial(shutil.rmtree, doomed, ignore_errors=True))
+
+    def set_aside(self, key: TopicIdPartition) -> None:
+        """Let go of a partition, and keep its files where no start opens them. Raises
+        StorageError.
+        """
+        self._strays[key] = stray = self._take_away(key, _STRAY_SUFFIX)
+        _log.warning("partition_set_aside", directory=str(stray), topic_partition_id=str(key))
+
+    def _take_away(self, key: TopicIdPartition, suffix: str) -> Path:
+        """Close a partition and give its directory another name, durably; that name."""
         log = self.logs.pop(key, None)
         if log is not None:
             log.close(save=False)
@@ -270,21 +319,21 @@ class ManagedDirectory:
             directory, _ = self.unopened.pop(key)
         self._high_watermarks.pop(key, None)
         self._changed.pop(key, None)
-        doomed = self._doomed_name(directory, key)
+        target = self._free_name(directory, key, suffix)
         try:
-            directory.rename(doomed)
+            directory.rename(target)
             self.home.disk.sync_directory(self.path)
         except OSError as error:
-            raise self.home.fail(error, f"deleting {directory}") from error
+            raise self.home.fail(error, f"renaming {directory} to {target.name}") from error
         self._use_state().remove([key])
-        self._run_in_background(partial(shutil.rmtree, doomed, ignore_errors=True))
+        return target
 
-    def _doomed_name(self, directory: Path, key: TopicIdPartition) -> Path:
-        """A free name for a directory that is being deleted; the last one may still be there."""
+    def _free_name(self, directory: Path, key: TopicIdPartition, suffix: str) -> Path:
+        """A free name for a directory that was taken away; the last one may still be there."""
         topic = directory.name.rpartition("-")[0][:_NAME_MAX]
         name = f"{topic}-{key.partition}.{key.topic_id.hex()}"
         names = (name if again == 0 else f"{name}.{again}" for again in itertools.count())
-        paths = (self.path / f"{free}{_DELETED_SUFFIX}" for free in names)
+        paths = (self.path / f"{free}{suffix}" for free in names)
         return next(path for path in paths if not path.exists())
 
     def _run_in_background(self, job: Callable[[], None]) -> None:
@@ -293,8 +342,8 @@ class ManagedDirectory:
         self._background.append(thread)
         thread.start()
 
-    def close(self, broker_epoch: int) -> None:
-        """Flush and close everything, with the marker of a clean stop if all of it went well."""
+    def close(self, stop: CleanStop) -> None:
+        """Flush and close everything, with the marker ``stop`` if all of it went well."""
         self._flusher.stop()
         clean = self._close_logs()
         for thread in self._background:
@@ -305,7 +354,7 @@ class ManagedDirectory:
             for key in self.logs:
                 self._note(key)
             state, self._state = self._state, None
-            state.close(clean_epoch=broker_epoch if clean else None)
+            state.close(stop if clean else None)
         except (OSError, lmdb.Error) as error:
             self.home.fail(error, "saving local state at the stop")
 

@@ -10,6 +10,7 @@ import structlog
 from penstock.broker.core.ports import Log
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.disk import Disk
+from penstock.broker.storage.local_state import CleanStop
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.managed_directory import ManagedDirectory
 from penstock.broker.storage.settings import LogSettings, TopicLogConfig
@@ -83,15 +84,19 @@ class LogManager:
         self._previous_broker_epoch = self._clean_epoch()
 
     def _clean_epoch(self) -> int:
-        """The broker epoch that every directory was cleanly left in, else -1."""
+        """The broker epoch that every directory was cleanly left in, else -1.
+
+        All that were there then must be here now, with everything that was in them: a partition
+        that is gone would be made anew, empty, and must not pass for one that lost nothing.
+        """
         used = [directory for directory in self._directories if not directory.was_empty]
-        epochs = {directory.clean_epoch for directory in used}
-        if len(epochs) != 1 or any(directory.home.failure for directory in used):
+        stops = {directory.clean_stop for directory in used}
+        stop = stops.pop() if len(stops) == 1 else None
+        if stop is None or stop.directories != {directory.directory_id for directory in used}:
             return -1
-        epoch = epochs.pop()
-        if epoch is None or any(directory.unopened for directory in used):
+        if any(directory.home.failure or directory.unopened for directory in used):
             return -1
-        return epoch
+        return stop.broker_epoch
 
     def previous_broker_epoch(self) -> int:
         """The broker epoch of the last run if that ended cleanly and nothing was lost, else -1."""
@@ -106,8 +111,10 @@ class LogManager:
 
         on_durable is not called any more.
         """
+        opened = [directory for directory in self._directories if directory.directory_id]
+        ids = frozenset(directory.directory_id for directory in opened)
         for directory in self._directories:
-            directory.close(self._broker_epoch)
+            directory.close(CleanStop(self._broker_epoch, ids))
 
     # --- logs ------------------------------------------------------------------------------------
 
@@ -143,7 +150,8 @@ class LogManager:
         """The log of a partition, made anew where none is; ``configs`` are the topic's from now on.
 
         A new one goes where the fewest are. Raises StorageError when the log is damaged, its
-        directory has failed or all have; DiskFullError.
+        directory has failed or all have, or while a stray of it is kept: that one has its records,
+        and an empty one in its place could pass for it. DiskFullError.
         """
         key = TopicIdPartition(TopicId(topic_id), partition)
         config = TopicLogConfig.of(configs)
@@ -152,6 +160,8 @@ class LogManager:
             log = holder.logs[key]
             log.config = config
             return log
+        for directory in self._directories:
+            directory.refuse_stray(TopicPartition(topic, partition), key)
         usable = [directory for directory in self._directories if directory.home.failure is None]
         chosen = holder or min(usable, key=lambda directory: len(directory.logs), default=None)
         if chosen is None:
@@ -173,6 +183,16 @@ class LogManager:
         holder = self._holding(key)
         if holder is not None:
             holder.delete(key)
+
+    def set_aside(self, key: TopicIdPartition) -> None:
+        """Let go of a partition, as ``delete`` does, but keep its files, durably, as a stray.
+
+        They lie in ``TOPIC-NUMBER.TOPICID.stray`` from now on, which no start looks into; renamed
+        to ``TOPIC-NUMBER`` while the broker is stopped they are the partition again.
+        """
+        holder = self._holding(key)
+        if holder is not None:
+            holder.set_aside(key)
 
     # --- flushing and saving ---------------------------------------------------------------------
 

@@ -112,14 +112,22 @@ def _remove_leftovers(directory: Path) -> None:
 
 
 def _find_segments(opening: _Opening) -> bool:
-    """Find the segments; True when there were none, and an empty one was made."""
+    """Find the segments; True when there were none, and an empty one was made.
+
+    Raises CorruptRecordError when there must have been some.
+    """
     found = []
     for path in opening.directory.iterdir():
         match = _LOG_NAME.fullmatch(path.name)
         if match:
             found.append((int(match[1]), path.stat().st_size))
     if not found:
-        start = opening.saved.log_start_offset
+        start, point = opening.saved.log_start_offset, opening.saved.recovery_point
+        if point > start:
+            raise CorruptRecordError(
+                f"{opening.name}: the log in {opening.directory} has no segments, but was on the "
+                f"disk up to {point}"
+            )
         opening.segments = [Segment.create(opening.home, opening.directory, opening.name, start)]
         opening.home.disk.sync_directory(opening.directory)
         opening.end_offset = start
@@ -135,7 +143,9 @@ def _find_segments(opening: _Opening) -> bool:
 
 
 def _open_clean(opening: _Opening) -> bool:
-    """Take what the files say; False when they do not fit together: somebody changed them."""
+    """Take what the files say; False when they do not fit together, or are less than there was:
+    somebody changed them.
+    """
     active = opening.segments[-1]
     try:
         active.index = active.file_index.load() if active.size_bytes else MemoryIndex()
@@ -147,6 +157,11 @@ def _open_clean(opening: _Opening) -> bool:
             opening.epochs = EpochHistory(read_epochs(opening.directory))
     except (IndexDamagedError, CheckpointDamagedError, CorruptRecordError, ValueError) as error:
         _log.warning("log_not_as_it_was_left", partition=opening.name, reason=str(error))
+        active.index = None
+        return False
+    start = opening.segments[0].base_offset
+    if start > opening.saved.log_start_offset or end < opening.saved.recovery_point:
+        _log.warning("log_not_as_it_was_left", partition=opening.name, reason="segments are gone")
         active.index = None
         return False
     opening.end_offset = end
