@@ -202,7 +202,7 @@ def test_a_consumer_that_stalls_is_told_what_its_trouble_needs() -> None:
     assert explain(error).endswith("next: start the brokers that `Isr` and `Elr` name")
     # Partitions without a leader are waited for: another trouble must not be taken for that.
     error.__cause__ = UnsupportedVersionError("too new")
-    assert "logs" in explain(error).splitlines()[-1]
+    assert "without a leader" not in explain(error)
 
 
 @pytest.mark.parametrize(
