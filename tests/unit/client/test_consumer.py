@@ -390,7 +390,7 @@ async def test_closing_wakes_who_waits_for_the_cluster(cluster: FakeCluster) -> 
 
     async def hang(node: FakeNode) -> None:
         waits.set()
-        await asyncio.sleep(20)
+        await asyncio.Event().wait()
 
     cluster.add_topic("t")
     cluster.on_describe = hang
