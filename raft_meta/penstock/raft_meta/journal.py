@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, overload
 import crc32c
 import lmdb
 
+from penstock.raft_meta.damage import damaged
 from penstock.wire.errors import DataDirectoryError
 
 NO_OP: Final = b"\x01"
@@ -145,10 +146,7 @@ class LmdbJournal:
             raise self._damaged(f"its commit index {self._commit} is not in it")
 
     def _damaged(self, what: str) -> DataDirectoryError:
-        return DataDirectoryError(
-            f"the Raft journal in {self._path} is damaged: {what}. Move the directory away; "
-            "with a majority of the other controllers alive, this one gets everything back"
-        )
+        return damaged(f"the Raft journal in {self._path} is damaged: {what}")
 
     # Reading.
 

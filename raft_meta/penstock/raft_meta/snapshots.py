@@ -12,6 +12,7 @@ from typing import Final
 
 import crc32c
 
+from penstock.raft_meta.damage import damaged
 from penstock.wire.errors import DataDirectoryError
 
 MAX_SNAPSHOT_BYTES: Final = 512 * 1024 * 1024
@@ -87,10 +88,7 @@ class SnapshotStore:
             os.fsync(descriptor)
 
     def _damaged(self, what: str) -> DataDirectoryError:
-        return DataDirectoryError(
-            f"the metadata snapshot {self._path} is damaged: {what}. Move {self._directory} away; "
-            "with a majority of the other controllers alive, this one gets everything back"
-        )
+        return damaged(f"the metadata snapshot {self._path} is damaged: {what}")
 
 
 @contextlib.contextmanager

@@ -12,13 +12,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Final
 
+from penstock.raft_meta.damage import damaged
 from penstock.raft_meta.elections import RaftTiming
 from penstock.raft_meta.engine import NEVER_APPENDED, SUCCESS, MetadataRaft
 from penstock.raft_meta.guard import Guard, Message
 from penstock.raft_meta.journal import COMMAND, LmdbJournal, RaftSafetyError
 from penstock.raft_meta.quorum import Leadership, QuorumStatus, Role
 from penstock.raft_meta.snapshots import Snapshot, SnapshotStore
-from penstock.wire.errors import DataDirectoryError
 
 _NOBODY: Final = -1
 
@@ -129,18 +129,16 @@ class Voter:
         journal, snapshot = self._journal, self._snapshots.load()
         if snapshot is None:
             if journal.first_index > 1:
-                raise DataDirectoryError(
+                raise damaged(
                     f"the Raft journal begins at {journal.first_index}, and the snapshot of what "
-                    "came before is gone; move metadata.dir away and start again to get "
-                    "everything from the other controllers"
+                    "came before is gone"
                 )
             return None
         if journal.term_at(snapshot.index) != snapshot.term:
             if journal.first_index > snapshot.index:
-                raise DataDirectoryError(
+                raise damaged(
                     f"the Raft journal begins at {journal.first_index}, but the snapshot ends at "
-                    f"{snapshot.index}; move metadata.dir away and start again to get everything "
-                    "from the other controllers"
+                    f"{snapshot.index}"
                 )
             journal.reset_to_snapshot(snapshot.index, snapshot.term)
         elif journal.commit_index < snapshot.index:

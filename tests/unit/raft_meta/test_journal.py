@@ -196,7 +196,7 @@ def test_a_flipped_bit_of_any_entry_is_found(journal, tmp_path):
         transaction.put(key, bytes(row), db=database)
 
     damage(tmp_path / "j", b"log", flip)
-    with pytest.raises(DataDirectoryError, match="checksum"):
+    with pytest.raises(DataDirectoryError, match=r"checksum\. Do not start this"):
         open_journal(tmp_path / "j")
 
 
