@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from penstock.broker.datadir import format_directory, new_cluster_id
 from penstock.v1 import metadata_pb2, metadata_pb2_grpc
@@ -133,10 +134,22 @@ class Cluster:
             picture = self.describe(node.node_id)
             if picture is None or picture.controller_id < 0:
                 return False
+            if not self.serves(node.node_id):
+                return False
             unfenced = {broker.node_id for broker in picture.brokers if not broker.fenced}
             if not running <= unfenced:
                 return False
         return True
+
+    def serves(self, node_id: int) -> bool:
+        """Whether a broker says of itself that it serves clients."""
+        with grpc.insecure_channel(self.nodes[node_id].address, options=CHANNEL_OPTIONS) as channel:
+            try:
+                request = health_pb2.HealthCheckRequest()
+                answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=2)
+            except grpc.RpcError:
+                return False
+            return answer.status == health_pb2.HealthCheckResponse.SERVING
 
     def describe(self, node_id: int) -> metadata_pb2.DescribeClusterResponse | None:
         """The cluster as one broker sees it, or None when it does not answer."""

@@ -9,7 +9,6 @@ from pathlib import Path
 import structlog
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined]  # No types.
 from grpc_reflection.v1alpha import reflection
 
 from penstock.broker.config import NodeConfig
@@ -22,6 +21,7 @@ from penstock.broker.metrics import BrokerMetrics
 from penstock.broker.replication.leader import ReplicationServicer
 from penstock.broker.replication.manager import ReplicaManager
 from penstock.broker.service.admin import AdminServicer
+from penstock.broker.service.health import HealthServicer
 from penstock.broker.service.log import LogServicer
 from penstock.broker.service.metadata import MetadataServicer
 from penstock.broker.service.transactions import TransactionsServicer
@@ -79,7 +79,6 @@ class Broker:
         self._cluster_id = cluster_id
         self._image = MetadataImage()
         self._metrics = metrics
-        self._health = health_aio.HealthServicer()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._undo: list[Callable[[], Awaitable[None]]] = []
         self._logs = LogManager(
@@ -205,7 +204,7 @@ class Broker:
             TransactionsServicer(self._link.allocate_producer_ids), server
         )
         admin_pb2_grpc.add_AdminServicer_to_server(AdminServicer(self._image, self._link), server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(self._link.may_serve), server)
         reflection.enable_server_reflection([*_SERVICES, reflection.SERVICE_NAME], server)
         bind(server, self._config.broker_listen)
         await server.start()

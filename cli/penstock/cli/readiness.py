@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from penstock.cli.cluster_layout import NodePlan
 from penstock.v1 import metadata_pb2, metadata_pb2_grpc
@@ -30,7 +31,21 @@ def describe_unready(plans: Sequence[NodePlan]) -> str:
         if missing := sorted(wanted - known):
             names = ", ".join(str(node_id) for node_id in missing)
             return f"node {plan.node_id} sees these nodes as fenced or unknown still: {names}"
+        # After a stop of all nodes the metadata still call each of them alive: ask it itself.
+        if not is_serving(plan):
+            return f"node {plan.node_id} is not registered with the controllers yet"
     return ""
+
+
+def is_serving(plan: NodePlan) -> bool:
+    """Whether the broker itself says that it serves clients."""
+    with grpc.insecure_channel(plan.address, options=CHANNEL_OPTIONS) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        try:
+            answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=_CALL_SECONDS)
+        except grpc.RpcError:
+            return False
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
 def describe_cluster(plan: NodePlan) -> metadata_pb2.DescribeClusterResponse | None:

@@ -7,11 +7,13 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from grpc_health.v1 import health_pb2
 
 from penstock.broker.core.metadata_image import MetadataImage, Topic
 from penstock.broker.core.ports import AppendInfo
 from penstock.broker.metrics import BrokerMetrics
 from penstock.broker.service.admin import AdminServicer
+from penstock.broker.service.health import HealthServicer
 from penstock.broker.service.log import MAX_PENDING_REQUESTS, LogServicer
 from penstock.broker.service.metadata import MetadataServicer
 from penstock.broker.service.transactions import TransactionsServicer
@@ -436,6 +438,15 @@ async def test_configs_show_what_is_in_force_and_why() -> None:
     entries = {entry.key: entry for entry in answer.topics[0].entries}
     assert entries["min.insync.replicas"].value == "2"
     assert entries["min.insync.replicas"].source == "default"
+
+
+# ----------------------------------------------------------------------------- health
+
+
+@pytest.mark.parametrize("serves", [True, False])
+async def test_health_is_whether_the_broker_may_serve(serves: bool) -> None:
+    answer = await HealthServicer(lambda: serves).Check(health_pb2.HealthCheckRequest(), None)
+    assert (answer.status == health_pb2.HealthCheckResponse.SERVING) is serves
 
 
 # ----------------------------------------------------------------------- Transactions
