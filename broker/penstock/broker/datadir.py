@@ -116,8 +116,9 @@ def _put_to_use(root: Path, path: Path, meta: DirectoryMeta) -> DirectoryMeta:
     if name in meta.contains:
         raise DataDirectoryError(
             f"{path} was in use and is gone or emptied, and with it what this node had promised "
-            "to keep; restore it from a backup. To start without it, knowing that, take "
-            f"{name!r} out of {root / META_FILE}"
+            "to keep; bring back that very disk. An old copy is as dangerous as an empty one: "
+            "docs/operating/failures.md says how to replace a node's part. To start without it, "
+            f"knowing that, take {name!r} out of {root / META_FILE}"
         )
     _refuse_foreign_data(path)
     format_directory(path, meta.cluster_id, meta.node_id)
