@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Final
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from penstock.cli.cluster_layout import NodePlan
 from penstock.v1 import metadata_pb2, metadata_pb2_grpc
@@ -39,6 +38,9 @@ def describe_unready(plans: Sequence[NodePlan]) -> str:
 
 def is_serving(plan: NodePlan) -> bool:
     """Whether the broker itself says that it serves clients."""
+    # Comes with what nodes need: whoever lacks it is told so before this is reached.
+    from grpc_health.v1 import health_pb2, health_pb2_grpc  # noqa: PLC0415 - as said above.
+
     with grpc.insecure_channel(plan.address, options=CHANNEL_OPTIONS) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:
