@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 
 from penstock.broker.core.metadata_image import MetadataImage
 from penstock.broker.service.metadata import unknown_topic
+from penstock.broker.topics import Controllers
 from penstock.v1 import admin_pb2, cluster_pb2, common_pb2, controller_pb2
 from penstock.v1.admin_pb2_grpc import AdminServicer as AdminServicerBase
 from penstock.wire.errors import (
@@ -32,18 +33,8 @@ def _unsupported(what: str) -> common_pb2.Error:
     ).to_proto()
 
 
-class Controllers(Protocol):
+class AdminControllers(Controllers, Protocol):
     """What is asked of the active controller."""
-
-    async def execute_admin(
-        self, command: cluster_pb2.Command, timeout_ms: int
-    ) -> cluster_pb2.CommandResult:
-        """Carry out a command."""
-        ...
-
-    async def wait_for_index(self, index: int, timeout_ms: int) -> None:
-        """Wait until the local image has reached an index."""
-        ...
 
     async def describe_quorum(self, timeout_ms: int) -> controller_pb2.DescribeQuorumResponse:
         """The active controller's view."""
@@ -53,7 +44,7 @@ class Controllers(Protocol):
 class AdminServicer(AdminServicerBase):
     """Forwards, and answers once this broker itself has seen the change."""
 
-    def __init__(self, image: MetadataImage, controllers: Controllers) -> None:
+    def __init__(self, image: MetadataImage, controllers: AdminControllers) -> None:
         self._image = image
         self._controllers = controllers
 
