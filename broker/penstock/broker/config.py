@@ -89,6 +89,11 @@ class NodeConfig:
         choices=("commit", "interval", "os"),
     )
     flush_interval_ms: int = _key(1000, "How often flush.policy=interval flushes.", low=10)
+    log_min_free_bytes: int = _key(
+        64 * 1024 * 1024,
+        "What producers must leave free on the disk of a data directory: below it writes are "
+        "refused with DISK_FULL, and the node works on; 0: no limit.",
+    )
     offsets_topic_num_partitions: int = _key(
         16, "Partitions of __consumer_offsets; fixed once the topic exists.", low=1, high=1000
     )

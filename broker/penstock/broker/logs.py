@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
+from typing import TextIO, cast
 
 import structlog
 
@@ -29,13 +31,32 @@ def configure_logs(log_format: str, level: str, **bound: object) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        # Typed for files, of which it uses these two methods.
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _Unfailing(sys.stderr))),
         cache_logger_on_first_use=True,
     )
     # Libraries that log through the standard library (grpc, asyncio) share the stream.
     logging.basicConfig(
         stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
     )
+
+
+class _Unfailing:
+    """A stream whose errors are nobody's: a log on a full disk must not stop what it tells of."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write what can be written."""
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush what can be flushed."""
+        with contextlib.suppress(OSError):
+            self._stream.flush()
 
 
 def _binder(bound: dict[str, object]) -> structlog.typing.Processor:

@@ -20,6 +20,9 @@ INBOX_OPERATIONS: Final = 16_384
 INBOX_BYTES: Final = 64 * 1024 * 1024
 """What may wait for the thread while the disk holds it up."""
 
+ROOM_RETRY_S = 1.0
+"""So long after a write found no room on the disk it is tried again."""
+
 _OPERATIONS_A_STEP: Final = 4096
 _LONGEST_SLEEP_S: Final = 60.0
 
@@ -29,6 +32,10 @@ class VoterThread:
 
     Whatever the voter raises ends the thread and goes to ``on_failed``: a voter that is not sure
     of its disk must not go on.
+
+    A voter without room on its disk waits in ``await_room`` until there is some: to the others it
+    is one that hangs. ``on_room(error)`` is called when that begins, ``on_room(None)`` when it is
+    over. It leads no more then: what it led meanwhile, it led without knowing.
     """
 
     def __init__(
@@ -37,7 +44,10 @@ class VoterThread:
         *,
         on_output: Output,
         on_failed: Callable[[BaseException], None],
+        on_room: Callable[[Exception | None], None] = lambda _error: None,
     ) -> None:
+        self._on_room = on_room
+        self._without_room = False
         self._make_voter = make_voter
         self._on_output = on_output
         self._on_failed = on_failed
@@ -106,7 +116,27 @@ class VoterThread:
             for operation in operations:
                 operation(voter, now_s)
             events, messages = voter.step(now_s)
+            while self._without_room:
+                self._without_room = False
+                self._on_room(None)
+                now_s = time.monotonic()
+                voter.resign(now_s)
+                later_events, later_messages = voter.step(now_s)
+                events, messages = events + later_events, messages + later_messages
             self._on_output(events, messages, voter.status())
+
+    def await_room(self, error: Exception) -> None:
+        """On the thread: wait before the voter tries again what found no room.
+
+        Raises the error once the thread is to stop.
+        """
+        if not self._without_room:
+            self._without_room = True
+            self._on_room(error)
+        with self._wake:
+            self._wake.wait_for(lambda: self._stopping, ROOM_RETRY_S)
+            if self._stopping:
+                raise error
 
     def _wait(self, deadline_s: float) -> list[Operation] | None:
         """What came in, at the latest at the deadline; None when it is time to stop."""

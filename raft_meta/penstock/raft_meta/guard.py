@@ -162,6 +162,14 @@ class Guard:
         if self._engine.role() is not Role.LEADER and self._engine.leader_id() == peer:
             self.elections.lost_leader(now_s)
 
+    def resign(self) -> None:
+        """Lead no more: enter the next term, as if a peer had. Nothing happens to a follower.
+
+        The only voter goes on: nobody else could lead.
+        """
+        if self._engine.role() is Role.LEADER and self._peers:
+            self._step_down(self._peers[0], self._engine.term() + 1)
+
     def _step_down(self, peer: int, term: int) -> None:
         # The engine enters the term of a vote request, and refuses one with so old a log.
         self._engine.deliver(

@@ -15,6 +15,7 @@ import crc32c
 import lmdb
 
 from penstock.raft_meta.damage import damaged
+from penstock.raft_meta.room import AwaitRoom, give_up, is_full
 from penstock.wire.errors import DataDirectoryError
 
 NO_OP: Final = b"\x01"
@@ -64,8 +65,10 @@ class LmdbJournal:
         cluster_id: str,
         node_id: int,
         open_environment: Callable[..., Any] = lmdb.open,
+        await_room: AwaitRoom = give_up,
     ) -> None:
         self._path = path
+        self._await_room = await_room
         self._entries: list[JournalEntry] = []
         self._term = 0
         self._vote = _NOBODY
@@ -88,6 +91,11 @@ class LmdbJournal:
             self._open(f"{_FORMAT_VERSION} {cluster_id} {node_id}".encode())
         except (lmdb.Error, struct.error) as error:
             self.abandon()
+            if is_full(error):
+                raise DataDirectoryError(
+                    f"no room for the Raft journal in {path}: {error}; free space on that disk, "
+                    "then start this node again"
+                ) from error
             raise self._damaged(str(error)) from error
         except BaseException:
             self.abandon()
@@ -300,8 +308,10 @@ class LmdbJournal:
     def sync(self) -> None:
         """Make everything so far durable, in one transaction; nothing to do costs nothing.
 
-        An exception leaves the disk as it was; the process must then end, for what is in memory
-        is not what a restart will find.
+        Where there is no room it is tried again when ``await_room`` returns: a transaction that
+        failed is as if it had never been, and the next one writes all of its pages anew, so that
+        no failed flush passes for a success. Any exception leaves the disk as it was; the process
+        must then end, for what is in memory is not what a restart will find.
         """
         if not self.dirty:
             return
@@ -311,6 +321,10 @@ class LmdbJournal:
                 break
             except lmdb.MapFullError:  # A map is only address space: it grows with the log.
                 self._environment.set_mapsize(self._environment.info()["map_size"] * 2)
+            except (lmdb.Error, OSError) as error:
+                if not is_full(error):
+                    raise
+                self._await_room(error)
         self._dirty_from = None
         self._hard_state_dirty = False
         self._durable_first, self._durable_last = self.first_index, self.last_index

@@ -9,8 +9,11 @@ import itertools
 import os
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
+
+import structlog
 
 from penstock.raft_meta.config import ControllerConfig
 from penstock.raft_meta.driver import VoterThread
@@ -42,6 +45,8 @@ from penstock.wire.errors import (
     NotControllerError,
     RequestTimedOutError,
 )
+
+log = structlog.get_logger()
 
 
 class RaftQuorum:
@@ -77,7 +82,10 @@ class RaftQuorum:
         self._failed: asyncio.Future[None] = self._loop.create_future()
         self._lock = self._lock_directory()
         self._thread = VoterThread(
-            self._make_voter, on_output=self._from_thread, on_failed=self._failed_in_thread
+            self._make_voter,
+            on_output=self._from_thread,
+            on_failed=self._failed_in_thread,
+            on_room=self._room_changed_in_thread,
         )
         # From here on, since a voter that is alone leads before this coroutine goes on.
         self._running = True
@@ -110,7 +118,10 @@ class RaftQuorum:
     def _make_voter(self, now_s: float) -> Voter:
         config = self._config
         journal = LmdbJournal(
-            config.data_dir / "journal", cluster_id=config.cluster_id, node_id=config.node_id
+            config.data_dir / "journal",
+            cluster_id=config.cluster_id,
+            node_id=config.node_id,
+            await_room=self._thread.await_room,
         )
         try:
             return Voter(
@@ -126,6 +137,7 @@ class RaftQuorum:
                 rng=random.Random(),
                 retained_entries=max(config.snapshot_entries // 5, 2),
                 now_s=now_s,
+                await_room=self._thread.await_room,
             )
         except BaseException:
             journal.abandon()
@@ -235,6 +247,27 @@ class RaftQuorum:
         self._status = status
         if events or messages:
             self._to_loop(partial(self._on_output, events, messages))
+
+    def _room_changed_in_thread(self, error: Exception | None) -> None:
+        status = self._status
+        if error is not None and len(self._config.voters) > 1:
+            self._status = replace(status, role=Role.FOLLOWER, leader_id=-1, match_index={})
+        self._to_loop(partial(self._room_changed, error, status.term))
+
+    def _room_changed(self, error: Exception | None, term: int) -> None:
+        if error is None:
+            log.info("room on the disk again: this controller goes on")
+            return
+        log.error(
+            "no room on the disk: this controller waits, and others decide without it",
+            directory=str(self._config.data_dir),
+            reason=str(error),
+            next_step="free space on that disk; no restart is needed",
+        )
+        # Whoever acts on its leadership must not go on while another one may be elected.
+        if len(self._config.voters) > 1:
+            for listener in self._listeners:
+                listener(Leadership(term, -1, leading=False))
 
     def _failed_in_thread(self, error: BaseException) -> None:
         self._to_loop(partial(self._fail, error))

@@ -72,17 +72,25 @@ class SnapshotStore:
         return snapshot
 
     def save(self, snapshot: Snapshot) -> None:
-        """Replace the newest snapshot. Durable when this returns; a crash leaves old or new."""
+        """Replace the newest snapshot. Durable when this returns; a crash leaves old or new.
+
+        Raises OSError. Nothing of an attempt that failed is used by the next one.
+        """
         header = _HEADER.pack(
             _MAGIC, _VERSION, snapshot.index, snapshot.term, len(snapshot.data), snapshot.crc
         )
         self._directory.mkdir(parents=True, exist_ok=True)
         temporary = self._path.with_suffix(".tmp")
-        with temporary.open("wb") as file:
-            file.write(header + _TRAILER.pack(crc32c.crc32c(header)))
-            file.write(snapshot.data)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with temporary.open("wb") as file:
+                file.write(header + _TRAILER.pack(crc32c.crc32c(header)))
+                file.write(snapshot.data)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            with contextlib.suppress(OSError):  # It would only take room.
+                temporary.unlink(missing_ok=True)
+            raise
         temporary.replace(self._path)
         with _open_directory(self._directory) as descriptor:
             os.fsync(descriptor)

@@ -12,15 +12,19 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Final
 
+import structlog
+
 from penstock.raft_meta.damage import damaged
 from penstock.raft_meta.elections import RaftTiming
 from penstock.raft_meta.engine import NEVER_APPENDED, SUCCESS, MetadataRaft
 from penstock.raft_meta.guard import Guard, Message
 from penstock.raft_meta.journal import COMMAND, LmdbJournal, RaftSafetyError
 from penstock.raft_meta.quorum import Leadership, QuorumStatus, Role
+from penstock.raft_meta.room import AwaitRoom, give_up, is_full
 from penstock.raft_meta.snapshots import Snapshot, SnapshotStore
 
 _NOBODY: Final = -1
+_log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +87,10 @@ class Voter:
         rng: random.Random,
         retained_entries: int,
         now_s: float,
+        await_room: AwaitRoom = give_up,
     ) -> None:
         self._node_id = node_id
+        self._await_room = await_room
         self._journal = journal
         self._snapshots = snapshots
         self._retained_entries = retained_entries
@@ -161,6 +167,11 @@ class Voter:
         """Append a command in the next step, if this voter leads then."""
         self._proposals.append((token, payload))
 
+    def resign(self, now_s: float) -> None:
+        """Lead no more, if there is somebody else who may."""
+        self._raft.at(now_s)
+        self._guard.resign()
+
     def read(self, token: int) -> None:
         """Begin a linearizable read."""
         if not self._guard.read(token):
@@ -176,7 +187,14 @@ class Voter:
         term = self._journal.term_at(index)
         if term is None or index > self._delivered:
             raise RaftSafetyError(f"a snapshot up to {index}, and {self._delivered} is applied")
-        self._store(Snapshot(index, term, data))
+        try:
+            self._store(Snapshot(index, term, data))
+        except OSError as error:
+            if not is_full(error):
+                raise
+            # The log stays as long as it is: a later snapshot makes up for it.
+            _log.warning("no room for a metadata snapshot", index=index, reason=str(error))
+            return
         self._journal.compact_to(
             max(self._journal.first_index, index - self._retained_entries)
         )  # fmt: skip
@@ -184,7 +202,14 @@ class Voter:
     def _install(self, snapshot: Snapshot) -> None:
         # The snapshot goes first: a journal that begins where no snapshot ends could not be used
         # after a crash in between.
-        self._store(snapshot)
+        while True:
+            try:
+                self._store(snapshot)
+                break
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                self._await_room(error)
         self._journal.reset_to_snapshot(snapshot.index, snapshot.term)
         self._raft.jump_to(snapshot.index)
         self._delivered = snapshot.index

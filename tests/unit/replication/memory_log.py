@@ -36,6 +36,7 @@ class MemoryLog:
         self.broken = False
         self.cold: list[Callable[[], None]] = []  # Jobs that reads are to wait for.
         self.full = False
+        self.has_room = True  # What it says of itself.
         self.refusals = 0  # Appends for which there was no room.
 
     @property
@@ -170,7 +171,13 @@ class MemoryLogs:
         return self.open.values()
 
     def get_or_create(
-        self, topic: str, partition: int, topic_id: bytes, configs: Mapping[str, str]
+        self,
+        topic: str,
+        partition: int,
+        topic_id: bytes,
+        configs: Mapping[str, str],
+        *,
+        internal: bool,
     ) -> MemoryLog:
         key = TopicIdPartition(topic_id, partition)  # type: ignore[arg-type]
         self.configs[topic_id] = dict(configs)

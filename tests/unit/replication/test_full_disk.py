@@ -6,11 +6,13 @@ import asyncio
 import time
 
 import pytest
+from structlog.testing import capture_logs
 
 from penstock.broker.core.partition_events import Role
 from penstock.broker.replication import hosting
 from penstock.broker.replication.leader import MAX_IN_FLIGHT, FollowerStream
 from penstock.v1 import common_pb2
+from penstock.wire.errors import DiskFullError
 from tests.support import eventually
 from tests.unit.replication.brokers import TOPIC, Brokers, running
 
@@ -140,3 +142,39 @@ async def test_a_leader_without_room_refuses_the_append_and_leads_on() -> None:
         log.full = False
         await brokers[1].append(b"b")
         assert brokers[2].log().values() == [b"b"]
+
+
+async def test_a_follower_without_room_says_so_once_and_once_when_it_follows_again() -> None:
+    async with running(2) as brokers:
+        brokers.create_topic()
+        log = brokers[2].log()
+        with capture_logs() as lines:
+            log.full = True
+            append = asyncio.create_task(brokers[1].append(b"a"))
+            await eventually(lambda: log.refusals >= REFUSALS)
+            log.full = False
+            await append
+        told = [line["event"] for line in lines if "follow" in line["event"]]
+        assert told == ["replica cannot follow", "replica follows again"]
+
+
+async def test_a_follower_that_knows_of_no_room_asks_for_nothing() -> None:
+    async with running(2) as brokers:
+        brokers.create_topic()
+        log = brokers[2].log()
+        log.full, log.has_room = True, False
+        append = asyncio.create_task(brokers[1].append(b"a"))
+        await eventually(lambda: log.refusals == 1)
+        await asyncio.sleep(0.3)  # Time for several attempts, none of which may be made.
+        assert log.refusals == 1
+        log.full, log.has_room = False, True
+        await append
+        assert log.values() == [b"a"]
+
+
+async def test_a_leader_without_room_names_itself() -> None:
+    async with running(2) as brokers:
+        brokers.create_topic()
+        brokers[1].log().full = True
+        with pytest.raises(DiskFullError, match="broker 1: no room"):
+            await brokers[1].append(b"a")

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from grpc import aio
+import pytest
+from grpc import StatusCode, aio
 
 from penstock.broker.replication.leader import MAX_IN_FLIGHT, FollowerStream
 from penstock.broker.replication.ports import EOF
@@ -147,3 +148,28 @@ async def test_a_stream_whose_pushes_are_answered_lasts_however_long_it_is_idle(
                 await brokers[1].append(value, acks=common_pb2.ACKS_NONE)
                 push = await asyncio.wait_for(call.read(), 5)
                 assert push is not EOF
+
+
+# --- Who is served -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("follower", "leader", "status", "reason"),
+    [
+        ("other", CLUSTER_ID, StatusCode.FAILED_PRECONDITION, "is of cluster 'other'"),
+        ("", CLUSTER_ID, StatusCode.UNAVAILABLE, "broker 2 does not know its cluster yet"),
+        (CLUSTER_ID, "", StatusCode.UNAVAILABLE, "broker 1 does not know its cluster yet"),
+    ],
+)
+async def test_a_cluster_that_is_not_known_yet_is_no_other_cluster(
+    follower: str, leader: str, status: StatusCode, reason: str
+) -> None:
+    async with running(2) as brokers:
+        brokers[1].image.cluster_id = leader
+        hello = replication_pb2.FollowerHello(cluster_id=follower, node_id=2, broker_epoch=9)
+        async with aio.insecure_channel(f"127.0.0.1:{brokers[1].port}") as channel:
+            stub: Any = ReplicationStub(channel)
+            call = stub.Fetch()
+            await call.write(replication_pb2.ReplicationFetchRequest(hello=hello))
+            assert await asyncio.wait_for(call.code(), 5) is status
+            assert reason in await call.details()

@@ -52,9 +52,15 @@ class DiskLogs:
         return self.manager.logs()
 
     def get_or_create(
-        self, topic: str, partition: int, topic_id: bytes, configs: Mapping[str, str]
+        self,
+        topic: str,
+        partition: int,
+        topic_id: bytes,
+        configs: Mapping[str, str],
+        *,
+        internal: bool,
     ) -> PartitionLog:
-        return self.manager.get_or_create(topic, partition, topic_id, configs)
+        return self.manager.get_or_create(topic, partition, topic_id, configs, internal=internal)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.manager, name)

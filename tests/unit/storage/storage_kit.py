@@ -152,6 +152,84 @@ class BrokenDisk(Disk):
         super().truncate(fd, size)
 
 
+def path_of(fd: int) -> Path:
+    return Path(f"/proc/self/fd/{fd}").readlink()
+
+
+class NoRoom(Disk):
+    """Has no room for the calls named, and says that so many bytes are free."""
+
+    def __init__(self, number: int = errno.ENOSPC) -> None:
+        self.number = number
+        self.full: set[str] = set()
+        self.only = ""  # The calls on files whose names end so; all by default.
+        self.free = 1 << 40
+        self.asked = 0
+
+    def _check(self, call: str, name: str = "") -> None:
+        if call in self.full and name.endswith(self.only):
+            raise OSError(self.number, os.strerror(self.number))
+
+    def _check_fd(self, call: str, fd: int) -> None:
+        self._check(call, path_of(fd).name)
+
+    def open(self, path: Path, flags: int) -> int:
+        if flags & os.O_CREAT:
+            self._check("create", path.name)
+        return super().open(path, flags)
+
+    def write_at(self, fd: int, buffers: Sequence[Buffer], position: int) -> int:
+        self._check_fd("write", fd)
+        return super().write_at(fd, buffers, position)
+
+    def sync_data(self, fd: int) -> None:
+        self._check_fd("sync", fd)
+        super().sync_data(fd)
+
+    def free_bytes(self, path: Path) -> int:
+        self.asked += 1
+        return self.free
+
+
+class ForgetfulDisk(NoRoom):
+    """As kernels are: a flush that failed drops what it could not write, and the next one, which
+    has nothing to do, goes well. ``on_disk`` is what a power cut would leave of each log file; a
+    new process finds what is in memory, and not which of it was dropped.
+    """
+
+    def __init__(self, number: int = errno.ENOSPC) -> None:
+        super().__init__(number)
+        self._dirty: dict[str, list[tuple[int, bytes]]] = {}
+        self.on_disk: dict[str, bytearray] = {}
+
+    def write_at(self, fd: int, buffers: Sequence[Buffer], position: int) -> int:
+        written = super().write_at(fd, buffers, position)
+        path = path_of(fd)
+        if path.suffix == ".log":
+            dirty = self._dirty.setdefault(path.name, [])
+            dirty.append((position, os.pread(fd, written, position)))
+        return written
+
+    def truncate(self, fd: int, size: int) -> None:
+        super().truncate(fd, size)
+        name = path_of(fd).name
+        dirty = self._dirty.get(name, [])
+        self._dirty[name] = [(at, data[: max(0, size - at)]) for at, data in dirty]
+        del self.on_disk.setdefault(name, bytearray())[size:]
+
+    def sync_data(self, fd: int) -> None:
+        path = path_of(fd)
+        if path.suffix != ".log":
+            super().sync_data(fd)
+            return
+        name = path.name
+        dirty = self._dirty.pop(name, [])
+        super().sync_data(fd)
+        on_disk = self.on_disk.setdefault(name, bytearray())
+        for position, data in dirty:
+            on_disk[position : position + len(data)] = data
+
+
 class _File:
     """What a power cut leaves of a file's content."""
 

@@ -76,7 +76,9 @@ class Kit:
 def crash(manager: LogManager, kit: Kit) -> None:
     """Leave the files as a kill would: copied aside before the close tidies them up."""
     for path in kit.paths:
-        shutil.copytree(path, path.with_name(path.name + "-crashed"))
+        # What is being deleted goes away in the background, under the copy's eyes.
+        deleted = shutil.ignore_patterns("*-delete")
+        shutil.copytree(path, path.with_name(path.name + "-crashed"), ignore=deleted)
     manager.close()
     for path in kit.paths:
         shutil.rmtree(path)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from penstock.broker.storage.disk import Buffer
 from penstock.broker.storage.recovery import SavedState
-from penstock.wire.errors import CorruptRecordError, DiskFullError
-from tests.unit.storage.storage_kit import FullDisk, batch, open_in, read_all, values_of
+from penstock.wire.errors import CorruptRecordError, DiskFullError, StorageError
+from tests.unit.storage.storage_kit import FullDisk, NoRoom, batch, open_in, read_all, values_of
 
 
 def test_a_follower_that_begins_anew_takes_the_batch_that_holds_its_start(tmp_path: Path) -> None:
@@ -81,3 +83,45 @@ def test_a_full_disk_leaves_the_log_as_it_was(tmp_path: Path) -> None:
     disk.room = 1 << 40
     log.append_as_follower(records)
     assert (log.log_start_offset, log.log_end_offset) == (4, 6)
+
+
+def test_a_full_disk_that_lets_nothing_be_made_anew_leaves_an_empty_log(tmp_path: Path) -> None:
+    """The files begin before the log's start while it is tried, and can't be put back."""
+
+    class NoRoomAfterwards(NoRoom):
+        def write_at(self, fd: int, buffers: Sequence[Buffer], position: int) -> int:
+            self.full = {"write", "create"}
+            return super().write_at(fd, buffers, position)
+
+    log = open_in(tmp_path, disk=NoRoomAfterwards())
+    log.truncate_fully_and_start_at(4)
+    with pytest.raises(StorageError, match="beginning orders-3 at offset 4"):
+        log.append_as_follower(batch("d", "e", "f", base_offset=3, leader_epoch=1))
+    assert log.home.failure is not None
+    assert (log.log_start_offset, log.log_end_offset, log.durable_offset) == (4, 4, 4)
+    log.close(save=False)
+    again = open_in(tmp_path, saved=SavedState(log_start_offset=4))
+    assert (again.log_start_offset, again.log_end_offset) == (4, 4)
+
+
+@pytest.mark.parametrize("full_after", [0, 1])
+def test_recovery_points_that_cannot_be_lowered_leave_the_log_as_it_was(
+    tmp_path: Path, full_after: int
+) -> None:
+    disk = FullDisk()
+    log = open_in(tmp_path, disk=disk)
+    log.truncate_fully_and_start_at(4)
+    disk.room = 0
+    calls: list[int] = []
+
+    def lower(_key: object, offset: int) -> None:
+        calls.append(offset)
+        if len(calls) > full_after:
+            raise DiskFullError("local state has no room")
+
+    log.home.lower_recovery_point = lower
+    with pytest.raises(DiskFullError):
+        log.append_as_follower(batch("d", "e", "f", base_offset=3, leader_epoch=1))
+    assert (log.log_start_offset, log.log_end_offset, log.durable_offset) == (4, 4, 4)
+    assert [path.name for path in log.directory.glob("*.log")] == ["00000000000000000004.log"]
+    assert log.home.failure is None

@@ -118,10 +118,14 @@ class LeaderLink:
 
     def _resume(self, key: TopicIdPartition) -> None:
         following = self.followed.get(key)
-        if following is not None:
-            following.timer = None
+        if following is None:
+            return
+        following.timer = None
+        if following.partition.log.has_room:
             self._to_state[key] = None
             self._wake.set()
+        else:  # What would be sent could not be appended.
+            self.state(key, pause=True)
 
     def durable(self) -> None:
         """A log became durable further on."""

@@ -157,7 +157,7 @@ class Hosting:
             return
         partition = self._partitions.get(key)
         if partition is None:
-            partition = self._make(key, topic.name, dict(topic.record.configs))
+            partition = self._make(key, topic.record)
         if partition is not None:
             partition.handle(
                 PartitionChanged(
@@ -167,10 +167,16 @@ class Hosting:
                 )
             )
 
-    def _make(self, key: TopicIdPartition, topic: str, configs: dict[str, str]) -> Partition | None:
-        name = TopicPartition(topic, key.partition)
+    def _make(self, key: TopicIdPartition, topic: cluster_pb2.TopicRecord) -> Partition | None:
+        name = TopicPartition(topic.name, key.partition)
         try:
-            log = self._logs.get_or_create(topic, key.partition, key.topic_id, configs)
+            log = self._logs.get_or_create(
+                name.topic,
+                name.partition,
+                key.topic_id,
+                dict(topic.configs),
+                internal=topic.internal,
+            )
             high_watermark = self._logs.high_watermark(key)
         except DiskFullError as error:
             if key not in self._without_room:

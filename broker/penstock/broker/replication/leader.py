@@ -88,7 +88,9 @@ class ReplicationServicer(ReplicationServicerBase):
         try:
             self._manager.check_follower(first.hello)
         except PenstockError as error:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.message)
+            passing = error.retriable
+            status = grpc.StatusCode.UNAVAILABLE if passing else grpc.StatusCode.FAILED_PRECONDITION
+            await context.abort(status, error.message)
         await FollowerStream(self._manager, first.hello).run(context)
 
 

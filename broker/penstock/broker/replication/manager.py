@@ -33,8 +33,10 @@ from penstock.broker.replication.purgatory import OffsetWaiters
 from penstock.v1 import common_pb2, log_pb2, replication_pb2
 from penstock.wire.errors import (
     BrokerFencedError,
+    DiskFullError,
     InconsistentClusterIdError,
     InvalidRequiredAcksError,
+    LeaderNotAvailableError,
     PenstockError,
     RequestTimedOutError,
     StaleBrokerEpochError,
@@ -170,7 +172,10 @@ class ReplicaManager:
             raise not_enough_replicas(target.name, replica.isr, replica.min_isr, replica.replicas)
         if acks not in (common_pb2.ACKS_NONE, common_pb2.ACKS_LEADER, common_pb2.ACKS_ALL):
             raise InvalidRequiredAcksError(f"acks={acks} is not known; send 0, 1 or all")
-        info = target.append_as_leader(records, wall_ms=self._wall_clock_ms())
+        try:
+            info = target.append_as_leader(records, wall_ms=self._wall_clock_ms())
+        except DiskFullError as error:
+            raise DiskFullError(f"broker {self.node_id}: {error.message}") from error
         end_offset = info.last_offset + 1
         if acks == common_pb2.ACKS_LEADER:
             if target.log.durable_offset < end_offset:
@@ -252,10 +257,15 @@ class ReplicaManager:
 
     def check_follower(self, hello: replication_pb2.FollowerHello) -> None:
         """Raise a PenstockError unless this follower may be served."""
-        if hello.cluster_id != self._image.cluster_id:
+        own = self._image.cluster_id
+        if not own or not hello.cluster_id:
+            # Right after a start the metadata have not told it; that is no wrong disk.
+            unaware = hello.node_id if own else self.node_id
+            raise LeaderNotAvailableError(f"broker {unaware} does not know its cluster yet")
+        if hello.cluster_id != own:
             raise InconsistentClusterIdError(
                 f"broker {hello.node_id} is of cluster {hello.cluster_id!r}, broker {self.node_id} "
-                f"of {self._image.cluster_id!r}; one of them has the wrong disk or the wrong peers"
+                f"of {own!r}; one of them has the wrong disk or the wrong peers"
             )
         known = self._image.brokers.get(hello.node_id)
         if known is not None and hello.broker_epoch < known.broker_epoch:

@@ -133,6 +133,7 @@ class Partition:
         self.armed_ms: int | None = None
         self.failed: StorageError | None = None
         self.closed = False  # For good: it is no longer hosted here.
+        self._cannot_follow: type[PenstockError] | None = None  # Reported, and not over yet.
         self._led_in = -1
         self._host = host
 
@@ -225,6 +226,7 @@ class Partition:
             match effect:
                 case AppendRecords(records):
                     log.append_as_follower(records)
+                    self._follows_again()
                 case AssignEpoch(leader_epoch):
                     log.assign_epoch(LeaderEpoch(leader_epoch))
                 case TruncateTo(offset):
@@ -243,10 +245,19 @@ class Partition:
                 self._fail(self._cannot_lead(effect, error))
                 return False
             # A corrupt push or a full disk: nothing was written; ask the leader again later.
-            logger.warning("replica cannot follow", partition=str(self.name), error=error.message)
+            if type(error) is not self._cannot_follow:  # Once, not for each attempt.
+                self._cannot_follow = type(error)
+                logger.warning(
+                    "replica cannot follow", partition=str(self.name), error=error.message
+                )
             self._host.state_position(self, pause=True)
             return False
         return True
+
+    def _follows_again(self) -> None:
+        if self._cannot_follow is not None:
+            self._cannot_follow = None
+            logger.info("replica follows again", partition=str(self.name))
 
     def _cannot_lead(self, effect: AssignEpoch, error: PenstockError) -> StorageError:
         """The log is ahead of the epoch that the controllers have come to."""

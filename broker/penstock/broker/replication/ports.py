@@ -29,10 +29,17 @@ class LogStore(Protocol):
         ...
 
     def get_or_create(
-        self, topic: str, partition: int, topic_id: TopicId, configs: Mapping[str, str]
+        self,
+        topic: str,
+        partition: int,
+        topic_id: TopicId,
+        configs: Mapping[str, str],
+        *,
+        internal: bool,
     ) -> Log:
         """The partition's log, made if it is not there and was not set aside.
 
+        The log of an ``internal`` topic may use the room that is kept from others.
         Raises StorageError or DiskFullError.
         """
         ...

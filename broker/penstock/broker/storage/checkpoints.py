@@ -6,6 +6,7 @@ is on the disk; so a reader finds the old one or the new one, never half of one.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import uuid
@@ -35,9 +36,20 @@ def write_atomically(disk: Disk, path: Path, data: bytes) -> None:
     """Put ``data`` where ``path`` is, durably but for the name: sync the directory after.
 
     Raises OSError; the old file is then still there. Safe from any thread, for different paths.
+    Nothing of an attempt that failed is used by the next one, so it may be tried again.
     """
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
-    fd = disk.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        _write_durably(disk, temporary, data)
+    except OSError:
+        with contextlib.suppress(OSError):  # What is left of it would take room, and is no more.
+            temporary.unlink(missing_ok=True)
+        raise
+    temporary.replace(path)
+
+
+def _write_durably(disk: Disk, path: Path, data: bytes) -> None:
+    fd = disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
         position = 0
         while position < len(data):
@@ -45,7 +57,6 @@ def write_atomically(disk: Disk, path: Path, data: bytes) -> None:
         disk.sync_data(fd)
     finally:
         os.close(fd)
-    temporary.replace(path)
 
 
 # --- leader epochs -------------------------------------------------------------------------------

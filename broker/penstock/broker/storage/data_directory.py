@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.broker.storage.disk import Disk, is_disk_full
+from penstock.broker.storage.room import Room
 from penstock.broker.storage.settings import LogSettings
-from penstock.wire.errors import DiskFullError, PenstockError, StorageError
+from penstock.wire.errors import PenstockError, StorageError
 from penstock.wire.ids import TopicIdPartition
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class DataDirectory:
         self.settings = settings
         self.clock_ms = clock_ms
         self.disk = disk or Disk()
+        self.room = Room(path, self.disk, clock_ms)
         self.failure: StorageError | None = None
         self.request_flush: Callable[[PartitionLog], None] = _flush_on_request
         self.lower_recovery_point: Callable[[TopicIdPartition, int], None] = _keep_no_point
@@ -73,21 +75,23 @@ class DataDirectory:
         it could not write and report success the next time. So a failure is for good.
         """
         if self.failure is None:
+            mended = "there is room on the disk" if is_disk_full(error) else "the disk is mended"
             self.failure = StorageError(
                 f"data directory {self.path} failed while {doing}: {error}; its partitions are "
-                "offline on this broker until the disk is mended and the broker is restarted"
+                f"offline on this broker until {mended} and the broker is restarted"
             )
             if self._on_failed is not None:
                 self._on_failed(self.path, self.failure)
         return StorageError(self.failure.message)
 
-    def translate(self, error: OSError, doing: str) -> PenstockError:
-        """The typed error for a failed call: a full disk passes, anything else is for good."""
+    def translate(self, error: Exception, doing: str) -> PenstockError:
+        """The typed error for a failed call: a full disk passes, anything else is for good.
+
+        For calls that left everything as it was, or whose caller has undone what they did. A
+        flush of appended records is none of them: see PartitionLog.finish_flush.
+        """
         if is_disk_full(error):
-            return DiskFullError(
-                f"no room in data directory {self.path} while {doing}: {error.strerror}; nothing "
-                "was appended; free space or lower retention, then try again"
-            )
+            return self.room.refused(str(error), doing)
         return self.fail(error, doing)
 
     def used(self, segment: Segment) -> None:

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import lmdb
+
 Buffer = bytes | bytearray | memoryview
 
 # Out of space, over quota, or larger than the process or file system lets a file be: all are
@@ -20,9 +22,17 @@ Buffer = bytes | bytearray | memoryview
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
-def is_disk_full(error: OSError) -> bool:
-    """Whether the error means that there is no room, as opposed to a disk that fails."""
-    return error.errno in _FULL
+def is_disk_full(error: BaseException) -> bool:
+    """Whether the error means that there is no room, as opposed to a disk that fails.
+
+    Also of LMDB's: its transaction is void then, and the environment is as it was before.
+    """
+    if isinstance(error, lmdb.MapFullError):
+        return True
+    if isinstance(error, lmdb.Error):
+        # Older releases give no code, but have a class for ENOSPC.
+        return getattr(error, "code", None) in _FULL or isinstance(error, lmdb.DiskError)
+    return isinstance(error, OSError) and error.errno in _FULL
 
 
 class Disk:
@@ -49,6 +59,11 @@ class Disk:
         except OSError:
             return True
         return True
+
+    def free_bytes(self, path: Path) -> int:
+        """What an ordinary user may still write to the file system."""
+        status = os.statvfs(path)
+        return status.f_bavail * status.f_frsize
 
     def truncate(self, fd: int, size: int) -> None:
         """Cut the file."""

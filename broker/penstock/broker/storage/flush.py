@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,14 @@ if TYPE_CHECKING:
     from penstock.broker.storage.log import PartitionLog
     from penstock.broker.storage.log_files import FileWrite
     from penstock.broker.storage.segment import Segment
+
+
+class FlushStep(enum.Enum):
+    """What a flush does, in order."""
+
+    DATA = enum.auto()  # The batches.
+    FILES = enum.auto()  # What is written whole.
+    NAMES = enum.auto()  # The directory.
 
 
 @dataclass(slots=True)
@@ -31,18 +40,22 @@ class FlushTask:
     generation: int
     files: Sequence[SharedFile]  # Oldest segment first.
     writes: Sequence[FileWrite]
+    snapshots: Sequence[FileWrite]  # Those of ``writes`` that only the log's past knows.
     names_changed: bool
     closed: Sequence[Segment]
     named_up_to: int  # The base offset of the newest segment in the directory.
     error: Exception | None = field(default=None)
+    step: FlushStep = FlushStep.DATA  # Where it was when the error came.
 
     def run(self) -> None:
         """Do it, in any thread, once. Raises nothing: what failed is in ``error``."""
         try:
             for file in self.files:
                 self.disk.sync_data(file.fd)
+            self.step = FlushStep.FILES
             for path, encode in self.writes:
                 write_atomically(self.disk, path, encode())
+            self.step = FlushStep.NAMES
             if self.names_changed:
                 self.disk.sync_directory(self.directory)
         except Exception as error:  # Whatever it is: nobody may believe that it went well.

@@ -13,9 +13,12 @@ from typing import Final
 from penstock.broker.storage.flush import FlushTask
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.settings import FlushPolicy, LogSettings
-from penstock.wire.errors import StorageError
+from penstock.wire.errors import DiskFullError, StorageError
 
 _SYNCS_AT_ONCE: Final = 4
+
+ROOM_RETRY_S = 1.0
+"""So long after a flush found no room on the disk the log is flushed again."""
 
 
 class Flusher:
@@ -34,6 +37,8 @@ class Flusher:
         self._settings = settings
         self._on_flushed = on_flushed
         self._waiting: dict[PartitionLog, None] = {}
+        self._without_room: dict[PartitionLog, None] = {}  # Until the timer below.
+        self._retries: asyncio.TimerHandle | None = None
         self._under_way: list[FlushTask] = []
         # Between the loop's thread and one that calls ``stop``.
         self._ending = threading.RLock()
@@ -46,7 +51,11 @@ class Flusher:
     def request(self, log: PartitionLog) -> None:
         """Flush the log as soon as its policy asks for."""
         policy = self._settings.flush_policy
-        if self._stopped or (policy is FlushPolicy.OS and not log.has_rolled):
+        if self._stopped:
+            return
+        if policy is FlushPolicy.OS and not (log.has_rolled or log.flush_failed):
+            return
+        if log in self._without_room:
             return
         self._waiting[log] = None
         if self._under_way or self._begins is not None:
@@ -74,6 +83,8 @@ class Flusher:
                 if log.needs_flush:
                     try:
                         tasks.append(log.begin_flush())
+                    except DiskFullError:
+                        self._wait_for_room(log)
                     except StorageError:
                         continue  # The directory has failed, and everybody knows by now.
             if tasks:
@@ -110,8 +121,24 @@ class Flusher:
                 advanced = task.log.finish_flush(task)
             except StorageError:
                 continue  # The directory has failed, and everybody knows by now.
-            if not self._stopped:
-                self._on_flushed(task.log, advanced)
+            if self._stopped:
+                continue
+            if task.error is not None:
+                self._wait_for_room(task.log)
+            self._on_flushed(task.log, advanced)
+
+    def _wait_for_room(self, log: PartitionLog) -> None:
+        self._waiting.pop(log, None)
+        self._without_room[log] = None
+        if self._retries is None:
+            loop = asyncio.get_running_loop()
+            self._retries = loop.call_later(ROOM_RETRY_S, self._retry)
+
+    def _retry(self) -> None:
+        self._retries = None
+        logs, self._without_room = self._without_room, {}
+        for log in logs:
+            self.request(log)
 
     def run(self, job: Callable[[], None]) -> None:
         """Run ``job``, which raises nothing, in the thread, after the jobs before it."""

@@ -57,7 +57,9 @@ class LocalState:
     """The environment of one data directory. Safe from any thread.
 
     Values are put in memory and written by ``write``; each write is one durable transaction.
-    Methods that write raise OSError or lmdb.Error; the directory is then not to be trusted.
+    Methods that write raise OSError or lmdb.Error. Where there was no room (``is_disk_full``), the
+    disk is as it was, and what was to be written is written with the next ``write``; after any
+    other failure the directory is not to be trusted.
     """
 
     def __init__(self, data_directory: Path, max_bytes: int) -> None:
@@ -135,9 +137,10 @@ class LocalState:
         """Make a lower recovery point durable before returning; a higher one changes nothing."""
         with self._lock:
             state = self._values.get(key)
-            if state is None or state.recovery_point <= offset:
+            if state is None or (state.recovery_point <= offset and key not in self._changed):
                 return
-            self._values[key] = state._replace(recovery_point=offset)
+            lowered = min(state.recovery_point, offset)
+            self._values[key] = state._replace(recovery_point=lowered)
             self._changed.add(key)
             self._write()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -21,12 +20,18 @@ from penstock.broker.storage.checkpoints import (
     snapshots,
 )
 from penstock.broker.storage.data_directory import DataDirectory
-from penstock.broker.storage.flush import FlushTask
-from penstock.broker.storage.log_files import Batch, FileWrite, LogFiles, index_writes
+from penstock.broker.storage.disk import is_disk_full
+from penstock.broker.storage.flush import FlushStep, FlushTask
+from penstock.broker.storage.log_files import Batch, FileWrite, LogFiles, deletion, index_writes
 from penstock.broker.storage.producers import load_producers
 from penstock.broker.storage.settings import FlushPolicy, TopicLogConfig
 from penstock.broker.storage.timestamps import first_at_or_after, largest
-from penstock.wire.errors import DiskFullError, OffsetOutOfRangeError, StorageError
+from penstock.wire.errors import (
+    CorruptRecordError,
+    DiskFullError,
+    OffsetOutOfRangeError,
+    StorageError,
+)
 from penstock.wire.ids import LeaderEpoch, TopicIdPartition, TopicPartition
 from penstock.wire.records import HEADER_BYTES, BatchHeader, parse_header
 
@@ -36,9 +41,12 @@ _EXPIRY_INTERVAL_MS = 600_000
 class PartitionLog:
     """A log in its directory. Used on one thread; see Log for what each method promises.
 
-    Made by ``recovery.open_log``. After StorageError the data directory is to be given up.
-    Whatever appends, cuts or assigns an epoch asks the directory to flush; ``flush`` does it here
-    and now.
+    Made by ``recovery.open_log``. After StorageError the data directory is to be given up; after
+    DiskFullError the log is as it was before the call. Whatever appends, cuts or assigns an epoch
+    asks the directory to flush; ``flush`` does it here and now.
+
+    A log that is ``internal`` (the cluster's own) may use all of the disk; others leave
+    ``min_free_bytes``, or half of it when they follow.
     """
 
     def __init__(
@@ -61,6 +69,7 @@ class PartitionLog:
         self.partition = partition
         self.key = key
         self.config = config
+        self.internal = False
         self.opened_clean = opened_clean  # The files were as a clean stop leaves them.
         self._files = files
         self._start = log_start_offset
@@ -75,6 +84,8 @@ class PartitionLog:
         # Counts the cuts: what a flush began before a cut says nothing about what came after it.
         self._generation = 0
         self._closed: str | None = None
+        self.flush_failed = False  # The last flush found no room.
+        self._unsure = False  # It was batches that it could not flush.
         self._durable_is_end = home.settings.flush_policy is not FlushPolicy.COMMIT
 
     def __repr__(self) -> str:
@@ -157,7 +168,8 @@ class PartitionLog:
         )
         if isinstance(checked, AppendInfo):
             return checked
-        return self._append(checked, now_ms if self.config.log_append_time else -1)
+        log_append_time_ms = now_ms if self.config.log_append_time else -1
+        return self._append(checked, log_append_time_ms, self._reserve_bytes(leading=True))
 
     def append_as_follower(self, records: Buffer) -> AppendInfo:
         """Append what the leader pushed, as it is; see Log."""
@@ -174,14 +186,19 @@ class PartitionLog:
         )
         if not checked.batches:
             return AppendInfo(-1, -1, -1, 0)
+        reserve_bytes = self._reserve_bytes(leading=False)
         if begin == self._end:
-            return self._append(checked, -1)
-        self._move_empty(begin)
+            return self._append(checked, -1, reserve_bytes)
+        self._begin_cut(0)  # A crash in between may leave no segment at all.
         try:
-            return self._append(checked, -1)
+            self._reset_files(begin)
+            self._end = begin
+            return self._append(checked, -1, reserve_bytes)
         except DiskFullError:
-            self._move_empty(self._start)
+            self._reset_files(self._start)
             raise
+        finally:
+            self._end = max(self._end, self._start)  # Whatever failed, the log is empty then.
 
     def _beginning_of(self, records: Buffer) -> int:
         """Where what is to be appended must begin: at the end.
@@ -195,22 +212,39 @@ class PartitionLog:
                 return first.base_offset
         return self._end
 
-    def _move_empty(self, offset: int) -> None:
-        """Let the files of an empty log begin at ``offset``; its start stays where it is."""
-        self._begin_cut(0)  # A crash in between may leave no segment at all.
+    def _reset_files(self, offset: int) -> None:
         try:
             self._files.reset(offset)
         except OSError as error:
             raise self.home.fail(error, f"beginning {self.name} at offset {offset}") from error
-        self._end = offset
 
-    def _append(self, checked: appends.Checked, log_append_time_ms: int) -> AppendInfo:
-        batches = checked.batches
+    def _reserve_bytes(self, *, leading: bool) -> int:
+        """What an append must leave free."""
+        if self.internal:
+            return 0
+        reserve_bytes = self.home.settings.min_free_bytes
+        return reserve_bytes if leading else reserve_bytes // 2
+
+    @property
+    def has_room(self) -> bool:
+        """Whether there seems to be room for an append of what a leader sends."""
+        reserve_bytes = self._reserve_bytes(leading=False)
+        return not self.flush_failed and self.home.room.fits(0, reserve_bytes)
+
+    def _append(
+        self, checked: appends.Checked, log_append_time_ms: int, reserve_bytes: int
+    ) -> AppendInfo:
+        batches, doing = checked.batches, f"appending to {self.name}"
+        size = sum(batch.size_bytes for batch in batches)
+        if self.flush_failed:
+            raise self.home.room.error("the last flush found no space", doing)
+        self.home.room.check(size, reserve_bytes, doing)
         try:
             self._write(batches)
         except OSError as error:
             self._undo_append()
-            raise self.home.translate(error, f"appending to {self.name}") from error
+            raise self.home.translate(error, doing) from error
+        self.home.room.used(size, reserve_bytes)
         self._as_opened = False
         first, last = batches[0].header, batches[-1].header
         base_offset, self._end = self._end, last.next_offset
@@ -219,31 +253,14 @@ class PartitionLog:
                 self._assign(batch.header.leader_epoch, batch.header.base_offset)
         checked.producers.commit()
         self.home.request_flush(self)
-        size = sum(batch.size_bytes for batch in batches)
         assert base_offset == first.base_offset
         return AppendInfo(base_offset, last.last_offset, log_append_time_ms, size)
 
     def _write(self, batches: Sequence[Batch]) -> None:
-        """Write the batches, in a new segment where one is due."""
         limits = self.config.segment_bytes, self.config.segment_ms
-        interval = self.config.index_interval_bytes
-        if self._files.has_room_for(batches, limits):
-            self._files.write(batches, interval)
-            return
-        group: list[Batch] = []
-        pending = 0
-        for batch in batches:
-            if self._files.must_roll(batch.header, pending, limits):
-                if group:
-                    self._files.write(group, interval)
-                self._roll(batch.header.base_offset, mid_append=bool(group))
-                group, pending = [], 0
-            group.append(batch)
-            pending += batch.size_bytes
-        self._files.write(group, interval)
+        self._files.append(batches, limits, self.config.index_interval_bytes, self._rolled)
 
-    def _roll(self, base_offset: int, *, mid_append: bool) -> None:
-        self._files.roll(base_offset)
+    def _rolled(self, mid_append: bool) -> None:
         if not mid_append:  # Otherwise the producer state is that of an offset before.
             self._pending_writes.append(self._snapshot_write())
 
@@ -255,9 +272,9 @@ class PartitionLog:
     def _undo_append(self) -> None:
         """Of an append over two segments the first part may be there: take it back."""
         try:
-            self._files.truncate(self._end, self.config.index_interval_bytes)
-        except OSError as error:
-            self.home.fail(error, f"taking back a part of an append to {self.name}")
+            self._files.take_back(self._end, self.config.index_interval_bytes)
+        except (OSError, CorruptRecordError) as error:
+            raise self.home.fail(error, f"taking back an append to {self.name}") from error
 
     def _expire_producers(self) -> int:
         """Forget who has long been silent; the time by which that is judged.
@@ -402,13 +419,16 @@ class PartitionLog:
         self.home.request_flush(self)
 
     def _begin_cut(self, end: int) -> None:
-        """From here on nothing at or after ``end`` counts as durable, whatever a crash finds."""
+        """From here on nothing at or after ``end`` counts as durable, whatever a crash finds.
+
+        Raises DiskFullError when that can't be noted; nothing has changed then.
+        """
+        self.home.lower_recovery_point(self.key, end)
         self._generation += 1
         self._as_opened = False
         self._pending_writes.clear()
         self._epochs_saved = False
         self._synced = min(self._synced, end)
-        self.home.lower_recovery_point(self.key, end)
 
     def _rebuild_producers(self) -> None:
         if self._producers.touches(self._end):
@@ -445,7 +465,7 @@ class PartitionLog:
             first = self._files.segments[0].base_offset
             old = [path for taken_at, path in snapshots(self.directory) if taken_at < first]
             # The newest of them is what a rebuild of the first segment starts from.
-            self.home.run_in_background(_deletion(doomed + old[1:]))
+            self.home.run_in_background(deletion(doomed + old[1:]))
 
     # --- flushing --------------------------------------------------------------------------------
 
@@ -467,9 +487,13 @@ class PartitionLog:
         """Everything to be done for what is in the log now to be on the disk.
 
         Run it in any thread, then hand it to ``finish_flush`` on this log's thread; always both.
+        Raises DiskFullError when there is still no room for what a flush before found none for.
         """
+        if self._unsure:
+            self._write_again()
         files, names_changed, closed = self._files.take_unsynced()
         writes, self._pending_writes = self._pending_writes, []
+        snapshots_taken = tuple(writes)
         for segment in closed:
             if segment.index is not None:
                 writes += index_writes(segment, segment.index)
@@ -485,6 +509,7 @@ class PartitionLog:
             generation=self._generation,
             files=files,
             writes=writes,
+            snapshots=snapshots_taken,
             names_changed=names_changed or bool(writes),
             closed=closed,
             named_up_to=self._files.active.base_offset,
@@ -493,14 +518,19 @@ class PartitionLog:
     def finish_flush(self, task: FlushTask) -> bool:
         """Take over what a flush did; True when ``durable_offset`` advanced by it.
 
-        A failed flush fails the data directory. Raises StorageError when old segments can't be
-        deleted, which does so as well.
+        A failed flush fails the data directory, but for want of room it is to be tried again
+        later: ``has_room`` is False until one went well. Raises StorageError when old segments
+        can't be deleted, which fails the directory as well.
         """
         if self._closed is not None:
             return False
         if task.error is not None:
-            self.home.fail(task.error, f"flushing {self.name}")
+            if task.step is not FlushStep.NAMES and is_disk_full(task.error):
+                self._flush_again(task)
+            else:
+                self.home.fail(task.error, f"flushing {self.name}")
             return False
+        self.flush_failed = False
         if task.generation != self._generation:
             # What was cut meanwhile may have been written anew, after the fsync.
             if self.needs_flush:
@@ -516,18 +546,46 @@ class PartitionLog:
         self._delete_old_segments()  # What advance_log_start had to leave.
         return advanced and not self._durable_is_end
 
+    def _flush_again(self, task: FlushTask) -> None:
+        """A flush found no room: what it was to do stays to be done.
+
+        What it did of it counts for nothing. Where the batches themselves could not be flushed, the
+        kernel may have dropped pages and call the next flush of them a success; so they are written
+        again before that.
+        """
+        self.home.room.refused(str(task.error), f"flushing {self.name}")
+        self.flush_failed = True
+        self._unsure |= task.step is FlushStep.DATA
+        self._files.put_back(task.closed, names_changed=task.names_changed)
+        self._epochs_saved = False
+        if task.generation == self._generation:
+            self._pending_writes[:0] = task.snapshots
+
+    def _write_again(self) -> None:
+        """Write all that is not known to be on the disk once more, as it can still be read."""
+        doing = f"writing again what could not be flushed of {self.name}"
+        try:
+            self._files.write_again(self._synced, self._epochs)
+        except OSError as error:
+            raise self.home.translate(error, doing) from error
+        except CorruptRecordError as error:
+            raise self.home.fail(error, doing) from error
+        self._unsure = False
+
     def flush(self) -> None:
-        """Put everything on the disk before returning. Raises StorageError."""
+        """Put everything on the disk before returning. Raises StorageError or DiskFullError."""
         self._check()
         task = self.begin_flush()
         task.run()
         self.finish_flush(task)
         self.home.check()
+        if task.error is not None:
+            raise self.home.translate(task.error, f"flushing {self.name}")
 
     def close(self, *, save: bool) -> None:
         """Close the files; with ``save`` flush and keep what makes the next start quick.
 
-        Raises StorageError when that failed; the files are closed all the same.
+        Raises StorageError or DiskFullError when that failed; the files are closed all the same.
         """
         if self._closed is not None:
             return
@@ -540,12 +598,3 @@ class PartitionLog:
         finally:
             self._closed = "the log is closed; the broker is stopping or the partition moved away"
             self._files.close()
-
-
-def _deletion(paths: list[Path]) -> Callable[[], None]:
-    def delete() -> None:
-        for path in paths:
-            with contextlib.suppress(OSError):  # The next start tries again.
-                path.unlink()
-
-    return delete

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from penstock.broker.core.epoch_history import EpochHistory
 from penstock.broker.storage.data_directory import DataDirectory
-from penstock.broker.storage.disk import Buffer, SharedFile
+from penstock.broker.storage.disk import Buffer, SharedFile, is_disk_full
 from penstock.broker.storage.index import RELATIVE_OFFSET_MAX, MemoryIndex
 from penstock.broker.storage.segment import Placed, Segment
 from penstock.wire.records import BatchHeader
@@ -98,6 +100,34 @@ class LogFiles:
             or (started_ms is not None and header.max_timestamp_ms - started_ms > segment_ms)
         )
 
+    def append(
+        self,
+        batches: Sequence[Batch],
+        limits: tuple[int, int],
+        interval_bytes: int,
+        rolled: Callable[[bool], None],
+    ) -> None:
+        """Write the batches, in a new segment where one is due; see ``must_roll``.
+
+        ``rolled`` is called after each roll, with whether batches were written before it. After
+        OSError a part may be there.
+        """
+        if self.has_room_for(batches, limits):
+            self.write(batches, interval_bytes)
+            return
+        group: list[Batch] = []
+        pending = 0
+        for batch in batches:
+            if self.must_roll(batch.header, pending, limits):
+                if group:
+                    self.write(group, interval_bytes)
+                self.roll(batch.header.base_offset)
+                rolled(bool(group))
+                group, pending = [], 0
+            group.append(batch)
+            pending += batch.size_bytes
+        self.write(group, interval_bytes)
+
     def write(self, batches: Sequence[Batch], interval_bytes: int) -> None:
         """Append batches to the active segment: all of them, or none when OSError is raised."""
         buffers = [buffer for batch in batches for buffer in batch.buffers]
@@ -164,6 +194,24 @@ class LogFiles:
 
         Later segments go first, so that what a crash in between leaves is one piece.
         """
+        end = self._cut(offset, interval_bytes)
+        disk = self._home.disk
+        disk.sync_directory(self.directory)
+        disk.sync_data(self.active.file.fd)
+        self._names_are_durable()
+        return end
+
+    def take_back(self, offset: int, interval_bytes: int) -> None:
+        """Cut what an append wrote from ``offset`` on before it failed. The next flush has it.
+
+        It must not be flushed here: an error of a write before is reported once, and is for the
+        flush to hear that counts what was written as durable.
+        """
+        self._cut(offset, interval_bytes)
+        self._unsynced[self.active] = None
+        self._names_changed = True
+
+    def _cut(self, offset: int, interval_bytes: int) -> int:
         self._positions.clear()
         keep = self.segments.index(self.segment_of(offset))
         for segment in reversed(self.segments[keep + 1 :]):
@@ -175,10 +223,6 @@ class LogFiles:
         if placed is not None:
             active.truncate(placed.position, placed.header.base_offset)
             offset = placed.header.base_offset
-        disk = self._home.disk
-        disk.sync_directory(self.directory)
-        disk.sync_data(active.file.fd)
-        self._names_are_durable()
         return offset
 
     def reset(self, base_offset: int) -> None:
@@ -213,16 +257,16 @@ class LogFiles:
         it ended. The files have other names by then, which a restart ignores.
         """
         paths: list[Path] = []
+        dropped = False
         offset = min(offset, self.named_up_to)
         while len(self.segments) > 1 and self.segments[1].base_offset <= offset:
             oldest = self.segments[0]
             self._drop(oldest)
-            paths += [
-                path.rename(path.with_name(path.name + ".deleted"))
-                for path in oldest.paths()
-                if path.exists()
-            ]
-        if paths:
+            dropped = True
+            for path in oldest.paths():
+                if path.exists():
+                    paths += _retired(path)
+        if dropped:
             self._names_changed = True
             self._positions.clear()
         return paths
@@ -242,6 +286,25 @@ class LogFiles:
         self._unsaved_indexes = {}
         return taken
 
+    def put_back(self, closed: Sequence[Segment], *, names_changed: bool) -> None:
+        """The next flush is to write the files of these segments, and sync the names, after all."""
+        unsaved = {*self._unsaved_indexes, *closed} - {self.active}
+        self._unsaved_indexes = {one: None for one in self.segments if one in unsaved}
+        self._names_changed |= names_changed
+
+    def write_again(self, offset: int, epochs: EpochHistory) -> None:
+        """Read all batches from ``offset`` on, and write them where they are.
+
+        Whatever became of what was written before, a flush after this says of all of them whether
+        they are on the disk. Raises CorruptRecordError when one can't be read as it was written.
+        """
+        first = self.segments.index(self.segment_of(offset))
+        self._unsynced = dict.fromkeys(self.segments[first:])
+        for segment in self._unsynced:
+            placed = segment.position_of(max(offset, segment.base_offset))
+            if placed is not None:
+                segment.write_again(placed, epochs)
+
     @property
     def has_rolled(self) -> bool:
         """Whether a segment was closed that is not on the disk yet."""
@@ -256,6 +319,28 @@ class LogFiles:
         """Close every descriptor."""
         for segment in self.segments:
             segment.close_file()
+
+
+def deletion(paths: Sequence[Path]) -> Callable[[], None]:
+    """What deletes the files, in any thread."""
+
+    def delete() -> None:
+        for path in paths:
+            with contextlib.suppress(OSError):  # The next start tries again.
+                path.unlink()
+
+    return delete
+
+
+def _retired(path: Path) -> list[Path]:
+    """Give a file of a deleted segment a name that a restart ignores; the files to delete later."""
+    try:
+        return [path.rename(path.with_name(path.name + ".deleted"))]
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+    path.unlink()  # A longer name may take room, and this is to make some.
+    return []
 
 
 def index_writes(segment: Segment, index: MemoryIndex) -> list[FileWrite]:

@@ -24,12 +24,13 @@ from penstock.broker.storage.checkpoints import (
     write_atomically,
 )
 from penstock.broker.storage.data_directory import DataDirectory
+from penstock.broker.storage.disk import is_disk_full
 from penstock.broker.storage.flusher import Flusher
 from penstock.broker.storage.local_state import CleanStop, LocalState, PartitionState
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.recovery import SavedState, open_log
 from penstock.broker.storage.settings import TopicLogConfig
-from penstock.wire.errors import DataDirectoryError, StorageError
+from penstock.wire.errors import DataDirectoryError, DiskFullError, PenstockError, StorageError
 from penstock.wire.ids import TopicId, TopicIdPartition, TopicPartition
 
 # ``topic-N``, or ``topic-N.TOPICID`` where another topic's log had that name already.
@@ -53,7 +54,7 @@ class ManagedDirectory:
     ) -> None:
         self.home = home
         self.logs: dict[TopicIdPartition, PartitionLog] = {}
-        self.unopened: dict[TopicIdPartition, tuple[Path, StorageError]] = {}
+        self.unopened: dict[TopicIdPartition, tuple[Path, PenstockError]] = {}
         self._strays: dict[TopicIdPartition, Path] = {}
         self._cluster_id = cluster_id
         self._on_durable = on_durable
@@ -164,7 +165,7 @@ class ManagedDirectory:
             log = self._open_log(directory, partition, key, _DEFAULTS, clean=clean)
             if not log.opened_clean:
                 self.clean_stop = None
-        except StorageError as error:
+        except (StorageError, DiskFullError) as error:
             self.home.check()
             self.unopened[key] = directory, error
 
@@ -201,10 +202,18 @@ class ManagedDirectory:
     def create(
         self, partition: TopicPartition, key: TopicIdPartition, config: TopicLogConfig
     ) -> PartitionLog:
-        """Make a partition's directory and its empty log. Raises StorageError or DiskFullError."""
+        """Make a partition's directory and its empty log, or open one that there was no room for.
+
+        Raises StorageError; DiskFullError, after which it may be tried again.
+        """
         self.home.check()
         if key in self.unopened:
-            raise self.unopened[key][1]
+            directory, reason = self.unopened[key]
+            if not isinstance(reason, DiskFullError):
+                raise reason
+            log = self._open_log(directory, partition, key, config, clean=False)
+            del self.unopened[key]
+            return log
         directory = self.path / str(partition)
         # An earlier topic of this name may not be deleted yet; or it is, but a flush of it is
         # under way, which writes small files by their paths.
@@ -216,12 +225,13 @@ class ManagedDirectory:
             metadata = encode_metadata(PartitionMetadata(key.topic_id, self._cluster_id))
             write_atomically(self.home.disk, directory / METADATA_FILE, metadata)
             self.home.disk.sync_directory(self.path)
-        except lmdb.Error as error:
-            raise self.home.fail(error, f"making {directory}") from error
-        except OSError as error:
+            return self._open_log(directory, partition, key, config, clean=False)
+        except (OSError, lmdb.Error) as error:
             shutil.rmtree(directory, ignore_errors=True)
             raise self.home.translate(error, f"making {directory}") from error
-        return self._open_log(directory, partition, key, config, clean=False)
+        except DiskFullError:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
 
     # --- flushing and saving ---------------------------------------------------------------------
 
@@ -251,6 +261,9 @@ class ManagedDirectory:
         if self._state is None:
             return  # Closed: everything was saved.
         self._changed[key] = None
+        self._checkpoint_soon()
+
+    def _checkpoint_soon(self) -> None:
         if self._checkpoint_timer is None:
             delay = self.home.settings.checkpoint_interval_ms / 1000
             loop = asyncio.get_running_loop()
@@ -282,29 +295,42 @@ class ManagedDirectory:
             self._use_state().write()
         except (OSError, lmdb.Error) as error:
             failure = error
-            loop.call_soon_threadsafe(lambda: self.home.fail(failure, "saving local state"))
+            loop.call_soon_threadsafe(lambda: self._not_saved(failure))
+
+    def _not_saved(self, error: Exception) -> None:
+        """What is saved lags, which a start allows for. For want of room it is tried again."""
+        self.home.translate(error, "saving local state")
+        if self.home.failure is None and self._state is not None:
+            self._checkpoint_soon()
 
     def _save_all(self) -> None:
+        """At the start. For want of room it is left to the first checkpoint."""
         for key in self.logs:
             self._note(key)
-        self._use_state().write()
+        try:
+            self._use_state().write()
+        except (OSError, lmdb.Error) as error:
+            if not is_disk_full(error):
+                raise
+            self.home.room.refused(str(error), "saving local state")
 
     def _lower_recovery_point(self, key: TopicIdPartition, offset: int) -> None:
         try:
             self._use_state().lower_recovery_point(key, offset)
         except (OSError, lmdb.Error) as error:
-            raise self.home.fail(error, f"lowering the recovery point of {key}") from error
+            doing = f"lowering the recovery point of {key}"
+            raise self.home.translate(error, doing) from error
 
     # --- deleting and closing --------------------------------------------------------------------
 
     def delete(self, key: TopicIdPartition) -> None:
-        """Let go of a partition for good. Raises StorageError."""
+        """Let go of a partition for good. Raises StorageError or DiskFullError."""
         doomed = self._take_away(key, _DELETED_SUFFIX)
         self._run_in_background(partial(shutil.rmtree, doomed, ignore_errors=True))
 
     def set_aside(self, key: TopicIdPartition) -> None:
         """Let go of a partition, and keep its files where no start opens them. Raises
-        StorageError.
+        StorageError or DiskFullError.
         """
         self._strays[key] = stray = self._take_away(key, _STRAY_SUFFIX)
         _log.warning("partition_set_aside", directory=str(stray), topic_partition_id=str(key))
@@ -322,6 +348,11 @@ class ManagedDirectory:
         target = self._free_name(directory, key, suffix)
         try:
             directory.rename(target)
+        except OSError as error:
+            failure = self.home.translate(error, f"renaming {directory} to {target.name}")
+            self.unopened[key] = directory, failure  # It is still here.
+            raise failure from error
+        try:
             self.home.disk.sync_directory(self.path)
         except OSError as error:
             raise self.home.fail(error, f"renaming {directory} to {target.name}") from error
@@ -356,14 +387,15 @@ class ManagedDirectory:
             state, self._state = self._state, None
             state.close(stop if clean else None)
         except (OSError, lmdb.Error) as error:
-            self.home.fail(error, "saving local state at the stop")
+            self.home.translate(error, "saving local state at the stop")
 
     def _close_logs(self) -> bool:
-        clean = self.home.failure is None
+        """Close every log; whether the next start may open all that is here as it is."""
+        saved = self.home.failure is None
         for log in self.logs.values():
             try:
-                log.close(save=clean)
-            except StorageError as error:
+                log.close(save=saved)
+            except (StorageError, DiskFullError) as error:
                 _log.error("log_not_closed", partition=log.name, reason=error.message)
-                clean = False
-        return clean
+                saved = False
+        return saved and not self.unopened  # Those nobody has checked to their end.

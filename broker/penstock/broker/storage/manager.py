@@ -14,7 +14,7 @@ from penstock.broker.storage.local_state import CleanStop
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.managed_directory import ManagedDirectory
 from penstock.broker.storage.settings import LogSettings, TopicLogConfig
-from penstock.wire.errors import DataDirectoryError, StorageError
+from penstock.wire.errors import DataDirectoryError, PenstockError, StorageError
 from penstock.wire.ids import TopicId, TopicIdPartition, TopicPartition
 
 _log = structlog.get_logger()
@@ -128,8 +128,11 @@ class LogManager:
         """Every open log."""
         return [log for directory in self._directories for log in directory.logs.values()]
 
-    def unopened(self) -> dict[TopicIdPartition, StorageError]:
-        """The partitions found on disk that could not be opened, and why."""
+    def unopened(self) -> dict[TopicIdPartition, PenstockError]:
+        """The partitions found on disk that could not be opened, and why.
+
+        What there was no room for, ``get_or_create`` tries again.
+        """
         return {
             key: error
             for directory in self._directories
@@ -145,9 +148,17 @@ class LogManager:
         return None
 
     def get_or_create(
-        self, topic: str, partition: int, topic_id: bytes, configs: Mapping[str, str]
+        self,
+        topic: str,
+        partition: int,
+        topic_id: bytes,
+        configs: Mapping[str, str],
+        *,
+        internal: bool = False,
     ) -> PartitionLog:
         """The log of a partition, made anew where none is; ``configs`` are the topic's from now on.
+
+        The log of an ``internal`` topic may use what others leave free (``min_free_bytes``).
 
         A new one goes where the fewest are. Raises StorageError when the log is damaged, its
         directory has failed or all have, or while a stray of it is kept: that one has its records,
@@ -159,6 +170,7 @@ class LogManager:
         if holder is not None and key in holder.logs:
             log = holder.logs[key]
             log.config = config
+            log.internal = internal
             return log
         for directory in self._directories:
             directory.refuse_stray(TopicPartition(topic, partition), key)
@@ -166,7 +178,9 @@ class LogManager:
         chosen = holder or min(usable, key=lambda directory: len(directory.logs), default=None)
         if chosen is None:
             raise StorageError("every data directory of this broker has failed")
-        return chosen.create(TopicPartition(topic, partition), key, config)
+        log = chosen.create(TopicPartition(topic, partition), key, config)
+        log.internal = internal
+        return log
 
     def update_configs(self, topic_id: bytes, configs: Mapping[str, str]) -> None:
         """The topic's configs have changed; they hold for the next append."""

@@ -1,10 +1,14 @@
 """Opening a log: after a clean stop by trusting it, after a crash by checking what may be torn.
 
 Everything below the recovery point was on the disk before the crash. What lies above may be whole,
-torn, or garbage: it is kept up to the first batch that is not sound, and the rest is cut off. Below
-the recovery point nothing is ever cut: damage there is a failing disk, not a crash. A damaged batch
-whose header is whole stays and is refused when it is read; where the chain of headers is broken the
-log does not open, so that the replica is copied anew and not taken for a shorter, sound one.
+torn, or garbage: it is kept up to the first batch that is not sound, and the rest is cut off. What
+is kept is written again before it is flushed: a kernel that could not write it calls it clean all
+the same, so it may be in memory alone, and a flush would find nothing to do and go well.
+
+Below the recovery point nothing is ever cut: damage there is a failing disk, not a crash. A damaged
+batch whose header is whole stays and is refused when it is read; where the chain of headers is
+broken the log does not open, so that the replica is copied anew and not taken for a shorter, sound
+one.
 """
 
 from __future__ import annotations
@@ -78,7 +82,8 @@ def open_log(
     """The log in ``directory`` (made when empty), recovered if the last stop was not clean.
 
     Raises StorageError, naming place and next step, for damage that no crash explains or when the
-    disk fails. Blocks while it reads what lies above the recovery point.
+    disk fails. DiskFullError when there is no room: what it did so far is no worse than what it
+    found, and it may be tried again. Blocks while it reads what lies above the recovery point.
     """
     opening = _Opening(home, directory, str(partition), config, saved)
     try:
@@ -90,15 +95,20 @@ def open_log(
             _start_anew(opening, saved.log_start_offset)
         return _assemble(opening, partition, key, opened_clean=opened_clean)
     except CorruptRecordError as error:
-        for segment in opening.segments:
-            segment.close_file()
+        _close(opening)
         raise StorageError(
             f"{error.message}. The damage lies below what was safely on the disk, so it is no "
             f"torn write: move {directory} away and restart the broker, and the partition is "
             "copied anew from its leader"
         ) from error
     except OSError as error:
-        raise home.fail(error, f"opening {partition}") from error
+        _close(opening)
+        raise home.translate(error, f"opening {partition}") from error
+
+
+def _close(opening: _Opening) -> None:
+    for segment in opening.segments:
+        segment.close_file()
 
 
 def _remove_leftovers(directory: Path) -> None:
@@ -189,7 +199,7 @@ def _recover(opening: _Opening) -> None:
             _drop_from(opening, at, end)
             break
         end, whole = _scan(opening, segment)
-        opening.home.disk.sync_data(segment.file.fd)
+        _sync(opening, segment)
     if end < point:
         raise CorruptRecordError(
             f"{opening.name}: the log in {opening.directory} ends at offset {end}, but was on the "
@@ -209,6 +219,14 @@ def _recover(opening: _Opening) -> None:
     write_atomically(opening.home.disk, opening.directory / EPOCHS_FILE, checkpoint)
     opening.home.disk.sync_directory(opening.directory)
     opening.end_offset = end
+
+
+def _sync(opening: _Opening, segment: Segment) -> None:
+    """Put a segment on the disk. No failure of that may be tried again, whatever its reason."""
+    try:
+        opening.home.disk.sync_data(segment.file.fd)
+    except OSError as error:
+        raise opening.home.fail(error, f"flushing {segment.path}") from error
 
 
 def _known_epochs(opening: _Opening, trusted: list[Segment]) -> EpochHistory:
@@ -252,7 +270,7 @@ def _scan(opening: _Opening, segment: Segment) -> tuple[int, bool]:
     """Read a segment, make its index and cut it before the first batch that is not sound.
 
     The offset where it ends, and whether all of it was sound. Below the recovery point only the
-    headers are read, and damage raises CorruptRecordError.
+    headers are read, and damage raises CorruptRecordError; what is sound above is written again.
     """
     point = opening.saved.recovery_point
     segment.index = MemoryIndex()
@@ -271,8 +289,10 @@ def _scan(opening: _Opening, segment: Segment) -> tuple[int, bool]:
         try:
             position, offset = take(chunks.sound_batch(position, offset))
         except CorruptRecordError as error:
+            chunks.write_again(position)
             _cut_tail(opening, segment, Cut(position, offset, error.message))
             return offset, False
+    chunks.write_again(position)
     return offset, True
 
 
@@ -299,7 +319,7 @@ def _cut_tail(opening: _Opening, segment: Segment, cut: Cut) -> None:
 
 
 class _Chunks:
-    """Reads a segment from front to back in large pieces."""
+    """Reads a segment from front to back in large pieces, and writes them where they were."""
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
@@ -307,7 +327,10 @@ class _Chunks:
         self._data = b""
 
     def sound_batch(self, position: int, offset: int) -> Placed:
-        """The batch at ``position``, all of it checked. Raises CorruptRecordError."""
+        """The batch at ``position``, all of it checked. Raises CorruptRecordError.
+
+        Everything before it, from the first one on, was sound: see ``write_again``.
+        """
         room = self._segment.size_bytes - position
         header = next_header(self._read(position, min(room, HEADER_BYTES)), 0, offset, room)
         verify_batch(self._read(position, header.size_bytes))
@@ -316,9 +339,18 @@ class _Chunks:
     def _read(self, position: int, size: int) -> memoryview:
         start = position - self._at
         if start < 0 or start + size > len(self._data):
+            self.write_again(position)
             self._data = self._segment.read_at(max(size, _CHUNK_BYTES), position)
             self._at, start = position, 0
         return memoryview(self._data)[start : start + size]
+
+    def write_again(self, end: int) -> None:
+        """Write what was read last, up to the position ``end``, as it was when it was checked.
+
+        Read once more it could be something else: memory may forget what the disk does not have.
+        """
+        if end > self._at and self._data:
+            self._segment.overwrite(memoryview(self._data)[: end - self._at], self._at)
 
 
 # --- either way ----------------------------------------------------------------------------------

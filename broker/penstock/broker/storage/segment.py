@@ -26,6 +26,8 @@ from penstock.wire.records import HEADER_BYTES, BatchHeader, parse_header
 _IOV_MAX: Final = 1024
 _MENDED_INTERVAL_BYTES: Final = 4096
 _WALK_BYTES: Final = 8 * 1024  # A walk over headers reads so much at once.
+_AGAIN_BYTES: Final = 1024 * 1024  # What is written again is read in pieces of about this size.
+_ANY_OFFSET: Final = 2**63 - 1
 
 
 class Placed(NamedTuple):
@@ -143,17 +145,25 @@ class Segment:
     def append(self, buffers: Sequence[Buffer], size_bytes: int) -> int:
         """Write the buffers at the end and return where they begin.
 
-        Raises OSError; what was written of them has then been cut off again.
+        Raises OSError; what was written of them has then been cut off again. StorageError when that
+        failed too: nobody knows then whether the next start will find them.
         """
         position = self.size_bytes
         file = self.file
         try:
             self._write(file.fd, buffers, position, size_bytes)
         except OSError:
-            self._home.disk.truncate(file.fd, position)
+            self._cut_off(file.fd, position)
             raise
         self.size_bytes = position + size_bytes
         return position
+
+    def _cut_off(self, fd: int, position: int) -> None:
+        try:
+            self._home.disk.truncate(fd, position)
+        except OSError as error:
+            doing = f"cutting off what a failed append left in {self.path}"
+            raise self._home.fail(error, doing) from error
 
     def _write(self, fd: int, buffers: Sequence[Buffer], position: int, left: int) -> None:
         pending = list(buffers)
@@ -164,6 +174,23 @@ class Segment:
                 return
             position += written
             pending = _without(pending, written)
+
+    def overwrite(self, data: Buffer, position: int) -> None:
+        """Write what was read at ``position`` where it was. Raises OSError; nothing has changed."""
+        self._write(self.file.fd, [data], position, len(data))
+
+    def write_again(self, first: Placed, epochs: EpochHistory) -> None:
+        """Read the batches from ``first`` on, check them, and write them where they are.
+
+        Raises OSError, StorageError, or CorruptRecordError for what is not as it was written.
+        """
+        position, offset = first.position, first.header.base_offset
+        while position < self.size_bytes:
+            run = self.read(
+                position, offset, _AGAIN_BYTES, below=_ANY_OFFSET, min_one=True, epochs=epochs
+            )
+            self.overwrite(run.data, position)
+            position, offset = run.next_position, run.next_offset
 
     def note(self, header: BatchHeader, position: int, interval_bytes: int) -> None:
         """Bring index and timestamps up to date with a batch that was appended."""

@@ -34,6 +34,10 @@ class LogSettings:
     local_state_max_bytes: int = 64 * 1024 * 1024
     # Closed segments kept open for reading, over all logs of a directory.
     open_segments_max: int = 256
+    # Leaders append no producer's records that would leave less of the disk free, followers none
+    # that would leave less than half: what leaders took has room on disks that are as large. The
+    # rest is for the cluster's own topics, local state and the controller. 0: no limit.
+    min_free_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,91 @@
+"""How much room a data directory has, and who may still use it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from penstock.broker.storage.disk import Disk
+from penstock.wire.errors import DiskFullError
+
+_ASK_AGAIN_MS: Final = 1_000
+_ASK_AGAIN_BYTES: Final = 1024 * 1024
+_CALM_MS: Final = 5_000
+"""After so long without a refusal appends fit again; a disk on the brink is not reported twice."""
+_UNKNOWN: Final = 2**63 - 1
+_log = structlog.get_logger()
+
+
+class Room:
+    """Refuses appends while they would use what must stay free. Used on one thread.
+
+    The file system is asked once in a second or a megabyte, so that an append costs nothing more.
+    One line is logged when appends begin to be refused, and one when they fit again.
+    """
+
+    def __init__(self, path: Path, disk: Disk, clock_ms: Callable[[], int]) -> None:
+        self._path = path
+        self._disk = disk
+        self._clock_ms = clock_ms
+        self._free_bytes = 0
+        self._asked_ms: int | None = None
+        self._used_bytes = 0  # Since it was asked.
+        self._refused_at: int | None = None  # The largest reserve that an append was refused for.
+        self._refused_ms = 0
+
+    def fits(self, size_bytes: int, reserve_bytes: int) -> bool:
+        """Whether so much can be appended and leave ``reserve_bytes`` free. 0: no limit."""
+        return reserve_bytes <= 0 or self._left() - size_bytes >= reserve_bytes
+
+    def check(self, size_bytes: int, reserve_bytes: int, doing: str) -> None:
+        """Raise DiskFullError unless it fits."""
+        if not self.fits(size_bytes, reserve_bytes):
+            raise self.refused(
+                f"{self._left()} bytes are free and log.min.free.bytes keeps {reserve_bytes}",
+                doing,
+                reserve_bytes,
+            )
+
+    def _left(self) -> int:
+        now_ms = self._clock_ms()
+        if (
+            self._asked_ms is None
+            or now_ms - self._asked_ms >= _ASK_AGAIN_MS
+            or self._used_bytes >= _ASK_AGAIN_BYTES
+        ):
+            try:
+                self._free_bytes = self._disk.free_bytes(self._path)
+            except OSError:
+                self._free_bytes = _UNKNOWN  # The write itself will tell.
+            self._asked_ms = now_ms
+            self._used_bytes = 0
+        return max(self._free_bytes - self._used_bytes, 0)
+
+    def refused(self, reason: str, doing: str, reserve_bytes: int = 0) -> DiskFullError:
+        """There was no room; the error for the caller to raise."""
+        if self._refused_at is None:
+            _log.error("data_directory_full", directory=str(self._path), reason=reason, doing=doing)
+        self._refused_at = max(self._refused_at or 0, reserve_bytes)
+        self._refused_ms = self._clock_ms()
+        return self.error(reason, doing)
+
+    def error(self, reason: str, doing: str) -> DiskFullError:
+        """What ``refused`` returns, of what is known already."""
+        return DiskFullError(
+            f"no room in data directory {self._path} while {doing}: {reason}; nothing was "
+            "changed; free space on that disk, then try again: no restart is needed"
+        )
+
+    def used(self, size_bytes: int, reserve_bytes: int) -> None:
+        """An append that left ``reserve_bytes`` free went well."""
+        self._used_bytes += size_bytes
+        if (
+            self._refused_at is not None
+            and reserve_bytes >= self._refused_at
+            and self._clock_ms() - self._refused_ms >= _CALM_MS
+        ):
+            self._refused_at = None
+            _log.info("data_directory_has_room", directory=str(self._path))

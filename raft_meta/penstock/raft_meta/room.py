@@ -1,0 +1,29 @@
+"""What a voter does without room on its disk: it waits, and nothing leaves it meanwhile."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import Final
+
+import lmdb
+
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+AwaitRoom = Callable[[Exception], None]
+"""Called with the error of a write that found no room; when it returns, the write is tried again.
+
+It raises where there is no sense in waiting."""
+
+
+def is_full(error: Exception) -> bool:
+    """Whether there was no room, and the disk is as it was before the write or transaction."""
+    if isinstance(error, lmdb.Error):
+        # Older releases give no code, but have a class for ENOSPC.
+        return getattr(error, "code", None) in _FULL or isinstance(error, lmdb.DiskError)
+    return isinstance(error, OSError) and error.errno in _FULL
+
+
+def give_up(error: Exception) -> None:
+    """An AwaitRoom that does not wait."""
+    raise error
