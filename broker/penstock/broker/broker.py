@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import structlog
 from grpc import aio
@@ -23,6 +24,7 @@ from penstock.broker.replication.manager import ReplicaManager
 from penstock.broker.service.admin import AdminServicer
 from penstock.broker.service.health import HealthServicer
 from penstock.broker.service.log import LogServicer
+from penstock.broker.service.malformed import Guarded
 from penstock.broker.service.metadata import MetadataServicer
 from penstock.broker.service.transactions import TransactionsServicer
 from penstock.broker.storage.clock import steady_clock_ms
@@ -44,7 +46,7 @@ from penstock.v1 import (
     transactions_pb2,
     transactions_pb2_grpc,
 )
-from penstock.wire.errors import AddressInUseError, StorageError
+from penstock.wire.errors import AddressInUseError, DiskFullError, StorageError
 from penstock.wire.transport import (
     CHANNEL_OPTIONS,
     SERVER_OPTIONS,
@@ -86,6 +88,7 @@ class Broker:
             LogSettings(
                 flush_policy=FlushPolicy(config.flush_policy),
                 flush_interval_ms=config.flush_interval_ms,
+                min_free_bytes=config.log_min_free_bytes,
             ),
             self._on_durable,
             steady_clock_ms(),
@@ -189,21 +192,22 @@ class Broker:
 
     async def _listen(self) -> None:
         server = aio.server(options=SERVER_OPTIONS)
+        guarded: Any = Guarded(server)  # Not all of a server: what the generated code calls.
         self._metadata = MetadataServicer(
             self._config.node_id, self._image, self._offsets_topic.ensure
         )
         log_pb2_grpc.add_LogServicer_to_server(
-            LogServicer(self._replicas, self._image, self._metrics), server
+            LogServicer(self._replicas, self._image, self._metrics), guarded
         )
         replication_pb2_grpc.add_ReplicationServicer_to_server(
-            ReplicationServicer(self._replicas), server
+            ReplicationServicer(self._replicas), guarded
         )
-        metadata_pb2_grpc.add_MetadataServicer_to_server(self._metadata, server)
-        groups_pb2_grpc.add_GroupsServicer_to_server(GroupsServicer(self._groups), server)
+        metadata_pb2_grpc.add_MetadataServicer_to_server(self._metadata, guarded)
+        groups_pb2_grpc.add_GroupsServicer_to_server(GroupsServicer(self._groups), guarded)
         transactions_pb2_grpc.add_TransactionsServicer_to_server(
-            TransactionsServicer(self._link.allocate_producer_ids), server
+            TransactionsServicer(self._link.allocate_producer_ids), guarded
         )
-        admin_pb2_grpc.add_AdminServicer_to_server(AdminServicer(self._image, self._link), server)
+        admin_pb2_grpc.add_AdminServicer_to_server(AdminServicer(self._image, self._link), guarded)
         health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(self._link.may_serve), server)
         reflection.enable_server_reflection([*_SERVICES, reflection.SERVICE_NAME], server)
         bind(server, self._config.broker_listen)
@@ -236,6 +240,8 @@ class Broker:
 def report_unopened(logs: LogManager) -> None:
     """Say in the log which replicas this broker has on its disks and yet can't serve."""
     for key, error in logs.unopened().items():
+        if isinstance(error, DiskFullError):
+            continue  # Reported when it is tried again, until there is room.
         log.error(
             "partition not opened, its replica here is offline",
             topic_partition_id=str(key),

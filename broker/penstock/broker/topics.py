@@ -13,6 +13,7 @@ from penstock.wire.errors import (
     ErrorCode,
     error_from_proto,
 )
+from penstock.wire.wording import counted
 
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 
@@ -81,8 +82,8 @@ class OffsetsTopic:
         alive = [broker for broker in self._image.brokers.values() if not broker.fenced]
         if len(alive) < self._replication_factor:
             raise CoordinatorNotAvailableError(
-                f"{OFFSETS_TOPIC} needs {self._replication_factor} brokers to be made, and "
-                f"{len(alive)} are alive; start more, or set "
+                f"{OFFSETS_TOPIC} needs {counted(self._replication_factor, 'broker')} to be made, "
+                f"and {len(alive)} {'is' if len(alive) == 1 else 'are'} alive; start more, or set "
                 "offsets.topic.replication.factor lower"
             )
 

@@ -129,7 +129,8 @@ _KEYS: Final = (
     ConfigKey(
         "min.insync.replicas",
         "",
-        "acks=all needs so many in-sync replicas. Default: 2, or 1 with fewer than 3 replicas.",
+        "acks=all needs so many in-sync replicas; at most the topic's replication factor. "
+        "Default: 2, or 1 with fewer than 3 replicas.",
         _integer(1, 2**15 - 1),
     ),
     ConfigKey(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 from typing import Final
 
@@ -48,6 +49,9 @@ CHANNEL_OPTIONS: Final[list[Option]] = [
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
+_NO_HOST: Final = re.compile(r"[\s/@?#]")
+"""What no host has in its name: a path, a user, white space."""
+
 _M_TRIM_THRESHOLD: Final = -1
 _M_TOP_PAD: Final = -2
 _M_MMAP_THRESHOLD: Final = -3
@@ -88,8 +92,14 @@ def parse_address(text: str) -> tuple[str, int]:
 
     Raises ValueError that names the text when it is neither.
     """
+    scheme, separator, _ = text.strip().partition("://")
+    if separator:
+        raise ValueError(
+            f"{text!r} is a URL; write HOST:PORT without {scheme}://, such as localhost:9092"
+        )
     host, colon, port_text = text.strip().rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port_text.isdecimal() or not 0 <= int(port_text) <= 65_535:
+    is_port = port_text.isdecimal() and int(port_text) <= 65_535
+    if not colon or not host or _NO_HOST.search(host) or not is_port:
         raise ValueError(f"{text!r} is not an address; write host:port, such as localhost:9092")
     return host, int(port_text)

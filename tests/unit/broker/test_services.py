@@ -219,6 +219,7 @@ async def test_the_clusters_own_topics_are_written_by_nobody_else() -> None:
     request.partitions[0].partition.topic = "__x"
     answer = await servicer.produce(request)
     assert answer.partitions[0].error.code == ErrorCode.ACCESS_FORBIDDEN
+    assert "AdminClient.alter_group_offsets" in answer.partitions[0].error.message
     assert not logs.appended
     deletion = log_pb2.DeleteRecordsRequest()
     for topic in ("orders", "__x", "orders"):
@@ -392,6 +393,7 @@ async def test_deleting_names_near_topics_and_spares_internal_ones() -> None:
     answer = await AdminServicer(image, controllers).DeleteTopics(request, None)
     assert "did you mean 'orders'?" in answer.results[0].error.message
     assert answer.results[1].error.code == ErrorCode.ACCESS_FORBIDDEN
+    assert "AdminClient.delete_groups" in answer.results[1].error.message
     assert not answer.results[2].HasField("error")
     assert len(controllers.commands) == 1
 

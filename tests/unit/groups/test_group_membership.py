@@ -476,6 +476,38 @@ def test_what_a_topic_change_asked_for_is_tried_again_after_a_revert(driver: Dri
     assert len(driver.assigned("a")) == 6
 
 
+def test_what_is_given_back_in_an_epoch_gone_by_is_asked_for_again(driver: Driver) -> None:
+    join(driver, "a")
+    driver.topics_changed("orders", removed=driver.topics.delete("orders"))
+    (first,) = driver.pushes("a")
+    # The topic is made anew before the member's answer to its deletion comes.
+    driver.topics.make("orders", 4)
+    driver.topics_changed("orders")
+    (second,) = driver.pushes("a")
+    assert second.member_epoch > first.member_epoch
+    driver.heartbeat("a", first.member_epoch, owned=set())
+    assert second.HasField("assignment"), "a member answers to assignments alone"
+    driver.heartbeat("a", second.member_epoch, owned=set())
+    assert driver.assigned("a") == ALL_FOUR
+
+
+def test_a_gift_of_a_new_coordinator_that_could_not_be_written_is_tried_again(
+    driver: Driver,
+) -> None:
+    join(driver, "a")
+    # The crash cut off the record that gave the member what it shall hold.
+    found = driver.changes[:-1]
+    driver.changes = list(found)
+    driver.reload(found)
+    assert driver.assigned("a") == ALL_FOUR
+    driver.shard.revert(driver.changes[len(found) :], driver.now_ms)
+    driver.shard.validate()
+    assert driver.assigned("a") == set()
+    driver.now_ms += 500
+    driver.tick(0)
+    assert driver.assigned("a") == ALL_FOUR
+
+
 def test_a_removal_that_could_not_be_written_is_tried_again(driver: Driver) -> None:
     join(driver, "a", session_timeout_ms=10_000)
     written = len(driver.changes)

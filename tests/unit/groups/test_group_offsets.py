@@ -177,7 +177,9 @@ def test_only_an_empty_group_is_deleted(driver: Driver) -> None:
     assert code(driver.delete()) is ErrorCode.GROUP_ID_NOT_FOUND
     epoch = driver.heartbeat("a", 0, topics=["orders"]).member_epoch
     driver.commit({("orders", 0): 1}, "a", epoch)
-    assert code(driver.delete()) is ErrorCode.NON_EMPTY_GROUP
+    refused = driver.delete()
+    assert code(refused) is ErrorCode.NON_EMPTY_GROUP
+    assert "has 1 member; stop" in refused.error.message
     driver.heartbeat("a", -1)
     assert driver.state() == "empty"
     assert not driver.delete().HasField("error")

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+import structlog.testing
 from grpc import aio
 
 from penstock.broker.coordinator.service import GroupsServicer, peer_host
@@ -268,3 +269,30 @@ async def test_disconnects_are_no_errors(capsys: pytest.CaptureFixture[str]) -> 
 )
 def test_the_host_of_a_peer(peer: str, host: str) -> None:
     assert peer_host(peer) == host
+
+
+class Peer:
+    """A call's context that keeps what is written."""
+
+    def __init__(self) -> None:
+        self.written: list[Any] = []
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:5"
+
+    async def write(self, message: Any) -> None:
+        self.written.append(message)
+
+
+async def garbage() -> AsyncIterator[groups_pb2.GroupHeartbeatRequest]:
+    yield groups_pb2.GroupHeartbeatRequest.FromString(b"\xff\xff\xff")
+
+
+async def test_a_member_that_sends_garbage_is_told_that_it_is_its_own_fault() -> None:
+    async with world() as w, asyncio.timeout(DEADLINE_S):
+        peer = Peer()
+        with structlog.testing.capture_logs() as logs:
+            await GroupsServicer(w.coordinator).Heartbeat(garbage(), peer)
+        (answer,) = peer.written
+        assert code(answer) is ErrorCode.INVALID_REQUEST
+        assert not logs

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.raft_meta.core.cluster_state import ClusterState
 from penstock.v1 import cluster_pb2
 from penstock.wire.errors import (
     AccessForbiddenError,
@@ -227,12 +228,20 @@ def test_partitions_are_added_with_the_topics_replication_factor() -> None:
     driver.ok(create_partitions=explicit)
     assert driver.partition(6).replicas == (3, 1)
     explicit.total_count = 9
-    with pytest.raises(InvalidReplicaAssignmentError, match="2 partitions are added"):
+    with pytest.raises(InvalidReplicaAssignmentError, match="2 partitions are added, but 1 assign"):
         driver.ok(create_partitions=explicit)
     bad = cluster_pb2.CreatePartitionsCommand(topic="orders", total_count=8)
     bad.replica_assignments.add(replicas=[3, 1, 2])
     with pytest.raises(InvalidReplicaAssignmentError, match="needs 2"):
         driver.ok(create_partitions=bad)
+
+
+def test_one_partition_is_spoken_of_as_one() -> None:
+    driver = Driver(brokers=1)
+    driver.create(partitions=1, replication_factor=1)
+    body = cluster_pb2.CreatePartitionsCommand(topic="orders", total_count=1)
+    with pytest.raises(InvalidPartitionsError, match="has 1 partition; 1 is not more"):
+        driver.ok(create_partitions=body)
 
 
 def test_configs_are_set_and_reset_all_or_none() -> None:
@@ -295,3 +304,55 @@ def test_allowing_unclean_elections_elects_at_once() -> None:
     driver.ok(alter_topic_configs=body)
     assert driver.partition().leader == 2
     assert driver.partition().recovering
+
+
+def test_more_in_sync_replicas_than_there_are_replicas_are_refused_where_a_topic_is_made() -> None:
+    driver = Driver(brokers=3)
+    with pytest.raises(
+        InvalidConfigError, match=r"min\.insync\.replicas=4 .* replication factor 3.* at most 3"
+    ):
+        driver.create(partitions=1, replication_factor=3, min_insync_replicas="4")
+    with pytest.raises(InvalidConfigError, match=r"=2 .* replication factor 1.* at most 1"):
+        driver.create(assignments=[[1], [2]], min_insync_replicas="2")
+    assert not driver.state.topics
+    driver.create(partitions=1, replication_factor=3, min_insync_replicas="3")
+
+
+def test_more_in_sync_replicas_than_there_are_replicas_are_refused_where_a_topic_is_altered() -> (
+    None
+):
+    driver = Driver(brokers=3)
+    driver.create(partitions=1, replication_factor=2)
+
+    def alter(*, validate_only: bool = False, **configs: str) -> None:
+        body = cluster_pb2.AlterTopicConfigsCommand(topic="orders", validate_only=validate_only)
+        body.set.update({key.replace("_", "."): text for key, text in configs.items()})
+        driver.ok(alter_topic_configs=body)
+
+    for validate_only in (True, False):
+        with pytest.raises(InvalidConfigError, match=r"=3 .* replication factor 2.* at most 2"):
+            alter(min_insync_replicas="3", validate_only=validate_only)
+    assert driver.state.topics[topic_id(1)].configs == {}
+    alter(min_insync_replicas="2")
+
+
+def test_a_topic_that_asks_for_too_many_already_can_have_its_other_configs_altered() -> None:
+    driver = Driver(brokers=3)
+    driver.create(partitions=1, replication_factor=3, min_insync_replicas="3")
+    whole = cluster_pb2.ClusterSnapshot.FromString(driver.state.snapshot())
+    whole.metadata.topics[0].configs["min.insync.replicas"] = "5"
+    driver.state = ClusterState.restore(whole.SerializeToString())
+    body = cluster_pb2.AlterTopicConfigsCommand(topic="orders")
+    body.set["retention.ms"] = "1"
+    driver.ok(alter_topic_configs=body)
+    assert driver.state.topics[topic_id(1)].configs == {
+        "min.insync.replicas": "5",
+        "retention.ms": "1",
+    }
+
+
+@pytest.mark.parametrize("replication_factor", [1, 2, 3])
+def test_the_default_is_never_more_than_there_are_replicas(replication_factor: int) -> None:
+    driver = Driver(brokers=3)
+    driver.create(partitions=1, replication_factor=replication_factor)
+    assert driver.state.topics[topic_id(1)].min_isr(replication_factor) <= replication_factor

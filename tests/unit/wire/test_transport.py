@@ -91,3 +91,22 @@ def test_partitions_read_as_people_write_them():
     assert str(TopicPartition("orders", 3)) == "orders-3"
     assert str(TopicIdPartition(topic_id, 3)) == "12345678-1234-5678-1234-567812345678-3"
     assert format_topic_id(b"") == "?"
+
+
+@pytest.mark.parametrize(
+    ("text", "scheme"),
+    [
+        ("http://localhost:9092", "http"),
+        ("HTTPS://localhost:9092/", "HTTPS"),
+        (" PLAINTEXT://h:1 ", "PLAINTEXT"),
+    ],
+)
+def test_a_url_is_refused_with_what_to_leave_out(text: str, scheme: str) -> None:
+    with pytest.raises(ValueError, match=f"write HOST:PORT without {scheme}://, such as local"):
+        parse_address(text)
+
+
+@pytest.mark.parametrize("text", ["local/host:9092", "a b:9092"])
+def test_a_host_with_what_no_host_has_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not an address"):
+        parse_address(text)

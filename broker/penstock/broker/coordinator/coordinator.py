@@ -33,6 +33,7 @@ from penstock.wire.errors import (
     PenstockError,
 )
 from penstock.wire.ids import TopicId
+from penstock.wire.names import check_group_id
 
 _LIST_TIMEOUT_S: Final = 5.0
 
@@ -213,7 +214,7 @@ class GroupCoordinator:
 
         Does not suspend when the topic exists, so messages of a stream keep their order.
         """
-        refusals.check_group_id(group_id)
+        check_group_id(group_id)
         topic = self._image.topic(OFFSETS_TOPIC)
         if topic is None or not topic.partitions:
             await self._ensure_offsets_topic()

@@ -11,7 +11,6 @@ from penstock.wire.errors import (
     CoordinatorNotAvailableError,
     DiskFullError,
     FencedLeaderEpochError,
-    InvalidGroupIdError,
     LeaderHint,
     LeaderNotAvailableError,
     NotCoordinatorError,
@@ -26,8 +25,6 @@ from penstock.wire.errors import (
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
 )
-
-_MAX_GROUP_ID_BYTES: Final = 255
 
 _UNAVAILABLE: Final = (
     NotEnoughReplicasError,
@@ -53,17 +50,6 @@ NOTHING_APPENDED: Final = (
     BrokerFencedError,
 )
 """Refusals of an append that promise that nothing was written, by a broker that still leads."""
-
-
-def check_group_id(group_id: str) -> None:
-    """Raise InvalidGroupIdError for an id that no group can have."""
-    if not group_id:
-        raise InvalidGroupIdError("a group id must not be empty")
-    size = len(group_id.encode())
-    if size > _MAX_GROUP_ID_BYTES:
-        raise InvalidGroupIdError(
-            f"the group id {group_id[:32]!r}... has {size} bytes; {_MAX_GROUP_ID_BYTES} are allowed"
-        )
 
 
 def not_coordinator(image: MetadataImage, partition: int) -> PenstockError:

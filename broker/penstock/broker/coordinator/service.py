@@ -9,6 +9,7 @@ from urllib.parse import unquote
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 
 from penstock.broker.coordinator.coordinator import GroupCoordinator
 from penstock.broker.coordinator.streams import MemberStream
@@ -84,6 +85,13 @@ class GroupsServicer(GroupsServicerBase):
                     stream.end(error)
                     return
                 await self._coordinator.heartbeat(stream, request)
+        except DecodeError:
+            stream.end(
+                InvalidRequestError(
+                    "a message of the stream is no GroupHeartbeatRequest; send what penstock.v1 "
+                    "describes"
+                )
+            )
         except Exception as error:
             # Whatever it was, the member must hear of it.
             log.exception("member stream failed")

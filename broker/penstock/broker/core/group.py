@@ -55,6 +55,7 @@ from penstock.broker.core.group_values import (
     LEAVE_EPOCH,
     LEFT_EPOCH,
     Member,
+    Partitions,
 )
 from penstock.v1 import groups_pb2
 from penstock.wire.errors import (
@@ -66,6 +67,7 @@ from penstock.wire.errors import (
     UnknownMemberIdError,
     UnreleasedInstanceIdError,
 )
+from penstock.wire.wording import counted
 
 
 class Group:
@@ -85,6 +87,8 @@ class Group:
         self._sessions = Sessions()
         self._assigned_ms: int | None = None  # When the target was last made, if since loaded.
         self._farewells: list[Effect] = []
+        # What was given was taken back unwritten, and nothing else will have it given again.
+        self._gives_to_all = False
 
     @property
     def next_deadline_ms(self) -> int | None:
@@ -128,15 +132,15 @@ class Group:
         members = self.state.members
         touched = [(member_id, members.get(member_id)) for member_id in self.state.take_touched()]
         self._sessions.postpone(touched, now_ms, now_ms + self._settings.retry_ms)
-        self.state.take_movable()  # Whatever could be given was given then.
+        self.state.take_movable()  # It is all given again at the recheck.
 
     def validate(self) -> None:
         """Assert what must hold between events."""
         self.state.validate()
         self._sessions.validate(self.state.members.values())
-        for member in self.state.members.values():
-            assert not group_reconcile.grantable(self.state, member)
         if self._sessions.recheck_at_ms is None:
+            for member in self.state.members.values():
+                assert not group_reconcile.grantable(self.state, member)
             epoch = self.state.epochs.assignment_epoch
             assert all(m.is_away or m.epoch == epoch for m in self.state.members.values())
             assert not group_reconcile.needs_assignment(self.state, self._subscriptions)
@@ -262,13 +266,14 @@ class Group:
         self, event: Heartbeat, before: Member | None, member: Member, now_ms: int
     ) -> None:
         """Store the member that spoke, and note that and where it was heard."""
-        self.state.put_member(member)
-        if (
-            before is None
-            or (before.topics, before.pattern) != (member.topics, member.pattern)
-            or self._votes_otherwise(before, member)
-        ):
+        if before is None or (before.topics, before.pattern) != (member.topics, member.pattern):
+            # First: of a crash in between nothing would be seen but a member that wants no more.
             group_reconcile.bump(self.state)
+            self.state.put_member(member)
+        else:
+            self.state.put_member(member)
+            if self._votes_otherwise(before, member):
+                group_reconcile.bump(self.state)
         self._sessions.heard(member, event.stream_id, event.request.member_epoch, now_ms)
 
     def _votes_otherwise(self, before: Member, member: Member) -> bool:
@@ -309,11 +314,19 @@ class Group:
                 self._settings.heartbeat_interval_ms, max(member.session_timeout_ms // 3, 1)
             ),
         )
-        if session.told is None or session.told[1] != member.assigned:
+        if self._must_tell_assignment(member, session.told):
             partitions = group_describe.partitions(self.state, member.assigned)
             response.assignment.CopyFrom(groups_pb2.GroupAssignment(partitions=partitions))
         session.told = (member.epoch, member.assigned)
         return response
+
+    @staticmethod
+    def _must_tell_assignment(member: Member, told: tuple[int, Partitions] | None) -> bool:
+        if told is None or told[1] != member.assigned:
+            return True
+        # A member acknowledges assignments, and what it acknowledged in an epoch gone by does
+        # not count: while it has something to give back, each epoch tells it the same again.
+        return bool(member.revoking) and told[0] != member.epoch
 
     # ------------------------------------------------------------------ other events
 
@@ -335,8 +348,8 @@ class Group:
             result.error.CopyFrom(group_describe.not_found(self.state.group_id).to_proto())
         elif self.state.members:
             error = NonEmptyGroupError(
-                f"group {self.state.group_id!r} has {len(self.state.members)} members; stop them "
-                "first"
+                f"group {self.state.group_id!r} has {counted(len(self.state.members), 'member')}; "
+                "stop all of its members first"
             )
             result.error.CopyFrom(error.to_proto())
         else:
@@ -361,6 +374,7 @@ class Group:
         recheck_at_ms = self._sessions.recheck_at_ms
         if recheck_at_ms is not None and recheck_at_ms <= now_ms:
             self._sessions.recheck_at_ms = None
+            self._gives_to_all = True
             self._recheck()
         for member_id in self._sessions.ids():
             session, member = self._sessions[member_id], self.state.members[member_id]
@@ -397,7 +411,11 @@ class Group:
             else:
                 self._sessions.assign_at_ms = at_ms
                 self._sessions.arm(at_ms)
-        group_reconcile.grant(self.state, self.state.take_movable())
+        movable = self.state.take_movable()
+        if self._gives_to_all:
+            self._gives_to_all = False
+            movable = set(self.state.members)
+        group_reconcile.grant(self.state, movable)
         if not self.state.members and not self.state.offsets:
             self.state.put_epochs(None)  # Nothing is left of the group.
 

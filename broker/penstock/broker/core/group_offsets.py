@@ -18,6 +18,7 @@ from penstock.wire.errors import (
     UnknownTopicOrPartitionError,
 )
 from penstock.wire.ids import TopicId, TopicIdPartition, TopicPartition, format_topic_id
+from penstock.wire.wording import counted
 
 
 def commit(
@@ -93,8 +94,8 @@ def _committer(state: GroupState, member_id: str, member_epoch: int) -> Member |
     if not member_id and member_epoch <= 0:
         if state.members:
             raise UnknownMemberIdError(
-                f"group {state.group_id!r} has {len(state.members)} members; only they may "
-                "commit. Stop them first, or commit as a member"
+                f"group {state.group_id!r} has {counted(len(state.members), 'member')}; only "
+                "members may commit. Stop all of them first, or commit as a member"
             )
         return None
     return _member(state, member_id, member_epoch)

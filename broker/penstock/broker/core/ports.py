@@ -73,6 +73,11 @@ class Log(Protocol):
         """The leader epoch of the last batch ever appended (also by cache), -1 for none."""
         ...
 
+    @property
+    def has_room(self) -> bool:
+        """Whether there seems to be room on the disk for what a leader sends; no promise."""
+        ...
+
     def append_as_leader(
         self, records: Buffer, leader_epoch: LeaderEpoch, *, now_ms: int
     ) -> AppendInfo:

@@ -179,7 +179,8 @@ class AdminServicer(AdminServicerBase):
             return admin_pb2.TopicResult(name=name, error=error.to_proto())
         if topic.record.internal:
             error = AccessForbiddenError(
-                f"{name} is the cluster's own topic: without it all committed offsets are lost"
+                f"{name} is the cluster's own topic: without it all committed offsets are lost; "
+                "remove those of one group with AdminClient.delete_groups"
             )
             return admin_pb2.TopicResult(name=name, error=error.to_proto())
         deletion = cluster_pb2.DeleteTopicCommand(topic_id=topic.topic_id)

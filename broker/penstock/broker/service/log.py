@@ -11,6 +11,7 @@ import structlog
 from penstock.broker.core.metadata_image import MetadataImage
 from penstock.broker.core.ports import AppendInfo
 from penstock.broker.metrics import BrokerMetrics
+from penstock.broker.service.malformed import refusing_malformed
 from penstock.v1 import common_pb2, log_pb2
 from penstock.v1.log_pb2_grpc import LogServicer as LogServicerBase
 from penstock.wire.errors import (
@@ -88,8 +89,9 @@ class LogServicer(LogServicerBase):
         """Append in the order of the requests; answer each when its acknowledgement is there."""
         stream = _ProduceStream(self, request_iterator)
         try:
-            async for response in stream.responses():
-                yield response
+            async with refusing_malformed(context):
+                async for response in stream.responses():
+                    yield response
         finally:
             stream.close()
 
@@ -144,7 +146,9 @@ class LogServicer(LogServicerBase):
         topic = self._image.topic(name)
         if topic is not None and topic.record.internal:
             raise AccessForbiddenError(
-                f"{name} is the cluster's own topic: only its coordinators write to it"
+                f"{name} is the cluster's own topic, and only its coordinators write to it: commit "
+                "offsets with a consumer or AdminClient.alter_group_offsets, and remove a group's "
+                "with AdminClient.delete_groups"
             )
 
     async def produce(self, request: log_pb2.ProduceRequest) -> log_pb2.ProduceResponse:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from penstock.raft_meta.core import election
@@ -18,17 +17,21 @@ from penstock.wire.errors import (
     InvalidReplicaAssignmentError,
     InvalidReplicationFactorError,
     InvalidRequestError,
-    InvalidTopicError,
     TopicAlreadyExistsError,
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
 )
 from penstock.wire.ids import format_topic_id
-from penstock.wire.topic_config import TOPIC_CONFIGS, suggest, validate_topic_configs
+from penstock.wire.names import MAX_NAME_CHARS, check_topic_name
+from penstock.wire.topic_config import (
+    TOPIC_CONFIGS,
+    effective_min_isr,
+    suggest,
+    validate_topic_configs,
+)
+from penstock.wire.wording import counted
 
 MAX_PARTITIONS_PER_TOPIC: Final = 10_000
-MAX_NAME_CHARS: Final = 249
-_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _MAX_NAMES_COMPARED: Final = 500  # Suggesting compares with each: keep applying fast.
 
 _Replicas = tuple[int, ...]
@@ -73,6 +76,7 @@ def create_topic(
         _check_count(command.partition_count)
         assignments = _placed(draft.tables, command.partition_count, command.replication_factor)
     topic = Topic(command.topic_id, command.name, dict(command.configs), command.internal)
+    _check_min_isr(topic.configs, len(assignments[0]))
     partitions = _new_partitions(draft, assignments)
     _answer(result.create_topic, topic.topic_id, assignments)
     if command.validate_only:
@@ -109,11 +113,7 @@ def _answer(
 
 def _check_new_topic(tables: Tables, command: cluster_pb2.CreateTopicCommand) -> None:
     name = command.name
-    if not _NAME.fullmatch(name) or name in (".", ".."):
-        raise InvalidTopicError(
-            f"topic name {name[:MAX_NAME_CHARS]!r} is not allowed: 1 to {MAX_NAME_CHARS} letters, "
-            f"digits, '.', '_' and '-', and not '.' or '..'"
-        )
+    check_topic_name(name)
     if name in tables.topic_ids:
         raise TopicAlreadyExistsError(f"topic {name!r} exists already")
     if len(command.topic_id) != 16 or not any(command.topic_id):
@@ -125,6 +125,20 @@ def _check_count(count: int) -> None:
     if not 1 <= count <= MAX_PARTITIONS_PER_TOPIC:
         raise InvalidPartitionsError(
             f"a topic has 1 to {MAX_PARTITIONS_PER_TOPIC} partitions, not {count}"
+        )
+
+
+def _check_min_isr(configs: Mapping[str, str], replication_factor: int) -> None:
+    """Refuse more in-sync replicas than a partition has: acks=all would always fail.
+
+    The default needs no check, since it follows the replication factor.
+    """
+    wanted = effective_min_isr(configs, replication_factor)
+    if wanted > replication_factor:
+        raise InvalidConfigError(
+            f"topic config min.insync.replicas={wanted} is above the topic's replication factor "
+            f"{replication_factor}: no write with acks=all would ever succeed; set it to at most "
+            f"{replication_factor}"
         )
 
 
@@ -229,7 +243,7 @@ def create_partitions(
     count = command.total_count
     if count <= len(present):
         raise InvalidPartitionsError(
-            f"topic {topic.name!r} has {len(present)} partitions; {count} is not more"
+            f"topic {topic.name!r} has {counted(len(present), 'partition')}; {count} is not more"
         )
     _check_count(count)
     added = count - len(present)
@@ -237,8 +251,8 @@ def create_partitions(
     if command.replica_assignments:
         if len(command.replica_assignments) != added:
             raise InvalidReplicaAssignmentError(
-                f"{added} partitions are added, but {len(command.replica_assignments)} "
-                f"assignments are given"
+                f"{counted(added, 'partition', 'is')} added, but "
+                f"{counted(len(command.replica_assignments), 'assignment', 'is')} given"
             )
         assignments = _checked_assignments(
             draft.tables, command.replica_assignments, replication_factor
@@ -258,6 +272,8 @@ def alter_configs(
     """Set and reset configs of a topic, all or none."""
     topic = require_topic(draft.tables, command.topic)
     validate_topic_configs(command.set)
+    # Only what is set: a topic that asks for too many already can have its other configs altered.
+    _check_min_isr(command.set, len(draft.tables.partitions[topic.topic_id][0].replicas))
     for key in command.remove:
         if key not in TOPIC_CONFIGS:
             near = suggest(key[:MAX_NAME_CHARS], list(TOPIC_CONFIGS))
