@@ -32,6 +32,8 @@ def consume() -> None:
     with Consumer("localhost:9092", group_id="billing", topics=["orders"]) as consumer:
         for record in consumer:
             assert_type(record, ConsumerRecord)
+            assert_type(record.topic_id, bytes)
+            consumer.commit({record.topic_partition: record.position_after})
         assert_type(consumer.poll(10), list[ConsumerRecord])
         assert_type(consumer.poll_batch(), dict[TopicPartition, list[ConsumerRecord]])
         partition = TopicPartition("orders", 0)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
-from penstock.client.aio_admin import AsyncAdminClient, OffsetSpec
+from penstock.client.aio_admin import AsyncAdminClient, ConfigValue, OffsetSpec
 from penstock.client.background import ForkGuard, LoopThread
 from penstock.client.config import AdminSettings
 from penstock.client.descriptions import (
@@ -22,13 +22,15 @@ from penstock.client.model import OffsetAndMetadata, OffsetAndTimestamp
 from penstock.wire.ids import TopicPartition
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class AdminClient:
     """Manages topics and groups. Thread-safe.
 
     Every method retries what is retriable for ``default_api_timeout_ms`` and then raises the last
-    reason. Errors are the typed ones of ``penstock.client.errors``.
+    reason. Errors are the typed ones of ``penstock.client.errors``; an argument of a wrong type or
+    value raises InvalidRequestError, which names it, before anything is asked.
     """
 
     def __init__(
@@ -55,14 +57,14 @@ class AdminClient:
     def close(self) -> None:
         """Free the connections. Idempotent."""
         if not self._guard.foreign:
-            self._thread.run(self._client.close())
+            self._thread.run(self._client.close)
 
     def create_topic(
         self,
         name: str,
         partitions: int = 1,
         replication_factor: int = 3,
-        configs: Mapping[str, str] | None = None,
+        configs: Mapping[str, ConfigValue] | None = None,
         *,
         if_not_exists: bool = False,
         replica_assignments: Sequence[Sequence[int]] = (),
@@ -72,34 +74,34 @@ class AdminClient:
 
         With ``if_not_exists`` a topic of this name is left as it is (``created`` is False);
         otherwise it raises TopicAlreadyExistsError. ``replica_assignments`` lists node ids by
-        partition instead of counts. Raises InvalidTopicError, InvalidPartitionsError,
+        partition instead of counts. Values of ``configs`` may be numbers and booleans as well as
+        text. Raises InvalidTopicError, InvalidPartitionsError,
         InvalidReplicationFactorError, InvalidConfigError.
         """
         return self._run(
-            self._client.create_topic(
-                name,
-                partitions,
-                replication_factor,
-                configs,
-                if_not_exists=if_not_exists,
-                replica_assignments=replica_assignments,
-                validate_only=validate_only,
-            )
+            self._client.create_topic,
+            name,
+            partitions,
+            replication_factor,
+            configs,
+            if_not_exists=if_not_exists,
+            replica_assignments=replica_assignments,
+            validate_only=validate_only,
         )
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic with its records. Raises UnknownTopicOrPartitionError."""
-        self._run(self._client.delete_topic(name))
+        self._run(self._client.delete_topic, name)
 
     def list_topics(self, *, include_internal: bool = False) -> list[TopicDescription]:
         """Every topic, by name."""
-        return self._run(self._client.list_topics(include_internal=include_internal))
+        return self._run(self._client.list_topics, include_internal=include_internal)
 
     def describe_topics(self, names: Iterable[str]) -> list[TopicDescription]:
         """The topics named, in that order. Raises UnknownTopicOrPartitionError for the first
         that does not exist.
         """
-        return self._run(self._client.describe_topics(names))
+        return self._run(self._client.describe_topics, names)
 
     def create_partitions(
         self,
@@ -114,22 +116,21 @@ class AdminClient:
         Raises InvalidPartitionsError when it is not more than the topic has.
         """
         self._run(
-            self._client.create_partitions(
-                topic,
-                total_count,
-                replica_assignments=replica_assignments,
-                validate_only=validate_only,
-            )
+            self._client.create_partitions,
+            topic,
+            total_count,
+            replica_assignments=replica_assignments,
+            validate_only=validate_only,
         )
 
     def describe_configs(self, topic: str) -> list[ConfigEntry]:
         """Every config of a topic with its value in force, by key."""
-        return self._run(self._client.describe_configs(topic))
+        return self._run(self._client.describe_configs, topic)
 
     def alter_configs(
         self,
         topic: str,
-        set_configs: Mapping[str, str] | None = None,
+        set_configs: Mapping[str, ConfigValue] | None = None,
         remove: Iterable[str] = (),
         *,
         validate_only: bool = False,
@@ -139,7 +140,7 @@ class AdminClient:
         Raises InvalidConfigError, which suggests the near key.
         """
         self._run(
-            self._client.alter_configs(topic, set_configs, remove, validate_only=validate_only)
+            self._client.alter_configs, topic, set_configs, remove, validate_only=validate_only
         )
 
     def elect_leaders(
@@ -150,25 +151,25 @@ class AdminClient:
         ``unclean`` lets a replica that may lack acknowledged records lead where no in-sync one
         lives. Partitions that needed no election are left out.
         """
-        return self._run(self._client.elect_leaders(partitions, unclean=unclean))
+        return self._run(self._client.elect_leaders, partitions, unclean=unclean)
 
     def describe_cluster(self) -> ClusterDescription:
         """Brokers and the active controller."""
-        return self._run(self._client.describe_cluster())
+        return self._run(self._client.describe_cluster)
 
     def describe_quorum(self) -> QuorumDescription:
         """How the controllers stand."""
-        return self._run(self._client.describe_quorum())
+        return self._run(self._client.describe_quorum)
 
     def list_groups(self) -> list[GroupListing]:
         """Every consumer group, by id."""
-        return self._run(self._client.list_groups())
+        return self._run(self._client.list_groups)
 
     def describe_groups(self, group_ids: Iterable[str]) -> list[GroupDescription]:
         """The groups named, in that order. Raises GroupIdNotFoundError for the first that does
         not exist.
         """
-        return self._run(self._client.describe_groups(group_ids))
+        return self._run(self._client.describe_groups, group_ids)
 
     def delete_groups(self, group_ids: Iterable[str]) -> None:
         """Delete empty groups with their offsets.
@@ -176,13 +177,13 @@ class AdminClient:
         Raises NonEmptyGroupError or GroupIdNotFoundError for the first that cannot be deleted;
         the others are deleted.
         """
-        self._run(self._client.delete_groups(group_ids))
+        self._run(self._client.delete_groups, group_ids)
 
     def list_group_offsets(
         self, group_id: str, partitions: Iterable[TopicPartition] = ()
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """The committed offsets of a group; none named means all that it has."""
-        return self._run(self._client.list_group_offsets(group_id, partitions))
+        return self._run(self._client.list_group_offsets, group_id, partitions)
 
     def alter_group_offsets(
         self, group_id: str, offsets: Mapping[TopicPartition, int | OffsetAndMetadata]
@@ -190,22 +191,22 @@ class AdminClient:
         """Set committed offsets of a group without members. Raises UnknownMemberIdError (or
         NonEmptyGroupError) while it has some.
         """
-        self._run(self._client.alter_group_offsets(group_id, offsets))
+        self._run(self._client.alter_group_offsets, group_id, offsets)
 
     def list_offsets(
         self, partitions: Mapping[TopicPartition, OffsetSpec]
     ) -> dict[TopicPartition, OffsetAndTimestamp]:
         """Offsets by "earliest", "latest", "max_timestamp" or a time in milliseconds."""
-        return self._run(self._client.list_offsets(partitions))
+        return self._run(self._client.list_offsets, partitions)
 
     def delete_records(
         self, before_offsets: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
         """Delete the records before each offset (-1: all); the new log start offsets."""
-        return self._run(self._client.delete_records(before_offsets))
+        return self._run(self._client.delete_records, before_offsets)
 
-    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        if self._guard.foreign:
-            coroutine.close()
-            self._guard.check()
-        return self._thread.run(coroutine)
+    def _run(
+        self, work: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        self._guard.check()
+        return self._thread.run(work, *args, **kwargs)

@@ -160,7 +160,7 @@ def offset_proto(
     """A position as a commit names it."""
     position = offset if isinstance(offset, OffsetAndMetadata) else OffsetAndMetadata(offset)
     named = common_pb2.TopicPartition(
-        topic=entry.topic, partition=entry.partition, topic_id=topic_id
+        topic=entry.topic, partition=entry.partition, topic_id=topic_id or position.topic_id
     )
     return groups_pb2.OffsetCommit(
         partition=named,

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self, Unpack, cast
 
 import grpc
 
-from penstock.client import admin_values
+from penstock.client import admin_values, arguments
 from penstock.client.background import ForkGuard
 from penstock.client.cluster import Cluster, gather_all, now_ms
 from penstock.client.config import AdminConfig, AdminSettings
@@ -30,6 +30,7 @@ from penstock.v1 import (
     admin_pb2,
     admin_pb2_grpc,
     cluster_pb2,
+    common_pb2,
     groups_pb2,
     groups_pb2_grpc,
     metadata_pb2,
@@ -43,6 +44,7 @@ from penstock.wire.errors import (
     PenstockError,
     RequestTimedOutError,
     TopicAlreadyExistsError,
+    UnknownServerError,
     UnknownTopicOrPartitionError,
     error_from_proto,
 )
@@ -51,8 +53,13 @@ from penstock.wire.ids import TopicPartition
 OffsetSpec = int | Literal["earliest", "latest", "max_timestamp"]
 """A time in milliseconds, or the name of a place in the log."""
 
+ConfigValue = str | int | float
+"""The value of a topic's config. Numbers, True and False are written as the cluster knows them."""
+
 _SPECS: dict[str, int] = {"latest": -1, "earliest": -2, "max_timestamp": -3}
 _READ_MS = 2_000.0  # Beyond this another broker is asked; a reading harms nobody.
+# After these a request may have been carried out all the same.
+_FATE_UNKNOWN = (NetworkError, RequestTimedOutError, UnknownServerError)
 _VISIBLE_MS = 5_000.0  # How long to wait for a new topic to show; it exists anyway.
 
 
@@ -101,21 +108,25 @@ class AsyncAdminClient:
         name: str,
         partitions: int = 1,
         replication_factor: int = 3,
-        configs: Mapping[str, str] | None = None,
+        configs: Mapping[str, ConfigValue] | None = None,
         *,
         if_not_exists: bool = False,
         replica_assignments: Sequence[Sequence[int]] = (),
         validate_only: bool = False,
     ) -> CreatedTopic:
         """Make a topic. See ``AdminClient.create_topic``."""
+        placed = _assignments(replica_assignments)
+        partitions = arguments.int32("partitions", partitions)
+        replication_factor = arguments.int32("replication_factor", replication_factor)
         command = cluster_pb2.CreateTopicCommand(
-            name=name,
-            partition_count=0 if replica_assignments else partitions,
-            replication_factor=0 if replica_assignments else replication_factor,
-            configs=dict(configs or {}),
-            replica_assignments=_assignments(replica_assignments),
-            validate_only=validate_only,
+            name=arguments.topic(name, "name"),
+            partition_count=0 if placed else partitions,
+            replication_factor=0 if placed else replication_factor,
+            configs=arguments.configs({} if configs is None else configs),
+            replica_assignments=placed,
+            validate_only=arguments.flag("validate_only", validate_only),
         )
+        if_not_exists = arguments.flag("if_not_exists", if_not_exists)
         request = admin_pb2.CreateTopicsRequest(topics=[command])
         try:
             result = await self._ask(
@@ -140,7 +151,7 @@ class AsyncAdminClient:
 
     async def delete_topic(self, name: str) -> None:
         """Delete a topic with its records. Raises UnknownTopicOrPartitionError."""
-        request = admin_pb2.DeleteTopicsRequest(names=[name])
+        request = admin_pb2.DeleteTopicsRequest(names=[arguments.topic(name, "name")])
         await self._ask(
             "DeleteTopics",
             request,
@@ -152,7 +163,8 @@ class AsyncAdminClient:
     async def list_topics(self, *, include_internal: bool = False) -> list[TopicDescription]:
         """Every topic, by name."""
         request = metadata_pb2.DescribeTopicsRequest(
-            all_topics=True, include_internal=include_internal
+            all_topics=True,
+            include_internal=arguments.flag("include_internal", include_internal),
         )
         response = await self._ask("DescribeTopics", request, lambda answer: answer)
         topics = [admin_values.topic(entry) for entry in response.topics]
@@ -160,7 +172,7 @@ class AsyncAdminClient:
 
     async def describe_topics(self, names: Iterable[str]) -> list[TopicDescription]:
         """The topics named, in that order. See ``AdminClient.describe_topics``."""
-        wanted = list(names)
+        wanted = arguments.topics(names, "names")
         if not wanted:
             return []
         request = metadata_pb2.DescribeTopicsRequest(topics=wanted)
@@ -178,10 +190,10 @@ class AsyncAdminClient:
     ) -> None:
         """Raise the partition count. See ``AdminClient.create_partitions``."""
         command = cluster_pb2.CreatePartitionsCommand(
-            topic=topic,
-            total_count=total_count,
+            topic=arguments.topic(topic),
+            total_count=arguments.int32("total_count", total_count),
             replica_assignments=_assignments(replica_assignments),
-            validate_only=validate_only,
+            validate_only=arguments.flag("validate_only", validate_only),
         )
         await self._ask(
             "CreatePartitions",
@@ -194,7 +206,7 @@ class AsyncAdminClient:
         """Every config of a topic with its value in force, by key."""
         result = await self._ask(
             "DescribeConfigs",
-            admin_pb2.DescribeConfigsRequest(topics=[topic]),
+            admin_pb2.DescribeConfigsRequest(topics=[arguments.topic(topic)]),
             lambda response: _only(response.topics),
             stub=admin_pb2_grpc.AdminStub,
         )
@@ -207,17 +219,17 @@ class AsyncAdminClient:
     async def alter_configs(
         self,
         topic: str,
-        set_configs: Mapping[str, str] | None = None,
+        set_configs: Mapping[str, ConfigValue] | None = None,
         remove: Iterable[str] = (),
         *,
         validate_only: bool = False,
     ) -> None:
         """Set some configs and reset others. See ``AdminClient.alter_configs``."""
         command = cluster_pb2.AlterTopicConfigsCommand(
-            topic=topic,
-            set=dict(set_configs or {}),
-            remove=list(remove),
-            validate_only=validate_only,
+            topic=arguments.topic(topic),
+            set=arguments.configs({} if set_configs is None else set_configs, "set_configs"),
+            remove=arguments.texts("remove", remove, "configs' names"),
+            validate_only=arguments.flag("validate_only", validate_only),
         )
         await self._ask(
             "AlterConfigs",
@@ -232,9 +244,9 @@ class AsyncAdminClient:
         """Elect leaders anew. See ``AdminClient.elect_leaders``."""
         request = admin_pb2.ElectLeadersRequest(
             type=cluster_pb2.ELECTION_TYPE_UNCLEAN
-            if unclean
+            if arguments.flag("unclean", unclean)
             else cluster_pb2.ELECTION_TYPE_PREFERRED,
-            partitions=[admin_values.partition_proto(entry) for entry in partitions],
+            partitions=_named(partitions),
         )
 
         def judge(response: admin_pb2.ElectLeadersResponse) -> dict[TopicPartition, int]:
@@ -305,12 +317,12 @@ class AsyncAdminClient:
 
     async def describe_groups(self, group_ids: Iterable[str]) -> list[GroupDescription]:
         """The groups named, in that order. See ``AdminClient.describe_groups``."""
-        return [await self._describe_group(group_id) for group_id in group_ids]
+        return [await self._describe_group(entry) for entry in arguments.group_ids(group_ids)]
 
     async def delete_groups(self, group_ids: Iterable[str]) -> None:
         """Delete empty groups with their offsets. See ``AdminClient.delete_groups``."""
         first: PenstockError | None = None
-        for group_id in group_ids:
+        for group_id in arguments.group_ids(group_ids):
             request = groups_pb2.DeleteGroupsRequest(group_ids=[group_id])
             try:
                 await self._ask_coordinator(
@@ -329,8 +341,8 @@ class AsyncAdminClient:
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """The committed offsets of a group; none named means all that it has."""
         request = groups_pb2.FetchOffsetsRequest(
-            group_id=group_id,
-            partitions=[admin_values.partition_proto(entry) for entry in partitions],
+            group_id=arguments.group_id(group_id),
+            partitions=_named(partitions),
             member_epoch=-1,
         )
         response = await self._ask_coordinator(group_id, "FetchOffsets", request, _checked)
@@ -341,9 +353,11 @@ class AsyncAdminClient:
     ) -> None:
         """Set committed offsets of a group without members. See ``AdminClient``."""
         request = groups_pb2.CommitOffsetsRequest(
-            group_id=group_id,
+            group_id=arguments.group_id(group_id),
             member_epoch=-1,
-            offsets=[admin_values.offset_proto(*pair) for pair in offsets.items()],
+            offsets=[
+                admin_values.offset_proto(*pair) for pair in arguments.positions(offsets).items()
+            ],
         )
 
         def judge(response: groups_pb2.CommitOffsetsResponse) -> None:
@@ -368,10 +382,7 @@ class AsyncAdminClient:
     ) -> dict[TopicPartition, OffsetAndTimestamp]:
         """Offsets by place or time. See ``AdminClient.list_offsets``."""
         self._check_open()
-        times = {
-            partition: _SPECS[spec] if isinstance(spec, str) else spec
-            for partition, spec in partitions.items()
-        }
+        times = arguments.times(partitions, _SPECS)
         return await self._leaders.list_offsets(times, self.config.default_api_timeout_ms)
 
     async def delete_records(
@@ -380,7 +391,8 @@ class AsyncAdminClient:
         """Delete the records before each offset (-1: all); the new log start offsets."""
         self._check_open()
         return await self._leaders.delete_records(
-            before_offsets, self.config.default_api_timeout_ms
+            arguments.offsets_by_partition("before_offsets", before_offsets, -1),
+            self.config.default_api_timeout_ms,
         )
 
     # --- inside -----------------------------------------------------------------------------
@@ -402,6 +414,7 @@ class AsyncAdminClient:
         changes = hasattr(request, "timeout_ms")
         deadline = now_ms() + self.config.default_api_timeout_ms
         sent = 0
+        unheard = False  # What became of an earlier attempt is not known.
 
         def bind(channel: grpc.aio.Channel) -> Any:
             nonlocal sent
@@ -429,12 +442,13 @@ class AsyncAdminClient:
                 # The broker asked may be a moment behind; thrice is sure.
                 unknown = isinstance(error, UnknownTopicOrPartitionError) and attempt >= 2
                 if unknown or not error.retriable or now_ms() + pause >= deadline:
-                    if changes and sent > 1:
+                    if changes and unheard:
                         error.add_note(
-                            f"the request was sent {sent} times, because earlier answers did not "
-                            "come; one of them may have taken effect"
+                            f"the request was sent {sent} times, because an earlier answer did "
+                            "not come; it may have taken effect then"
                         )
                     raise
+                unheard = unheard or isinstance(error, _FATE_UNKNOWN)
                 attempt += 1
             await asyncio.sleep(pause / 1000)
 
@@ -505,4 +519,9 @@ def _raise_if_error(message: Any) -> None:
 
 
 def _assignments(replicas: Sequence[Sequence[int]]) -> list[cluster_pb2.ReplicaAssignment]:
-    return [cluster_pb2.ReplicaAssignment(replicas=list(entry)) for entry in replicas]
+    checked = arguments.assignments(replicas)
+    return [cluster_pb2.ReplicaAssignment(replicas=nodes) for nodes in checked]
+
+
+def _named(partitions: Iterable[TopicPartition]) -> list[common_pb2.TopicPartition]:
+    return [admin_values.partition_proto(entry) for entry in arguments.partitions(partitions)]

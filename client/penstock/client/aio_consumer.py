@@ -8,11 +8,13 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 
+from penstock.client import arguments
 from penstock.client.background import ForkGuard
 from penstock.client.cluster import now_ms
 from penstock.client.config import ConsumerConfig, ConsumerSettings
-from penstock.client.consumer_engine import ConsumerEngine, Deadline
+from penstock.client.consumer_engine import ConsumerEngine
 from penstock.client.core.subscription import Rebalance
+from penstock.client.deadline import Deadline
 from penstock.client.model import (
     ConsumerRecord,
     OffsetAndMetadata,
@@ -42,7 +44,7 @@ class AsyncConsumer:
         self._listener: RebalanceListener | None = None
         self._closed = False
         if topics is not None:
-            self._engine.subscribe(topics)
+            self._engine.subscribe(arguments.subscription(topics))
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -88,8 +90,9 @@ class AsyncConsumer:
     ) -> None:
         """Read these topics from now on. See ``Consumer.subscribe``."""
         self._check_open()
-        self._engine.subscribe(topics)
-        self._listener = listener
+        wanted, hearer = arguments.subscription(topics), arguments.listener(listener)
+        self._engine.subscribe(wanted)
+        self._listener = hearer
 
     async def unsubscribe(self) -> None:
         """Leave the group and give back every partition."""
@@ -99,7 +102,7 @@ class AsyncConsumer:
     async def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read exactly these partitions, without the group's assignment."""
         self._check_open()
-        await self._engine.assign(tuple(partitions))
+        await self._engine.assign(arguments.partitions(partitions))
 
     def assignment(self) -> frozenset[TopicPartition]:
         """The partitions being read now."""
@@ -110,10 +113,12 @@ class AsyncConsumer:
         return self._engine.subscription()
 
     async def poll(
-        self, timeout_ms: float = 1_000, max_records: int | None = None
+        self, timeout_ms: float | None = 1_000, max_records: int | None = None
     ) -> list[ConsumerRecord]:
         """The next records. See ``Consumer.poll``."""
         self._check_open()
+        timeout_ms = arguments.timeout_ms(timeout_ms)
+        max_records = arguments.max_records(max_records)
         handout = self._engine.handout
         handout.settle()
         limit = max_records or self.config.max_poll_records
@@ -125,7 +130,7 @@ class AsyncConsumer:
         return records
 
     async def poll_batch(
-        self, timeout_ms: float = 1_000, max_records: int | None = None
+        self, timeout_ms: float | None = 1_000, max_records: int | None = None
     ) -> dict[TopicPartition, list[ConsumerRecord]]:
         """``poll``, by partition."""
         batches: dict[TopicPartition, list[ConsumerRecord]] = {}
@@ -136,70 +141,75 @@ class AsyncConsumer:
     async def seek(self, partition: TopicPartition, offset: int) -> None:
         """Read the partition from ``offset`` on. Raises InvalidRequestError if not assigned."""
         self._check_open()
-        await self._engine.seek(partition, offset)
+        await self._engine.seek(
+            arguments.partition(partition),
+            arguments.whole_number("offset", offset),
+        )
 
     async def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """Read from the log's start; none named means all assigned."""
         self._check_open()
-        await self._engine.seek_to(partitions, "earliest")
+        await self._engine.seek_to(arguments.each_partition(partitions), "earliest")
 
     async def seek_to_end(self, *partitions: TopicPartition) -> None:
         """Read only what comes from now on; none named means all assigned."""
         self._check_open()
-        await self._engine.seek_to(partitions, "latest")
+        await self._engine.seek_to(arguments.each_partition(partitions), "latest")
 
     async def position(self, partition: TopicPartition) -> int:
         """The offset of the next record to be handed out."""
         self._check_open()
-        return await self._engine.position(partition)
+        return await self._engine.position(arguments.partition(partition))
 
     async def committed(
         self, *partitions: TopicPartition
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """The group's committed positions; None where there is none."""
         self._check_open()
-        return await self._engine.committed(partitions)
+        return await self._engine.committed(arguments.each_partition(partitions))
 
     async def commit(
         self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None
     ) -> None:
         """Commit positions for the group. See ``Consumer.commit``."""
         self._check_open()
-        await self._engine.commit(offsets)
+        await self._engine.commit(self._engine.to_commit(arguments.optional_positions(offsets)))
 
     async def beginning_offsets(
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, int]:
         """The first offset of each partition's log."""
         self._check_open()
-        return await self._engine.beginning_offsets(tuple(partitions))
+        return await self._engine.beginning_offsets(arguments.partitions(partitions))
 
     async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The offset after the last readable record of each partition."""
         self._check_open()
-        return await self._engine.end_offsets(tuple(partitions))
+        return await self._engine.end_offsets(arguments.partitions(partitions))
 
     async def offsets_for_times(
         self, timestamps_ms: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         """The first record at or after each time; None where no record is that late."""
         self._check_open()
-        return await self._engine.offsets_for_times(timestamps_ms)
+        return await self._engine.offsets_for_times(
+            arguments.offsets_by_partition("timestamps_ms", timestamps_ms)
+        )
 
     async def partitions_for(self, topic: str) -> tuple[int, ...]:
         """The topic's partitions. Raises UnknownTopicOrPartitionError."""
         self._check_open()
-        return await self._engine.partitions_for(topic)
+        return await self._engine.partitions_for(arguments.topic(topic))
 
     async def pause(self, *partitions: TopicPartition) -> None:
         """Hand out nothing of these partitions until ``resume``; the position stays."""
         self._check_open()
-        await self._engine.pause(partitions)
+        await self._engine.pause(arguments.each_partition(partitions))
 
     async def resume(self, *partitions: TopicPartition) -> None:
         """Undo ``pause``."""
         self._check_open()
-        await self._engine.resume(partitions)
+        await self._engine.resume(arguments.each_partition(partitions))
 
     def paused(self) -> frozenset[TopicPartition]:
         """What is paused."""
@@ -207,7 +217,7 @@ class AsyncConsumer:
 
     async def close(self, timeout_ms: float | None = 30_000) -> None:
         """Commit, leave the group, free everything. See ``Consumer.close``."""
-        await self._close(timeout_ms, all_processed=True)
+        await self._close(arguments.timeout_ms(timeout_ms), all_processed=True)
 
     async def _close(self, timeout_ms: float | None, *, all_processed: bool) -> None:
         if self._closed or self._guard.foreign:

@@ -9,12 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 
+from penstock.client import arguments
 from penstock.client.background import ForkGuard
 from penstock.client.config import ProducerConfig, ProducerSettings
 from penstock.client.delivery import AsyncDeliveryFuture
 from penstock.client.model import Header, RecordMetadata
 from penstock.client.producer_engine import ProducerEngine
-from penstock.client.sending import SendPath
+from penstock.client.sending import Place, SendPath
 from penstock.wire.errors import BufferExhaustedError, ClientClosedError
 
 
@@ -79,7 +80,8 @@ class AsyncProducer:
         """
         self._check_open()
         deadline = 0.0
-        if topic not in self._engine.metadata:
+        if not isinstance(topic, str) or topic not in self._engine.metadata:
+            arguments.topic(topic)
             deadline = self._deadline()
             await self._engine.await_topic(topic)
             self._check_open()  # Nobody would ever send what is queued after the close.
@@ -92,8 +94,9 @@ class AsyncProducer:
             timestamp_ms=timestamp_ms,
         )
         future = AsyncDeliveryFuture(loop=asyncio.get_running_loop())
-        place = self._path.place(record)
-        while (result := self._path.append(record, place, future)) is None:
+        place: Place | None = None
+        while isinstance(result := self._path.offer(record, future, place), Place):
+            place = result
             deadline = deadline or self._deadline()
             await self._wait_for_room(deadline, record.size_bound)
             self._check_open()
@@ -120,10 +123,11 @@ class AsyncProducer:
     async def flush(self, timeout_ms: float | None = None) -> None:
         """Send everything queued so far and wait for the verdicts. See ``Producer.flush``."""
         self._check_open()
-        await self._engine.flush(timeout_ms)
+        await self._engine.flush(arguments.timeout_ms(timeout_ms))
 
     async def close(self, timeout_ms: float | None = None) -> None:
         """Flush, then free everything. Idempotent. See ``Producer.close``."""
+        timeout_ms = arguments.timeout_ms(timeout_ms)
         if self._closed or self._guard.foreign:
             return
         self._closed = True
@@ -133,7 +137,7 @@ class AsyncProducer:
     async def partitions_for(self, topic: str) -> int:
         """How many partitions the topic has. Raises UnknownTopicOrPartitionError."""
         self._check_open()
-        return await self._engine.await_topic(topic)
+        return await self._engine.await_topic(arguments.topic(topic))
 
     def _check_open(self) -> None:
         self._guard.check()

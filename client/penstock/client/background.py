@@ -14,11 +14,12 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
-from typing import Any, ClassVar, Final, Protocol, TypeVar
+from typing import Any, ClassVar, Final, ParamSpec, Protocol, TypeVar
 
-from penstock.wire.errors import ForkedProcessError
+from penstock.wire.errors import ForkedProcessError, InvalidRequestError
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 _LOG: Final = logging.getLogger("penstock.client")
 _EXIT_GRACE_MS: Final = 5_000
@@ -116,25 +117,49 @@ class LoopThread:
         """Whether the caller runs on this very thread, which must never wait."""
         return threading.current_thread() is self._thread
 
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """The coroutine's result. An interrupt (Ctrl-C) cancels the coroutine."""
+    def run(
+        self, work: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """The result of ``work(*args, **kwargs)``. An interrupt (Ctrl-C) cancels the coroutine.
+
+        Raises InvalidRequestError on the loop's own thread, which would wait for itself.
+        """
         if self.is_current:
-            coroutine.close()
-            raise RuntimeError(
-                "a blocking client method was called from a callback on the client's own thread; "
-                "do it in another thread"
+            raise InvalidRequestError(
+                "a client method that may have to wait was called from a callback on the client's "
+                "own thread, which must not wait; call it from another thread (send() waits only "
+                "for a topic's first record: ask partitions_for(topic) beforehand)"
             )
-        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
         try:
+            self._start(future, lambda: work(*args, **kwargs))
             return future.result()
         except BaseException:
             if not future.done():
                 future.cancel()
             raise
 
-    def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Start the coroutine and do not wait."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+    def submit(
+        self, work: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
+    ) -> concurrent.futures.Future[T]:
+        """Start ``work(*args, **kwargs)`` and do not wait. Cancelling the future cancels it."""
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self._start(future, lambda: work(*args, **kwargs))
+        return future
+
+    def _start(
+        self, future: concurrent.futures.Future[T], make: Callable[[], Coroutine[Any, Any, T]]
+    ) -> None:
+        # The coroutine is made on the loop: one made here would be left behind, never awaited, by
+        # an interrupt (a signal handler's exception) that comes before the loop has it.
+        async def run() -> T:
+            return await make()
+
+        def start() -> None:
+            if not future.cancelled():
+                _tie(self.loop.create_task(run()), future)
+
+        self.loop.call_soon_threadsafe(start)
 
     def call(self, callback: Callable[[], object]) -> None:
         """Run ``callback`` on the loop soon."""
@@ -154,6 +179,28 @@ class LoopThread:
                 _LOG.error("at exit: %s", error)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(timeout=_EXIT_GRACE_MS / 1000)
+
+
+def _tie(task: asyncio.Task[T], future: concurrent.futures.Future[T]) -> None:
+    """Have ``future`` end as ``task`` does, and a cancelled ``future`` cancel ``task``."""
+
+    def pass_on(_: asyncio.Task[T]) -> None:
+        if task.cancelled():
+            future.cancel()
+        if not future.set_running_or_notify_cancel():
+            return
+        error = task.exception()
+        if error is None:
+            future.set_result(task.result())
+        else:
+            future.set_exception(error)
+
+    def cancel(_: concurrent.futures.Future[T]) -> None:
+        if future.cancelled() and not task.done():
+            task.get_loop().call_soon_threadsafe(task.cancel)
+
+    task.add_done_callback(pass_on)
+    future.add_done_callback(cancel)
 
 
 def _handle_loop_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 from penstock.client.config import ConsumerConfig
 from penstock.client.core.subscription import Handout, Position
 from penstock.client.model import OffsetAndMetadata
 from penstock.client.offsets import GroupOffsets
-from penstock.wire.errors import InvalidGroupIdError, PenstockError
+from penstock.wire.errors import InvalidGroupIdError, PenstockError, UnknownTopicIdError
 from penstock.wire.ids import TopicPartition
 
 _LOG: Final = logging.getLogger("penstock.client")
+
+
+@dataclass(frozen=True, slots=True)
+class Commitment:
+    """Positions with the topics that they belong to (empty: the one that has the name when they
+    are sent), or why they cannot be committed.
+    """
+
+    positions: Mapping[TopicPartition, OffsetAndMetadata]
+    refusal: UnknownTopicIdError | None = None
 
 
 class Commits:
@@ -25,7 +36,7 @@ class Commits:
         self._config = config
         self._handout = handout
         self._offsets = offsets
-        self._committed: dict[TopicPartition, Position] = {}
+        self._committed: dict[TopicPartition, tuple[int, int, bytes]] = {}
 
     @property
     def offsets(self) -> GroupOffsets:
@@ -36,39 +47,56 @@ class Commits:
 
     def wanted(
         self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None
-    ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What a commit means: what was named, or the position after everything handed out."""
-        if offsets is None:
-            return _committable(self._handout.delivered())
-        return {
-            partition: entry if isinstance(entry, OffsetAndMetadata) else OffsetAndMetadata(entry)
-            for partition, entry in offsets.items()
-        }
+    ) -> Commitment:
+        """What a commit means: what was named, or the position after everything handed out.
 
-    async def commit(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: float
-    ) -> None:
-        """Commit and wait."""
-        await self.offsets.commit(offsets, timeout_ms)
-        for partition, entry in offsets.items():
-            self._committed[partition] = Position(entry.offset, entry.leader_epoch)
+        A number that says nothing of its topic is one of the topic that this consumer reads there,
+        or read last: coordinators refuse it once another has the name. Where it read both, a number
+        beyond what it had of the present one must be the old one's, and is refused here.
+        """
+        delivered = self._handout.delivered()
+        if offsets is None:
+            return Commitment(self._committable(delivered))
+        named: dict[TopicPartition, OffsetAndMetadata] = {}
+        refusal: UnknownTopicIdError | None = None
+        for partition, given in offsets.items():
+            entry = given if isinstance(given, OffsetAndMetadata) else OffsetAndMetadata(given)
+            if not entry.topic_id:
+                refusal = self._old_number(partition, entry, delivered.get(partition)) or refusal
+                entry = replace(entry, topic_id=self._handout.last_ids.get(partition, b""))
+            named[partition] = entry
+        return Commitment(named, refusal)
+
+    async def commit(self, wanted: Commitment, timeout_ms: float) -> None:
+        """Commit and wait. Raises UnknownTopicIdError for positions of topics that are gone."""
+        offsets = self.offsets
+        if wanted.refusal is not None:
+            raise wanted.refusal
+        await offsets.commit(wanted.positions, timeout_ms)
+        for partition, entry in wanted.positions.items():
+            self._committed[partition] = _identity(entry)
 
     async def commit_processed(
         self, mine: Iterable[TopicPartition], timeout_ms: float | None = None
     ) -> None:
         """Commit what is processed and not committed yet of ``mine``; a failure is only logged."""
-        positions = {
-            partition: position
-            for partition in mine
-            if (position := self._handout.consumed.get(partition)) is not None
-            and self._committed.get(partition) != position
+        consumed = self._handout.consumed
+        positions = self._committable(
+            {
+                partition: position
+                for partition in mine
+                if (position := consumed.get(partition)) is not None
+            }
+        )
+        new = {
+            partition: entry
+            for partition, entry in positions.items()
+            if self._committed.get(partition) != _identity(entry)
         }
-        if not positions:
+        if not new:
             return
         try:
-            await self.commit(
-                _committable(positions), timeout_ms or self._config.request_timeout_ms
-            )
+            await self.commit(Commitment(new), timeout_ms or self._config.request_timeout_ms)
         except PenstockError as error:
             _LOG.warning(
                 "group %s: automatic commit failed, records may come again: %s",
@@ -81,11 +109,32 @@ class Commits:
         for partition in partitions:
             self._committed.pop(partition, None)
 
+    def _committable(
+        self, positions: Mapping[TopicPartition, Position]
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        ids = self._handout.topic_ids
+        return {
+            partition: OffsetAndMetadata(
+                position.offset, position.leader_epoch, topic_id=ids.get(partition, b"")
+            )
+            for partition, position in positions.items()
+        }
 
-def _committable(
-    positions: Mapping[TopicPartition, Position],
-) -> dict[TopicPartition, OffsetAndMetadata]:
-    return {
-        partition: OffsetAndMetadata(position.offset, position.leader_epoch)
-        for partition, position in positions.items()
-    }
+    def _old_number(
+        self, partition: TopicPartition, entry: OffsetAndMetadata, position: Position | None
+    ) -> UnknownTopicIdError | None:
+        if partition not in self._handout.renewed:
+            return None
+        if position is not None and entry.offset <= position.offset:
+            return None
+        here = f"position {position.offset}" if position is not None else "position, now unknown,"
+        return UnknownTopicIdError(
+            f"partition {partition}: offset {entry.offset} was not committed. The topic was "
+            "deleted and made anew while this consumer ran, and the offset is beyond its "
+            f"{here} in the new one: it may be one of the old topic. Commit records' "
+            "position_after, or an OffsetAndMetadata with the topic_id"
+        )
+
+
+def _identity(entry: OffsetAndMetadata) -> tuple[int, int, bytes]:
+    return entry.offset, entry.leader_epoch, entry.topic_id

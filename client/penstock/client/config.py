@@ -16,7 +16,8 @@ from penstock.client import serializers
 from penstock.client.core.partitioner import Partitioner
 from penstock.client.serializers import Deserializer, Serializer, SerializerName
 from penstock.wire.compression import Compression
-from penstock.wire.errors import ConfigurationError
+from penstock.wire.errors import ConfigurationError, InvalidGroupIdError
+from penstock.wire.names import check_group_id
 from penstock.wire.topic_config import suggest
 from penstock.wire.transport import parse_address
 
@@ -355,11 +356,20 @@ def _check_plain(what: str, name: str, default: object, value: object) -> None:
     if name in _OPTIONAL_TEXT:
         if value is not None and not isinstance(value, str):
             raise ConfigurationError(f"{what} setting {name}={value!r}: text or None is wanted")
+        if name == "group_id" and value:
+            _check_group_id(what, value)
         return
     wanted = type(default) if default is not MISSING else str
     if not isinstance(value, wanted):
         kind = {"bool": "True or False", "str": "text"}.get(wanted.__name__, wanted.__name__)
         raise ConfigurationError(f"{what} setting {name}={value!r}: {kind} is wanted")
+
+
+def _check_group_id(what: str, group_id: str) -> None:
+    try:
+        check_group_id(group_id)
+    except InvalidGroupIdError as error:
+        raise ConfigurationError(f"{what} setting group_id: {error.message}") from None
 
 
 def _addresses(servers: str | Iterable[str]) -> tuple[Address, ...]:

@@ -6,13 +6,15 @@ import concurrent.futures
 import re
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
+from penstock.client import arguments
 from penstock.client.background import ForkGuard, LoopThread
 from penstock.client.cluster import now_ms
 from penstock.client.config import ConsumerConfig, ConsumerSettings
-from penstock.client.consumer_engine import ConsumerEngine, Deadline
+from penstock.client.consumer_engine import ConsumerEngine
 from penstock.client.core.subscription import Rebalance
+from penstock.client.deadline import Deadline
 from penstock.client.model import (
     ConsumerRecord,
     OffsetAndMetadata,
@@ -23,6 +25,7 @@ from penstock.wire.errors import ClientClosedError
 from penstock.wire.ids import TopicPartition
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class Consumer:
@@ -36,6 +39,9 @@ class Consumer:
     iteration) or the next batch (by ``poll``) is asked for; before partitions are given to
     another member, what was processed is committed. Heartbeats run in the background, however
     long processing takes, up to ``max_poll_interval_ms``.
+
+    An argument of a wrong type or value raises InvalidRequestError, which names it
+    (InvalidTopicError for a name that no topic can have), and changes nothing.
     """
 
     def __init__(
@@ -53,7 +59,7 @@ class Consumer:
         self._closed = False
         self._thread.register(self)
         if topics is not None:
-            self._engine.subscribe(topics)
+            self._engine.subscribe(arguments.subscription(topics))
 
     def __enter__(self) -> Self:
         return self
@@ -100,13 +106,14 @@ class Consumer:
         ``assign``, and for a pattern with flags.
         """
         self._check_open()
-        self._engine.subscribe(topics)
-        self._listener = listener
+        wanted, hearer = arguments.subscription(topics), arguments.listener(listener)
+        self._engine.subscribe(wanted)
+        self._listener = hearer
 
     def unsubscribe(self) -> None:
         """Leave the group and give back every partition."""
         self._check_open()
-        self._run(self._engine.unsubscribe())
+        self._run(self._engine.unsubscribe)
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read exactly these partitions, without the group's assignment.
@@ -114,7 +121,7 @@ class Consumer:
         Raises InvalidRequestError after ``subscribe``.
         """
         self._check_open()
-        self._run(self._engine.assign(tuple(partitions)))
+        self._run(self._engine.assign, arguments.partitions(partitions))
 
     def assignment(self) -> frozenset[TopicPartition]:
         """The partitions being read now."""
@@ -127,21 +134,24 @@ class Consumer:
     # --- reading ----------------------------------------------------------------------------
 
     def poll(
-        self, timeout_ms: float = 1_000, max_records: int | None = None
+        self, timeout_ms: float | None = 1_000, max_records: int | None = None
     ) -> list[ConsumerRecord]:
         """The next records, at most ``max_records`` (default ``max_poll_records``).
 
-        Waits up to ``timeout_ms`` for the first; then returns what is there, maybe nothing.
-        Records of a partition come in order. Marks what earlier polls returned as processed.
-        Runs rebalance listeners. Raises NoOffsetError, CorruptRecordError (naming partition and
-        offset; ``seek`` past it to go on), SerializationError, UnknownTopicOrPartitionError,
-        FencedInstanceIdError, BootstrapError. The first call connects and may take longer.
+        Waits up to ``timeout_ms`` (None: without bound) for the first; then returns what is
+        there, maybe nothing. Records of a partition come in order. Marks what earlier polls
+        returned as processed. Runs rebalance listeners. Raises NoOffsetError, CorruptRecordError
+        (naming partition and offset; ``seek`` past it to go on), SerializationError,
+        UnknownTopicOrPartitionError, FencedInstanceIdError, BootstrapError. The first call
+        connects and may take longer.
         What is likely to mend (a partition without a leader, a coordinator that moves) is waited
         for, and logged every 10 s; after 10 s, ConsumerStalledError says what will not mend.
         A member that did not poll for ``max_poll_interval_ms`` has left the group (a warning says
         so); polling joins again.
         """
         self._check_open()
+        timeout_ms = arguments.timeout_ms(timeout_ms)
+        max_records = arguments.max_records(max_records)
         handout = self._engine.handout
         handout.settle()
         limit = max_records or self.config.max_poll_records
@@ -153,7 +163,7 @@ class Consumer:
         return records
 
     def poll_batch(
-        self, timeout_ms: float = 1_000, max_records: int | None = None
+        self, timeout_ms: float | None = 1_000, max_records: int | None = None
     ) -> dict[TopicPartition, list[ConsumerRecord]]:
         """``poll``, by partition."""
         batches: dict[TopicPartition, list[ConsumerRecord]] = {}
@@ -164,26 +174,37 @@ class Consumer:
     # --- positions --------------------------------------------------------------------------
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        """Read the partition from ``offset`` on. Raises InvalidRequestError if not assigned."""
-        self._run(self._engine.seek(partition, offset))
+        """Read the partition from ``offset`` on. Raises InvalidRequestError if not assigned.
+
+        When the topic was deleted and made anew, and nothing has been said of it yet (a warning is
+        logged in ``poll``, iteration, or another call about positions), the offset is one of the
+        old topic: a warning says that the seek is dropped, and reading goes on by the group's
+        positions or ``auto_offset_reset``; with "none" the next ``poll`` raises NoOffsetError.
+        After that warning an offset is taken for one of the new topic, wherever it comes from.
+        """
+        self._run(
+            self._engine.seek,
+            arguments.partition(partition),
+            arguments.whole_number("offset", offset),
+        )
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """Read from the log's start; none named means all assigned."""
-        self._run(self._engine.seek_to(partitions, "earliest"))
+        self._run(self._engine.seek_to, arguments.each_partition(partitions), "earliest")
 
     def seek_to_end(self, *partitions: TopicPartition) -> None:
         """Read only what comes from now on; none named means all assigned."""
-        self._run(self._engine.seek_to(partitions, "latest"))
+        self._run(self._engine.seek_to, arguments.each_partition(partitions), "latest")
 
     def position(self, partition: TopicPartition) -> int:
         """The offset of the next record to be handed out."""
-        return self._run(self._engine.position(partition))
+        return self._run(self._engine.position, arguments.partition(partition))
 
     def committed(
         self, *partitions: TopicPartition
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """The group's committed positions; None where there is none."""
-        return self._run(self._engine.committed(partitions))
+        return self._run(self._engine.committed, arguments.each_partition(partitions))
 
     def commit(
         self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None
@@ -193,8 +214,17 @@ class Consumer:
         Retries what is retriable for ``default_api_timeout_ms``. Raises FencedMemberEpochError or
         UnknownMemberIdError when the partitions went to another member meanwhile, and
         MaxPollExceededError when this one left because it did not poll.
+
+        Raises UnknownTopicIdError for a position in a topic that was deleted and made anew. Records
+        know their topic: commit ``{record.topic_partition: record.position_after}``. A plain offset
+        is taken for one of the topic that this consumer reads there, or read last. Where it read
+        the new topic after the old one, what is beyond its position in the new one is refused.
+        What is not beyond it is committed there, though it may be an old one that skips records
+        which are still being processed. For a partition that this consumer never read, a plain
+        offset is one of the topic that has the name now.
         """
-        self._run(self._engine.commit(offsets))
+        wanted = self._engine.to_commit(arguments.optional_positions(offsets))
+        self._run(self._engine.commit, wanted)
 
     def commit_async(
         self,
@@ -206,8 +236,10 @@ class Consumer:
         ``callback`` is called with None or the failure, on the client's own thread.
         """
         self._check_open()
-        wanted = self._engine.offsets_to_commit(offsets)
-        future = self._thread.submit(self._engine.commit(wanted))
+        if callback is not None and not callable(callback):
+            raise arguments.refusal("callback", callback, "a callable")
+        wanted = self._engine.to_commit(arguments.optional_positions(offsets))
+        future = self._thread.submit(self._engine.commit, wanted)
         if callback is not None:
             notify = callback
             future.add_done_callback(lambda done: notify(done.exception()))
@@ -215,31 +247,34 @@ class Consumer:
 
     def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The first offset of each partition's log."""
-        return self._run(self._engine.beginning_offsets(tuple(partitions)))
+        return self._run(self._engine.beginning_offsets, arguments.partitions(partitions))
 
     def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The offset after the last readable record of each partition."""
-        return self._run(self._engine.end_offsets(tuple(partitions)))
+        return self._run(self._engine.end_offsets, arguments.partitions(partitions))
 
     def offsets_for_times(
         self, timestamps_ms: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         """The first record at or after each time; None where no record is that late."""
-        return self._run(self._engine.offsets_for_times(timestamps_ms))
+        return self._run(
+            self._engine.offsets_for_times,
+            arguments.offsets_by_partition("timestamps_ms", timestamps_ms),
+        )
 
     def partitions_for(self, topic: str) -> tuple[int, ...]:
         """The topic's partitions. Raises UnknownTopicOrPartitionError."""
-        return self._run(self._engine.partitions_for(topic))
+        return self._run(self._engine.partitions_for, arguments.topic(topic))
 
     # --- flow -------------------------------------------------------------------------------
 
     def pause(self, *partitions: TopicPartition) -> None:
         """Hand out nothing of these partitions until ``resume``; the position stays."""
-        self._run(self._engine.pause(partitions))
+        self._run(self._engine.pause, arguments.each_partition(partitions))
 
     def resume(self, *partitions: TopicPartition) -> None:
         """Undo ``pause``."""
-        self._run(self._engine.resume(partitions))
+        self._run(self._engine.resume, arguments.each_partition(partitions))
 
     def paused(self) -> frozenset[TopicPartition]:
         """What is paused."""
@@ -252,7 +287,7 @@ class Consumer:
         ``on_partitions_revoked``. When a ``with`` block ends by an exception, what was handed out
         last does not count as processed, and will come again.
         """
-        self._close(timeout_ms, all_processed=True)
+        self._close(arguments.timeout_ms(timeout_ms), all_processed=True)
 
     def close_at_exit(self, timeout_ms: float) -> None:
         """Called when the interpreter exits and nobody closed the consumer."""
@@ -275,11 +310,11 @@ class Consumer:
             if self._listener is not None and parting.revoked:
                 self._listener.on_partitions_revoked(parting.revoked)
         finally:
-            self._thread.run(self._engine.close(deadline))
+            self._thread.run(self._engine.close, deadline)
 
     def _fetch(self, deadline: Deadline, max_records: int | None) -> bool:
         while True:
-            step = self._thread.run(self._engine.step(deadline, max_records))
+            step = self._thread.run(self._engine.step, deadline, max_records)
             if isinstance(step, Rebalance):
                 self._rebalance(step)
                 continue
@@ -294,8 +329,8 @@ class Consumer:
                 if listener is not None:
                     listener.on_partitions_revoked(change.revoked)
             finally:
-                self._thread.run(self._engine.give_back(change))
-        taken = self._thread.run(self._engine.take_over(change))
+                self._thread.run(self._engine.give_back, change)
+        taken = self._thread.run(self._engine.take_over, change)
         if taken and listener is not None:
             listener.on_partitions_assigned(taken)
 
@@ -304,12 +339,10 @@ class Consumer:
         if self._closed:
             raise ClientClosedError("the consumer is closed")
 
-    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        try:
-            self._guard.check()
-            if self._engine.closed:
-                raise ClientClosedError("the consumer is closed")
-        except BaseException:
-            coroutine.close()
-            raise
-        return self._thread.run(coroutine)
+    def _run(
+        self, work: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        self._guard.check()
+        if self._engine.closed:
+            raise ClientClosedError("the consumer is closed")
+        return self._thread.run(work, *args, **kwargs)

@@ -6,24 +6,29 @@ import asyncio
 import logging
 import re
 from collections.abc import Coroutine, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal
 
-from penstock.client import serializers
 from penstock.client.cluster import Cluster, now_ms
-from penstock.client.commits import Commits
+from penstock.client.commits import Commitment, Commits
 from penstock.client.config import ConsumerConfig
 from penstock.client.coordinator import Coordinators
-from penstock.client.core.fetch_events import Added, OutOfRange, Removed, Woken
+from penstock.client.core.fetch_events import Added, MadeAnew, OutOfRange, Removed, Woken
 from penstock.client.core.member import MemberState, Polled, Reconciled, Subscribed
-from penstock.client.core.subscription import Handout, Position, Rebalance, Subscription
+from penstock.client.core.subscription import (
+    Handout,
+    Rebalance,
+    Subscription,
+    pattern_text,
+)
+from penstock.client.deadline import Deadline
 from penstock.client.fetch_loop import FetchLoop
 from penstock.client.group_link import GroupLink
 from penstock.client.leader_calls import LeaderCalls
 from penstock.client.metadata_keeper import MetadataKeeper
-from penstock.client.model import ConsumerRecord, OffsetAndMetadata, OffsetAndTimestamp
+from penstock.client.model import OffsetAndMetadata, OffsetAndTimestamp
 from penstock.client.offsets import GroupOffsets
 from penstock.client.positions import Positions
+from penstock.client.record_reader import RecordReader
 from penstock.wire.errors import (
     ClientClosedError,
     ConsumerStalledError,
@@ -31,35 +36,12 @@ from penstock.wire.errors import (
     PenstockError,
 )
 from penstock.wire.ids import TopicPartition
-from penstock.wire.records import Record
 
 _LOG: Final = logging.getLogger("penstock.client")
 _STALL_MS: Final = 10_000.0
 _LEAVE_MS: Final = 2_000.0
 _LEAST_PAUSE_MS: Final = 10.0
 """Between automatic commits, however often they are asked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Deadline:
-    """A point in time, or never."""
-
-    at_ms: float
-
-    @classmethod
-    def after_ms(cls, timeout_ms: float | None) -> Self:
-        """So long from now; None means never."""
-        return cls(float("inf") if timeout_ms is None else now_ms() + timeout_ms)
-
-    @classmethod
-    def never(cls) -> Self:
-        """No deadline."""
-        return cls(float("inf"))
-
-    @property
-    def remaining_ms(self) -> float:
-        """How long until then, at least 0."""
-        return max(0.0, self.at_ms - now_ms())
 
 
 class ConsumerEngine:
@@ -81,6 +63,7 @@ class ConsumerEngine:
             config,
             on_progress=self._progress,
             on_out_of_range=self._on_out_of_range,
+            on_made_anew=self._on_made_anew,
         )
         self._group: GroupLink | None = None
         self._offsets: GroupOffsets | None = None
@@ -99,13 +82,15 @@ class ConsumerEngine:
         self._positions = Positions(
             config,
             self._cluster,
+            keeper=self._keeper,
             fetch=self._fetch,
             leaders=self._leaders,
             handout=self.handout,
+            offsets=self._offsets,
+            member=self._group.member if self._group is not None else None,
             on_progress=self._progress,
         )
-        self._key = serializers.deserializer("key_deserializer", config.key_deserializer)
-        self._value = serializers.deserializer("value_deserializer", config.value_deserializer)
+        self._reader = RecordReader(config)
         self._subscription = Subscription()
         self._subscribed = Subscription()  # What is in force.
         self._by_hand = False
@@ -127,7 +112,7 @@ class ConsumerEngine:
                 "this consumer was given partitions by assign(); unsubscribe() first"
             )
         if isinstance(topics, re.Pattern):
-            self._subscription = Subscription(pattern=_pattern(topics))
+            self._subscription = Subscription(pattern=pattern_text(topics))
         else:
             names = (topics,) if isinstance(topics, str) else tuple(topics)
             for name in names:
@@ -221,23 +206,16 @@ class ConsumerEngine:
         """
         metadata = self._cluster.metadata
         pattern = self._subscribed.pattern
-        topics = (
-            [
-                name
-                for name, info in metadata.topics.items()
-                if not info.internal and re.fullmatch(pattern, name)
-            ]
-            if pattern
-            else list(self._subscribed.topics)
-        )
+        topics = metadata.matching(pattern) if pattern else list(self._subscribed.topics)
         wanted = frozenset(
             TopicPartition(topic, number)
             for topic in topics
             for number in range(metadata.partition_count(topic))
         )
         owned = self._fetch.fetcher.partitions
-        if first or pattern:
-            self._drop(owned - wanted)
+        gone = owned - wanted
+        # A topic that was deleted may be made anew, with fewer partitions perhaps.
+        self._drop(gone if first or pattern else [name for name in gone if name.topic in metadata])
         self._add(wanted - owned, reset="" if first or pattern else "earliest")
 
     def _add(
@@ -248,9 +226,7 @@ class ConsumerEngine:
             return
         self._keeper.watch({entry.topic for entry in added})
         self._fetch.handle(Added(added))
-        offsets = self._offsets if from_group else None
-        member = self._group.member if self._group is not None and from_group else None
-        self._positions.find(added, offsets=offsets, member=member, reset=reset)
+        self._positions.find(added, from_group=from_group, reset=reset)
 
     def _drop(self, partitions: Iterable[TopicPartition]) -> None:
         gone = tuple(partitions)
@@ -258,6 +234,7 @@ class ConsumerEngine:
             self._fetch.handle(Removed(gone))
             self.handout.drop(gone)
             self._commits.forget(gone)
+            self._positions.forget(gone)
 
     # --- reading ----------------------------------------------------------------------------
 
@@ -265,7 +242,9 @@ class ConsumerEngine:
         """Whether ``handout`` has records by the deadline, or a Rebalance to carry out before.
 
         They are there when it is cancelled, too: reading has gone on behind them.
-        Raises ClientClosedError as soon as the consumer is closed from elsewhere.
+        Raises ClientClosedError as soon as the consumer is closed from elsewhere. When nothing is
+        there to be read and a partition does not exist (any more), raises why: at the deadline, or
+        after ``retry_backoff_max_ms``. The next step may find that it exists again.
         """
         await asyncio.sleep(0)  # Heartbeats must run even where records never end.
         self._check_open()
@@ -276,6 +255,7 @@ class ConsumerEngine:
                 "this consumer has nothing to read: subscribe() to topics or assign() partitions"
             )
         self._polling = True
+        patience = Deadline.after_ms(self._config.retry_backoff_max_ms)
         try:
             while True:
                 self._check_open()
@@ -284,6 +264,8 @@ class ConsumerEngine:
                 if found is not None:
                     self._stalled_ms = float("inf")
                     return found
+                if min(deadline.remaining_ms, patience.remaining_ms) <= 0:
+                    self._check_existence()
                 if deadline.remaining_ms <= 0:
                     return False
                 await self._wait(deadline)
@@ -314,7 +296,15 @@ class ConsumerEngine:
         if self.closed:
             raise ClientClosedError("the consumer was closed while records were waited for")
 
+    def _check_existence(self) -> None:
+        """Raise why a partition does not exist; in a group the assignment will say so."""
+        if self._group is None or self._by_hand:
+            error = self._fetch.fetcher.absence()
+            if error is not None:
+                raise error
+
     def _look(self, limit: int) -> Literal[True] | Rebalance | None:
+        self._positions.catch_up()
         if self._group is not None and not self._by_hand:
             self._group.handle(Polled())
             change = self._group.member.pending_rebalance
@@ -325,12 +315,12 @@ class ConsumerEngine:
         else:
             self.handout.interrupted = False  # By what was before assign().
         if self._failure is not None:  # After the application heard what it lost by it.
-            raise self._failure
+            raise self._failure.with_traceback(None)  # It would grow with every poll.
         if self._topics_changed:
             self._topics_changed = False
             self._read_whole_topics(first=False)
         if not self.handout.has_kept:
-            self.handout.keep(self._fetch.take(limit, self._convert))
+            self.handout.keep(self._fetch.take(limit, self._reader.convert))
         return True if self.handout.has_kept else None
 
     async def _wait(self, deadline: Deadline) -> None:
@@ -355,24 +345,6 @@ class ConsumerEngine:
                 await self._wake.wait()
         except TimeoutError:
             pass  # The caller looks at the deadline.
-
-    def _convert(self, partition: TopicPartition, record: Record, epoch: int) -> ConsumerRecord:
-        key, value = record.key, record.value
-        if self._key is not None:
-            key = serializers.deserialize("key", f"{partition}@{record.offset}", self._key, key)
-        if self._value is not None:
-            where = f"{partition}@{record.offset}"
-            value = serializers.deserialize("value", where, self._value, value)
-        return ConsumerRecord(
-            partition.topic,
-            partition.partition,
-            record.offset,
-            record.timestamp_ms,
-            key,
-            value,
-            record.headers,
-            epoch,
-        )
 
     # --- rebalancing ------------------------------------------------------------------------
 
@@ -406,7 +378,7 @@ class ConsumerEngine:
         if offset < 0:
             raise InvalidRequestError(f"offset {offset} is negative; use seek_to_end() and such")
         self._check_assigned((partition,))
-        self._positions.set(partition, Position(offset))
+        self._positions.seek(partition, offset)
 
     async def seek_to(
         self, partitions: Iterable[TopicPartition], place: Literal["earliest", "latest"]
@@ -414,20 +386,25 @@ class ConsumerEngine:
         """Read on from the beginning or the end."""
         wanted = tuple(partitions) or tuple(sorted(self.assignment()))
         self._check_assigned(wanted)
-        self._positions.find(wanted, offsets=None, member=None, reset=place)
+        self._positions.catch_up()
+        self._positions.find(wanted, reset=place)
 
     async def position(self, partition: TopicPartition) -> int:
         """The offset of the next record to be handed out."""
         self._check_assigned((partition,))
-        kept = self.handout.first_kept(partition)
-        if kept is not None:
-            return kept
         return await self._positions.position(partition)
+
+    def _on_out_of_range(self, effect: OutOfRange) -> None:
+        self._positions.on_out_of_range(effect)
+
+    def _on_made_anew(self, effect: MadeAnew) -> None:
+        self._positions.on_made_anew(effect)
 
     async def committed(
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """The group's committed positions."""
+        self._positions.catch_up()  # What is found is of the present topics.
         wanted = tuple(partitions) or tuple(sorted(self.assignment()))
         found = await self._commits.offsets.fetch(wanted, self._config.default_api_timeout_ms)
         return {partition: found.get(partition) for partition in wanted}
@@ -451,6 +428,7 @@ class ConsumerEngine:
         for partition, time_ms in timestamps_ms.items():
             if time_ms < 0:
                 raise InvalidRequestError(f"the time {time_ms} ms for {partition} is negative")
+        self._positions.catch_up()
         found = await self._leaders.list_offsets(timestamps_ms, self._config.default_api_timeout_ms)
         return {name: entry if entry.offset >= 0 else None for name, entry in found.items()}
 
@@ -479,26 +457,21 @@ class ConsumerEngine:
     async def _offsets_at(
         self, partitions: tuple[TopicPartition, ...], place: int
     ) -> dict[TopicPartition, int]:
+        self._positions.catch_up()
         times = dict.fromkeys(partitions, place)
         found = await self._leaders.list_offsets(times, self._config.default_api_timeout_ms)
         return {name: entry.offset for name, entry in found.items()}
 
-    def _on_out_of_range(self, effect: OutOfRange) -> None:
-        self._positions.out_of_range(effect)
-
     # --- commits ----------------------------------------------------------------------------
 
-    def offsets_to_commit(
+    def to_commit(
         self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None
-    ) -> dict[TopicPartition, OffsetAndMetadata]:
+    ) -> Commitment:
         """What a commit means: what was named, or the position after everything handed out."""
         return self._commits.wanted(offsets)
 
-    async def commit(
-        self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None
-    ) -> None:
+    async def commit(self, wanted: Commitment) -> None:
         """Commit and wait."""
-        wanted = self._commits.wanted(offsets)
         await self._cluster.start()
         await self._commits.commit(wanted, self._config.default_api_timeout_ms)
 
@@ -517,7 +490,7 @@ class ConsumerEngine:
         mine = self.assignment()
         if self._group is not None and not self._by_hand:
             mine &= self._group.member.owned
-        return mine
+        return mine - self._positions.made_anew
 
     async def _commit_at_end(self, deadline: Deadline) -> None:
         if self._config.enable_auto_commit and self._group is not None:
@@ -574,16 +547,3 @@ class ConsumerEngine:
                 f"topic {partition.topic!r} has no partition {partition.partition}; it has 0 to "
                 f"{count - 1}"
             )
-
-
-def _pattern(compiled: re.Pattern[str]) -> str:
-    """The pattern's text, which is all that the coordinator gets and matches by."""
-    if not isinstance(compiled.pattern, str) or not compiled.pattern:
-        raise InvalidRequestError(f"{compiled.pattern!r} is not a pattern over topics' names")
-    flags = re.RegexFlag(compiled.flags & ~(re.UNICODE | re.ASCII))  # Names are ASCII anyhow.
-    if flags:
-        raise InvalidRequestError(
-            f"the pattern {compiled.pattern!r} has flags ({flags!r}), and subscriptions know none: "
-            "write it without, for example [Tt] for re.IGNORECASE"
-        )
-    return compiled.pattern

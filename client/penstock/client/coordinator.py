@@ -18,12 +18,14 @@ from penstock.wire.errors import (
     NotCoordinatorError,
     PenstockError,
     RequestTimedOutError,
+    UnknownTopicIdError,
     UnknownTopicOrPartitionError,
     error_from_proto,
 )
 
 LOOK_AGAIN = (NotCoordinatorError, CoordinatorNotAvailableError, NetworkError, RequestTimedOutError)
 """Errors after which another broker may be the coordinator."""
+_NO_SUCH_TOPIC = (UnknownTopicOrPartitionError, UnknownTopicIdError)
 
 
 class Coordinators:
@@ -86,7 +88,7 @@ class Coordinators:
             except PenstockError as error:
                 pause = self._cluster.backoff.delay_ms(attempt)
                 # The coordinator may be a moment behind about topics; thrice is sure.
-                unknown = isinstance(error, UnknownTopicOrPartitionError) and attempt >= 2
+                unknown = isinstance(error, _NO_SUCH_TOPIC) and attempt >= 2
                 if unknown or not error.retriable or now_ms() + pause >= deadline:
                     raise
                 attempt += 1

@@ -10,7 +10,8 @@ from contextvars import Context
 from typing import Any, Final, Protocol, Self
 
 from penstock.client.model import RecordMetadata
-from penstock.wire.errors import DeliveryFailedError
+from penstock.wire.errors import DeliveryFailedError, PenstockError
+from penstock.wire.wording import counted
 
 _SAMPLES: Final = 100
 
@@ -44,14 +45,15 @@ class DeliveryFuture(concurrent.futures.Future[RecordMetadata]):
 
     def refuse(self, error: BaseException) -> None:
         """The record is not written."""
-        self.set_exception(error)
+        self.set_exception(_own(error))
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
         """The record's place; raises why there is none. Waits up to ``timeout`` seconds."""
         result = super().exception(timeout)
         _note_read(self)
         if result is not None:
-            raise result
+            # Otherwise each call would add its frames to those of the calls before.
+            raise result.with_traceback(None)
         return super().result()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
@@ -82,7 +84,7 @@ class AsyncDeliveryFuture(asyncio.Future[RecordMetadata]):
     def refuse(self, error: BaseException) -> None:
         """The record is not written."""
         if not self.done():
-            self.set_exception(error)
+            self.set_exception(_own(error))
             # flush() and close() raise what nobody read; asyncio need not log it as well.
             self._log_traceback = False
 
@@ -111,6 +113,20 @@ class AsyncDeliveryFuture(asyncio.Future[RecordMetadata]):
         """The record's place; raises why there is none."""
         _note_read(self)
         return super().__await__()
+
+
+def _own(error: BaseException) -> BaseException:
+    """A copy of a failure that many records share: raising an exception changes it.
+
+    What Penstock did not make is passed on as it is, for nobody knows how to copy it.
+    """
+    if not isinstance(error, PenstockError):
+        return error
+    own = type(error)(error.message, leader=error.leader)
+    own.__cause__ = error.__cause__
+    for note in getattr(error, "__notes__", ()):
+        own.add_note(note)
+    return own
 
 
 def _note_read(promise: Promise) -> None:
@@ -182,6 +198,7 @@ class FailureLedger:
         self._unread, self.delivered = Unread(), 0
         if count:
             raise DeliveryFailedError(
-                f"{count} records were not delivered, and nobody read their futures "
+                f"{counted(count, 'record', 'was')} not delivered, and nobody read "
+                f"{'its future' if count == 1 else 'their futures'} "
                 f"({delivered} were delivered since the last flush); the first because: {first}"
             ) from first

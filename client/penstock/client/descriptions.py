@@ -117,7 +117,7 @@ class MemberDescription:
 
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
-    """A group whole, with its committed offsets."""
+    """A group whole. ``offsets`` has the partitions with a committed position and no others."""
 
     group_id: str
     state: str

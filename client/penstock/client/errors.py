@@ -19,6 +19,7 @@ from penstock.wire.errors import (
     CorruptRecordError,
     DeliveryFailedError,
     DeliveryTimeoutError,
+    DiskFullError,
     ErrorCode,
     FencedInstanceIdError,
     FencedMemberEpochError,
@@ -49,6 +50,7 @@ from penstock.wire.errors import (
     UnknownErrorCodeError,
     UnknownMemberIdError,
     UnknownServerError,
+    UnknownTopicIdError,
     UnknownTopicOrPartitionError,
 )
 
@@ -65,6 +67,7 @@ __all__ = [
     "CorruptRecordError",
     "DeliveryFailedError",
     "DeliveryTimeoutError",
+    "DiskFullError",
     "ErrorCode",
     "FencedInstanceIdError",
     "FencedMemberEpochError",
@@ -95,6 +98,7 @@ __all__ = [
     "UnknownErrorCodeError",
     "UnknownMemberIdError",
     "UnknownServerError",
+    "UnknownTopicIdError",
     "UnknownTopicOrPartitionError",
     "every_error",
 ]

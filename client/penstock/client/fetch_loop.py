@@ -20,6 +20,7 @@ from penstock.client.core.fetch_events import (
     FetchAnswered,
     Fetched,
     FetchFailed,
+    MadeAnew,
     OutOfRange,
     RefreshMetadata,
     SendFetch,
@@ -29,7 +30,7 @@ from penstock.client.core.fetcher import Convert, Fetcher, FetcherSettings
 from penstock.client.metadata_keeper import MetadataKeeper
 from penstock.client.model import ConsumerRecord
 from penstock.client.transport import rpc_error
-from penstock.v1 import log_pb2, log_pb2_grpc
+from penstock.v1 import common_pb2, log_pb2, log_pb2_grpc
 from penstock.wire.errors import NetworkError, PenstockError, error_from_proto
 from penstock.wire.ids import TopicPartition
 
@@ -39,7 +40,8 @@ _LEADER_BACKOFF_FIRST_MS: Final = 20.0
 
 class FetchLoop:
     """Belongs to one event loop. ``on_progress`` is called when there may be something to take,
-    ``on_out_of_range`` when a position needs the reset policy.
+    ``on_out_of_range`` when a position needs the reset policy, ``on_made_anew`` when its topic is
+    another one.
     """
 
     def __init__(
@@ -50,12 +52,14 @@ class FetchLoop:
         *,
         on_progress: Callable[[], object],
         on_out_of_range: Callable[[OutOfRange], object],
+        on_made_anew: Callable[[MadeAnew], object],
     ) -> None:
         self._cluster = cluster
         self._keeper = keeper
         self._config = config
         self._on_progress = on_progress
         self._on_out_of_range = on_out_of_range
+        self._on_made_anew = on_made_anew
         self.fetcher = Fetcher(
             FetcherSettings(
                 max_partition_bytes=config.max_partition_fetch_bytes,
@@ -118,6 +122,8 @@ class FetchLoop:
                 task.cancel()
         elif isinstance(effect, RefreshMetadata):
             self._keeper.request(effect.avoid)
+        elif isinstance(effect, MadeAnew):
+            self._on_made_anew(effect)
         else:
             self._on_out_of_range(effect)
 
@@ -158,7 +164,11 @@ class FetchLoop:
         )
         for wanted in effect.wanted:
             request.partitions.add(
-                partition=self._cluster.metadata.to_proto(wanted.partition),
+                partition=common_pb2.TopicPartition(
+                    topic=wanted.partition.topic,
+                    partition=wanted.partition.partition,
+                    topic_id=wanted.topic_id,
+                ),
                 fetch_offset=wanted.offset,
                 current_leader_epoch=wanted.leader_epoch,
                 last_fetched_epoch=wanted.last_fetched_epoch,

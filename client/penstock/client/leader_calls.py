@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from penstock.client.cluster import Cluster, now_ms
 from penstock.client.metadata_keeper import MetadataKeeper
 from penstock.client.model import OffsetAndTimestamp
-from penstock.v1 import log_pb2, log_pb2_grpc
+from penstock.v1 import common_pb2, log_pb2, log_pb2_grpc
 from penstock.wire.errors import (
     LeaderNotAvailableError,
     PenstockError,
     RequestTimedOutError,
+    UnknownTopicIdError,
     UnknownTopicOrPartitionError,
     error_from_proto,
 )
@@ -22,6 +24,7 @@ from penstock.wire.ids import TopicPartition
 Q = TypeVar("Q")
 A = TypeVar("A")
 Outcome = dict[TopicPartition, A | PenstockError]
+TopicIds = Mapping[TopicPartition, bytes]
 
 
 class LeaderCalls:
@@ -35,10 +38,19 @@ class LeaderCalls:
         self._keeper = keeper
 
     async def list_offsets(
-        self, times_ms: Mapping[TopicPartition, int], timeout_ms: float
+        self,
+        times_ms: Mapping[TopicPartition, int],
+        timeout_ms: float,
+        topic_ids: TopicIds | None = None,
     ) -> dict[TopicPartition, OffsetAndTimestamp]:
-        """Offsets by time: -1 the end, -2 the start, -3 the largest timestamp."""
-        return await self._ask_leaders(times_ms, self._list_offsets_at, timeout_ms)
+        """Offsets by time: -1 the end, -2 the start, -3 the largest timestamp.
+
+        With ``topic_ids`` those of these very topics: raises UnknownTopicIdError when another
+        topic has the name now.
+        """
+        ids = topic_ids or {}
+        ask = partial(self._list_offsets_at, topic_ids=ids)
+        return await self._ask_leaders(times_ms, ask, timeout_ms, ids)
 
     async def delete_records(
         self, before_offsets: Mapping[TopicPartition, int], timeout_ms: float
@@ -51,7 +63,9 @@ class LeaderCalls:
         questions: Mapping[TopicPartition, Q],
         ask: Callable[[int, Mapping[TopicPartition, Q], float], Awaitable[Outcome[A]]],
         timeout_ms: float,
+        topic_ids: TopicIds | None = None,
     ) -> dict[TopicPartition, A]:
+        topic_ids = topic_ids or {}
         deadline = now_ms() + timeout_ms
         answers: dict[TopicPartition, A] = {}
         open_questions = dict(questions)
@@ -59,7 +73,7 @@ class LeaderCalls:
         for topic in sorted({partition.topic for partition in questions}):
             await self._keeper.await_topic(topic, max(1.0, deadline - now_ms()))
         while open_questions:
-            by_node = self._by_leader(open_questions)
+            by_node = self._by_leader(open_questions, topic_ids)
             outcomes = await asyncio.gather(
                 *(
                     self._ask_one(ask, node_id, part, deadline - now_ms())
@@ -77,22 +91,24 @@ class LeaderCalls:
                         raise answer
                     last = answer
                     if answer.leader is not None:
-                        self._cluster.metadata.apply_hint(partition, answer.leader)
+                        topic_id = topic_ids.get(partition, b"")
+                        self._cluster.metadata.apply_hint(partition, answer.leader, topic_id)
             if open_questions:
-                await self._pause(open_questions, attempt, deadline, last)
+                await self._pause(open_questions, topic_ids, attempt, deadline, last)
                 attempt += 1
         return {partition: answers[partition] for partition in questions}
 
     async def _pause(
         self,
         questions: Mapping[TopicPartition, Q],
+        topic_ids: TopicIds,
         attempt: int,
         deadline: float,
         last: PenstockError | None,
     ) -> None:
         """Wait for news of the leaders, or raise when there is no hope or no time."""
         for partition in questions:
-            self._check_exists(partition)
+            self._check_exists(partition, topic_ids)
         remaining = deadline - now_ms()
         if remaining <= 0:
             raise last or RequestTimedOutError("the partitions' leaders did not answer in time")
@@ -101,9 +117,9 @@ class LeaderCalls:
         # A leader that answers "not yet" at once must not be asked in a busy loop.
         await asyncio.sleep(min(remaining, pause / 4) / 1000)
 
-    def _check_exists(self, partition: TopicPartition) -> None:
+    def _check_exists(self, partition: TopicPartition, topic_ids: TopicIds) -> None:
         metadata = self._cluster.metadata
-        verdict = metadata.verdict(partition.topic, now_ms())
+        verdict = metadata.verdict(partition.topic)
         if verdict is not None:
             raise type(verdict)(verdict.message)
         count = metadata.partition_count(partition.topic)
@@ -112,13 +128,18 @@ class LeaderCalls:
                 f"topic {partition.topic!r} has no partition {partition.partition}; it has "
                 f"0 to {count - 1}"
             )
+        if count and topic_ids.get(partition, b"") not in (b"", metadata.topic_id(partition.topic)):
+            raise UnknownTopicIdError(
+                f"topic {partition.topic!r} was deleted and made anew while partition "
+                f"{partition.partition} was asked about"
+            )
 
     def _by_leader(
-        self, questions: Mapping[TopicPartition, Q]
+        self, questions: Mapping[TopicPartition, Q], topic_ids: TopicIds
     ) -> dict[int, dict[TopicPartition, Q]]:
         by_node: dict[int, dict[TopicPartition, Q]] = {}
         for partition, question in questions.items():
-            self._check_exists(partition)
+            self._check_exists(partition, topic_ids)
             leader = self._cluster.metadata.leader(partition)
             by_node.setdefault(leader.node_id if leader else -1, {})[partition] = question
         return by_node
@@ -150,13 +171,22 @@ class LeaderCalls:
             what=f"Log.{method}",
         )
 
+    def _proto(self, partition: TopicPartition, topic_ids: TopicIds) -> common_pb2.TopicPartition:
+        proto = self._cluster.metadata.to_proto(partition)
+        proto.topic_id = topic_ids.get(partition, proto.topic_id)
+        return proto
+
     async def _list_offsets_at(
-        self, node_id: int, times_ms: Mapping[TopicPartition, int], remaining_ms: float
+        self,
+        node_id: int,
+        times_ms: Mapping[TopicPartition, int],
+        remaining_ms: float,
+        topic_ids: TopicIds,
     ) -> Outcome[OffsetAndTimestamp]:
         request = log_pb2.ListOffsetsRequest()
         for partition, time_ms in times_ms.items():
             request.partitions.add(
-                partition=self._cluster.metadata.to_proto(partition),
+                partition=self._proto(partition, topic_ids),
                 timestamp_ms=time_ms,
                 current_leader_epoch=-1,
             )

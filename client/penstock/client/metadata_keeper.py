@@ -85,18 +85,21 @@ class MetadataKeeper:
         """The topic's partition count, once it is known.
 
         Raises UnknownTopicOrPartitionError when the brokers agree that it does not exist, its
-        InvalidTopicError, BootstrapError, RequestTimedOutError, or ClientClosedError.
+        InvalidTopicError, BootstrapError, RequestTimedOutError, or ClientClosedError. The topic is
+        watched from then on if it was before, or exists.
         """
         await self._cluster.start()
         metadata = self._cluster.metadata
+        watched = topic in self._topics
         self.watch((topic,))
         deadline = now_ms() + timeout_ms
-        if topic not in metadata and metadata.verdict(topic, now_ms()) is not None:
+        if metadata.verdict(topic) is not None:
             metadata.forget(topic)  # An old verdict: it may have been made since.
         while topic not in metadata:
-            verdict = metadata.verdict(topic, now_ms())
+            verdict = metadata.verdict(topic)
             if verdict is not None:
-                self.forget((topic,))
+                if not watched:
+                    self.forget((topic,))
                 raise type(verdict)(verdict.message)
             remaining = deadline - now_ms()
             if remaining <= 0:

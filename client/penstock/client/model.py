@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from penstock.wire.ids import TopicPartition
@@ -36,7 +36,8 @@ class ConsumerRecord(NamedTuple):
     """A record as a consumer sees it.
 
     ``key`` and ``value`` are what the consumer's deserialisers made of them (``bytes | None``
-    without one). ``leader_epoch`` is the epoch of the leader that appended it.
+    without one). ``leader_epoch`` is the epoch of the leader that appended it. ``topic_id`` tells
+    its topic from others that had, or will have, the name.
     """
 
     topic: str
@@ -47,20 +48,31 @@ class ConsumerRecord(NamedTuple):
     value: Any
     headers: tuple[Header, ...]
     leader_epoch: int
+    topic_id: bytes = b""
 
     @property
     def topic_partition(self) -> TopicPartition:
         """The partition."""
         return TopicPartition(self.topic, self.partition)
 
+    @property
+    def position_after(self) -> OffsetAndMetadata:
+        """What to commit once the record is processed: the next offset, in this very topic."""
+        return OffsetAndMetadata(self.offset + 1, self.leader_epoch, topic_id=self.topic_id)
+
 
 @dataclass(frozen=True, slots=True)
 class OffsetAndMetadata:
-    """A committed position: the next offset to be consumed, and the application's own words."""
+    """A committed position: the next offset to be consumed, and the application's own words.
+
+    ``topic_id`` is the topic that the offset is one of, if it is known: a commit of it is refused
+    when another topic has the name. It does not count when two are compared.
+    """
 
     offset: int
     leader_epoch: int = -1
     metadata: str = ""
+    topic_id: bytes = field(default=b"", compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

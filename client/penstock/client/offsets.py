@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -43,7 +44,9 @@ class GroupOffsets:
     ) -> None:
         """Store positions: as the member while it is one, else from outside of an empty group.
 
-        Raises the first refusal; the client's own where another may have the partitions by now.
+        Each is one of the topic that its ``topic_id`` says; where that is empty, of the one that
+        has the name now. Raises the first refusal; UnknownTopicIdError for a topic that was deleted
+        and made anew; the client's own where another may have the partitions by now.
         """
         self._group.check_commit(offsets)
         if not offsets:
@@ -70,23 +73,38 @@ class GroupOffsets:
         partitions: Iterable[TopicPartition],
         timeout_ms: float,
         member: Member | None = None,
+        topic_ids: Mapping[TopicPartition, bytes] | None = None,
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """Committed positions; partitions without one are left out.
 
-        With ``member`` the answer waits for what an earlier holder may still commit.
+        With ``member`` the answer waits for what an earlier holder may still commit. With
+        ``topic_ids`` only positions of these very topics are found.
         """
         request = groups_pb2.FetchOffsetsRequest(
             group_id=self._group_id,
             partitions=[self._cluster.metadata.to_proto(entry) for entry in partitions],
             member_epoch=-1,
         )
+        if topic_ids is not None:
+            for wanted in request.partitions:
+                wanted.topic_id = topic_ids[admin_values.partition(wanted)]
         if not request.partitions:
             return {}
         if member is not None and member.in_group:
             request.member_id = self._group.member_id
             request.member_epoch = member.epoch
         response = await self._call("FetchOffsets", request, _checked, timeout_ms)
-        return admin_values.offsets(response.offsets)
+        found = [
+            entry
+            for entry in response.offsets
+            if topic_ids is None
+            or topic_ids[admin_values.partition(entry.partition)] == entry.partition.topic_id
+        ]
+        ids = {admin_values.partition(entry.partition): entry.partition.topic_id for entry in found}
+        return {
+            partition: replace(position, topic_id=ids[partition])
+            for partition, position in admin_values.offsets(found).items()
+        }
 
     def _check_still_held(self, held: frozenset[TopicPartition]) -> None:
         """Of what was this member's when the commit was asked for: waiting may outlast it."""
@@ -109,7 +127,7 @@ class GroupOffsets:
             request.member_id = self._group.member_id
             request.member_epoch = member.epoch
         for partition, position in offsets.items():
-            topic_id = self._cluster.metadata.topic_id(partition.topic)
+            topic_id = position.topic_id or self._cluster.metadata.topic_id(partition.topic)
             request.offsets.append(admin_values.offset_proto(partition, position, topic_id))
         await self._call("CommitOffsets", request, _judge_commit, timeout_ms)
 

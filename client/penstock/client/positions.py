@@ -1,15 +1,21 @@
-"""Where reading begins: committed positions, the reset policy, seeks."""
+"""Where reading begins: committed positions, the reset policy, seeks.
+
+Every position is found for one topic id, and belongs to it: the group and the leaders are asked
+about the same one. When another topic has the name meanwhile, the search begins anew.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from penstock.client.cluster import Cluster, now_ms
 from penstock.client.config import ConsumerConfig
 from penstock.client.core.fetch_events import (
+    MadeAnew,
     OutOfRange,
     PositionFailed,
     PositionFound,
@@ -19,6 +25,7 @@ from penstock.client.core.member import Member
 from penstock.client.core.subscription import Handout, Position
 from penstock.client.fetch_loop import FetchLoop
 from penstock.client.leader_calls import LeaderCalls
+from penstock.client.metadata_keeper import MetadataKeeper
 from penstock.client.offsets import GroupOffsets
 from penstock.wire.errors import (
     FencedMemberEpochError,
@@ -36,6 +43,15 @@ _NOT_A_MEMBER_NOW: Final = (StaleMemberEpochError, UnknownMemberIdError, FencedM
 _PLACES: Final[Mapping[str, int]] = {"earliest": -2, "latest": -1}
 
 
+@dataclass(frozen=True, slots=True)
+class _How:
+    """How positions are looked for: see ``Positions.find``."""
+
+    from_group: bool
+    policy: str
+    why: str
+
+
 class Positions:
     """Finds positions in the background and tells the fetcher. Belongs to one event loop.
 
@@ -48,75 +64,206 @@ class Positions:
         config: ConsumerConfig,
         cluster: Cluster,
         *,
+        keeper: MetadataKeeper,
         fetch: FetchLoop,
         leaders: LeaderCalls,
         handout: Handout,
+        offsets: GroupOffsets | None,
+        member: Member | None,
         on_progress: Callable[[], object],
     ) -> None:
         self._config = config
         self._cluster = cluster
+        self._keeper = keeper
         self._fetch = fetch
         self._leaders = leaders
         self._handout = handout
+        self._offsets = offsets
+        self._member = member
         self._on_progress = on_progress
+        self._made_anew: set[TopicPartition] = set()
+        self._out_of_range: dict[TopicPartition, OutOfRange] = {}
+        self._told: dict[TopicPartition, bytes] = {}  # The topic that the application knows of.
+        self._untold: set[TopicPartition] = set()  # Read in another one already.
+        self._waiting = 0  # Calls that wait for a position.
         self._searches: dict[TopicPartition, int] = {}
         self._next_search = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
 
-    def set(self, partition: TopicPartition, position: Position) -> None:
-        """Read from here, whatever was being looked for."""
+    # --- what happened, until the application waits in a call -------------------------------
+
+    @property
+    def made_anew(self) -> frozenset[TopicPartition]:
+        """What is of topics that were made anew, and has not been given new positions yet."""
+        return frozenset(self._made_anew)
+
+    def on_made_anew(self, effect: MadeAnew) -> None:
+        """A partition's topic is another one now: its position does not hold."""
+        self._made_anew.add(effect.partition)
+        self._interrupt()
+
+    def on_out_of_range(self, effect: OutOfRange) -> None:
+        """The log no longer has (or never had) the position."""
+        self._out_of_range[effect.partition] = effect
+        self._interrupt()
+
+    def _interrupt(self) -> None:
+        self._handout.interrupted = True
+        if self._waiting:
+            self.catch_up()
+        self._on_progress()
+
+    def catch_up(self) -> None:
+        """Look for positions where the old ones do not hold, and forget what was read by those.
+
+        Done while the application waits in a call: what it was handed out, and what is kept for
+        it, is its own until then.
+        """
+        self._tell_application()
+        while self._out_of_range:
+            self._reset(self._out_of_range.pop(next(iter(self._out_of_range))))
+        if self._made_anew:
+            partitions = tuple(self._made_anew)
+            self._made_anew.clear()
+            self._begin_anew(partitions)
+
+    def _tell_application(self) -> None:
+        """It waits in a call: what was logged until now was said before whatever it does next."""
+        while self._untold:
+            partition = self._untold.pop()
+            self._told[partition] = self._handout.last_ids[partition]
+
+    def forget(self, partitions: Iterable[TopicPartition]) -> None:
+        """These are no longer read."""
+        for partition in partitions:
+            self._made_anew.discard(partition)
+            self._out_of_range.pop(partition, None)
+
+    # --- finding positions ------------------------------------------------------------------
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        """Read on from the offset that the application named.
+
+        When the topic was made anew and the application has not been told, the number is one of the
+        old topic: it is dropped with a warning, and what holds is what any other call would find.
+        """
+        told = self._told.get(partition, b"")
+        now = self._cluster.metadata.topic_id(partition.topic)
+        self.catch_up()
+        if told and now and told != now:
+            self._told[partition] = now
+            _LOG.warning(
+                "the seek to offset %d of partition %s is dropped: the topic was deleted and made "
+                "anew, and the seek was asked for before this was said. Seek again if it was meant "
+                "for the new one",
+                offset,
+                partition,
+            )
+        else:
+            self._set(partition, Position(offset), now or told)
+
+    def _set(self, partition: TopicPartition, position: Position, topic_id: bytes) -> None:
+        """Read from here in the topic with this id, whatever was being looked for."""
+        self._handout.drop((partition,))
+        self._begin(partition, position, topic_id)
+
+    def _begin(self, partition: TopicPartition, position: Position, topic_id: bytes) -> None:
+        if topic_id and self._told.setdefault(partition, topic_id) != topic_id:
+            self._untold.add(partition)
+            _LOG.warning(
+                "topic %s was deleted and made anew: partition %d of the new one is read from "
+                "offset %d on",
+                partition.topic,
+                partition.partition,
+                position.offset,
+            )
         self._searches.pop(partition, None)
-        self._handout.begin(partition, position)
-        self._fetch.handle(PositionFound(partition, position))
+        self._out_of_range.pop(partition, None)
+        self._handout.begin(partition, position, topic_id)
+        self._fetch.handle(PositionFound(partition, position, topic_id))
         self._tell()
 
     def find(
         self,
         partitions: Iterable[TopicPartition],
         *,
-        offsets: GroupOffsets | None,
-        member: Member | None,
+        from_group: bool = False,
         reset: str = "",
+        why: str = "",
     ) -> None:
-        """Look for positions: the group's committed ones, and by ``reset`` (or the configured
-        policy) where there is none.
+        """Look for positions: the group's committed ones, if wanted, and by ``reset`` (or the
+        configured policy) where there is none. ``why`` goes before what is raised when none can be
+        had.
         """
         self._next_search += 1
         search = self._next_search
         wanted = tuple(partitions)
         for partition in wanted:
             self._searches[partition] = search
+            self._out_of_range.pop(partition, None)
             self._handout.drop((partition,))
             self._fetch.handle(PositionLost(partition))
-        task = asyncio.ensure_future(self._search(search, wanted, offsets, member, reset))
+        how = _How(from_group, reset or self._config.auto_offset_reset, why)
+        task = asyncio.ensure_future(self._search(search, wanted, how))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def out_of_range(self, effect: OutOfRange) -> None:
-        """The log no longer has (or never had) the position."""
+    def _reset(self, effect: OutOfRange) -> None:
+        partition = effect.partition
         policy = self._config.auto_offset_reset
         if effect.safe_offset >= 0:
             _LOG.warning(
                 "%s; reading on from there (records after it were lost with their leader)",
                 effect.error,
             )
-            self.set(effect.partition, Position(effect.safe_offset))
+            topic_id = self._handout.topic_ids.get(partition, b"")
+            self._set(partition, Position(effect.safe_offset), topic_id)
         elif policy == "none":
-            self._fetch.handle(PositionFailed(effect.partition, effect.error))
+            self._fetch.handle(PositionFailed(partition, effect.error))
             self._tell()
         else:
             _LOG.warning(
                 "partition %s: position %d is out of range, going on from the %s offset: %s",
-                effect.partition,
+                partition,
                 effect.offset,
                 policy,
                 effect.error,
             )
-            self.find((effect.partition,), offsets=None, member=None, reset=policy)
+            self.find((partition,), reset=policy)
+
+    def _begin_anew(self, partitions: Iterable[TopicPartition]) -> None:
+        by_topic: dict[str, list[TopicPartition]] = {}
+        for partition in sorted(partitions):
+            by_topic.setdefault(partition.topic, []).append(partition)
+        for topic, part in by_topic.items():
+            numbers = ", ".join(str(partition.partition) for partition in part)
+            _LOG.warning(
+                "topic %s was deleted and made anew: the old positions in partitions %s do not "
+                "hold, going on by %sauto_offset_reset=%r",
+                topic,
+                numbers,
+                "" if self._offsets is None else "the group's positions in the new topic or ",
+                self._config.auto_offset_reset,
+            )
+            topic_id = self._cluster.metadata.topic_id(topic)
+            if topic_id:
+                self._told.update(dict.fromkeys(part, topic_id))
+            why = f"topic {topic!r} was deleted and made anew, and the old position does not hold: "
+            self.find(part, from_group=True, why=why)
 
     async def position(self, partition: TopicPartition) -> int:
-        """The next offset to be taken, waiting while it is looked for."""
+        """The next offset to be handed out, waiting while it is looked for."""
+        self._waiting += 1
+        try:
+            self.catch_up()
+            kept = self._handout.first_kept(partition)
+            return kept if kept is not None else await self._cursor(partition)
+        finally:
+            self._tell_application()
+            self._waiting -= 1
+
+    async def _cursor(self, partition: TopicPartition) -> int:
         timeout_ms = self._config.default_api_timeout_ms
         deadline = now_ms() + timeout_ms
         while True:
@@ -149,19 +296,22 @@ class Positions:
         self,
         search: int,
         partitions: tuple[TopicPartition, ...],
-        offsets: GroupOffsets | None,
-        member: Member | None,
-        reset: str,
+        how: _How,
     ) -> None:
         attempt = 0
-        open_ones = partitions
-        while open_ones := self._still_wanted(search, open_ones):
+        asked: dict[TopicPartition, bytes] = {}  # What the group has no position for.
+        while open_ones := self._still_wanted(search, partitions):
+            ids = self._topic_ids(open_ones)
             try:
-                if offsets is not None:
-                    open_ones = await self._from_group(search, open_ones, offsets, member)
-                    offsets = None
-                await self._from_logs(search, self._still_wanted(search, open_ones), reset)
-                return
+                if not ids:
+                    await self._keeper.updated(self._cluster.backoff.most_ms)
+                    continue
+                if how.from_group and self._offsets is not None:
+                    unasked = {name: ids[name] for name in ids if asked.get(name) != ids[name]}
+                    await self._from_group(search, unasked, self._offsets)
+                    asked.update(unasked)
+                left = self._still_wanted(search, tuple(ids))
+                await self._from_logs(search, {name: ids[name] for name in left}, how)
             except PenstockError as error:
                 if not error.retriable and not isinstance(error, _NOT_A_MEMBER_NOW):
                     self._give_up(search, open_ones, error)
@@ -170,44 +320,47 @@ class Positions:
                 await asyncio.sleep(self._cluster.backoff.delay_ms(attempt) / 1000)
                 attempt += 1
 
+    def _topic_ids(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, bytes]:
+        """The topic ids of those partitions that exist, as far as known."""
+        metadata = self._cluster.metadata
+        return {
+            partition: metadata.topic_id(partition.topic)
+            for partition in partitions
+            if metadata.leader(partition) is not None
+        }
+
     async def _from_group(
         self,
         search: int,
-        partitions: tuple[TopicPartition, ...],
+        topic_ids: Mapping[TopicPartition, bytes],
         offsets: GroupOffsets,
-        member: Member | None,
-    ) -> tuple[TopicPartition, ...]:
-        """Those that the group has no position for."""
-        found = await offsets.fetch(partitions, self._config.request_timeout_ms, member)
+    ) -> None:
+        timeout_ms = self._config.request_timeout_ms
+        found = await offsets.fetch(topic_ids, timeout_ms, self._member, topic_ids)
         for partition, entry in found.items():
-            self._found(search, partition, Position(entry.offset, entry.leader_epoch))
-        return tuple(partition for partition in partitions if partition not in found)
+            position = Position(entry.offset, entry.leader_epoch)
+            self._found(search, partition, position, topic_ids[partition])
 
     async def _from_logs(
-        self, search: int, partitions: tuple[TopicPartition, ...], reset: str
+        self, search: int, topic_ids: Mapping[TopicPartition, bytes], how: _How
     ) -> None:
-        policy = reset or self._config.auto_offset_reset
-        if policy == "none":
-            for partition in partitions:
+        if how.policy == "none":
+            for partition in topic_ids:
                 group = self._config.group_id
-                self._give_up(
-                    search,
-                    (partition,),
-                    NoOffsetError(
-                        f"partition {partition} has no committed offset in group {group!r} and "
-                        "auto_offset_reset='none'; seek() to where reading shall begin"
-                        if group is not None
-                        else f"partition {partition} has no position and auto_offset_reset="
-                        "'none'; seek() to where reading shall begin"
-                    ),
+                has_no = f"committed offset in group {group!r}" if group is not None else "position"
+                error = NoOffsetError(
+                    f"{how.why}partition {partition} has no {has_no} and auto_offset_reset='none'; "
+                    "seek() to where reading shall begin"
                 )
+                self._give_up(search, (partition,), error)
             return
-        times = dict.fromkeys(partitions, _PLACES[policy])
+        times = dict.fromkeys(topic_ids, _PLACES[how.policy])
         if not times:
             return
-        found = await self._leaders.list_offsets(times, self._config.request_timeout_ms)
+        timeout_ms = self._config.request_timeout_ms
+        found = await self._leaders.list_offsets(times, timeout_ms, topic_ids)
         for partition, entry in found.items():
-            self._found(search, partition, Position(entry.offset))
+            self._found(search, partition, Position(entry.offset), topic_ids[partition])
 
     def _still_wanted(
         self, search: int, partitions: tuple[TopicPartition, ...]
@@ -219,9 +372,11 @@ class Positions:
             if self._searches.get(partition) == search and partition in owned
         )
 
-    def _found(self, search: int, partition: TopicPartition, position: Position) -> None:
+    def _found(
+        self, search: int, partition: TopicPartition, position: Position, topic_id: bytes
+    ) -> None:
         if self._still_wanted(search, (partition,)):
-            self.set(partition, position)
+            self._begin(partition, position, topic_id)
 
     def _give_up(
         self, search: int, partitions: tuple[TopicPartition, ...], error: PenstockError

@@ -96,4 +96,5 @@ class ProduceStream:
             # The stream carries many batches, and the status speaks of none: only the batches'
             # own answers may condemn them.
             error = NetworkError(error.message)
-        self._on_event(self, StreamBroken(self.node_id, error))
+        unsent = frozenset(request.correlation_id for request in self._stream.unwritten)
+        self._on_event(self, StreamBroken(self.node_id, error, unsent))

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 
+from penstock.client import arguments
 from penstock.client.background import ForkGuard, LoopThread
 from penstock.client.config import ProducerConfig, ProducerSettings
 from penstock.client.delivery import DeliveryFuture
 from penstock.client.model import Header, RecordMetadata
 from penstock.client.producer_engine import ProducerEngine
-from penstock.client.sending import SendPath
+from penstock.client.sending import Place, SendPath
 from penstock.wire.errors import BufferExhaustedError, ClientClosedError
-from penstock.wire.ids import TopicPartition
 
 
 class Producer:
@@ -78,20 +78,28 @@ class Producer:
 
         Blocks for at most ``max_block_ms`` in all: for a new topic's metadata, and while
         ``buffer_memory`` is full (in a callback of a future, which runs on the client's own
-        thread, not at all). Records of one partition are written in the order of ``send``.
+        thread, not at all: a new topic raises InvalidRequestError there, and full memory
+        BufferExhaustedError). Records of one partition are written in the order of ``send``.
         With ``key`` the partition is murmur2's as in Java clients; without, batch by batch.
+
+        A record is sent to the topic that has the name then: one deleted and made anew meanwhile
+        gets what the deleted one surely did not, and a ``send`` that waited for room has its
+        partition chosen among the new one's. What that may have had, and everything queued when
+        the number of partitions is another one now, fails with UnknownTopicIdError.
 
         Raises at once, with nothing queued: SerializationError, RecordTooLargeError (above
         ``max_request_size``), BufferExhaustedError, UnknownTopicOrPartitionError,
-        InvalidPartitionsError, BootstrapError, ClientClosedError. The future fails with
+        InvalidPartitionsError, InvalidTopicError, InvalidRequestError (an argument of a wrong type
+        or value, which it names), BootstrapError, ClientClosedError. The future fails with
         DeliveryTimeoutError after ``delivery_timeout_ms``, or with what the broker refused it for.
         A failure whose future nobody looked at raises at the next ``flush`` or ``close``.
         """
         self._check_open()
         deadline = 0.0
-        if topic not in self._engine.metadata:
+        if not isinstance(topic, str) or topic not in self._engine.metadata:
+            arguments.topic(topic)
             deadline = self._deadline()
-            self._thread.run(self._engine.await_topic(topic))
+            self._thread.run(self._engine.await_topic, topic)
         record = self._path.prepare(
             topic,
             value=value,
@@ -101,14 +109,14 @@ class Producer:
             timestamp_ms=timestamp_ms,
         )
         future = DeliveryFuture()
-        place: TopicPartition | None = None
+        place: Place | None = None
         while True:
             with self._room:
                 if self._closed:
                     raise ClientClosedError("the producer is closed; nothing was sent")
-                place = place or self._path.place(record)
-                result = self._path.append(record, place, future)
-                if result is None:
+                result = self._path.offer(record, future, place)
+                if isinstance(result, Place):
+                    place = result
                     deadline = deadline or self._deadline()
                     self._wait_for_room(deadline, record.size_bound)
                     continue
@@ -128,7 +136,7 @@ class Producer:
         live.
         """
         self._check_open()
-        self._thread.run(self._engine.flush(timeout_ms))
+        self._thread.run(self._engine.flush, arguments.timeout_ms(timeout_ms))
 
     def close(self, timeout_ms: float | None = None) -> None:
         """Flush, then free everything. Idempotent.
@@ -136,6 +144,7 @@ class Producer:
         What is not delivered within ``timeout_ms`` (None: no bound but ``delivery_timeout_ms``)
         fails with ClientClosedError. Raises DeliveryFailedError like ``flush``.
         """
+        timeout_ms = arguments.timeout_ms(timeout_ms)
         if self._guard.foreign:
             return  # The parent's; nothing of it lives here.
         with self._room:
@@ -144,7 +153,7 @@ class Producer:
             self._closed = True
             self._room.notify_all()
         self._thread.forget(self)
-        self._thread.run(self._engine.close(timeout_ms))
+        self._thread.run(self._engine.close, timeout_ms)
 
     def close_at_exit(self, timeout_ms: float) -> None:
         """Called when the interpreter exits and nobody closed the producer."""
@@ -153,7 +162,7 @@ class Producer:
     def partitions_for(self, topic: str) -> int:
         """How many partitions the topic has. Raises UnknownTopicOrPartitionError."""
         self._check_open()
-        return self._thread.run(self._engine.await_topic(topic))
+        return self._thread.run(self._engine.await_topic, arguments.topic(topic))
 
     def _check_open(self) -> None:
         self._guard.check()

@@ -43,6 +43,7 @@ from penstock.wire.errors import (
     RequestTimedOutError,
     error_from_proto,
 )
+from penstock.wire.wording import counted
 
 _LOG: Final = logging.getLogger("penstock.client")
 _LEADER_BACKOFF_FIRST_MS: Final = 20.0
@@ -136,14 +137,15 @@ class ProducerEngine:
         """Give what is left its verdict: nothing more will be sent."""
         left = sum(batch.record_count for batch in self._sender.open_batches())
         if left:
-            message = f"the producer was closed before {left} records were acknowledged ({why})"
+            were = counted(left, "record", "was")
+            message = f"the producer was closed before {were} acknowledged ({why})"
             self._handle(Aborted(ClientClosedError(message)))
 
     # --- the loop ---------------------------------------------------------------------------
 
     def _on_metadata(self) -> None:
         for topic in self.metadata.missing:
-            if self.metadata.verdict(topic, now_ms()) is not None:
+            if self.metadata.verdict(topic) is not None:
                 self._keeper.forget((topic,))  # Its records fail now; the next send asks anew.
         self.wake()
 
@@ -275,11 +277,13 @@ class ProducerEngine:
             if pending:
                 self._handle(Woken())
             while pending := [batch for batch in pending if not batch.settled]:
-                await self._next_verdict(deadline, len(pending))
+                await self._next_verdict(deadline, len(pending), timeout_ms)
         finally:
             self._sender.hurry -= 1
 
-    async def _next_verdict(self, deadline: float | None, left: int) -> None:
+    async def _next_verdict(
+        self, deadline: float | None, left: int, timeout_ms: float | None
+    ) -> None:
         if self._verdicts is None:
             self._verdicts = asyncio.Event()
         event = self._verdicts
@@ -290,7 +294,8 @@ class ProducerEngine:
                 await event.wait()
         except TimeoutError:
             raise RequestTimedOutError(
-                f"{left} batches were not acknowledged within timeout_ms; they stay queued"
+                f"{counted(left, 'batch', 'was')} not acknowledged within "
+                f"timeout_ms={timeout_ms}; what is left stays queued"
             ) from None
         if self._verdicts is event:
             self._verdicts = None

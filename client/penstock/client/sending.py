@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from penstock.client import serializers
+from penstock.client import arguments, serializers
 from penstock.client.cluster import now_ms, wall_ms
 from penstock.client.config import ProducerConfig
 from penstock.client.core.accumulator import Appended
@@ -16,11 +16,10 @@ from penstock.wire.errors import (
     InvalidPartitionsError,
     RecordTooLargeError,
     SerializationError,
+    UnknownTopicOrPartitionError,
 )
 from penstock.wire.ids import TopicPartition
 from penstock.wire.records import HEADER_BYTES, RecordData, record_size_bound
-
-_MAX_TIMESTAMP: Final = 2**63 - 1
 
 
 class Prepared(NamedTuple):
@@ -34,9 +33,16 @@ class Prepared(NamedTuple):
     size_bound: int
 
 
+class Place(NamedTuple):
+    """The partition chosen for a record, among so many."""
+
+    partition: TopicPartition
+    partition_count: int
+
+
 class SendPath:
-    """Serialises, checks and places records. ``prepare`` is thread-safe; ``place`` and ``append``
-    are called under the engine's guard.
+    """Serialises, checks and places records. ``prepare`` is thread-safe; ``offer`` is called under
+    the engine's guard.
     """
 
     def __init__(self, config: ProducerConfig, engine: ProducerEngine) -> None:
@@ -61,11 +67,8 @@ class SendPath:
         checked = _check_headers(topic, headers) if headers else ()
         if timestamp_ms is None:
             timestamp_ms = wall_ms()
-        elif not 0 <= timestamp_ms <= _MAX_TIMESTAMP:
-            raise SerializationError(
-                f"timestamp_ms={timestamp_ms} of a record for topic {topic!r} is out of range; "
-                "milliseconds since 1970 are wanted"
-            )
+        elif type(timestamp_ms) is not int or not 0 <= timestamp_ms <= arguments.MAX_INT64:
+            timestamp_ms = _timestamp(topic, timestamp_ms)
         size_bound = record_size_bound(key_bytes, value_bytes, checked)
         if size_bound + HEADER_BYTES > self._max_request_size:
             raise RecordTooLargeError(
@@ -74,48 +77,80 @@ class SendPath:
                 f"max_request_size={self._max_request_size}; raise max_request_size (and the "
                 "topic's max.message.bytes), or send less"
             )
+        if partition is not None and type(partition) is not int:
+            partition = arguments.whole_number("partition", partition)
+        data = RecordData(timestamp_ms, key_bytes, value_bytes, checked)
+        return Prepared(topic, partition, key_bytes, value_bytes, data, size_bound)
+
+    def offer(
+        self, record: Prepared, promise: Promise, earlier: Place | None = None
+    ) -> Appended | Place:
+        """Add the record to its partition's batch; its place when memory is full.
+
+        With the place that an ``earlier`` offer came to no partition is chosen again, which would
+        move the partitioner on, unless the topic has another number of partitions by now: what
+        waits for room may outlast the topic. Raises UnknownTopicOrPartitionError,
+        InvalidPartitionsError.
+        """
+        count = self._engine.metadata.partition_count(record.topic)
+        if not count:  # The loop's thread may have heard so since it was last looked up.
+            raise UnknownTopicOrPartitionError(
+                f"topic {record.topic!r} was deleted just now; nothing was sent"
+            )
+        if earlier is None or earlier.partition_count != count:
+            place = TopicPartition(record.topic, self._choose(record, count))
+        else:
+            place = earlier.partition
+        taken = self._engine.accumulator.append(
+            place, record.data, record.size_bound, promise, now_ms()
+        )
+        return Place(place, count) if taken is None else taken
+
+    def _choose(self, record: Prepared, count: int) -> int:
+        topic, partition = record.topic, record.partition
         if partition is not None:
-            count = self._engine.metadata.partition_count(topic)
             if not 0 <= partition < count:
                 raise InvalidPartitionsError(
                     f"topic {topic!r} has no partition {partition}; it has 0 to {count - 1}"
                 )
-        data = RecordData(timestamp_ms, key_bytes, value_bytes, checked)
-        return Prepared(topic, partition, key_bytes, value_bytes, data, size_bound)
-
-    def place(self, record: Prepared) -> TopicPartition:
-        """The record's partition. Ask once a record: to choose moves the partitioner on."""
+            return partition
         metadata = self._engine.metadata
-        topic = record.topic
-        partition = record.partition
-        if partition is None:
-            count = metadata.partition_count(topic)
-            partition = self._engine.chooser.choose(
-                topic,
-                record.key,
-                record.value,
-                size_bytes=record.size_bound,
-                partition_count=count,
-                available=lambda: metadata.available(topic),
-            )
-            if not 0 <= partition < count:
-                raise InvalidPartitionsError(
-                    f"the partitioner chose partition {partition} of topic {topic!r}, which has "
-                    f"0 to {count - 1}"
-                )
-        return TopicPartition(topic, partition)
-
-    def append(self, record: Prepared, place: TopicPartition, promise: Promise) -> Appended | None:
-        """Add the record to its partition's batch; None when memory is full."""
-        return self._engine.accumulator.append(
-            place, record.data, record.size_bound, promise, now_ms()
+        partition = self._engine.chooser.choose(
+            topic,
+            record.key,
+            record.value,
+            size_bytes=record.size_bound,
+            partition_count=count,
+            available=lambda: metadata.available(topic),
         )
+        if not 0 <= partition < count:
+            raise InvalidPartitionsError(
+                f"the partitioner chose partition {partition} of topic {topic!r}, which has "
+                f"0 to {count - 1}"
+            )
+        return partition
+
+
+def _timestamp(topic: str, timestamp_ms: object) -> int:
+    """What is no plain int in range: another kind of whole number, or refused."""
+    found = arguments.whole_number("timestamp_ms", timestamp_ms, unit=" of milliseconds since 1970")
+    if found < 0:
+        raise SerializationError(
+            f"timestamp_ms={found} of a record for topic {topic!r} is out of range; "
+            "milliseconds since 1970 are wanted"
+        )
+    return found
 
 
 def _check_headers(
     topic: str, headers: Sequence[Header] | Mapping[str, bytes | None]
 ) -> tuple[Header, ...]:
     pairs = headers.items() if isinstance(headers, Mapping) else headers
+    if not isinstance(pairs, Iterable):
+        raise SerializationError(
+            f"headers={headers!r} of a record for topic {topic!r} are neither pairs of str and "
+            "bytes nor a mapping"
+        )
     checked: list[Header] = []
     for pair in pairs:
         try:
@@ -126,6 +161,11 @@ def _check_headers(
             raise SerializationError(
                 f"header {pair!r} of a record for topic {topic!r} is not a pair of str and bytes "
                 "(or None)"
+            )
+        if not arguments.is_encodable(name):
+            raise SerializationError(
+                f"header {pair!r} of a record for topic {topic!r} has a key that UTF-8 cannot "
+                "encode"
             )
         checked.append((name, value))
     return tuple(checked)

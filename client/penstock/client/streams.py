@@ -19,7 +19,7 @@ class BidiStream:
     """Belongs to one event loop. Opens the call in its own task.
 
     ``on_message`` gets each message that comes; ``on_end`` is called once with the reason,
-    unless ``cancel`` came first.
+    unless ``cancel`` came first. Then ``unwritten`` is what was surely never on the wire.
     """
 
     def __init__(
@@ -60,6 +60,11 @@ class BidiStream:
         """Wait until its task has ended. Cancelling this does not cancel the stream."""
         await asyncio.wait([self._task])
 
+    @property
+    def unwritten(self) -> list[Any]:
+        """The queued messages of which nothing was given to a connection, in order."""
+        return [message for message, _ in self._outbox if message is not _END]
+
     async def _run(self) -> None:
         error: PenstockError
         self.broken = True
@@ -90,6 +95,8 @@ class BidiStream:
         self._on_end(error)
 
     async def _write(self, call: Any) -> None:
+        # Until there is a connection nothing leaves the outbox: one that is refused takes nothing.
+        await call.wait_for_connection()
         while True:
             while self._outbox:
                 message, on_written = self._outbox.popleft()

@@ -188,6 +188,11 @@ class FakeCluster:
         self.rebalance_all()
         return topic
 
+    def delete_topic(self, name: str) -> None:
+        del self.topics[name]
+        self.index += 1
+        self.rebalance_all()
+
     def partition(self, name: str, number: int = 0) -> FakePartition:
         return self.topics[name].partitions[number]
 

@@ -27,6 +27,7 @@ from penstock.wire.errors import (
     StaleMemberEpochError,
     TopicAlreadyExistsError,
     UnknownMemberIdError,
+    UnknownTopicIdError,
     UnknownTopicOrPartitionError,
 )
 from penstock.wire.ids import TopicPartition
@@ -317,9 +318,15 @@ class FakeServices(
         commit = {}
         for entry in request.offsets:
             name = TopicPartition(entry.partition.topic, entry.partition.partition)
-            group.offsets[name] = entry
-            commit[name] = entry.offset
-            response.results.add(partition=entry.partition)
+            result = response.results.add(partition=entry.partition)
+            topic = self.cluster.topics.get(name.topic)
+            if topic is None:
+                result.error.CopyFrom(UnknownTopicOrPartitionError(f"no {name}").to_proto())
+            elif entry.partition.topic_id not in (b"", topic.topic_id):
+                result.error.CopyFrom(UnknownTopicIdError(f"another {name}").to_proto())
+            else:
+                group.offsets[name] = entry
+                commit[name] = entry.offset
         group.commits.append(commit)
         return response
 

@@ -39,6 +39,14 @@ async def test_topics_come_and_go(cluster: FakeCluster) -> None:
             await admin.describe_topics(["t"])
 
 
+async def test_refusals_that_came_are_not_called_lost(cluster: FakeCluster) -> None:
+    async with AsyncAdminClient(cluster.bootstrap) as admin:
+        with pytest.raises(UnknownTopicOrPartitionError) as caught:
+            await admin.delete_topic("nope")
+    # It was asked three times, and refused three times.
+    assert getattr(caught.value, "__notes__", []) == []
+
+
 async def test_offsets_follow_the_leaders(cluster: FakeCluster) -> None:
     cluster.add_topic("t", 3)
     async with AsyncProducer(cluster.bootstrap) as producer:

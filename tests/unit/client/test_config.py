@@ -169,3 +169,16 @@ def test_bad_bootstrap_addresses(servers: Any) -> None:
 def test_a_loaded_config_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         producer().linger_ms = 7  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("servers", ["http://localhost:9092", ["h:1", "http://localhost:9092"]])
+def test_a_url_is_no_bootstrap_address(servers: str | list[str]) -> None:
+    with pytest.raises(ConfigurationError, match="HOST:PORT without http://"):
+        ProducerConfig.load(servers, {})
+
+
+@pytest.mark.parametrize("group_id", ["g" * 256, "\u00e9" * 128, "\ud800"])
+def test_a_group_id_that_no_group_can_have_is_refused(group_id: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"group_id: .*choose (a shorter one|another)"):
+        ConsumerConfig.load("h:1", {"group_id": group_id})
+    ConsumerConfig.load("h:1", {"group_id": "g" * 255})

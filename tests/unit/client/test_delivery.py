@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
+import traceback
 import weakref
 
 import pytest
 
 from penstock.client import DeliveryFailedError, RecordMetadata
-from penstock.client.delivery import DeliveryFuture, FailureLedger
+from penstock.client.delivery import AsyncDeliveryFuture, DeliveryFuture, FailureLedger
+from penstock.wire.errors import LeaderHint, NotLeaderError
 
 MANY = 20_000
 
@@ -36,7 +39,9 @@ def test_failures_read_after_they_all_came_do_not_raise() -> None:
     futures = [fail(ledger, ValueError(number)) for number in range(MANY)]
     for future in futures[1:]:
         assert future.exception() is not None
-    with pytest.raises(DeliveryFailedError, match=r"^1 records"):
+    with pytest.raises(
+        DeliveryFailedError, match=r"^1 record was not delivered, and nobody read its future "
+    ):
         ledger.raise_unread()
     futures += [fail(ledger, ValueError(number)) for number in range(MANY)]
     for future in futures:
@@ -65,7 +70,7 @@ def test_reading_what_was_raised_before_takes_nothing_from_what_came_since() -> 
         ledger.raise_unread()
     fail(ledger, ValueError("new"))
     old.exception()
-    with pytest.raises(DeliveryFailedError, match=r"^1 records.*new"):
+    with pytest.raises(DeliveryFailedError, match=r"^1 record was.*new"):
         ledger.raise_unread()
 
 
@@ -100,3 +105,81 @@ def test_a_delivery_has_its_place() -> None:
     future.deliver(RecordMetadata("t", 0, 5, 9))
     assert future.result().offset == 5
     assert future.exception() is None
+
+
+def depth(error: BaseException) -> int:
+    return sum(1 for _ in traceback.walk_tb(error.__traceback__))
+
+
+def raised_by(future: DeliveryFuture) -> BaseException:
+    with pytest.raises(NotLeaderError) as caught:
+        future.result()
+    return caught.value
+
+
+def shared_failure() -> NotLeaderError:
+    error = NotLeaderError("broker 2 does not lead t-0", leader=LeaderHint(3, 7, "h", 9))
+    error.__cause__ = ValueError("beneath")
+    error.add_note("a note")
+    return error
+
+
+def test_the_records_of_a_failed_batch_raise_an_exception_each() -> None:
+    error = shared_failure()
+    futures = [DeliveryFuture() for _ in range(1_000)]
+    for future in futures:
+        future.refuse(error)
+    raised = [raised_by(future) for future in futures]
+    assert len({id(one) for one in raised}) == 1_000
+    assert {depth(one) for one in raised} == {depth(raised[0])}
+    assert error.__traceback__ is None
+
+
+def test_an_exception_of_its_own_says_all_that_the_shared_one_does() -> None:
+    future = DeliveryFuture()
+    future.refuse(shared_failure())
+    raised = raised_by(future)
+    assert isinstance(raised, NotLeaderError)
+    assert raised.message == "broker 2 does not lead t-0"
+    assert raised.leader == LeaderHint(3, 7, "h", 9)
+    assert str(raised.__cause__) == "beneath"
+    assert raised.__notes__ == ["a note"]
+    raised.add_note("the application's own")
+    other = DeliveryFuture()
+    other.refuse(shared_failure())
+    assert raised_by(other).__notes__ == ["a note"]
+
+
+def test_asking_one_future_a_thousand_times_makes_no_longer_traceback() -> None:
+    future = DeliveryFuture()
+    future.refuse(shared_failure())
+    first = depth(raised_by(future))
+    for _ in range(1_000):
+        again = raised_by(future)
+    assert depth(again) == first
+    assert again is future.exception()
+
+
+async def test_the_futures_of_the_asyncio_producer_have_an_exception_each() -> None:
+    error = shared_failure()
+    futures = [AsyncDeliveryFuture() for _ in range(1_000)]
+    for future in futures:
+        future.refuse(error)
+    raised = await asyncio.gather(*futures, return_exceptions=True)
+    assert len({id(one) for one in raised}) == 1_000
+    for _ in range(1_000):
+        with pytest.raises(NotLeaderError) as caught:
+            await futures[0]
+    assert depth(caught.value) < 10
+    assert error.__traceback__ is None
+
+
+def test_an_exception_that_is_not_ours_is_raised_as_it_is() -> None:
+    error = ValueError("no")
+    future = DeliveryFuture()
+    future.refuse(error)
+    for _ in range(1_000):
+        with pytest.raises(ValueError, match="no") as caught:
+            future.result()
+    assert caught.value is error
+    assert depth(error) < 10

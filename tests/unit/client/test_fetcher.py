@@ -15,6 +15,7 @@ from penstock.client.core.fetch_events import (
     FetchAnswered,
     Fetched,
     FetchFailed,
+    MadeAnew,
     OutOfRange,
     PositionFound,
     PositionLost,
@@ -28,7 +29,12 @@ from penstock.client.core.metadata_cache import MetadataCache
 from penstock.client.core.subscription import Position
 from penstock.client.model import ConsumerRecord
 from penstock.v1 import metadata_pb2
-from penstock.wire.errors import NetworkError, NotLeaderError, OffsetOutOfRangeError
+from penstock.wire.errors import (
+    NetworkError,
+    NotLeaderError,
+    OffsetOutOfRangeError,
+    UnknownTopicOrPartitionError,
+)
 from penstock.wire.ids import TopicPartition
 from penstock.wire.records import Record, RecordData, encode_batch
 
@@ -41,15 +47,21 @@ def batch(base: int, count: int) -> bytes:
     return encode_batch(records, base_offset=base, leader_epoch=0)
 
 
-def convert(partition: TopicPartition, record: Record, epoch: int) -> ConsumerRecord:
+def convert(
+    partition: TopicPartition, record: Record, epoch: int, topic_id: bytes
+) -> ConsumerRecord:
     return ConsumerRecord(
-        partition.topic, partition.partition, record.offset, 1, None, record.value, (), epoch
+        *(partition.topic, partition.partition, record.offset, 1, None, record.value, ()),
+        leader_epoch=epoch,
+        topic_id=topic_id,
     )
 
 
-def led(*leaders: tuple[int, int], index: int = 1) -> metadata_pb2.DescribeTopicsResponse:
+def led(
+    *leaders: tuple[int, int], index: int = 1, topic_id: bytes = b"t" * 16
+) -> metadata_pb2.DescribeTopicsResponse:
     response = metadata_pb2.DescribeTopicsResponse(metadata_index=index)
-    topic = response.topics.add(name="t", topic_id=b"t" * 16)
+    topic = response.topics.add(name="t", topic_id=topic_id)
     for number, (leader, epoch) in enumerate(leaders):
         topic.partitions.add(partition=number, leader=leader, leader_epoch=epoch)
     return response
@@ -310,6 +322,7 @@ class World:
         self.leader, self.epoch = 1, 0
         self.pending: list[SendFetch] = list(start(self.fetcher))
         self.seen: list[int] = []
+        self.seeks = True
         self.now = 0.0
 
     def feed(self, event: Event) -> None:
@@ -329,7 +342,7 @@ class World:
             self.leader = 3 - self.leader
             self.epoch += 1
             self.metadata.apply(led((self.leader, self.epoch), index=self.epoch + 2), self.now)
-        elif choice < 0.6 and self.seen:
+        elif choice < 0.6 and self.seen and self.seeks:
             back = self.chance.randrange(len(self.seen))
             self.seen = self.seen[:back]
             self.feed(PositionFound(T0, Position(back)))
@@ -356,9 +369,63 @@ class World:
 @given(st.integers(0, 2**32))
 def test_records_come_in_order_each_once_whatever_happens(seed: int) -> None:
     world = World(seed)
-    for _ in range(2_000):
+    for step in range(2_000):
+        world.seeks = step < 1_000  # Where they never end, neither does the reading.
         if len(world.seen) >= world.total:
             break
         world.step()
         assert world.seen == list(range(len(world.seen)))
     assert len(world.seen) == world.total
+
+
+NEW_ID = b"n" * 16
+
+
+def test_a_position_is_given_up_when_another_topic_has_the_name() -> None:
+    fetcher, metadata = make((1, 5))
+    [fetch] = start(fetcher)
+    assert fetch.wanted[0].topic_id == b"t" * 16
+    [following] = fetcher.handle(
+        FetchAnswered(fetch.fetch_id, (Fetched(T0, None, batch(0, 5)),)), 1
+    )
+    assert isinstance(following, SendFetch)
+    fetcher.take(2, convert)
+    metadata.apply(led((1, 0), index=2, topic_id=NEW_ID), 2)
+    assert fetcher.handle(Woken(), 2) == [MadeAnew(T0, 2)]
+    assert fetcher.take(99, convert) == []
+    assert fetcher.cursor(T0) is None
+    # What the old topic still answers is of no use, and nothing is fetched meanwhile.
+    late = FetchAnswered(following.fetch_id, (Fetched(T0, None, batch(5, 5)),))
+    assert fetcher.handle(late, 3) == []
+    [fetch] = fetcher.handle(PositionFound(T0, Position(0), NEW_ID), 4)
+    assert isinstance(fetch, SendFetch)
+    assert (fetch.wanted[0].topic_id, fetch.wanted[0].offset) == (NEW_ID, 0)
+    assert fetch.wanted[0].leader_epoch == 0
+    fetcher.validate()
+
+
+def test_a_position_found_for_an_older_topic_is_not_applied_to_the_new_one() -> None:
+    fetcher, metadata = make((1, 0))
+    fetcher.handle(Added((T0,)), 0)
+    metadata.apply(led((1, 0), index=2, topic_id=NEW_ID), 1)
+    assert fetcher.handle(PositionFound(T0, Position(7), b"t" * 16), 2) == [MadeAnew(T0, 7)]
+    assert fetcher.cursor(T0) is None
+
+
+def test_a_topic_that_is_gone_is_asked_for_until_it_is_back() -> None:
+    fetcher, metadata = make((1, 0))
+    [fetch] = start(fetcher)
+    denial = metadata_pb2.DescribeTopicsResponse(metadata_index=2)
+    denial.topics.add(name="t", error=UnknownTopicOrPartitionError("no t").to_proto())
+    for now in (1, 200, 400):
+        metadata.apply(denial, now)
+    gone = Fetched(T0, UnknownTopicOrPartitionError("no t"), b"")
+    fetcher.handle(FetchAnswered(fetch.fetch_id, (gone,)), 400)
+    for now in (1_000, 2_000):
+        assert fetcher.handle(Woken(), now) == [RefreshMetadata(avoid=-1)]
+        absence = fetcher.absence()
+        assert isinstance(absence, UnknownTopicOrPartitionError)
+        assert fetcher.error(T0) is None
+    metadata.apply(led((1, 0), index=3), 3_000)
+    assert fetcher.absence() is None
+    assert [type(effect) for effect in fetcher.handle(Woken(), 3_000)] == [SendFetch]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -284,6 +285,20 @@ async def test_a_refused_member_hears_why_at_poll(cluster: FakeCluster) -> None:
     async with member(cluster, group_instance_id="one") as consumer:
         with pytest.raises(FencedInstanceIdError, match="called so"):
             await read(consumer, 1)
+
+
+async def test_a_refused_member_hears_it_at_each_poll_with_a_traceback_of_its_own(
+    cluster: FakeCluster,
+) -> None:
+    cluster.add_topic("t")
+    cluster.on_heartbeat = lambda request: FencedInstanceIdError("another one is called so")
+    async with member(cluster, group_instance_id="one") as consumer:
+        depths = []
+        for _ in range(5):
+            with pytest.raises(FencedInstanceIdError) as refused:
+                await read(consumer, 1)
+            depths.append(len(list(traceback.walk_tb(refused.value.__traceback__))))
+    assert depths[-1] <= depths[0]
 
 
 async def test_a_refused_member_that_subscribes_again_joins_again(cluster: FakeCluster) -> None:

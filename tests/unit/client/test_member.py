@@ -116,6 +116,28 @@ def test_joining_says_everything_once_and_then_only_that_it_lives() -> None:
     assert not beat.HasField("owned")
 
 
+def test_a_join_without_an_answer_is_not_said_twice_on_one_stream() -> None:
+    member = make()
+    member.handle(Subscribed(ORDERS), 0)
+    assert len(sent(member.handle(Opened(), 0))) == 1
+    # Neither when a heartbeat would be due nor when there is something new to say.
+    assert sent(member.handle(Ticked(), 4_000)) == []
+    assert sent(member.handle(Subscribed(Subscription(topics=("orders", "more"))), 4_100)) == []
+    assert 4_100 < member.next_deadline_ms() <= 5_000
+    (news,) = sent(member.handle(answer(assigned=parts(0)), 4_200))
+    assert news.member_epoch == 1
+    assert news.subscription.topics == ["orders", "more"]
+
+
+def test_answers_to_what_was_said_before_a_join_do_not_make_it_join_twice() -> None:
+    member = joined(0)
+    assert len(sent(member.handle(Ticked(), 2_000))) == 1
+    assert len(sent(member.handle(Ticked(), 3_000))) == 1
+    (join,) = sent(member.handle(refused(FencedMemberEpochError("")), 3_001))
+    assert join.member_epoch == 0
+    assert sent(member.handle(refused(FencedMemberEpochError("")), 3_002)) == []
+
+
 def test_an_assignment_waits_for_the_application_and_is_acknowledged() -> None:
     member = joined()
     assert RebalancePending() in member.handle(answer(2, parts(0, 1)), 10)

@@ -71,14 +71,48 @@ def test_a_topic_is_missing_only_when_answers_agree_for_a_while() -> None:
     error = UnknownTopicOrPartitionError("no t")
     for now in (0, 100, 200):
         cache.apply(denied(error), now)
-        assert cache.verdict("t", now) is None
+        assert cache.verdict("t") is None
     cache.apply(denied(error), 300)
-    verdict = cache.verdict("t", 300)
+    verdict = cache.verdict("t")
     assert isinstance(verdict, UnknownTopicOrPartitionError)
     assert verdict.message == "no t"
     cache.apply(told((1, 0)), 400)
-    assert cache.verdict("t", 400) is None
+    assert cache.verdict("t") is None
     assert "t" in cache
+
+
+def test_a_verdict_comes_with_an_answer_and_never_by_time_alone() -> None:
+    cache = MetadataCache()
+    cache.apply(told((1, 0)), 0)
+    for now in (0, 100, 200):
+        cache.apply(denied(UnknownTopicOrPartitionError("no t")), now)
+    # 300 ms have passed for whoever looks now, but nobody was asked again.
+    assert cache.verdict("t") is None
+    assert "t" in cache
+    cache.apply(denied(UnknownTopicOrPartitionError("no t")), 301)
+    assert cache.verdict("t") is not None
+    assert "t" not in cache
+    cache.validate()
+
+
+def test_a_deleted_topic_does_not_come_back_by_an_answer_from_before() -> None:
+    cache = MetadataCache()
+    cache.apply(told((1, 0), index=5), 0)
+    for now in (0, 200, 400):
+        cache.apply(denied(UnknownTopicOrPartitionError("no t"), index=7), now)
+    cache.apply(told((1, 0), index=6), 500)
+    assert "t" not in cache
+    assert cache.verdict("t") is not None
+    cache.apply(told((2, 0), index=8, topic_id=b"b" * 16), 600)
+    assert cache.leader(T0) == PartitionLeader(2, 0)
+
+
+def test_a_hint_about_a_deleted_topic_is_not_taken_for_the_new_one() -> None:
+    cache = MetadataCache()
+    cache.apply(told((1, 0), topic_id=b"b" * 16), 0)
+    assert not cache.apply_hint(T0, LeaderHint(2, 9, "h", 1), b"a" * 16)
+    assert cache.leader(T0) == PartitionLeader(1, 0)
+    assert cache.apply_hint(T0, LeaderHint(2, 9, "h", 1), b"b" * 16)
 
 
 def test_a_known_topic_is_dropped_only_by_answers_as_new_as_it() -> None:
@@ -95,10 +129,10 @@ def test_a_known_topic_is_dropped_only_by_answers_as_new_as_it() -> None:
 def test_a_refused_name_is_final_and_a_passing_trouble_is_nothing() -> None:
     cache = MetadataCache()
     cache.apply(denied(InvalidTopicError("bad name")), 0)
-    assert isinstance(cache.verdict("t", 0), InvalidTopicError)
+    assert isinstance(cache.verdict("t"), InvalidTopicError)
     cache.forget("t")
     cache.apply(denied(CoordinatorLoadInProgressError("wait")), 0)
-    assert cache.verdict("t", 10_000) is None
+    assert cache.verdict("t") is None
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 5), st.integers(0, 5)), max_size=20))

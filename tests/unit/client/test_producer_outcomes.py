@@ -51,7 +51,7 @@ async def test_a_timeout_says_what_may_have_become_of_the_records(
             await producer.send_and_wait("t", b"v")
     assert error.message in caught.value.message
     assert ("may have been written" in caught.value.message) == written
-    assert ("not written: the brokers refused" in caught.value.message) != written
+    assert ("not written: every attempt was refused" in caught.value.message) != written
 
 
 async def test_one_unheard_attempt_makes_the_outcome_unknown(cluster: FakeCluster) -> None:
@@ -70,6 +70,40 @@ async def test_one_unheard_attempt_makes_the_outcome_unknown(cluster: FakeCluste
         with pytest.raises(DeliveryTimeoutError, match=r"too few.*may have been written"):
             await producer.send_and_wait("t", b"v")
     assert attempts > 1
+
+
+async def test_what_no_broker_ever_accepted_a_connection_for_was_not_written(
+    cluster: FakeCluster,
+) -> None:
+    cluster.add_topic("t", leader=1)
+    async with AsyncProducer(
+        cluster.bootstrap, delivery_timeout_ms=500, retry_backoff_ms=10
+    ) as producer:
+        await producer.start()
+        await producer.partitions_for("t")
+        await cluster.nodes[1].stop()
+        with pytest.raises(DeliveryTimeoutError, match="every attempt was refused") as caught:
+            await producer.send_and_wait("t", b"v")
+    assert "could not be reached" in caught.value.message
+    assert "may have been written" not in caught.value.message
+    assert "attempts: 0" not in caught.value.message
+
+
+async def test_what_was_given_to_a_connection_that_broke_may_have_been_written(
+    cluster: FakeCluster,
+) -> None:
+    cluster.add_topic("t", leader=1)
+
+    async def stop(node: FakeNode, request: log_pb2.ProduceRequest) -> Any:
+        task = asyncio.ensure_future(node.stop())  # It breaks this very call.
+        await asyncio.shield(task)
+
+    cluster.on_produce = stop
+    async with AsyncProducer(
+        cluster.bootstrap, delivery_timeout_ms=500, retry_backoff_ms=10
+    ) as producer:
+        with pytest.raises(DeliveryTimeoutError, match="may have been written"):
+            await producer.send_and_wait("t", b"v")
 
 
 async def test_a_producer_id_is_asked_for_again_whatever_happened(

@@ -9,6 +9,7 @@ from penstock.client import (
     BufferExhaustedError,
     ClientClosedError,
     DeliveryFailedError,
+    InvalidRequestError,
     Producer,
     UnknownTopicOrPartitionError,
 )
@@ -89,7 +90,7 @@ def test_a_failure_that_nobody_read_raises_at_close(background: Background) -> N
     background.cluster.on_produce = refuse
     producer = Producer(background.cluster.bootstrap)
     producer.send("t", b"v")
-    with pytest.raises(DeliveryFailedError, match=r"1 records.*not for you"):
+    with pytest.raises(DeliveryFailedError, match=r"1 record was.*not for you"):
         producer.close()
     with pytest.raises(ClientClosedError):
         producer.send("t", b"v")
@@ -133,13 +134,39 @@ def test_blocking_in_a_callback_is_refused_instead_of_hanging(background: Backgr
         def flush(future: object) -> None:
             try:
                 producer.flush()
-            except RuntimeError as error:
+            except InvalidRequestError as error:
                 caught.append(error)
             done.set()
 
         producer.send("t", b"v").add_done_callback(flush)
         assert done.wait(10)
     assert "callback" in str(caught[0])
+
+
+def test_a_new_topic_in_a_callback_is_refused_by_a_typed_error(background: Background) -> None:
+    background.cluster.add_topic("t")
+    background.cluster.add_topic("new")
+    caught: list[BaseException] = []
+    done = threading.Event()
+    with Producer(background.cluster.bootstrap) as producer:
+
+        def forward(future: object) -> None:
+            try:
+                producer.send("new", b"v")
+            except Exception as error:
+                caught.append(error)
+            done.set()
+
+        producer.send("t", b"v").add_done_callback(forward)
+        assert done.wait(10)
+        assert isinstance(caught[0], InvalidRequestError)
+        assert "partitions_for" in caught[0].message
+        done.clear()
+        producer.partitions_for("new")
+        producer.send("t", b"v").add_done_callback(forward)
+        assert done.wait(10)
+    assert len(caught) == 1
+    assert background.cluster.values("new") == [b"v"]
 
 
 def test_sends_from_a_callback_are_fine(background: Background) -> None:

@@ -47,6 +47,8 @@ from penstock.wire.errors import (
     OutOfOrderSequenceError,
     PenstockError,
     RecordTooLargeError,
+    UnknownLeaderEpochError,
+    UnknownTopicIdError,
 )
 from penstock.wire.ids import TopicPartition
 from penstock.wire.records import RecordData, parse_header, record_size_bound
@@ -61,7 +63,9 @@ class World:
         self.chance = random.Random(seed)
         self.now = 0.0
         self.max_batch_bytes = max_batch_bytes
+        self.topic_number = 1
         self.logs = [FakePartition(leader=1) for _ in range(PARTITIONS)]
+        self.deleted: list[list[FakePartition]] = []  # Topics of the same name, before.
         self.metadata = MetadataCache()
         self.accumulator: Accumulator[int] = Accumulator(
             batch_size_bytes=150,
@@ -87,7 +91,8 @@ class World:
         # Per node: requests on their way, and answers on their way back.
         self.requests: dict[int, deque[SendRequest[int]]] = {node: deque() for node in NODES}
         self.answers: dict[int, deque[Answered]] = {node: deque() for node in NODES}
-        self.sent: dict[int, list[bytes]] = {}  # By correlation id; the batches may be changed.
+        # By correlation id, for which topic and with what bytes: the batches may be changed.
+        self.sent: dict[int, tuple[bytes, list[bytes]]] = {}
         self.zombies: list[tuple[int, SendRequest[int]]] = []
         self.refresh_due = False
         self.identity_due = False
@@ -123,7 +128,9 @@ class World:
             case SendRequest():
                 for entry in effect.entries:
                     self.check_bytes(entry.batch)
-                self.sent[effect.correlation_id] = [e.batch.encoded for e in effect.entries]
+                topic_id = self.metadata.topic_id("t")
+                data = [e.batch.encoded for e in effect.entries]
+                self.sent[effect.correlation_id] = (topic_id, data)
                 self.requests[effect.node_id].append(effect)
             case Acknowledge(batch, base_offset, _):
                 for index, delivery in enumerate(batch.deliveries):
@@ -161,10 +168,20 @@ class World:
     def refresh(self) -> None:
         self.refresh_due = False
         response = metadata_pb2.DescribeTopicsResponse(cluster_id="c", metadata_index=1)
-        topic = response.topics.add(name="t", topic_id=b"t" * 16)
+        topic = response.topics.add(name="t", topic_id=self.topic_id)
         for number, log in enumerate(self.logs):
             topic.partitions.add(partition=number, leader=log.leader, leader_epoch=log.leader_epoch)
         self.metadata.apply(response, self.now)
+
+    @property
+    def topic_id(self) -> bytes:
+        return self.topic_number.to_bytes(16, "big")
+
+    def make_anew(self) -> None:
+        """Delete the topic and make it anew."""
+        self.topic_number += 1
+        self.deleted.append(self.logs)
+        self.logs = [FakePartition(leader=self.chance.choice(NODES)) for _ in range(PARTITIONS)]
 
     def lose_stream(self, node: int) -> None:
         """Answers are lost; each request is lost, or arrives later when nobody waits for it."""
@@ -175,10 +192,15 @@ class World:
         self.requests[node].clear()
 
     def arrive(self, node: int, request: SendRequest[int]) -> Answered:
-        answers = tuple(
-            self.append(node, entry, data)
-            for entry, data in zip(request.entries, self.sent[request.correlation_id], strict=True)
-        )
+        topic_id, batches = self.sent[request.correlation_id]
+        if topic_id != self.topic_id:
+            refused = PartitionAnswer(UnknownTopicIdError("it was deleted and made anew"))
+            answers = (refused,) * len(batches)
+        else:
+            answers = tuple(
+                self.append(node, entry, data)
+                for entry, data in zip(request.entries, batches, strict=True)
+            )
         return Answered(node, request.correlation_id, answers)
 
     def append(self, node: int, entry: Any, data: bytes) -> PartitionAnswer:
@@ -189,6 +211,8 @@ class World:
             return PartitionAnswer(NotLeaderError("elsewhere", leader=hint if known else None))
         if entry.leader_epoch < log.leader_epoch:
             return PartitionAnswer(FencedLeaderEpochError("sent to the leader before"))
+        if entry.leader_epoch > log.leader_epoch:
+            return PartitionAnswer(UnknownLeaderEpochError("no such leader yet"))
         if self.chance.random() < 0.1:
             return PartitionAnswer(NotEnoughReplicasError("too few"))
         if len(data) > self.max_batch_bytes:
@@ -254,10 +278,13 @@ class World:
         assert set(self.verdicts) == set(range(1, self.next_value + 1))
         assert self.accumulator.used_bytes == 0
         places: dict[int, int] = {}
-        for log in self.logs:
-            values = [int(record.value or b"") for record in log.records()]
-            assert values == sorted(set(values)), "duplicated or reordered"
-            places.update({value: place for place, value in enumerate(values)})
+        for logs in zip(*self.deleted, self.logs, strict=True):
+            everything: list[int] = []
+            for log in logs:
+                values = [int(record.value or b"") for record in log.records()]
+                places.update({value: place for place, value in enumerate(values)})
+                everything += values
+            assert everything == sorted(set(everything)), "duplicated or reordered"
         for value, what in self.verdicts.items():
             if isinstance(what, int):
                 assert value in places, "acknowledged and lost"
@@ -293,6 +320,94 @@ def test_the_same_while_many_batches_time_out(seed: int) -> None:
         world.step()
     world.heal()
     world.check()
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 2**32))
+def test_the_same_while_the_topic_is_deleted_and_made_anew(seed: int) -> None:
+    world = World(seed)
+    for step in range(240):
+        if step % 60 == 59:
+            world.make_anew()
+        world.step()
+    world.heal()
+    world.check()
+
+
+def test_a_topic_made_anew_is_numbered_from_the_start_and_never_out_of_order() -> None:
+    world = World(1)
+    world.send(0)
+    world.heal()
+    world.make_anew()
+    world.refresh()
+    world.send(0)
+    world.feed(Woken())
+    world.now += 10
+    world.feed(Woken())
+    [request] = [*world.requests[1], *world.requests[2]]
+    [entry] = request.entries
+    assert parse_header(entry.batch.encoded).base_sequence == 0
+    world.heal()
+    world.check()
+    assert world.verdicts == {1: 0, 2: 0}
+    assert [len(logs[0].records()) for logs in (*world.deleted, world.logs)] == [1, 1]
+
+
+def sent_and_unanswered() -> World:
+    """1 and 2 are on their way to the topic that is made anew meanwhile; 3 waits."""
+    world = World(2)
+    world.give_identity()
+    for _ in range(2):
+        world.send(0)
+        world.feed(Woken())
+        world.give_identity()
+        world.now += 10
+        world.feed(Woken())
+    assert [len(request.entries) for request in world.requests[1]] == [1, 1]
+    world.send(0)
+    return world
+
+
+def test_what_was_refused_by_the_deleted_topic_goes_to_the_new_one_in_order() -> None:
+    world = sent_and_unanswered()
+    world.make_anew()
+    world.heal()
+    world.check()
+    assert world.verdicts == {1: 0, 2: 1, 3: 2}
+
+
+def test_what_the_deleted_topic_may_have_had_is_not_sent_to_the_new_one() -> None:
+    world = sent_and_unanswered()
+    for request in world.requests[1]:  # Their answers are lost.
+        while isinstance(world.arrive(1, request).answers[0].error, NotEnoughReplicasError):
+            pass
+    world.requests[1].clear()
+    world.make_anew()
+    world.refresh()
+    world.feed(StreamBroken(1, NetworkError("broke")))
+    world.heal()
+    world.check()
+    for value in (1, 2):
+        error = world.verdicts[value]
+        assert isinstance(error, UnknownTopicIdError)
+        assert "may have been written to the deleted topic" in error.message
+    assert world.verdicts[3] == 0
+
+
+def test_records_placed_among_other_partitions_than_the_new_topic_has_fail() -> None:
+    world = sent_and_unanswered()
+    world.make_anew()
+    world.logs.append(FakePartition(leader=1))
+    world.deleted[0].append(FakePartition(leader=1))
+    world.refresh()
+    world.heal()
+    world.check()
+    for error in world.verdicts.values():
+        assert isinstance(error, UnknownTopicIdError)
+        assert "has 3 partitions now" in error.message
+    world.send(0)
+    world.heal()
+    assert world.verdicts[4] == 0
 
 
 def test_the_simulation_reaches_what_it_is_about() -> None:

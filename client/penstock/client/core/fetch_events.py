@@ -32,10 +32,14 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class PositionFound:
-    """Reading begins, or goes on after a seek or reset, here."""
+    """Reading begins, or goes on after a seek or reset, here.
+
+    The position is one of the topic with this id; empty is the topic that has the name now.
+    """
 
     partition: TopicPartition
     position: Position
+    topic_id: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,7 @@ class Wanted:
     offset: int
     leader_epoch: int
     last_fetched_epoch: int
+    topic_id: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,4 +147,15 @@ class OutOfRange:
     error: PenstockError
 
 
-Effect = SendFetch | CancelFetch | RefreshMetadata | OutOfRange
+@dataclass(frozen=True, slots=True)
+class MadeAnew:
+    """The topic was deleted and made anew under its name: the position means nothing in it.
+
+    Nothing is fetched, and what was fetched is dropped, until another position is found.
+    """
+
+    partition: TopicPartition
+    offset: int
+
+
+Effect = SendFetch | CancelFetch | RefreshMetadata | OutOfRange | MadeAnew

@@ -1,7 +1,9 @@
 """What a consumer fetches, keeps and hands out, partition by partition.
 
 A partition's life: it is assigned without a position, gets one (``PositionFound``), and is then
-fetched from ahead of what the application took, within bounds of memory. At most one fetch asks
+fetched from ahead of what the application took, within bounds of memory. A position belongs to one
+topic id, which each fetch carries: in another topic of the same name it means nothing, and is given
+up as soon as metadata name that one (``MadeAnew``). At most one fetch asks
 for a partition at a time; an answer that a ``seek`` overtook is recognised by its generation
 and dropped. The shell feeds events and carries out effects; records leave through ``take``.
 """
@@ -22,6 +24,7 @@ from penstock.client.core.fetch_events import (
     FetchAnswered,
     Fetched,
     FetchFailed,
+    MadeAnew,
     OutOfRange,
     PositionFailed,
     PositionFound,
@@ -49,7 +52,7 @@ _MAX_FETCHES_PER_NODE: Final = 3
 _SLOW_MARGIN_MS: Final = 1_000.0
 _NOWHERE: Final = Position(-1)
 
-Convert = Callable[[TopicPartition, Record, int], ConsumerRecord]
+Convert = Callable[[TopicPartition, Record, int, bytes], ConsumerRecord]
 """Makes the application's record; may raise (a deserialiser's failure)."""
 
 
@@ -67,6 +70,7 @@ class _Lane:
 
     position: Position | None = None  # What is fetched next.
     cursor: Position = _NOWHERE  # What is handed out next.
+    topic_id: bytes = b""  # What the positions belong to.
     generation: int = 0
     paused: bool = False
     chunks: deque[_Chunk] = field(default_factory=deque)
@@ -126,6 +130,7 @@ class Fetcher:
         self._fetches: dict[int, _Fetch] = {}
         self._next_fetch_id = 0
         self._turn = 0
+        self._seen_updates = 0
         self._wait_ms = float("inf")
         self._effects: list[Effect] = []
         self._handlers: dict[type, Callable[..., None]] = {
@@ -178,6 +183,22 @@ class Fetcher:
                 )
         return None
 
+    def absence(self) -> PenstockError | None:
+        """Why a partition is not there to be read, once brokers agree; it may be made yet."""
+        for partition, lane in self._lanes.items():
+            if lane.paused or self._metadata.leader(partition) is not None:
+                continue
+            verdict = self._metadata.verdict(partition.topic)
+            if verdict is not None:
+                return type(verdict)(verdict.message)
+            count = self._metadata.partition_count(partition.topic)
+            if count:
+                return UnknownTopicOrPartitionError(
+                    f"topic {partition.topic!r} has no partition {partition.partition}; it has 0 "
+                    f"to {count - 1}"
+                )
+        return None
+
     def next_deadline_ms(self) -> float:
         """When to wake the fetcher if nothing happens before; infinity for never."""
         deadline = self._wait_ms
@@ -189,6 +210,7 @@ class Fetcher:
 
     def handle(self, event: Event, now_ms: float) -> list[Effect]:
         """Take one event and say what to do."""
+        self._notice_new_topics()
         handler = self._handlers.get(type(event))
         if handler is not None:
             handler(event, now_ms)
@@ -235,9 +257,9 @@ class Fetcher:
                     raise lane.error
                 return
             decoded = lane.decoded
-            epoch = lane.decoded_next.leader_epoch
+            epoch, topic_id = lane.decoded_next.leader_epoch, lane.topic_id
             while decoded and len(taken) < limit:
-                taken.append(convert(partition, decoded[0], epoch))
+                taken.append(convert(partition, decoded[0], epoch, topic_id))
                 lane.cursor = Position(decoded.popleft().offset + 1, epoch)
             if not decoded:
                 lane.cursor = lane.decoded_next
@@ -283,6 +305,27 @@ class Fetcher:
         if lane is not None:
             lane.clear()
             lane.position = lane.cursor = event.position
+            lane.topic_id = event.topic_id
+            self._check_topic(event.partition, lane)
+
+    def _notice_new_topics(self) -> None:
+        if self._seen_updates != self._metadata.updates:
+            self._seen_updates = self._metadata.updates
+            for partition, lane in self._lanes.items():
+                self._check_topic(partition, lane)
+
+    def _check_topic(self, partition: TopicPartition, lane: _Lane) -> None:
+        """Give the position up if it is one of another topic than has the name now."""
+        topic_id = self._metadata.topic_id(partition.topic)
+        if lane.position is None or topic_id in (b"", lane.topic_id):
+            return
+        if not lane.topic_id:
+            lane.topic_id = topic_id
+            return
+        self._effects.append(MadeAnew(partition, lane.cursor.offset))
+        lane.clear()
+        lane.position = None
+        lane.failed_epoch = -1  # One of the old topic's.
 
     def _lost(self, event: PositionLost, now_ms: float) -> None:
         lane = self._lanes.get(event.partition)
@@ -440,27 +483,12 @@ class Fetcher:
                 self._wait_ms = min(self._wait_ms, lane.retry_at_ms)
                 need_news |= isinstance(lane.last_error, NetworkError)
             elif leader is None or leader.node_id < 0:
-                need_news |= self._leaderless(partition, lane, now_ms)
+                need_news = True
             elif busy[leader.node_id] < _MAX_FETCHES_PER_NODE:
                 by_node[leader.node_id].append((partition, lane, epoch))
         self._share_room(by_node, now_ms)
         if need_news:
             self._effects.append(RefreshMetadata(avoid=-1))
-
-    def _leaderless(self, partition: TopicPartition, lane: _Lane, now_ms: float) -> bool:
-        """Whether to ask who leads; a topic that is surely gone is the partition's error."""
-        verdict = self._metadata.verdict(partition.topic, now_ms)
-        if verdict is not None:
-            lane.error = type(verdict)(verdict.message)
-            return False
-        count = self._metadata.partition_count(partition.topic)
-        if count and partition.partition >= count:
-            lane.error = UnknownTopicOrPartitionError(
-                f"topic {partition.topic!r} has no partition {partition.partition}; it has 0 to "
-                f"{count - 1}"
-            )
-            return False
-        return True
 
     def _share_room(
         self, by_node: Mapping[int, list[tuple[TopicPartition, _Lane, int]]], now_ms: float
@@ -532,7 +560,13 @@ class Fetcher:
             lane.fetch_id = fetch_id
             generations[partition] = lane.generation
             wanted.append(
-                Wanted(partition, lane.position.offset, epoch, lane.position.leader_epoch)
+                Wanted(
+                    partition,
+                    lane.position.offset,
+                    epoch,
+                    lane.position.leader_epoch,
+                    lane.topic_id,
+                )
             )
         self._fetches[fetch_id] = _Fetch(node_id, now_ms, now_ms, generations, max_bytes)
         self._effects.append(SendFetch(fetch_id, node_id, tuple(wanted), max_bytes))

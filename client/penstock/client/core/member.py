@@ -202,6 +202,10 @@ class Member:
         self._spoke = False  # The coordinator may know this member.
         self._must_say_all = True
         self._must_acknowledge = False
+        # A join is under way on this stream, after which nothing may be said before its answer:
+        # who joins holds nothing, and the answer to a first join may have given this member
+        # partitions by the time that a second one reaches the coordinator.
+        self._join_is_said = False
         self._polled_ms = float("-inf")
         self._refused_since_ms = float("inf")
         self._effects: list[Effect] = []
@@ -241,7 +245,9 @@ class Member:
             return float("inf")
         deadline = self._polled_ms + self._settings.max_poll_interval_ms
         if self._connected:
-            deadline = min(deadline, self._beat_at_ms, self._unanswered_ms + _SILENCE_MS)
+            deadline = min(deadline, self._unanswered_ms + _SILENCE_MS)
+            if not self._join_is_said:
+                deadline = min(deadline, self._beat_at_ms)
         elif not self._opening:
             deadline = min(deadline, self._open_at_ms)
         return deadline
@@ -305,6 +311,7 @@ class Member:
 
     def _opened(self, now_ms: float) -> None:
         self._opening = False
+        self._join_is_said = False
         self._connected = True
         self._must_say_all = True
         self._beat_at_ms = now_ms
@@ -336,6 +343,7 @@ class Member:
             return  # The answer to a leave, after which this member has joined again.
         self._attempts = 0
         self._refused_since_ms = float("inf")
+        self._join_is_said = False
         self.epoch = response.member_epoch
         if response.heartbeat_interval_ms > 0:
             self._interval_ms = response.heartbeat_interval_ms
@@ -397,6 +405,8 @@ class Member:
 
     def _refused(self, error: PenstockError, now_ms: float) -> None:
         if isinstance(error, UnknownMemberIdError | FencedMemberEpochError):
+            if self._join_is_said:
+                return  # The answer to what was said before the join.
             self._lose_all()
             self._join(now_ms)
         elif isinstance(error, UnreleasedInstanceIdError):
@@ -416,6 +426,7 @@ class Member:
             self._fail(error)
 
     def _say_all_later(self, now_ms: float) -> None:
+        self._join_is_said = False
         self._must_say_all = True
         self._beat_at_ms = now_ms + self._pause_ms()
         self._attempts += 1
@@ -441,6 +452,7 @@ class Member:
             goodbye = self._message(LEAVE_FOR_A_WHILE if static else LEAVE)
             self._effects.append(goodbye if self._connected else SendAnew(goodbye.request))
         self._number += 1
+        self._join_is_said = False
         self.state = MemberState.IDLE
         self.owned = frozenset()
         self._lost = frozenset()
@@ -460,6 +472,7 @@ class Member:
             self._lose_all()
             self.state = MemberState.STALE
             self.epoch = JOIN
+            self._join_is_said = False
             return
         if self._connected and now_ms - self._unanswered_ms >= _SILENCE_MS:
             self._effects.append(DropStream())
@@ -470,7 +483,7 @@ class Member:
                 self._opening = True
                 self._effects.append(OpenStream(self._hint))
                 self._hint = None
-        elif now_ms >= self._beat_at_ms:
+        elif now_ms >= self._beat_at_ms and not self._join_is_said:
             self._beat(now_ms)
 
     def _beat(self, now_ms: float) -> None:
@@ -478,6 +491,7 @@ class Member:
         self._spoke = True
         self._must_say_all = False
         self._must_acknowledge = False
+        self._join_is_said = self.epoch == JOIN
         self._beat_at_ms = now_ms + self._interval_ms
         self._unanswered_ms = min(self._unanswered_ms, now_ms)
 

@@ -6,6 +6,7 @@ by the metadata index (per topic) and by the leader epoch (per partition), never
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -60,11 +61,17 @@ class TopicInfo:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A topic that brokers say they do not know, or refuse to describe."""
+    """A topic that brokers say they do not know, or refuse to describe.
+
+    ``sure`` is decided by the answers alone: time that passes between two of them proves nothing,
+    and whoever asks for the verdict twice must hear the same.
+    """
 
     since_ms: float
     answers: int
     error: PenstockError
+    index: int  # The newest metadata index that it was said for.
+    sure: bool
 
 
 class MetadataCache:
@@ -125,6 +132,14 @@ class MetadataCache:
             for entry in brokers
         }
 
+    def matching(self, pattern: str) -> list[str]:
+        """The known topics whose whole names match, but the cluster's own."""
+        return [
+            name
+            for name, info in self.topics.items()
+            if not info.internal and re.fullmatch(pattern, name)
+        ]
+
     def apply(self, response: metadata_pb2.DescribeTopicsResponse, now_ms: float) -> None:
         """Take over a description of topics."""
         self.cluster_id = response.cluster_id or self.cluster_id
@@ -134,13 +149,25 @@ class MetadataCache:
             if description.HasField("error"):
                 self._apply_missing(topics, missing, description, response.metadata_index, now_ms)
             else:
-                missing.pop(description.name, None)
-                known = topics.get(description.name)
-                topics[description.name] = _merge(known, description, response.metadata_index)
+                self._apply_found(topics, missing, description, response.metadata_index)
         self.topics = topics
         self.missing = missing
         self._apply_brokers(response.brokers, response.metadata_index)
         self.updates += 1
+
+    def _apply_found(
+        self,
+        topics: dict[str, TopicInfo],
+        missing: dict[str, Missing],
+        description: metadata_pb2.TopicDescription,
+        index: int,
+    ) -> None:
+        denied = missing.get(description.name)
+        if denied is not None and denied.sure and index < denied.index:
+            return  # The answerer has not heard yet that the topic was deleted.
+        missing.pop(description.name, None)
+        known = topics.get(description.name)
+        topics[description.name] = _merge(known, description, index)
 
     def _apply_missing(
         self,
@@ -157,18 +184,32 @@ class MetadataCache:
         if error.retriable and not isinstance(error, UnknownTopicOrPartitionError):
             return
         before = missing.get(description.name)
-        missing[description.name] = Missing(
-            since_ms=before.since_ms if before else now_ms,
-            answers=before.answers + 1 if before else 1,
+        since_ms = before.since_ms if before else now_ms
+        answers = before.answers + 1 if before else 1
+        agreed = answers >= UNKNOWN_ANSWERS and now_ms - since_ms >= UNKNOWN_GRACE_MS
+        found = Missing(
+            since_ms=since_ms,
+            answers=answers,
             error=error,
+            index=max(index, before.index if before else -1),
+            sure=agreed or error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         )
-        if known is not None and self.verdict_of(missing[description.name], now_ms):
-            del topics[description.name]
+        missing[description.name] = found
+        if found.sure:
+            topics.pop(description.name, None)
 
-    def apply_hint(self, partition: TopicPartition, hint: LeaderHint) -> bool:
-        """Take over what a "not leader" answer knew; whether it was news."""
+    def apply_hint(
+        self, partition: TopicPartition, hint: LeaderHint, topic_id: bytes = b""
+    ) -> bool:
+        """Take over what a "not leader" answer knew; whether it was news.
+
+        ``topic_id`` is what the question was about, if that is known: leader epochs of a topic that
+        was deleted mean nothing for one made anew under its name.
+        """
         info = self.topics.get(partition.topic)
         if info is None or hint.node_id < 0 or partition.partition >= len(info.partitions):
+            return False
+        if topic_id and topic_id != info.topic_id:
             return False
         known = info.partitions[partition.partition]
         if hint.leader_epoch <= known.leader_epoch:
@@ -182,17 +223,14 @@ class MetadataCache:
             self.brokers = {**self.brokers, hint.node_id: broker}
         return True
 
-    def verdict(self, topic: str, now_ms: float) -> PenstockError | None:
-        """Why the topic cannot be used, once that is sure; None while there is hope."""
-        missing = self.missing.get(topic)
-        return missing.error if missing and self.verdict_of(missing, now_ms) else None
+    def verdict(self, topic: str) -> PenstockError | None:
+        """Why the topic cannot be used, once that is sure; None while there is hope.
 
-    @staticmethod
-    def verdict_of(missing: Missing, now_ms: float) -> bool:
-        """Whether the topic is surely missing."""
-        if missing.error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            return True
-        return missing.answers >= UNKNOWN_ANSWERS and now_ms - missing.since_ms >= UNKNOWN_GRACE_MS
+        A topic with a verdict is not in ``topics``. It stands until brokers describe the topic, or
+        ``forget``.
+        """
+        missing = self.missing.get(topic)
+        return missing.error if missing is not None and missing.sure else None
 
     def forget(self, topic: str) -> None:
         """Drop a topic, and what was said against it, so that it is asked for anew."""
@@ -212,6 +250,7 @@ class MetadataCache:
         for name, info in self.topics.items():
             assert info.name == name
             assert all(led.node_id >= -1 for led in info.partitions)
+            assert self.verdict(name) is None
 
 
 def _merge(

@@ -40,10 +40,14 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class StreamBroken:
-    """The stream to a broker ended: what was unanswered has an unknown outcome."""
+    """The stream to a broker ended: what was unanswered has an unknown outcome.
+
+    But for the requests whose correlation ids are in ``unsent``: nothing of them left this process.
+    """
 
     node_id: int
     error: PenstockError
+    unsent: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,11 @@
 One state machine for all partitions of a producer. The shell feeds it events and carries out
 the effects; records enter beside it, through the accumulator. Stands on the sequencer for the
 order within a partition and on the metadata cache for who leads.
+
+Records are sent to a topic's name. When the topic is deleted, what is queued fails as soon as
+brokers agree that there is none. When it is made anew before that, what was surely not written goes
+to the new topic; but not if that has another number of partitions (the partitions were chosen among
+the old ones), and not what may be in the deleted topic's log. Both fail with UnknownTopicIdError.
 """
 
 from __future__ import annotations
@@ -38,6 +43,7 @@ from penstock.wire.errors import (
     BrokerFencedError,
     CorruptRecordError,
     DeliveryTimeoutError,
+    DiskFullError,
     DuplicateSequenceError,
     FencedLeaderEpochError,
     InvalidProducerEpochError,
@@ -55,6 +61,7 @@ from penstock.wire.errors import (
     UnknownTopicOrPartitionError,
 )
 from penstock.wire.ids import TopicPartition
+from penstock.wire.wording import counted
 
 D = TypeVar("D")
 
@@ -71,6 +78,7 @@ _LEADERSHIP: Final = (
 _NOT_WRITTEN: Final = (
     BrokerFencedError,
     CorruptRecordError,
+    DiskFullError,
     FencedLeaderEpochError,
     InvalidProducerEpochError,
     LeaderNotAvailableError,
@@ -125,10 +133,13 @@ class Sender(Generic[D]):
     _wait_ms: float = float("inf")  # The earliest time that a drain found worth waiting for.
     _need_news: bool = False  # Some partition waits for a (new) leader.
     _seen_updates: int = 0
+    _checked_updates: int = 0
+    _topics: dict[str, tuple[bytes, int]] = field(default_factory=dict)
     _effects: list[Effect[D]] = field(default_factory=list)
 
     def handle(self, event: Event, now_ms: float) -> list[Effect[D]]:
         """Take one event and say what to do."""
+        self._notice_new_topics()
         if isinstance(event, Answered):
             self._answered(event, now_ms)
         elif isinstance(event, StreamBroken):
@@ -144,8 +155,9 @@ class Sender(Generic[D]):
         self._expire(now_ms)
         self._abandon_deposed(now_ms)
         self._watch_requests(now_ms)
-        self._drop_missing_topics(now_ms)
+        self._drop_missing_topics()
         self._give_up_doubtful()
+        self._give_up_stranded()
         self._acquire_identity()
         self._drain(now_ms)
         effects, self._effects = self._effects, []
@@ -181,7 +193,7 @@ class Sender(Generic[D]):
         if len(answers) != len(request.entries):
             wrong = NetworkError(
                 f"broker {event.node_id} answered for {len(answers)} of "
-                f"{len(request.entries)} partitions"
+                f"{counted(len(request.entries), 'partition')}"
             )
             answers = [PartitionAnswer(wrong)] * len(request.entries)
         for entry, answer in zip(request.entries, answers, strict=True):
@@ -190,12 +202,19 @@ class Sender(Generic[D]):
 
     def _judge(self, batch: Batch[D], answer: PartitionAnswer, node_id: int, now_ms: float) -> None:
         error = answer.error
-        if error is not None and not isinstance(error, _NOT_WRITTEN):
-            batch.maybe_written = True
-        if batch.done:
+        if error is not None:
+            batch.maybe_written |= not isinstance(error, _NOT_WRITTEN)
+            self._judge_error(batch, error, node_id, now_ms)
+        elif batch.done:
             self.sequencer.finish(batch)  # Timed out before; only its place was kept.
-        elif error is None:
+        else:
             self._acknowledge(batch, answer.base_offset, answer.log_append_time_ms)
+
+    def _judge_error(
+        self, batch: Batch[D], error: PenstockError, node_id: int, now_ms: float
+    ) -> None:
+        if batch.done:
+            self.sequencer.finish(batch)
         elif isinstance(error, DuplicateSequenceError):
             self._acknowledge(batch, -1, -1)
         elif isinstance(error, _SEQUENCE) and self.sequencer.idempotent:
@@ -212,7 +231,11 @@ class Sender(Generic[D]):
         batch.last_error = error
         backoff = self.leader_backoff if isinstance(error, _LEADERSHIP) else self.backoff
         batch.retry_at_ms = now_ms + backoff.delay_ms(max(batch.attempts - 1, 0))
-        news = error.leader is not None and self.metadata.apply_hint(batch.partition, error.leader)
+        news = (
+            error.leader is not None
+            and not self.sequencer.is_starting_over(batch.partition)
+            and self.metadata.apply_hint(batch.partition, error.leader)
+        )
         if error.refresh_metadata and not news:
             lost = isinstance(error, NetworkError)
             self._effects.append(RefreshMetadata(avoid=node_id if lost else -1))
@@ -228,12 +251,13 @@ class Sender(Generic[D]):
 
     def _broken(self, event: StreamBroken, now_ms: float) -> None:
         requests = self._requests.pop(event.node_id, {})
-        for request in requests.values():
+        for correlation_id, request in requests.items():
             for entry in request.entries:
-                if entry is not None:
+                if entry is None:
+                    continue
+                if correlation_id not in event.unsent:
                     entry.batch.went_unheard(entry.leader_epoch)
-                    answer = PartitionAnswer(event.error)
-                    self._judge(entry.batch, answer, event.node_id, now_ms)
+                self._judge_error(entry.batch, event.error, event.node_id, now_ms)
         self._effects.append(RefreshMetadata(avoid=event.node_id))
 
     def _acknowledge(self, batch: Batch[D], base_offset: int, log_append_time_ms: int) -> None:
@@ -271,14 +295,41 @@ class Sender(Generic[D]):
         for batch in self.sequencer.take_doubtful():
             if batch.done:
                 continue
+            they, them, _ = _pronouns(batch)
             error = OutOfOrderSequenceError(
-                f"{batch.record_count} records for partition {batch.partition} cannot follow an "
-                "earlier batch that was given up, and an attempt to send them is unanswered. They "
-                "may have been written all the same; send them again only if a duplicate does no "
-                "harm"
+                f"{counted(batch.record_count, 'record')} for partition {batch.partition} cannot "
+                f"follow an earlier batch that was given up, and an attempt to send {them} is "
+                f"unanswered. {they} may have been written all the same; send {them} again only if "
+                "a duplicate does no harm"
             )
             error.__cause__ = batch.last_error
             self._fail(batch, error)
+
+    def _give_up_stranded(self) -> None:
+        for batch in self.sequencer.take_stranded():
+            if not batch.done:
+                self._fail(batch, self._stranded(batch))
+
+    def _stranded(self, batch: Batch[D]) -> PenstockError:
+        they, them, were = _pronouns(batch)
+        what = (
+            f"topic {batch.partition.topic!r} was deleted and made anew while "
+            f"{counted(batch.record_count, 'record')} for its partition "
+            f"{batch.partition.partition} {were} being sent"
+        )
+        if batch.maybe_written:
+            error = UnknownTopicIdError(
+                f"{what}. {they} may have been written to the deleted topic, and {were} not sent "
+                f"to the new one; send {them} again to have {them} there"
+            )
+        else:
+            count = self.metadata.partition_count(batch.partition.topic)
+            error = UnknownTopicIdError(
+                f"{what}, and has {count} partitions now, so that {they.lower()} may belong "
+                f"elsewhere. {they} {were} not written; send {them} again"
+            )
+        error.__cause__ = batch.last_error
+        return error
 
     def _timed_out(self, batch: Batch[D]) -> PenstockError:
         leader = self.metadata.leader(batch.partition)
@@ -292,19 +343,20 @@ class Sender(Generic[D]):
             why = "no broker gave a producer id"
         else:
             why = "earlier batches of the partition took all the time"
+        they, them, were = _pronouns(batch)
         if batch.maybe_written:
             outcome = (
-                "They may have been written all the same; send them again only if a duplicate "
-                "does no harm"
+                f"{they} may have been written all the same; send {them} again only if a "
+                "duplicate does no harm"
             )
         elif batch.attempts:
-            outcome = "They were not written: the brokers refused every attempt"
+            outcome = f"{they} {were} not written: every attempt was refused"
         else:
-            outcome = "They were not sent"
+            outcome = f"{they} {were} not sent"
         error = DeliveryTimeoutError(
-            f"{batch.record_count} records for partition {batch.partition} were not acknowledged "
-            f"within delivery_timeout_ms={self.settings.delivery_timeout_ms:.0f} (attempts: "
-            f"{batch.attempts}; {why}). {outcome}"
+            f"{counted(batch.record_count, 'record')} for partition {batch.partition} {were} not "
+            f"acknowledged within delivery_timeout_ms={self.settings.delivery_timeout_ms:.0f} "
+            f"(attempts: {batch.attempts}; {why}). {outcome}"
         )
         # Whoever looks for the reason and not for the time that it took finds it here.
         error.__cause__ = batch.last_error
@@ -317,9 +369,9 @@ class Sender(Generic[D]):
             if not batch.done:
                 self._fail(batch, error)
 
-    def _drop_missing_topics(self, now_ms: float) -> None:
+    def _drop_missing_topics(self) -> None:
         for topic in list(self.metadata.missing):
-            error = self.metadata.verdict(topic, now_ms)
+            error = self.metadata.verdict(topic)
             if error is None:
                 continue
             sent = [
@@ -329,6 +381,25 @@ class Sender(Generic[D]):
             ]
             for batch in [*self.accumulator.pop_topic(topic), *sent]:
                 self._fail(batch, type(error)(error.message))
+
+    def _notice_new_topics(self) -> None:
+        """Start over where a topic was deleted and made anew under its name."""
+        if self._checked_updates == self.metadata.updates:
+            return
+        self._checked_updates = self.metadata.updates
+        for name, info in self.metadata.topics.items():
+            known_id, known_count = self._topics.get(name, (info.topic_id, 0))
+            count = len(info.partitions)
+            self._topics[name] = (info.topic_id, count)
+            if known_id != info.topic_id:
+                self._start_over(name, keep=known_count == count)
+
+    def _start_over(self, topic: str, *, keep: bool) -> None:
+        if not keep:
+            for batch in self.accumulator.pop_topic(topic):
+                self._fail(batch, self._stranded(batch))
+        for partition in [name for name in self.sequencer.lanes if name.topic == topic]:
+            self.sequencer.start_over(partition, keep=keep)
 
     def _abandon_deposed(self, now_ms: float) -> None:
         """Take back batches whose broker leads no longer, without waiting for its answer.
@@ -343,6 +414,8 @@ class Sender(Generic[D]):
                 for index, entry in enumerate(request.entries):
                     if entry is None or entry.batch.done:
                         continue
+                    if self.sequencer.is_starting_over(entry.batch.partition):
+                        continue  # Who led the topic that was deleted is not known any more.
                     leader = self.metadata.leader(entry.batch.partition)
                     if (
                         leader is not None
@@ -479,3 +552,8 @@ class Sender(Generic[D]):
                 assert not batch.done
         for requests in self._requests.values():
             assert len(requests) <= self.settings.max_in_flight
+
+
+def _pronouns(batch: Batch[D]) -> tuple[str, str, str]:
+    """How a message speaks of the batch's records after naming them."""
+    return ("It", "it", "was") if batch.record_count == 1 else ("They", "them", "were")

@@ -22,6 +22,11 @@ and read it before the first batch of the new epoch fences it. So a batch is in 
 attempt at it was left without any answer and was made for the leader epoch that found the gap, or a
 newer one; who leads in that epoch refuses what was made for an older one.
 
+A topic that was deleted and made anew under its name has another id and an empty log. Its
+partitions start over: under a newer epoch, numbered from 0, once what is in flight to the old topic
+has its answers. What was not written then goes to the new topic, in its order; what may be in the
+old topic's log fails, for readers may have had it from there.
+
 An idempotent producer raises its epoch by itself, as Java's does (KIP-360): nobody else uses its
 producer id. The partition takes the new epoch only when nothing of it is in flight, so that no
 answer under the old one is still to come.
@@ -69,6 +74,8 @@ class Lane(Generic[D]):
     resend: list[Batch[D]] = field(default_factory=list)
     needs_epoch: bool = False  # Goes on under a newer identity, once nothing is in flight.
     gap_epoch: int = -1  # The newest leader epoch that found the gap, while needs_epoch.
+    starts_over: bool = False  # Its topic was made anew; then needs_epoch, too.
+    keeps: bool = True  # What was not written goes to the new topic, when it starts over.
     sent: int = 0
 
     @property
@@ -92,6 +99,7 @@ class Sequencer(Generic[D]):
         self._compression = compression
         self.identity = Identity()
         self._doubtful: list[Batch[D]] = []
+        self._stranded: list[Batch[D]] = []
         self.lanes: dict[TopicPartition, Lane[D]] = {}
 
     @property
@@ -191,6 +199,33 @@ class Sequencer(Generic[D]):
         doubtful, self._doubtful = self._doubtful, []
         return doubtful
 
+    def start_over(self, partition: TopicPartition, *, keep: bool) -> None:
+        """The partition's topic was deleted and made anew: number from 0, once all is quiet.
+
+        Without ``keep`` nothing that was sent before goes to the new topic.
+        """
+        lane = self.lanes.get(partition)
+        if lane is None:
+            return
+        lane.starts_over = True
+        lane.keeps = lane.keeps and keep
+        if self.idempotent:
+            self._renew(lane)
+        lane.needs_epoch = True
+        self._adopt(lane)
+
+    def is_starting_over(self, partition: TopicPartition) -> bool:
+        """Whether answers about an older topic of this name are still to come."""
+        lane = self.lanes.get(partition)
+        return lane is not None and lane.starts_over
+
+    def take_stranded(self) -> list[Batch[D]]:
+        """The batches that stay behind with a deleted topic; they are out of their lanes and want
+        their verdict.
+        """
+        stranded, self._stranded = self._stranded, []
+        return stranded
+
     def _renew(self, lane: Lane[D], *, fenced: bool = False) -> None:
         """Have the lane go on under a newer identity than its own."""
         lane.needs_epoch = True
@@ -230,17 +265,33 @@ class Sequencer(Generic[D]):
             yield from lane.resend
 
     def _adopt(self, lane: Lane[D]) -> None:
-        if not lane.needs_epoch or lane.in_flight or not self.identity.real:
+        if not lane.needs_epoch or lane.in_flight:
             return
-        self._doubtful += [b for b in lane.resend if b.unheard_epoch >= lane.gap_epoch]
-        lane.resend = [b for b in lane.resend if b.unheard_epoch < lane.gap_epoch]
+        if self.idempotent and not self.identity.real:
+            return
+        if lane.starts_over:
+            self._leave_behind(lane)
+        elif self.idempotent:
+            self._doubtful += [b for b in lane.resend if b.unheard_epoch >= lane.gap_epoch]
+            lane.resend = [b for b in lane.resend if b.unheard_epoch < lane.gap_epoch]
         lane.identity = self.identity
         lane.next_sequence = 0
         lane.needs_epoch = False
         lane.gap_epoch = -1
+        if self.idempotent:
+            for batch in lane.resend:
+                self._number(lane, batch)
+                self._encode(batch)
+
+    def _leave_behind(self, lane: Lane[D]) -> None:
+        self._stranded += [b for b in lane.resend if b.maybe_written or not lane.keeps]
+        lane.resend = [b for b in lane.resend if not b.maybe_written and lane.keeps]
+        lane.starts_over = False
+        lane.keeps = True
         for batch in lane.resend:
-            self._number(lane, batch)
-            self._encode(batch)
+            # Leader epochs of the old topic mean nothing in the new one.
+            batch.last_epoch = -1
+            batch.retry_at_ms = float("-inf")
 
     def _number(self, lane: Lane[D], batch: Batch[D]) -> None:
         batch.producer_id = lane.identity.producer_id

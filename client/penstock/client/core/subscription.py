@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from penstock.client.model import ConsumerRecord
+from penstock.wire.errors import InvalidRequestError
 from penstock.wire.ids import TopicPartition
 
 
@@ -30,6 +32,22 @@ class Subscription:
     def empty(self) -> bool:
         """Whether nothing is subscribed to."""
         return not self.topics and not self.pattern
+
+
+def pattern_text(compiled: re.Pattern[str]) -> str:
+    """The pattern's text, which is all that the coordinator gets and matches by.
+
+    Raises InvalidRequestError for one whose text does not say all.
+    """
+    if not isinstance(compiled.pattern, str) or not compiled.pattern:
+        raise InvalidRequestError(f"{compiled.pattern!r} is not a pattern over topics' names")
+    flags = re.RegexFlag(compiled.flags & ~(re.UNICODE | re.ASCII))  # Names are ASCII anyhow.
+    if flags:
+        raise InvalidRequestError(
+            f"the pattern {compiled.pattern!r} has flags ({flags!r}), and subscriptions know none: "
+            "write it without, for example [Tt] for re.IGNORECASE"
+        )
+    return compiled.pattern
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +74,9 @@ class Handout:
 
     def __init__(self) -> None:
         self.consumed: dict[TopicPartition, Position] = {}
+        self.topic_ids: dict[TopicPartition, bytes] = {}  # What the positions belong to.
+        self.last_ids: dict[TopicPartition, bytes] = {}  # The same, of all that was ever read.
+        self.renewed: set[TopicPartition] = set()  # Read in more than one topic of the name.
         self.interrupted = False  # The engine has something that goes before more records.
         self.taken_ms = float("-inf")  # When the application last took a record.
         self._handed: dict[TopicPartition, Position] = {}
@@ -127,10 +148,18 @@ class Handout:
                 return record.offset
         return None
 
-    def begin(self, partition: TopicPartition, position: Position) -> None:
-        """Reading begins, or goes on, at a position."""
-        self.drop((partition,))
+    def begin(self, partition: TopicPartition, position: Position, topic_id: bytes) -> None:
+        """Reading begins, or goes on, at a position in the topic with this id.
+
+        Nothing of the partition is kept or handed out: what was must have been dropped, in a call
+        of the application. This may be called at any time.
+        """
         self.consumed[partition] = position
+        self.topic_ids[partition] = topic_id
+        if topic_id:
+            if self.last_ids.setdefault(partition, topic_id) != topic_id:
+                self.renewed.add(partition)
+            self.last_ids[partition] = topic_id
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
         """Forget everything about these partitions."""
@@ -144,6 +173,7 @@ class Handout:
             self._kept = deque(kept)
         for partition in gone:
             self.consumed.pop(partition, None)
+            self.topic_ids.pop(partition, None)
             self._handed.pop(partition, None)
         last = self._last
         if last is not None and TopicPartition(last.topic, last.partition) in gone:
