@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -21,10 +22,11 @@ from penstock.cli.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     explain,
+    explain_output,
     report,
-    silence_stdout,
 )
 from penstock.cli.settings import Bootstrap, GlobalOptions, Output
+from penstock.cli.standard_streams import OutputError, silence_stdout
 from penstock.wire.errors import PenstockError
 
 # The base of every complaint about a command line. typer gives it no name of its own.
@@ -61,20 +63,38 @@ class RootGroup(TyperGroup):
             return status
         sys.exit(status if isinstance(status, int) else 0)
 
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
+    ) -> Any:
+        """Read the command line's beginning; `--help` and `--version` print here already."""
+        with _failures():
+            return super().make_context(info_name, args, parent, **extra)
+
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]  # typer's own subclass.
         """Run the sub-command, turning what it raises into its exit status."""
+        with _failures():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    """Turn what is raised inside, or when the output leaves the process, into an exit status."""
+    try:
         try:
-            result = super().invoke(ctx)
+            yield
+        finally:
             sys.stdout.flush()
-        except PenstockError as error:
-            report(explain(error))
-            raise typer.Exit(EXIT_FAILED) from error
-        except BrokenPipeError as error:
-            silence_stdout()
+    except PenstockError as error:
+        report(explain(error))
+        raise typer.Exit(EXIT_FAILED) from error
+    except OutputError as error:
+        silence_stdout()
+        if error.is_closed_pipe:
             raise typer.Exit(EXIT_BROKEN_PIPE) from error
-        except KeyboardInterrupt:
-            raise typer.Exit(EXIT_INTERRUPTED) from None
-        return result
+        report(explain_output(error))
+        raise typer.Exit(EXIT_FAILED) from error
+    except KeyboardInterrupt:
+        raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
 def _report_line_error(error: Exception) -> int:
@@ -82,10 +102,15 @@ def _report_line_error(error: Exception) -> int:
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
         # A group named without its sub-command: show what there is.
-        if text := context.get_help():
-            print(text)
+        try:
+            with _failures():
+                # With rich it was printed when the error was made, and nothing is left to print.
+                if text := getattr(error, "message", ""):
+                    print(text)
+        except typer.Exit as ended:
+            return ended.exit_code
     else:
-        message = getattr(error, "format_message", error.__str__)()
+        message = getattr(error, "format_message", error.__str__)().replace("Value error, ", "")
         path = context.command_path if context is not None else "penstock"
         report(f"error: {message}\nnext: {path} --help")
     return int(getattr(error, "exit_code", EXIT_FAILED))

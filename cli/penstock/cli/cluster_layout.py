@@ -101,8 +101,8 @@ def prepare_layout(
     number of nodes than it was made with is refused: the set of controllers is part of what the
     data means. Another base port moves it. ``settings`` go into the file of each new node.
 
-    Nothing is written while a node of the cluster runs (DataDirectoryError), or for a move to
-    ports that are taken (AddressInUseError).
+    Nothing is written while a node of the cluster runs (DataDirectoryError), or for a new cluster
+    or a move where a port is taken (AddressInUseError).
     """
     found = _read_cluster_file(directory)
     if found is None:
@@ -119,7 +119,7 @@ def prepare_layout(
         if wanted.complete:
             for plan in plans:
                 _require_node(plan)
-        if found is not None and found.base_port != wanted.base_port:
+        if found is None or found.base_port != wanted.base_port:
             check_ports(plans)
         _write_files(directory, wanted, plans, settings or {})
     names = frozenset(_environment_name(key) for key in _own_settings(plans[0], plans))
@@ -224,8 +224,8 @@ def _require_node(plan: NodePlan) -> None:
     if not (plan.directory / META_FILE).exists():
         raise DataDirectoryError(
             f"{plan.directory / META_FILE} is gone, and with the directory's data what node "
-            f"{plan.node_id} had promised to the others; bring it back, or choose another "
-            "--data-dir"
+            f"{plan.node_id} had promised to the others; put that very directory back, no older "
+            "copy of it, or see docs/operating/failures.md for what to do without"
         )
 
 

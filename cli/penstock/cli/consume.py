@@ -5,18 +5,16 @@ from __future__ import annotations
 import base64
 import enum
 import json
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, BinaryIO, Final
 
 import typer
 
 from penstock.cli.errors import with_step
+from penstock.cli.interrupts import Interrupt
 from penstock.cli.settings import Bootstrap, Output, Settings, resolve
 from penstock.wire.errors import InvalidPartitionsError, PenstockError
 from penstock.wire.ids import TopicPartition
@@ -39,7 +37,7 @@ class RecordFormat(enum.StrEnum):
 
 def consume(
     ctx: typer.Context,
-    topic: Annotated[str, typer.Argument(help="The topic to read.")],
+    topic: Annotated[str, typer.Argument(help="The topic to read.", metavar="TOPIC")],
     *,
     group: Annotated[
         str | None,
@@ -98,48 +96,8 @@ def consume(
             session.run(max_records, timeout)
         finally:
             session.end()
-    if interrupt.signal_number:
-        raise typer.Exit(128 + interrupt.signal_number)
-
-
-class Interrupt:
-    """Ctrl-C and SIGTERM, seen between records: a record is printed whole and counted, or not."""
-
-    def __init__(self) -> None:
-        self.signal_number = 0
-        self._waiting = False
-
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        """Handle the signals inside the block."""
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        previous = {number: signal.signal(number, self._handle) for number in numbers}
-        try:
-            yield
-        except KeyboardInterrupt:
-            if not self.signal_number:
-                raise
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-
-    @contextmanager
-    def may_break(self) -> Iterator[None]:
-        """Inside the block a signal raises KeyboardInterrupt at once."""
-        self._waiting = True
-        try:
-            if self.signal_number:
-                raise KeyboardInterrupt
-            yield
-        finally:
-            self._waiting = False
-
-    def _handle(self, number: int, _frame: FrameType | None) -> None:
-        again = self.signal_number != 0
-        self.signal_number = number
-        if self._waiting or again:
-            self._waiting = False
-            raise KeyboardInterrupt
+    if interrupt.count:
+        raise typer.Exit(interrupt.exit_status)
 
 
 @dataclass(slots=True)
@@ -224,7 +182,7 @@ class Session:
             self.out.write(self.printer(record))
             self.printed += 1
             positions[record.topic_partition] = record.offset + 1
-            if self.interrupt.signal_number:
+            if self.interrupt.count:
                 break
         # What waits in our buffer, or met a closed pipe, was not printed and is not committed.
         self.out.flush()

@@ -17,6 +17,7 @@ import typer
 
 from penstock.cli.errors import EXIT_FAILED, report
 from penstock.cli.installation import require_broker
+from penstock.cli.interrupts import handled
 
 if TYPE_CHECKING:
     from penstock.cli.local_cluster import LocalCluster
@@ -26,12 +27,19 @@ def dev(
     nodes: Annotated[
         int | None,
         typer.Option(
-            "--nodes", min=1, help="How many nodes, each a controller and a broker. [default: 3]"
+            "--nodes",
+            min=1,
+            help="How many nodes, each a controller and a broker.",
+            show_default="3, or as the directory has",
         ),
     ] = None,
     data_dir: Annotated[
         Path | None,
-        typer.Option("--data-dir", help="Where the data stays; else a temporary directory."),
+        typer.Option(
+            "--data-dir",
+            help="Where the data is, and stays.",
+            show_default="a temporary directory",
+        ),
     ] = None,
     base_port: Annotated[
         int | None,
@@ -39,21 +47,23 @@ def dev(
             "--base-port",
             min=1,
             max=65_535,
-            help="The first broker's port; controllers listen 1000 above. [default: 9092]",
+            help="The first broker's port; controllers listen 1000 above.",
+            show_default="9092, or as the directory has",
         ),
     ] = None,
 ) -> None:
     """Start a cluster of real processes here, and stop it with Ctrl-C.
 
-    Prints one line, `ready: HOST:PORT,...`, once clients can use it. A directory that holds a
-    cluster already is started again with its data.
+    Prints one line, `ready: HOST:PORT,...`, once clients can use it.
+
+    A directory that holds a cluster already is started again with its data.
     """
     require_broker()
     # Imported here: gRPC would slow every other command down.
     from penstock.cli.cluster_layout import prepare_layout  # noqa: PLC0415 - see above.
     from penstock.cli.local_cluster import LocalCluster  # noqa: PLC0415 - see above.
 
-    with _directory(data_dir) as directory, _stop_signals():
+    with handled(_interrupt), _directory(data_dir) as directory:
         layout = prepare_layout(directory, nodes=nodes, base_port=base_port)
         cluster = LocalCluster(layout)
         try:
@@ -89,24 +99,14 @@ def _directory(chosen: Path | None) -> Iterator[Path]:
     try:
         yield temporary
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        # Not to be cut short: the nodes have stopped, and nothing else would remove it.
+        with handled(lambda _number, _frame: None):
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
-@contextmanager
-def _stop_signals() -> Iterator[None]:
-    """SIGTERM ends the command as Ctrl-C does."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    previous = {
-        number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    """Every stop signal ends the command as Ctrl-C does."""
+    raise KeyboardInterrupt
 
 
 def _supervise(cluster: LocalCluster) -> int:

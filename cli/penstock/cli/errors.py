@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from typing import Final
 
+from penstock.cli.standard_streams import OutputError
 from penstock.wire.errors import ErrorCode, PenstockError
 
 EXIT_FAILED: Final = 1
@@ -21,6 +21,7 @@ _MORE_REPLICAS: Final = (
 )
 
 NEXT_STEPS: Final[Mapping[ErrorCode, str]] = {
+    ErrorCode.ACCESS_FORBIDDEN: "name a topic of your own; this one is the cluster's",
     ErrorCode.ADDRESS_IN_USE: "stop what holds the port, or choose others with --base-port",
     ErrorCode.BOOTSTRAP_FAILED: (
         "start a cluster with `penstock dev`, or name a broker that runs with -b HOST:PORT"
@@ -36,6 +37,7 @@ NEXT_STEPS: Final[Mapping[ErrorCode, str]] = {
     ErrorCode.GROUP_ID_NOT_FOUND: "`penstock groups list` shows the groups",
     ErrorCode.INCONSISTENT_CLUSTER_ID: "choose another directory, or mount the right disk",
     ErrorCode.INVALID_CONFIG: "correct what --config KEY=VALUE or --reset KEY names",
+    ErrorCode.INVALID_GROUP_ID: "choose a group id of 1 to 255 bytes",
     ErrorCode.INVALID_PARTITIONS: "choose another number with --partitions",
     ErrorCode.INVALID_REPLICATION_FACTOR: (
         "choose a --replication-factor of at most the live brokers; "
@@ -99,6 +101,11 @@ def explain(error: PenstockError, steps: Mapping[ErrorCode, str] = NEXT_STEPS) -
     return "\n".join([f"error: {message}", *notes, _STEP + step])
 
 
+def explain_output(error: OutputError) -> str:
+    """The lines for a standard output that took no more."""
+    return f"error: {error}\n{_STEP}free space where the output goes, or send it elsewhere"
+
+
 def with_step(error: PenstockError, step: str) -> PenstockError:
     """``error``, to be explained with this next step."""
     error.add_note(_STEP + step)
@@ -109,13 +116,6 @@ def report(text: str) -> None:
     """Write ``text`` to standard error, whole lines, whatever became of standard output."""
     try:
         print(text, file=sys.stderr, flush=True)
-    except (BrokenPipeError, ValueError):
-        # Nobody listens any more, and there is nowhere else to say it.
+    except (OSError, ValueError):
+        # Nobody listens any more, or the disk is full, and there is nowhere else to say it.
         return
-
-
-def silence_stdout() -> None:
-    """Point standard output nowhere, so that closing it at exit meets no broken pipe again."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)

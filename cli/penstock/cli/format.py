@@ -34,9 +34,10 @@ def format_node(
         new_cluster_id,
     )
 
+    settings = resolve(ctx, None, output)
     identity = cluster_id or new_cluster_id()
     fresh = format_directory(data_dir, identity, node_id)
-    if resolve(ctx, None, output).as_json:
+    if settings.as_json:
         print_json(
             {
                 "data_dir": str(data_dir),

@@ -56,11 +56,15 @@ def list_groups(ctx: typer.Context, bootstrap: Bootstrap = None, output: Output 
 @app.command("describe")
 def describe(
     ctx: typer.Context,
-    names: Annotated[list[str], typer.Argument(help="The groups.", metavar="GROUP...")],
+    names: Annotated[list[str], typer.Argument(help="The groups.", metavar="GROUP")],
     bootstrap: Bootstrap = None,
     output: Output = None,
 ) -> None:
-    """Show each partition's position, lag and member, and each member's host."""
+    """Show each partition's position, lag and member, and each member's host.
+
+    A partition is shown when the group committed a position for it or a member holds it. Of the
+    topics that members subscribe to, that is every one but those about to change hands.
+    """
     settings = resolve(ctx, bootstrap, output)
     with admin_client(settings) as admin:
         described = [

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -15,6 +16,8 @@ from penstock.wire.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from penstock.broker.storage.dump import BatchDump, SegmentReport
+
+_SEGMENT_NAME: Final = re.compile(r"\d{20}\.log")
 
 app = typer.Typer(help="Look into the files that brokers write.", no_args_is_help=True)
 
@@ -49,9 +52,13 @@ def dump(
         verdict = verify_segment(segment) if verify else None
     except OSError as error:
         raise with_step(
-            ConfigurationError(f"cannot read {segment}: {error.strerror}"),
-            "name a segment file, such as DIR/node-1/logs/TOPIC-0/00000000000000000000.log",
+            ConfigurationError(f"cannot read {segment}: {error.strerror}"), _segment_step(segment)
         ) from None
+    if batches and not batches[0].size_bytes and not _SEGMENT_NAME.fullmatch(segment.name):
+        # Neither its name nor its first bytes are a segment's: nothing was damaged.
+        raise with_step(
+            ConfigurationError(f"{segment} is not a segment file"), _segment_step(segment)
+        )
     if settings.as_json:
         for batch in batches:
             print_json(batch.to_json())
@@ -68,6 +75,14 @@ def dump(
             "next: see docs/operating/data-directory.md; another replica has the whole log"
         )
         raise typer.Exit(EXIT_FAILED)
+
+
+def _segment_step(named: Path) -> str:
+    try:
+        found = min(path for path in named.iterdir() if _SEGMENT_NAME.fullmatch(path.name))
+    except (OSError, ValueError):
+        return "name a segment file, such as DIR/node-1/logs/TOPIC-0/00000000000000000000.log"
+    return f"name a segment file in it, such as {found}"
 
 
 def _print_batches(batches: Iterable[BatchDump]) -> None:

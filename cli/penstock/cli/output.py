@@ -47,7 +47,11 @@ def print_table(
         )
     for row in rows:
         table.add_row(*(escape(_text(cell)) for cell in row))
-    console.print(table)
+    # Written by us: rich would take a closed pipe for the end of the program.
+    with console.capture() as rendered:
+        console.print(table)
+    sys.stdout.write(rendered.get())
+    sys.stdout.flush()
 
 
 def escape(text: str) -> str:

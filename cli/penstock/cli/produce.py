@@ -2,37 +2,73 @@
 
 from __future__ import annotations
 
+import enum
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Final, Literal
 
 import typer
 
-from penstock.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, explain, report
-from penstock.cli.output import format_bytes, format_count
+from penstock.cli.errors import EXIT_FAILED, report, with_step
+from penstock.cli.interrupts import Interrupt
 from penstock.cli.settings import Bootstrap, Output, Settings, resolve
+from penstock.cli.tally import Tally, format_records, report_tally
 from penstock.wire.errors import (
     ConfigurationError,
-    DeliveryFailedError,
     PenstockError,
     RecordTooLargeError,
+    RequestTimedOutError,
     SerializationError,
 )
 
 if TYPE_CHECKING:
     from penstock.client import Producer
 
-_COMPRESSIONS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
-_ACKS: Final = ("all", "0", "1")
 _DEFAULT_TIMEOUT_SECONDS: Final = 30.0
+# Less than what a container is commonly given to stop in.
+_STOP_SECONDS: Final = 5.0
 _BAR_STEP_BYTES: Final = 65_536
+_ON_THEIR_WAY_BYTES: Final = 32 * 1024 * 1024
+
+# Those of the client's max_request_size; importing the client would take too long for --help.
+MIN_REQUEST_SIZE: Final = 128
+DEFAULT_REQUEST_SIZE: Final = 1_048_576
+MAX_REQUEST_SIZE: Final = 32 * 1024 * 1024
+
+_LARGER_STEP: Final = (
+    "send smaller records, or pass --max-request-size BYTES; where the topic's limit is lower, "
+    "raise that, too: `penstock topics alter NAME --config max.message.bytes=BYTES`"
+)
+
+
+class Acks(enum.StrEnum):
+    """Who must hold a record before it is acknowledged."""
+
+    ALL = "all"
+    LEADER = "1"
+    NOBODY = "0"
+
+
+class Compression(enum.StrEnum):
+    """The compression of record batches."""
+
+    NONE = "none"
+    GZIP = "gzip"
+    SNAPPY = "snappy"
+    LZ4 = "lz4"
+    ZSTD = "zstd"
+
+
+_ACKS: Final[Mapping[Acks, Literal["all", 0, 1]]] = {
+    Acks.ALL: "all",
+    Acks.LEADER: 1,
+    Acks.NOBODY: 0,
+}
 
 Split = Callable[[bytes], tuple[bytes | None, bytes]]
 """Takes a line to key and value; raises ValueError for a line that has no key."""
@@ -40,11 +76,11 @@ Split = Callable[[bytes], tuple[bytes | None, bytes]]
 
 def produce(
     ctx: typer.Context,
-    topic: Annotated[str, typer.Argument(help="The topic to write to.")],
+    topic: Annotated[str, typer.Argument(help="The topic to write to.", metavar="TOPIC")],
     *,
     file: Annotated[
         Path | None,
-        typer.Option("--file", help="Read lines from here instead of standard input."),
+        typer.Option("--file", help="The lines, each a record.", show_default="standard input"),
     ] = None,
     key_regex: Annotated[
         str | None,
@@ -62,11 +98,26 @@ def produce(
         ),
     ] = None,
     acks: Annotated[
-        str, typer.Option("--acks", help="Who must hold a record: all (in-sync replicas), 1 or 0.")
-    ] = "all",
+        Acks,
+        typer.Option(
+            "--acks",
+            help="Who must hold a record: all in-sync replicas, 1 (the leader), or 0 (nobody).",
+        ),
+    ] = Acks.ALL,
     compression: Annotated[
-        str, typer.Option("--compression", help=f"{', '.join(_COMPRESSIONS)}.")
-    ] = "none",
+        Compression, typer.Option("--compression", help="How batches of records are compressed.")
+    ] = Compression.NONE,
+    max_request_size: Annotated[
+        int,
+        typer.Option(
+            "--max-request-size",
+            metavar="BYTES",
+            min=MIN_REQUEST_SIZE,
+            max=MAX_REQUEST_SIZE,
+            help="The largest record and request (the client's max_request_size): raise it where "
+            f"a topic's max.message.bytes is larger, up to {MAX_REQUEST_SIZE}.",
+        ),
+    ] = DEFAULT_REQUEST_SIZE,
     timeout: Annotated[
         float, typer.Option("--timeout", min=1, help="Seconds until a record counts as failed.")
     ] = _DEFAULT_TIMEOUT_SECONDS,
@@ -76,73 +127,34 @@ def produce(
     """Write each line to TOPIC as one record.
 
     A summary goes to standard error. The exit status is 1 when a record could not be delivered.
+    Ctrl-C or SIGTERM flush what was sent, for a few seconds; a second one gives it up.
     """
     settings = resolve(ctx, bootstrap, output)
-    _require_choice(acks, _ACKS, "--acks")
-    _require_choice(compression, _COMPRESSIONS, "--compression")
     split = make_split(key_regex, key_separator)
     tally = Tally()
-    interrupted = False
-    with _open(file) as lines, _progress(file, lines) as advance:
-        producer = _connect(settings, acks, compression, timeout)
+    interrupt = Interrupt()
+    with interrupt.installed(), _open(file) as lines:
+        producer = _connect(settings, acks, compression, timeout, max_request_size)
         try:
-            send_lines(producer, topic, lines, split=split, tally=tally, advance=advance)
-        except KeyboardInterrupt:
-            interrupted = True
-            report("stopped; waiting for what was sent")
-        except PenstockError as error:
-            tally.abort(error)
+            with _progress(file, lines) as advance:
+                _send_and_flush(
+                    producer,
+                    topic,
+                    lines,
+                    split=split,
+                    tally=tally,
+                    advance=advance,
+                    interrupt=interrupt,
+                )
+            if interrupt.count:
+                _flush_bounded(producer, tally)
         finally:
-            _finish(producer, tally)
-    _report(tally, settings)
-    if interrupted:
-        raise typer.Exit(EXIT_INTERRUPTED)
+            _close(producer, tally)
+    report_tally(tally, as_json=settings.as_json, stopped=bool(interrupt.count))
+    if interrupt.count:
+        raise typer.Exit(interrupt.exit_status)
     if tally.failed or tally.first_error:
         raise typer.Exit(EXIT_FAILED)
-
-
-@dataclass(slots=True)
-class Tally:
-    """What became of the lines. ``settle`` may be called by the client's thread."""
-
-    started: float = field(default_factory=time.monotonic)
-    ended: float | None = None
-    sent: int = 0
-    acknowledged: int = 0
-    failed: int = 0
-    acknowledged_bytes: int = 0
-    first_error: PenstockError | None = None
-    first_failure: str = ""
-
-    def settle(self, line_number: int, size: int, future: Future[Any]) -> None:
-        """Count one record that was acknowledged or failed."""
-        error = future.exception() if not future.cancelled() else None
-        if error is None and not future.cancelled():
-            self.acknowledged += 1
-            self.acknowledged_bytes += size
-        else:
-            self.refuse(line_number, error or RuntimeError("it was never sent"))
-
-    def refuse(self, line_number: int, error: BaseException) -> None:
-        """Count one line that could not become an acknowledged record."""
-        self.failed += 1
-        if not self.first_failure:
-            self.first_failure = f"line {line_number}"
-            self.first_error = _typed(error)
-
-    def abort(self, error: PenstockError) -> None:
-        """Remember what ended the run before its last line."""
-        if self.first_error is None:
-            self.first_error = error
-
-    @property
-    def seconds(self) -> float:
-        """From the first line to the last acknowledgement."""
-        return max((self.ended or time.monotonic()) - self.started, 1e-6)
-
-
-def _typed(error: BaseException) -> PenstockError:
-    return error if isinstance(error, PenstockError) else DeliveryFailedError(str(error))
 
 
 def make_split(key_regex: str | None, key_separator: str | None) -> Split:
@@ -198,87 +210,111 @@ def send_lines(
     split: Split,
     tally: Tally,
     advance: Callable[[int], None],
+    interrupt: Interrupt,
 ) -> None:
-    """Send every line; ``tally`` hears of each verdict. Blocks while the producer is full.
+    """Send every line; ``tally`` hears of each verdict. Blocks while too much is on its way.
 
     A line without a key where one is wanted, and a record that is too large, count as failed
-    and do not stop the rest. Any other refusal by the producer ends the run.
+    and do not stop the rest. Any other refusal by the producer ends the run. A stop signal breaks
+    the reading and the blocking; a record is sent and counted, or neither.
     """
     for line_number, raw in enumerate(lines, start=1):
+        tally.wait_below(_ON_THEIR_WAY_BYTES)
+        interrupt.hold()
         line = raw.removesuffix(b"\n")
         try:
             key, value = split(line)
             future = producer.send(topic, value=value, key=key)
         except ValueError as error:
             tally.refuse(line_number, ConfigurationError(f"line {line_number} has {error}"))
-        except (RecordTooLargeError, SerializationError) as error:
+        except RecordTooLargeError as error:
+            tally.refuse(line_number, with_step(error, _LARGER_STEP))
+        except SerializationError as error:
             tally.refuse(line_number, error)
         else:
-            tally.sent += 1
-            future.add_done_callback(partial(tally.settle, line_number, len(value)))
+            size = len(key or b"") + len(value)
+            tally.send(size)
+            future.add_done_callback(partial(tally.settle, line_number, size, len(value)))
+        interrupt.release()
         advance(len(raw))
 
 
-def _connect(settings: Settings, acks: str, compression: Any, timeout: float) -> Producer:
+def _connect(
+    settings: Settings,
+    acks: Acks,
+    compression: Compression,
+    timeout: float,
+    max_request_size: int,
+) -> Producer:
     from penstock.client import Producer  # noqa: PLC0415 - it imports gRPC.
 
     return Producer(
         settings.bootstrap,
         client_id="penstock-cli",
-        acks="all" if acks == "all" else 0 if acks == "0" else 1,
-        compression=compression,
+        acks=_ACKS[acks],
+        compression=compression.value,
+        max_request_size=max_request_size,
+        # Never full: send_lines waits before, and where it can be interrupted.
+        buffer_memory=2 * _ON_THEIR_WAY_BYTES + max_request_size,
         # Lines come fast from a file: larger batches than the library's default cost less.
         batch_size=131_072,
         delivery_timeout_ms=int(timeout * 1000),
     )
 
 
-def _finish(producer: Producer, tally: Tally) -> None:
-    """Wait for every verdict; the failures among them are in the tally already."""
+def _send_and_flush(
+    producer: Producer,
+    topic: str,
+    lines: Iterable[bytes],
+    *,
+    split: Split,
+    tally: Tally,
+    advance: Callable[[int], None],
+    interrupt: Interrupt,
+) -> None:
+    """Send every line and wait for every verdict, or until the first stop signal."""
     try:
-        producer.close()
+        with interrupt.may_break():
+            try:
+                # What waits for the cluster waits here, where nothing is half done.
+                producer.partitions_for(topic)
+                tally.started = time.monotonic()
+                send_lines(
+                    producer,
+                    topic,
+                    lines,
+                    split=split,
+                    tally=tally,
+                    advance=advance,
+                    interrupt=interrupt,
+                )
+            except PenstockError as error:
+                tally.abort(error)
+            producer.flush()
     except PenstockError as error:
         tally.abort(error)
-    tally.ended = time.monotonic()
+    except KeyboardInterrupt:
+        if interrupt.count != 1:
+            raise
 
 
-def _report(tally: Tally, settings: Settings) -> None:
-    if tally.first_error is not None and not tally.sent and not tally.failed:
-        # It never began: the error says all there is.
-        report(explain(tally.first_error))
+def _flush_bounded(producer: Producer, tally: Tally) -> None:
+    if not tally.on_their_way:
         return
-    if settings.as_json:
-        import json  # noqa: PLC0415 - only here.
-
-        report(json.dumps(_summary(tally)))
-    else:
-        rate = tally.acknowledged / tally.seconds
-        report(
-            f"{format_count(tally.acknowledged)} "
-            f"{'record' if tally.acknowledged == 1 else 'records'}, "
-            f"{format_bytes(tally.acknowledged_bytes)} in {tally.seconds:.2f} s "
-            f"({rate:,.0f} records/s, {format_bytes(tally.acknowledged_bytes / tally.seconds)}/s)"
-            + (f"; {format_count(tally.failed)} failed" if tally.failed else "")
-        )
-    if tally.first_error is not None:
-        where = f" (first at {tally.first_failure})" if tally.first_failure else ""
-        report(explain(tally.first_error).replace("error: ", f"error{where}: ", 1))
+    report(f"stopping: flushing {format_records(tally.on_their_way)}, Ctrl-C again to give up")
+    try:
+        producer.flush(timeout_ms=_STOP_SECONDS * 1000)
+    except RequestTimedOutError:
+        report(f"gave up after {_STOP_SECONDS:.0f} s")
+    except PenstockError as error:
+        tally.abort(error)
 
 
-def _summary(tally: Tally) -> dict[str, Any]:
-    return {
-        "records": tally.acknowledged,
-        "bytes": tally.acknowledged_bytes,
-        "failed": tally.failed,
-        "seconds": round(tally.seconds, 6),
-        "records_per_second": round(tally.acknowledged / tally.seconds, 1),
-        "bytes_per_second": round(tally.acknowledged_bytes / tally.seconds, 1),
-    }
-
-
-def _require_choice(text: str, allowed: tuple[str, ...], option: str) -> None:
-    if text not in allowed:
-        raise typer.BadParameter(f"{text!r} is none of {', '.join(allowed)}", param_hint=option)
+def _close(producer: Producer, tally: Tally) -> None:
+    """Give up what is left, and end."""
+    tally.ended = time.monotonic()
+    with suppress(PenstockError):  # What failed is in the tally.
+        producer.close(timeout_ms=0)
 
 
 @contextmanager
@@ -289,7 +325,10 @@ def _open(file: Path | None) -> Iterator[BinaryIO]:
     try:
         handle = file.open("rb")
     except OSError as error:
-        raise ConfigurationError(f"cannot read {file}: {error.strerror}") from None
+        raise with_step(
+            ConfigurationError(f"cannot read {file}: {error.strerror}"),
+            "name a file that can be read, or leave --file out to read standard input",
+        ) from None
     with handle:
         yield handle
 

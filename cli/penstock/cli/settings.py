@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -19,15 +19,13 @@ Bootstrap = Annotated[
         "--bootstrap",
         "-b",
         metavar="HOST:PORT,...",
-        help=f"Brokers to start from; else ${BOOTSTRAP_VARIABLE}, else {DEFAULT_BOOTSTRAP}.",
-        show_default=False,
+        help="Brokers to start from.",
+        show_default=f"${BOOTSTRAP_VARIABLE}, else {DEFAULT_BOOTSTRAP}",
     ),
 ]
 Output = Annotated[
     OutputFormat | None,
-    typer.Option(
-        "--output", help="table (the default) for people, json for programs.", show_default=False
-    ),
+    typer.Option("--output", help="table for people, json for programs.", show_default="table"),
 ]
 
 
@@ -53,7 +51,11 @@ class GlobalOptions:
 
 
 def resolve(ctx: typer.Context, bootstrap: str | None, output: OutputFormat | None) -> Settings:
-    """The settings in force: the command's own options, then global ones, then environment."""
+    """The settings in force: the command's own options, then global ones, then environment.
+
+    Raises BadParameter for text among the command's arguments that is not UTF-8.
+    """
+    require_text(ctx)
     before = ctx.find_object(GlobalOptions) or GlobalOptions()
     return Settings(
         bootstrap=(
@@ -61,3 +63,28 @@ def resolve(ctx: typer.Context, bootstrap: str | None, output: OutputFormat | No
         ),
         output=output or before.output or OutputFormat.TABLE,
     )
+
+
+def require_text(ctx: typer.Context) -> None:
+    """Raise BadParameter for an argument that is text and not UTF-8. A path may be any bytes."""
+    context: Any = ctx
+    while context is not None:
+        for parameter in context.command.params:
+            value = context.params.get(parameter.name)
+            for text in value if isinstance(value, (list, tuple)) else (value,):
+                if isinstance(text, str) and (shown := _not_utf8(text)):
+                    raise typer.BadParameter(shown, ctx=context, param=parameter)
+        context = context.parent
+    variable = os.environ.get(BOOTSTRAP_VARIABLE, "")
+    if shown := _not_utf8(variable):
+        raise typer.BadParameter(f"{BOOTSTRAP_VARIABLE}: {shown}")
+
+
+def _not_utf8(text: str) -> str:
+    """What is wrong with text from outside, whose bytes may be any; empty when nothing is."""
+    data = text.encode("utf-8", "surrogateescape")
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return f"'{data.decode('utf-8', 'backslashreplace')}' is not UTF-8"
+    return ""

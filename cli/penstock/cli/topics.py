@@ -23,7 +23,7 @@ app = typer.Typer(help="Make, list, describe, alter and delete topics.", no_args
 @app.command("create")
 def create(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(help="The topic's name.")],
+    name: Annotated[str, typer.Argument(help="The topic's name.", metavar="NAME")],
     *,
     partitions: Annotated[
         int, typer.Option("--partitions", min=1, help="How many partitions.")
@@ -33,8 +33,8 @@ def create(
         typer.Option(
             "--replication-factor",
             min=1,
-            help="Copies of each partition. [default: 3, or all live brokers where they are fewer]",
-            show_default=False,
+            help="Copies of each partition.",
+            show_default="3, or all live brokers where they are fewer",
         ),
     ] = None,
     config: Annotated[
@@ -104,7 +104,7 @@ def list_topics(
 def describe(
     ctx: typer.Context,
     names: Annotated[
-        list[str] | None, typer.Argument(help="The topics; without one, all.", metavar="[NAME]...")
+        list[str] | None, typer.Argument(help="The topics; without one, all.", metavar="NAME")
     ] = None,
     bootstrap: Bootstrap = None,
     output: Output = None,
@@ -155,7 +155,7 @@ def _topic_json(topic: TopicDescription) -> dict[str, Any]:
 @app.command("alter")
 def alter(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(help="The topic's name.")],
+    name: Annotated[str, typer.Argument(help="The topic's name.", metavar="NAME")],
     *,
     config: Annotated[
         list[str] | None,
@@ -199,7 +199,7 @@ def alter(
 @app.command("delete")
 def delete(
     ctx: typer.Context,
-    names: Annotated[list[str], typer.Argument(help="The topics to delete.")],
+    names: Annotated[list[str], typer.Argument(help="The topics to delete.", metavar="NAME")],
     bootstrap: Bootstrap = None,
     output: Output = None,
 ) -> None:

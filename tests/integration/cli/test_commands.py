@@ -269,6 +269,34 @@ def test_a_record_that_is_too_large_says_how_large_and_what_is_allowed(dev: DevC
     assert "max_request_size=1048576" in errors
 
 
+def test_a_topic_with_a_larger_limit_takes_larger_records(dev: DevCluster) -> None:
+    dev.ok("topics", "create", "large", "--config", "max.message.bytes=4000000")
+    line = b"x" * 3_000_000
+    errors = dev.refused("produce", "large", stdin=line + b"\n")
+    assert "next: send smaller records, or pass --max-request-size BYTES" in errors
+    dev.ok("produce", "large", "--max-request-size", "4000000", stdin=line + b"\n")
+    assert dev.consumed("large", "--max-records", "1") == [line.decode()]
+
+
+def test_a_full_disk_behind_a_consumer_is_said_and_nothing_is_committed(dev: DevCluster) -> None:
+    dev.ok("topics", "create", "unseen")
+    dev.ok("produce", "unseen", stdin=b"one\n")
+    with Path("/dev/full").open("wb") as full:
+        result = subprocess.run(
+            [*COMMAND, *("consume", "unseen", "--group", "blind", "--from-beginning")],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=environment_without_penstock() | {"PENSTOCK_BOOTSTRAP": dev.bootstrap},
+            timeout=60,
+            check=False,
+        )
+    assert result.returncode == 1
+    first, second = result.stderr.splitlines()
+    assert first == b"error: cannot write to standard output: No space left on device"
+    assert second.startswith(b"next: ")
+    assert dev.consumed("unseen", "--group", "blind", "--max-records", "1") == ["one"]
+
+
 def test_an_unknown_group_is_named(dev: DevCluster) -> None:
     errors = dev.refused("groups", "describe", "nobody")
     assert "'nobody'" in errors
@@ -281,6 +309,7 @@ def test_a_port_in_use_is_named_before_anything_starts(dev: DevCluster, tmp_path
     )
     assert f"port {dev.base_port} on 127.0.0.1 is in use already" in errors
     assert "--base-port" in errors
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize("move", [(), ("--base-port", "27900")], ids=["again", "moved"])

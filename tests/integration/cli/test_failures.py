@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,6 +102,48 @@ def test_a_stop_is_clean_and_the_next_start_finds_everything(
     assert dev.consumed("kept") == [str(number) for number in range(50)]
 
 
+def test_a_producer_that_waits_for_hanging_nodes_is_stopped_in_time(dev: DevCluster) -> None:
+    dev.ok("topics", "create", "held")
+    producer = subprocess.Popen(
+        [*COMMAND, "produce", "held"],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment_without_penstock() | {"PENSTOCK_BOOTSTRAP": dev.bootstrap},
+    )
+    assert producer.stdin is not None
+    assert producer.stderr is not None
+    producer.stdin.write(b"acknowledged\n")
+    producer.stdin.flush()
+    wait_until(lambda: dev.consumed("held") == ["acknowledged"], "the first record is written")
+    for node in dev.nodes():
+        node.suspend()
+    try:
+        producer.stdin.write(b"on its way\n")
+        producer.stdin.flush()
+        # The line is in the pipe: it is read before end of input, which begins the waiting.
+        producer.stdin.close()
+        wait_until(lambda: _is_idle(producer.pid), "the producer waits for the nodes")
+        producer.send_signal(signal.SIGINT)
+        message = producer.stderr.readline()
+        assert message == b"stopping: flushing 1 record, Ctrl-C again to give up\n"
+        producer.send_signal(signal.SIGINT)
+        summary = producer.stderr.read()
+        assert summary.startswith(b"1 record, 12 B in ")
+        assert summary.endswith(b"; 1 not acknowledged, which may be there or not\n")
+        assert producer.wait(20) == 130
+    finally:
+        producer.stderr.close()
+        for node in dev.nodes():
+            node.resume()
+
+
+def _is_idle(pid: int) -> bool:
+    """Whether a process has read all of its standard input and waits."""
+    used = psutil.Process(pid).cpu_times().user
+    time.sleep(0.3)  # What is used meanwhile is the measurement.
+    return psutil.Process(pid).cpu_times().user - used < 0.02
+
+
 def test_nodes_end_with_a_killed_parent(dev: DevCluster) -> None:
     pids = [node.pid for node in dev.nodes()]
     assert len(pids) == 3
@@ -123,7 +166,10 @@ def test_a_node_that_cannot_start_shows_why(tmp_path: Path) -> None:
     assert "unknown setting 'flush.polcy'; did you mean 'flush.policy'?" in errors
 
 
-def test_one_node_alone_is_a_cluster_in_a_directory_that_goes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_one_node_alone_is_a_cluster_in_a_directory_that_goes(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     cluster = DevCluster(tmp_path / "unused", 28_500)
     with subprocess.Popen(
         [*COMMAND, "dev", "--nodes", "1", "--base-port", str(cluster.base_port)],
@@ -138,7 +184,7 @@ def test_one_node_alone_is_a_cluster_in_a_directory_that_goes(tmp_path: Path) ->
         cluster.ok("topics", "create", "small")
         cluster.ok("produce", "small", stdin=b"one\n")
         assert cluster.consumed("small", "--group", "g", "--max-records", "1") == ["one"]
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         _, errors = process.communicate(timeout=30)
     assert process.returncode == 0
     assert str(directory).encode() in errors

@@ -24,12 +24,14 @@ from penstock.cli.settings import Settings
 from penstock.client.descriptions import PartitionDescription, TopicDescription
 from penstock.wire.errors import (
     ERRORS,
+    AccessForbiddenError,
     BootstrapError,
     ConsumerStalledError,
     DataDirectoryError,
     DeliveryTimeoutError,
     EligibleLeadersNotAvailableError,
     InconsistentClusterIdError,
+    InvalidGroupIdError,
     NotEnoughReplicasError,
     PenstockError,
     UnknownTopicOrPartitionError,
@@ -96,8 +98,11 @@ def test_a_mistyped_word_names_the_near_one(arguments: list[str], wanted: str) -
         (["topics", "create", "x", "--config", "nonsense"], "'nonsense' is not KEY=VALUE"),
         (["topics", "alter", "x"], "name what to change"),
         (["topics", "alter", "x", "--config", "a=1", "--reset", "a"], "'a' is set as well"),
-        (["produce", "x", "--acks", "2"], "'2' is none of all, 0, 1"),
-        (["produce", "x", "--compression", "zip"], "'zip' is none of none, gzip"),
+        (["produce", "x", "--acks", "2"], "'--acks': '2' is not one of 'all', '1', '0'"),
+        (
+            ["produce", "x", "--compression", "zip"],
+            "'zip' is not one of 'none', 'gzip', 'snappy', 'lz4', 'zstd'",
+        ),
         (["produce", "x", "--key-regex", "("], "not a regular expression"),
         (["produce", "x", "--key-regex", "a", "--key-separator", ":"], "choose one of"),
         (["consume", "x", "--offset", "3"], "name it with --partition"),
@@ -117,6 +122,38 @@ def test_a_command_line_that_cannot_be_meant_says_why(arguments: list[str], want
     assert len(result.stderr.strip().splitlines()) == 2
 
 
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (
+            ["dev"],
+            ["[default: (3, or ", "[default: (9092, or ", "[default: (a temporary directory)]"],
+        ),
+        (
+            ["topics", "create"],
+            ["[default: 1]", "[default: (3, or all live brokers where they are fewer)]"],
+        ),
+        (
+            ["produce"],
+            [
+                *("<all|1|0>", "[default: all]", "<none|gzip|snappy|lz4|zstd>", "[default: none]"),
+                *("[default: 30.0]", "[default: 1048576]", "[default: (standard input)]"),
+            ],
+        ),
+        (
+            ["consume"],
+            ["[default: (value)]", "[default: ($PENSTOCK_BOOTSTRAP, else localhost:9092)]"],
+        ),
+        (["node"], ["--config", "--set"]),
+    ],
+    ids="-".join,
+)
+def test_help_shows_choices_and_defaults(arguments: list[str], wanted: list[str]) -> None:
+    text = " ".join(run(*arguments, "--help", COLUMNS="400").stdout.replace("│", " ").split())
+    for part in wanted:
+        assert part in text
+
+
 def test_no_arguments_show_help() -> None:
     result = run()
     assert result.exit_code == 0
@@ -128,6 +165,7 @@ def test_a_group_of_commands_alone_shows_its_help() -> None:
     result = run("topics")
     assert result.exit_code == 2
     assert "describe" in result.stdout
+    assert result.stdout.count("Usage:") == 1
 
 
 def test_version() -> None:
@@ -231,6 +269,19 @@ def test_what_is_wrong_with_a_directory_says_itself_what_to_do(
     assert explain(error) == wanted
 
 
+@pytest.mark.parametrize(
+    ("error", "wanted"),
+    [
+        (AccessForbiddenError("not yours"), "name a topic of your own"),
+        (InvalidGroupIdError("too long"), "choose a group id of 1 to 255 bytes"),
+    ],
+)
+def test_who_asked_for_the_impossible_is_not_sent_to_the_logs(
+    error: PenstockError, wanted: str
+) -> None:
+    assert f"next: {wanted}" in explain(error)
+
+
 def steps() -> Iterator[str]:
     yield from NEXT_STEPS.values()
     yield from NODE_STEPS.values()
@@ -251,7 +302,7 @@ def test_a_next_step_names_commands_and_options_that_exist(step: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "error", "step"),
     [
-        (["--config", "nope.toml"], "nope.toml", "--config file"),
+        (["--config", "nope.toml"], "cannot read nope.toml: No such", "name the node's file with"),
         (["--set", "node.idd=1"], "did you mean 'node.id'?", "--set"),
     ],
 )
@@ -293,8 +344,9 @@ def test_a_closed_pipe_is_quiet() -> None:
 
 
 _CLOSED_PIPE = """
+import sys
 from penstock.cli import topics
-from penstock.cli.app import app
+from penstock.cli.__main__ import main
 from contextlib import contextmanager
 class Admin:
     def list_topics(self, include_internal=False):
@@ -306,7 +358,8 @@ def raise_when_closed():
 def connect(settings):
     yield Admin()
 topics.admin_client = connect
-app(["topics", "list"], prog_name="penstock")
+sys.argv = ["penstock", "topics", "list"]
+main()
 """
 
 
@@ -394,3 +447,8 @@ def test_a_suggestion_of_the_client_reaches_the_terminal(admin: FakeAdmin) -> No
     result = run("topics", "list")
     assert result.exit_code == 1
     assert "did you mean 'orders'?" in result.stderr
+
+
+def test_the_help_of_groups_describe_says_which_partitions_are_shown() -> None:
+    text = " ".join(run("groups", "describe", "--help").stdout.split())
+    assert "committed a position for it or a member holds it" in text

@@ -13,8 +13,19 @@ import pytest
 
 from penstock.broker.config import NodeConfig
 from penstock.broker.datadir import lock_directory, read_meta
+from penstock.cli import cluster_layout
 from penstock.cli.cluster_layout import check_ports, find_base_port, prepare_layout
+from penstock.cli.errors import explain
 from penstock.wire.errors import AddressInUseError, ConfigurationError, DataDirectoryError
+
+# Ports that tests name and nobody listens on: who else uses them here is no matter.
+NAMED = {base + i + d for base in (9092, 21_000, 21_500) for i in range(3) for d in (0, 1000)}
+
+
+@pytest.fixture(autouse=True)
+def named_ports_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    really = cluster_layout._is_free
+    monkeypatch.setattr(cluster_layout, "_is_free", lambda port: port in NAMED or really(port))
 
 
 def test_a_new_directory_gets_three_nodes_of_one_cluster(tmp_path: Path) -> None:
@@ -95,6 +106,14 @@ def test_a_cluster_is_not_moved_to_ports_in_use(tmp_path: Path) -> None:
     assert prepare_layout(tmp_path) == first
 
 
+def test_a_new_cluster_on_ports_in_use_leaves_nothing_behind(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(AddressInUseError, match=f"port {port} "):
+            prepare_layout(tmp_path / "data", nodes=1, base_port=port)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_another_number_of_nodes_is_refused(tmp_path: Path) -> None:
     prepare_layout(tmp_path, nodes=3)
     with pytest.raises(DataDirectoryError, match="a cluster of 3 nodes, not of 5; start it with"):
@@ -112,8 +131,11 @@ def test_a_node_that_lost_its_directory_is_not_made_anew(tmp_path: Path) -> None
     plan = prepare_layout(tmp_path).plans[1]
     shutil.rmtree(plan.directory)
     before = contents(tmp_path)
-    with pytest.raises(DataDirectoryError, match=r"node-2/meta.json is gone"):
+    with pytest.raises(DataDirectoryError, match=r"node-2/meta.json is gone") as caught:
         prepare_layout(tmp_path, base_port=21_500)
+    step = explain(caught.value).splitlines()[-1]
+    assert "no older copy of it" in step
+    assert "docs/operating/failures.md" in step
     assert not plan.directory.exists()
     assert {path: path.read_bytes() for path in before} == before
 

@@ -14,10 +14,10 @@ import pytest
 from penstock.cli import consume as module
 from penstock.cli.consume import (
     _PRINTERS,
-    Interrupt,
     RecordFormat,
     Session,
 )
+from penstock.cli.interrupts import Interrupt
 from penstock.client.model import ConsumerRecord
 from penstock.wire.errors import InvalidPartitionsError
 from penstock.wire.ids import TopicPartition

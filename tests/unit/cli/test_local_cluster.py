@@ -130,7 +130,7 @@ def test_the_environment_of_a_node_states_nothing_that_its_file_states(
     monkeypatch.setenv("PENSTOCK_NODE_ID", "77")
     monkeypatch.setenv("PENSTOCK_BOOTSTRAP", "elsewhere:1")
     monkeypatch.setenv("PENSTOCK_LOG_LEVEL", "debug")
-    layout = prepare_layout(tmp_path, nodes=1)
+    layout = prepare_layout(tmp_path, nodes=1, base_port=find_base_port(1, first=26_000))
     environment = local_cluster._node_environment(layout.environment_names)
     assert "PENSTOCK_NODE_ID" not in environment
     assert "PENSTOCK_BOOTSTRAP" not in environment

@@ -73,6 +73,35 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     assert "next: name a segment file, such as " in result.stderr
 
 
+@pytest.mark.parametrize("name", ["node.toml", "00000000000000000000.index"])
+def test_a_file_that_is_no_segment_is_not_called_damaged(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"data.dir = 'here'" * 10)
+    result = run(str(tmp_path / name), "--verify")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    first, second = result.stderr.splitlines()
+    assert first == f"error: {tmp_path / name} is not a segment file"
+    assert second.startswith("next: name a segment file, such as ")
+
+
+def test_a_segment_under_another_name_is_read(segment: Path) -> None:
+    copy = segment.rename(segment.with_name("copy"))
+    assert run(str(copy), "--verify").exit_code == 0
+
+
+def test_a_damaged_segment_is_one_by_its_name(segment: Path) -> None:
+    segment.write_bytes(b"junk" * 100)
+    result = run(str(segment))
+    assert "is damaged at byte 0" in result.stderr
+
+
+def test_a_directory_names_the_segments_in_it(segment: Path) -> None:
+    result = run(str(segment.parent))
+    assert result.exit_code == 1
+    assert f"error: cannot read {segment.parent}: Is a directory" in result.stderr
+    assert f"next: name a segment file in it, such as {segment}" in result.stderr
+
+
 def test_an_empty_segment_is_sound(tmp_path: Path) -> None:
     (tmp_path / NAME).touch()
     result = run(str(tmp_path / NAME), "--verify")

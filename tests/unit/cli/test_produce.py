@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,22 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from penstock import client
 from penstock.cli import produce as module
 from penstock.cli.app import app
-from penstock.cli.produce import Tally, make_split, send_lines
+from penstock.cli.produce import make_split
+from penstock.client.config import ProducerConfig
 from penstock.wire.errors import (
     BootstrapError,
+    ClientClosedError,
+    ConfigurationError,
     DeliveryFailedError,
     NotEnoughReplicasError,
     PenstockError,
     RecordTooLargeError,
+    RequestTimedOutError,
 )
+from penstock.wire.records import Compression as CompressionKind
 
 
 class FakeProducer:
@@ -37,23 +44,40 @@ class FakeProducer:
         self.failing: dict[bytes, PenstockError] = {}
         self.pending: list[tuple[Future[Any], PenstockError | None]] = []
         self.closed = False
+        self.flushed: list[float | None] = []
+        self.unreachable = False
+        self.on_wait: Callable[[str], object] = lambda _what: None
 
     def send(self, topic: str, value: bytes, key: bytes | None) -> Future[Any]:
         if value in self.refusing:
             raise self.refusing[value]
+        self.on_wait("send")
         self.records.append((topic, key, value))
         future: Future[Any] = Future()
         self.pending.append((future, self.failing.get(value)))
         return future
 
-    def close(self) -> None:
+    def partitions_for(self, topic: str) -> int:
+        self.on_wait("metadata")
+        return 1
+
+    def flush(self, timeout_ms: float | None = None) -> None:
         """Settle everything on another thread, as the client does."""
+        self.flushed.append(timeout_ms)
+        self.on_wait("flush")
+        if self.unreachable:
+            raise RequestTimedOutError("they stay queued")
         thread = threading.Thread(target=self._settle)
         thread.start()
         thread.join()
-        self.closed = True
         if any(error for _, error in self.pending):
             raise DeliveryFailedError("1 record failed")
+
+    def close(self, timeout_ms: float | None = None) -> None:
+        self.closed = True
+        for future, _ in self.pending:
+            if not future.done():
+                future.set_exception(ClientClosedError("the producer was closed"))
 
     def _settle(self) -> None:
         for future, error in self.pending:
@@ -98,7 +122,9 @@ def test_a_file_is_read_instead_of_standard_input(producer: FakeProducer, tmp_pa
 def test_a_file_that_is_not_there_is_named(producer: FakeProducer, tmp_path: Path) -> None:
     result = run("--file", str(tmp_path / "missing"))
     assert result.exit_code == 1
-    assert f"error: cannot read {tmp_path / 'missing'}: No such file" in result.stderr
+    first, second = result.stderr.splitlines()
+    assert first == f"error: cannot read {tmp_path / 'missing'}: No such file or directory"
+    assert second.startswith("next: name a file that can be read")
 
 
 def test_a_key_by_expression_keeps_the_line_whole(producer: FakeProducer) -> None:
@@ -172,26 +198,136 @@ def test_the_summary_as_json(producer: FakeProducer) -> None:
     assert result.stdout == ""
 
 
-def test_ctrl_c_waits_for_what_was_sent(producer: FakeProducer) -> None:
-    class Interrupted(io.BytesIO):
-        def __next__(self) -> bytes:
-            line = super().__next__()
-            if line == b"stop\n":
-                raise KeyboardInterrupt
-            return line
+# --- Ctrl-C and SIGTERM --------------------------------------------------------------------------
 
-    tally = Tally()
-    with pytest.raises(KeyboardInterrupt):
-        send_lines(
-            producer,  # type: ignore[arg-type]
-            "orders",
-            Interrupted(b"one\nstop\n"),
-            split=make_split(None, None),
-            tally=tally,
-            advance=lambda _size: None,
-        )
-    producer.close()
-    assert (tally.sent, tally.acknowledged, tally.failed) == (1, 1, 0)
+
+class Stopping:
+    """Signals this process as often as ``moments`` says, each when the command is there."""
+
+    def __init__(self, *moments: tuple[str, int]) -> None:
+        self.moments = list(moments)
+
+    def __call__(self, where: str) -> None:
+        if self.moments and self.moments[0][0] == where:
+            _, number = self.moments.pop(0)
+            os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stop_flushes_what_was_sent(producer: FakeProducer, number: int, status: int) -> None:
+    producer.on_wait = Stopping(("send", number))
+    result = run(stdin=b"one\ntwo\n")
+    assert result.exit_code == status
+    # The record at hand was sent whole, and counted.
+    assert [value for _, _, value in producer.records] == [b"one"]
+    first, second = result.stderr.splitlines()
+    assert first == "stopping: flushing 1 record, Ctrl-C again to give up"
+    assert second.startswith("1 record, 3 B in ")
+    assert producer.flushed == [5000]
+    assert producer.closed
+
+
+def test_a_stop_while_the_last_records_are_awaited_gives_them_some_time(
+    producer: FakeProducer,
+) -> None:
+    producer.on_wait = Stopping(("flush", signal.SIGINT))
+    result = run(stdin=b"one\ntwo\n")
+    assert result.exit_code == 130
+    assert "stopping: flushing 2 records" in result.stderr
+    assert "2 records, 6 B in" in result.stderr
+    assert producer.flushed == [None, 5000]
+
+
+def test_a_second_stop_ends_at_once_and_says_what_is_not_known(producer: FakeProducer) -> None:
+    producer.on_wait = Stopping(("flush", signal.SIGINT), ("flush", signal.SIGINT))
+    result = run(stdin=b"one\ntwo\n")
+    assert result.exit_code == 130
+    first, second = result.stderr.splitlines()
+    assert first == "stopping: flushing 2 records, Ctrl-C again to give up"
+    assert second.startswith("0 records, 0 B in ")
+    assert second.endswith("; 2 not acknowledged, which may be there or not")
+    assert producer.closed
+
+
+def test_a_cluster_that_does_not_answer_holds_a_stop_up_for_a_while_alone(
+    producer: FakeProducer,
+) -> None:
+    producer.unreachable = True
+    producer.on_wait = Stopping(("send", signal.SIGTERM))
+    result = run("--output", "json", stdin=b"one\ntwo\n")
+    assert result.exit_code == 143
+    _, gave_up, summary = result.stderr.splitlines()
+    assert gave_up == "gave up after 5 s"
+    assert json.loads(summary)["unacknowledged"] == 1
+    assert json.loads(summary)["failed"] == 0
+
+
+def test_a_stop_before_the_cluster_was_found(producer: FakeProducer) -> None:
+    producer.on_wait = Stopping(("metadata", signal.SIGINT))
+    result = run(stdin=b"one\n")
+    assert result.exit_code == 130
+    assert result.stderr.startswith("0 records, 0 B in ")
+    assert producer.records == []
+
+
+def test_reading_waits_while_too_much_is_on_its_way_and_can_be_stopped(
+    producer: FakeProducer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_ON_THEIR_WAY_BYTES", 150)
+    full = threading.Event()
+
+    def interrupt() -> None:
+        full.wait(20)
+        # Whether it is heard before or while the command waits is the same to it.
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    producer.on_wait = lambda _what: full.set() if len(producer.records) == 1 else None
+    result = run(stdin=b"one\ntwo\nthree\nfour\n")
+    thread.join()
+    assert result.exit_code == 130
+    assert len(producer.records) == 2
+    assert "2 records, 6 B in" in result.stderr
+
+
+# --- Options --------------------------------------------------------------------------------------
+
+
+def test_the_options_reach_the_producer(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[dict[str, Any]] = []
+
+    class Recorded(FakeProducer):
+        def __init__(self, _bootstrap: str, **settings: Any) -> None:
+            super().__init__()
+            made.append(settings)
+            ProducerConfig.load("localhost:1", settings)
+
+    monkeypatch.setattr(client, "Producer", Recorded)
+    assert run(stdin=b"a\n").exit_code == 0
+    assert (made[0]["acks"], made[0]["compression"]) == ("all", "none")
+    assert made[0]["max_request_size"] == ProducerConfig.load("localhost:1", {}).max_request_size
+    options = ["--acks", "1", "--compression", "zstd", "--max-request-size", "33554432"]
+    assert run(*options, stdin=b"a\n").exit_code == 0
+    assert (made[1]["acks"], made[1]["compression"]) == (1, "zstd")
+    assert made[1]["max_request_size"] == 33_554_432
+
+
+def test_the_largest_request_is_that_of_the_client() -> None:
+    for size in (module.MIN_REQUEST_SIZE, module.MAX_REQUEST_SIZE):
+        ProducerConfig.load("localhost:1", {"max_request_size": size})
+    for size in (module.MIN_REQUEST_SIZE - 1, module.MAX_REQUEST_SIZE + 1):
+        with pytest.raises(ConfigurationError):
+            ProducerConfig.load("localhost:1", {"max_request_size": size})
+    assert {entry.value for entry in module.Compression} == {
+        kind.name.lower() for kind in CompressionKind
+    }
+
+
+def test_a_record_that_is_too_large_names_the_option(producer: FakeProducer) -> None:
+    producer.refusing[b"huge"] = RecordTooLargeError("the record has 2000000 bytes")
+    result = run(stdin=b"huge\n")
+    assert "next: send smaller records, or pass --max-request-size BYTES" in result.stderr
 
 
 def test_a_bar_is_shown_on_a_terminal_and_the_summary_after_it(tmp_path: Path) -> None:
@@ -204,7 +340,9 @@ def test_a_bar_is_shown_on_a_terminal_and_the_summary_after_it(tmp_path: Path) -
         "class Producer:\n"
         "    def send(self, topic, value, key):\n"
         "        future = Future(); future.set_result(None); return future\n"
-        "    def close(self): pass\n"
+        "    def partitions_for(self, topic): return 1\n"
+        "    def flush(self, timeout_ms=None): pass\n"
+        "    def close(self, timeout_ms=None): pass\n"
         "produce._connect = lambda *arguments: Producer()\n"
         f"app(['produce', 'orders', '--file', {str(tmp_path / 'lines')!r}])\n"
     )
