@@ -34,9 +34,8 @@ def test_every_benchmark_says_what_it_measures(script):
 
 @pytest.mark.integration
 def test_commits_are_counted():
-    figures = json.loads(
-        run("quorum_commit.py", "--seconds", "0.5", "--rounds", "1", "--clients", "1", "8", "--json")
-    )
+    small = ("--seconds", "0.5", "--rounds", "1", "--clients", "1", "8", "--json")
+    figures = json.loads(run("quorum_commit.py", *small))
     one, eight = figures["medians"]
     assert (one["clients"], eight["clients"]) == (1, 8)
     assert one["commits_a_second"] > 0
