@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from penstock.raft_meta.voters import VoterSet
+
 
 class Role(enum.Enum):
     """What a voter is in its term."""
@@ -41,6 +43,22 @@ class QuorumStatus:
     applied_index: int
     last_index: int
     match_index: Mapping[int, int] = field(default_factory=dict)
+    directory_id: bytes = b""
+    """Of this node's own metadata directory."""
+    voters: VoterSet | None = None
+    """The voter set in force here; None while none is known."""
+    voters_index: int = 0
+    """The index of the log entry that holds it; 0 while it is in no log."""
+    directories: Mapping[int, bytes] = field(default_factory=dict)
+    """The directory that each voter answers the leader out of; empty elsewhere."""
+    awaited: tuple[int, ...] = ()
+    """Without whom the first start of the cluster cannot go on."""
+
+    @property
+    def is_voter(self) -> bool:
+        """Whether this node votes."""
+        voters = self.voters
+        return voters is not None and voters.includes(self.node_id, self.directory_id)
 
 
 class StateMachine(Protocol):

@@ -50,12 +50,7 @@ class HandingOver:
     def _choose(self) -> None:
         """Call on the most caught-up voter that answers."""
         desk, match = self._desk, self._desk.engine.match_index()
-        since_s = desk.now_s - desk.timing.election_min_s
-        able = [
-            peer
-            for peer in desk.peers
-            if peer not in self._refused and desk.progress(peer).heard_s > since_s
-        ]
+        able = [peer for peer in desk.peers if peer not in self._refused and desk.is_alive(peer)]
         self._successor = max(able, key=lambda peer: match.get(peer, 0), default=_NOBODY)
         self._call_again_s = desk.now_s
 
@@ -105,6 +100,7 @@ class HandingOver:
         engine = self._desk.engine
         if (
             message.term == engine.term()
+            and self._desk.is_voter
             and engine.role() is Role.FOLLOWER
             and engine.leader_id() == peer
         ):
