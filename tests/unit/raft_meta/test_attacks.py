@@ -18,9 +18,10 @@ from pathlib import Path
 import pytest
 from google.protobuf.message import DecodeError
 
-from penstock.raft_meta import engine, guard
+from penstock.raft_meta import engine
 from penstock.raft_meta.config import ControllerConfig
 from penstock.raft_meta.raft_quorum import RaftQuorum
+from penstock.raft_meta.rules import replicating
 from penstock.raft_meta.voter import Committed
 from penstock.v1 import raft_pb2
 from penstock.wire.errors import DataDirectoryError
@@ -193,7 +194,7 @@ def test_the_commit_index_is_never_ahead_of_the_log(attacked):
 
 def test_pipelined_refusals_do_not_keep_a_follower_behind_for_ever(attacked, monkeypatch):
     """S:985-990, 1267-1337. Each refusal overwrites the one before, and takes back its step."""
-    for module in (guard, engine):  # The engine's own default, so that both pipeline alike.
+    for module in (replicating, engine):  # The engine's own default, so that both pipeline alike.
         monkeypatch.setattr(module, "MAX_BATCH_BYTES", 1 << 16)
     cluster = attacked(3)
     cluster.elect(1)
