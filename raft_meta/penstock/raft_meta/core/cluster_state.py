@@ -182,7 +182,9 @@ class ClusterState:
         self._sign(delta)
         delta.brokers.extend(tables.brokers[node].to_proto() for node in sorted(tables.brokers))
         delta.topics.extend(tables.topics[key].to_proto() for key in sorted(tables.topics))
-        delta.partitions.extend(part.to_proto(*key) for key, part in tables.all_partitions())
+        for topic_id in sorted(tables.partitions):
+            numbered = enumerate(tables.partitions[topic_id])
+            delta.MergeFromString(tables.encoder.encode(topic_id, numbered))
         return delta
 
     def snapshot(self) -> bytes:
