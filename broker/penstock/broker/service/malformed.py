@@ -80,7 +80,9 @@ def _guarded(handler: Any) -> Any:
         return grpc.stream_stream_rpc_method_handler(
             _guarded_stream(handler.stream_stream), parse, serialize
         )
-    return handler
+    if not inspect.isasyncgenfunction(handler.stream_stream):
+        raise TypeError(f"no guard is known for a method of this kind: {handler}")
+    return handler  # It uses refusing_malformed.
 
 
 def _lenient(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
