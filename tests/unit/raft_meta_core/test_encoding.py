@@ -23,6 +23,7 @@ partitions = st.builds(
     adding=nodes,
     removing=nodes,
     recovering=st.booleans(),
+    target=nodes,
 )
 
 

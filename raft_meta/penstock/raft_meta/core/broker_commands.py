@@ -141,7 +141,7 @@ def unfence(
     draft.put_broker(broker._replace(fenced=False))
     for key, partition in draft.tables.all_partitions():
         if partition.leader < 0 and broker.node_id in partition.replicas:
-            rules = draft.rules_of(key, len(partition.replicas))
+            rules = draft.rules_of(key, partition.replication_factor)
             revised = election.revise(partition, rules, isr=partition.isr)
             if revised is not partition:
                 draft.put_partition(key, revised)
@@ -174,7 +174,7 @@ def _withdraw(draft: Draft, node_id: int, *, unclean: bool) -> int:
     for key, partition in draft.tables.all_partitions():
         if not withdrawal.concerns(partition):
             continue
-        rules = draft.rules_of(key, len(partition.replicas))
+        rules = draft.rules_of(key, partition.replication_factor)
         revised = withdrawal.revise(partition, rules)
         if revised is not partition:
             draft.put_partition(key, revised)

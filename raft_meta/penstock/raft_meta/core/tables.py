@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from operator import itemgetter
 
-from penstock.raft_meta.core import election
+from penstock.raft_meta.core import election, reassignment
 from penstock.raft_meta.core.encoding import PartitionEncoder
 from penstock.raft_meta.core.model import NO_LEADER, Broker, Partition, Topic
 from penstock.v1 import cluster_pb2
@@ -178,8 +178,21 @@ class Draft:
         self._removed_topics.append(topic_id)
 
     def put_partition(self, key: PartitionKey, partition: Partition) -> None:
-        """Add a partition (in order after the topic's last) or change one."""
+        """Add a partition (in order after the topic's last) or change one.
+
+        One whose reassignment has arrived with this change is put at its target.
+        """
+        if partition.target:
+            partition = self._arrived(key, partition)
         self._partitions[key] = partition
+
+    def _arrived(self, key: PartitionKey, partition: Partition) -> Partition:
+        topic = self._topics.get(key[0]) or self.tables.topics[key[0]]
+        before = self.partition(key) or partition
+        rules = self.rules(topic, len(partition.target))
+        if not reassignment.has_arrived(partition, rules.min_isr):
+            return partition
+        return reassignment.arrive(before, partition, rules)
 
     def commit(self) -> cluster_pb2.MetadataDelta | None:
         """Write all of it to the tables; the changed records, or None when nothing changed."""
