@@ -95,6 +95,7 @@ class Node:
             data_dir=config.metadata_directory,
             listen=parse_address(config.controller_listen),
             voters=config.voters,
+            advertised=config.controller_address,
             election_timeout_min_ms=config.controller_election_timeout_min_ms,
             election_timeout_max_ms=config.controller_election_timeout_max_ms,
             raft_heartbeat_ms=config.controller_raft_heartbeat_ms,

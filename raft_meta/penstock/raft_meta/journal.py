@@ -158,10 +158,10 @@ class LmdbJournal:
         self._durable_first, self._durable_last = first, end - 1
 
     def _load_voters(self, transaction: Any) -> None:
-        self.directory_id = bytes(transaction.get(b"directory", b"", db=self._meta))
+        self.directory_id = bytes(transaction.get(b"directory", db=self._meta) or b"")
         if self.directory_id and len(self.directory_id) != DIRECTORY_ID_BYTES:
             raise self._damaged("its directory id has a wrong length")
-        self._pledge = bytes(transaction.get(b"pledge", b"", db=self._meta))
+        self._pledge = bytes(transaction.get(b"pledge", db=self._meta) or b"")
         row = transaction.get(b"voters", db=self._meta)
         if row is None:
             return

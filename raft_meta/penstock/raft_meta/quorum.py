@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from penstock.raft_meta.voters import VoterSet
+from penstock.raft_meta.voters import Address, VoterSet
 
 
 class Role(enum.Enum):
@@ -132,6 +132,34 @@ class Quorum(Protocol):
 
         Returns the index. Raises as propose does.
         """
+        ...
+
+    async def add_voter(
+        self, node_id: int, address: Address, *, timeout_ms: int | None = None
+    ) -> VoterSet:
+        """Make a controller a voter once it is caught up; the voters from then on.
+
+        Safe to repeat. Raises DuplicateVoterError, VoterChangeInProgressError,
+        VoterNotCaughtUpError or NotEnoughVotersError when nothing was changed, and what propose
+        raises.
+        """
+        ...
+
+    async def remove_voter(self, node_id: int, *, timeout_ms: int | None = None) -> VoterSet:
+        """Make a controller no voter; the voters from then on.
+
+        A leader that is to be removed hands over and raises NotControllerError: ask its successor.
+        Raises UnknownVoterError, LastVoterError, VoterChangeInProgressError or
+        NotEnoughVotersError when nothing was changed, and what propose raises.
+        """
+        ...
+
+    async def wait_voters(self) -> None:
+        """Return once a voter set is known here: before that this node is of no cluster."""
+        ...
+
+    def address_of(self, node_id: int) -> Address | None:
+        """Where a controller is reached; None for one that is not known."""
         ...
 
     def status(self) -> QuorumStatus:

@@ -32,6 +32,20 @@ from penstock.raft_meta.rules.changing import (
 from penstock.raft_meta.snapshots import Snapshot, SnapshotStore
 from penstock.raft_meta.voters import Address, VoterSet
 
+__all__ = [
+    "ChangeRefused",
+    "Committed",
+    "Event",
+    "HandOverFailed",
+    "Installed",
+    "ReadReady",
+    "Refused",
+    "Undecided",
+    "Voter",
+    "VotersChanged",
+    "VotersCommitted",
+]
+
 _NOBODY: Final = -1
 _log = structlog.get_logger()
 
