@@ -17,10 +17,11 @@ SERVICE_FILES := $(shell grep -l '^service ' $(PROTO_FILES))
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: help venv install demo test lint types format test-unit test-simulation test-integration \
-	proto proto-check bench-failover bench-idle build clean distclean
+	proto proto-check bench-failover bench-idle bench-quorum bench-controller-failover \
+	bench-metadata build clean distclean
 
 help: ## List the targets
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' \
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-26s %s\n", $$1, $$2 }' \
 		$(MAKEFILE_LIST)
 
 # --- Setting up -----------------------------------------------------------------------------------
@@ -61,6 +62,15 @@ bench-failover: $(VENV)/.installed-dev ## Measure how long writes stall when a l
 
 bench-idle: $(VENV)/.installed-dev ## Measure CPU and memory of three nodes at rest
 	@$(BIN)/python bench/idle.py $(ARGS)
+
+bench-quorum: $(VENV)/.installed-dev ## Measure what a commit costs in the metadata quorum
+	@$(BIN)/python bench/quorum_commit.py $(ARGS)
+
+bench-controller-failover: $(VENV)/.installed-dev ## Measure how long metadata stall when a node dies
+	@$(BIN)/python bench/controller_failover.py $(ARGS)
+
+bench-metadata: $(VENV)/.installed-dev ## Measure controllers with up to 100,000 partitions
+	@$(BIN)/python bench/metadata_scale.py $(ARGS)
 
 # --- Checking -------------------------------------------------------------------------------------
 

@@ -215,7 +215,9 @@ class Broker:
         transactions_pb2_grpc.add_TransactionsServicer_to_server(
             TransactionsServicer(self._link.allocate_producer_ids), guarded
         )
-        admin_pb2_grpc.add_AdminServicer_to_server(AdminServicer(self._image, self._link), guarded)
+        admin_pb2_grpc.add_AdminServicer_to_server(
+            AdminServicer(self._image, self._link, self._replicas.replica_ends), guarded
+        )
         health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(self._link.may_serve), server)
         reflection.enable_server_reflection([*_SERVICES, reflection.SERVICE_NAME], server)
         bind(

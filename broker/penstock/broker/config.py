@@ -327,7 +327,7 @@ def _read_toml(path: Path) -> dict[str, object]:
             tree = tomllib.load(file)
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path} is not valid TOML: {error}") from None
     return dict(_flatten(tree, ""))
 

@@ -17,6 +17,9 @@ from penstock.wire.errors import DataDirectoryError, InconsistentClusterIdError
 META_FILE: Final = "meta.json"
 _LOCK_FILE: Final = ".lock"
 _VERSION: Final = 1
+# What a directory may hold before it is formatted: a file system's own directory, the node's
+# configuration and messages, and what a format that was cut short leaves.
+_NO_DATA: Final = frozenset({"lost+found", "node.toml", "node.log", "meta.tmp", _LOCK_FILE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,8 @@ def new_cluster_id() -> str:
 def format_directory(path: Path, cluster_id: str, node_id: int) -> bool:
     """Make ``path`` a directory of this cluster and node; False when it was one already.
 
-    Raises DataDirectoryError when it belongs to another cluster or node, or can't be written.
+    Raises DataDirectoryError when it belongs to another cluster or node, holds data of nobody
+    knows whom, or can't be written.
     """
     wanted = DirectoryMeta(cluster_id, node_id)
     try:
@@ -53,6 +57,7 @@ def format_directory(path: Path, cluster_id: str, node_id: int) -> bool:
         if (path / META_FILE).exists():
             check_directory(path, wanted)
             return False
+        _refuse_foreign_data(path)
         _write_durably(path / META_FILE, json.dumps(asdict(wanted)) + "\n")
     except OSError as error:
         raise DataDirectoryError(f"cannot format {path}: {error.strerror or error}") from None
@@ -120,7 +125,6 @@ def _put_to_use(root: Path, path: Path, meta: DirectoryMeta) -> DirectoryMeta:
             "docs/operating/failures.md says how to replace a node's part. To start without it, "
             f"knowing that, take {name!r} out of {root / META_FILE}"
         )
-    _refuse_foreign_data(path)
     format_directory(path, meta.cluster_id, meta.node_id)
     # Noted after it is made: a crash in between leaves a directory that is found to be ours.
     noted = replace(meta, contains=(*meta.contains, name))
@@ -148,10 +152,13 @@ def lock_directory(path: Path) -> int:
 
 
 def _refuse_foreign_data(path: Path) -> None:
-    if path.exists() and any(path.iterdir()):
+    found = sorted(entry.name for entry in path.iterdir() if entry.name not in _NO_DATA)
+    # Empty directories are mount points, or made by an image: their turn comes in _put_to_use.
+    held = [name for name in found if not (path / name).is_dir() or any((path / name).iterdir())]
+    if held:
         raise DataDirectoryError(
-            f"{path} has files but no {META_FILE}: it is not known whose data this is; "
-            "restore the file, or move the files away"
+            f"{path} has files but no {META_FILE} ({', '.join(held)}): it is not known whose data "
+            "this is; restore the file, or move the files away"
         )
 
 

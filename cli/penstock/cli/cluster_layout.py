@@ -309,7 +309,7 @@ def _read_node_file(path: Path) -> dict[str, str | int] | None:
             tree = tomllib.load(file)
     except FileNotFoundError:
         return None
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"cannot read {path}: {error}") from None
     flat: dict[str, str | int] = {}
     pending: list[tuple[str, object]] = [("", tree)]

@@ -119,7 +119,10 @@ def _supervise(cluster: LocalCluster) -> int:
                     f"penstock node --config {ended.plan.config_path}"
                 )
             if not cluster.running:
-                report("error: no node is left\nnext: start the same directory again")
+                report(
+                    "error: no node is left of those that this command started\n"
+                    "next: stop what was started by hand, and start the same directory again"
+                )
                 return EXIT_FAILED
             select.select([wakeup], [], [])
             os.read(wakeup, 4096)

@@ -131,7 +131,7 @@ def produce(
     """
     settings = resolve(ctx, bootstrap, output)
     split = make_split(key_regex, key_separator)
-    tally = Tally()
+    tally = Tally(acknowledging=acks is not Acks.NOBODY)
     interrupt = Interrupt()
     with interrupt.installed(), _open(file) as lines:
         producer = _connect(settings, acks, compression, timeout, max_request_size)

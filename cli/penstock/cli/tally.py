@@ -22,6 +22,8 @@ _LOOK_UP_SECONDS: Final = 0.1
 class Tally:
     """What became of the lines. ``settle`` may be called by the client's thread."""
 
+    acknowledging: bool = True
+    """False where nobody is asked: what is counted as acknowledged was only sent."""
     started: float = field(default_factory=time.monotonic)
     ended: float | None = None
     sent: int = 0
@@ -125,6 +127,8 @@ def _sentence(tally: Tally) -> str:
         f"({rate:,.0f} records/s, {format_bytes(tally.acknowledged_bytes / tally.seconds)}/s)"
     )
     parts = [written]
+    if not tally.acknowledging:
+        parts.append("sent, and nobody was asked to acknowledge it")
     if tally.failed:
         parts.append(f"{format_count(tally.failed)} failed")
     if unknown := tally.unacknowledged:

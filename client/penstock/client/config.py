@@ -322,8 +322,14 @@ _CHOICES: Final[Mapping[str, tuple[object, ...]]] = {
 _OPTIONAL_TEXT: Final = ("group_id", "group_instance_id")
 
 
+# Settings of Kafka's clients that would promise what this version does not keep.
+_NOT_YET: Final = frozenset({"transactional_id", "transaction_timeout_ms", "isolation_level"})
+
+
 def _suggest(name: str, known: list[str]) -> str:
     """The near name; for a longer or shorter form of a known name, that one."""
+    if name in _NOT_YET:
+        return ": this version has no transactions yet; idempotent writes need no setting"
     for candidate in known:
         if candidate in name or (len(name) > 3 and name in candidate):
             return f"; did you mean {candidate!r}?"

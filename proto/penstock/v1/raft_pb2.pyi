@@ -59,6 +59,7 @@ class RaftExchangeRequest(google.protobuf.message.Message):
     PRE_VOTE_FIELD_NUMBER: builtins.int
     PRE_VOTE_REPLY_FIELD_NUMBER: builtins.int
     TERM_NOTICE_FIELD_NUMBER: builtins.int
+    TIMEOUT_NOW_FIELD_NUMBER: builtins.int
     term: builtins.int
     """The sender's term when it was sent."""
     @property
@@ -97,6 +98,10 @@ class RaftExchangeRequest(google.protobuf.message.Message):
     def term_notice(self) -> global___TermNotice:
         """Tells a sender of an old term about the newer one."""
 
+    @property
+    def timeout_now(self) -> global___TimeoutNow:
+        """The leader has its successor stand at once (Raft thesis 3.10)."""
+
     def __init__(
         self,
         *,
@@ -110,10 +115,11 @@ class RaftExchangeRequest(google.protobuf.message.Message):
         pre_vote: global___PreVote | None = ...,
         pre_vote_reply: global___PreVoteReply | None = ...,
         term_notice: global___TermNotice | None = ...,
+        timeout_now: global___TimeoutNow | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["append_entries", b"append_entries", "append_entries_reply", b"append_entries_reply", "hello", b"hello", "message", b"message", "pre_vote", b"pre_vote", "pre_vote_reply", b"pre_vote_reply", "request_vote", b"request_vote", "snapshot_chunk", b"snapshot_chunk", "term_notice", b"term_notice", "vote", b"vote"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["append_entries", b"append_entries", "append_entries_reply", b"append_entries_reply", "hello", b"hello", "message", b"message", "pre_vote", b"pre_vote", "pre_vote_reply", b"pre_vote_reply", "request_vote", b"request_vote", "snapshot_chunk", b"snapshot_chunk", "term", b"term", "term_notice", b"term_notice", "vote", b"vote"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "request_vote", "vote", "append_entries", "append_entries_reply", "snapshot_chunk", "pre_vote", "pre_vote_reply", "term_notice"] | None: ...
+    def HasField(self, field_name: typing.Literal["append_entries", b"append_entries", "append_entries_reply", b"append_entries_reply", "hello", b"hello", "message", b"message", "pre_vote", b"pre_vote", "pre_vote_reply", b"pre_vote_reply", "request_vote", b"request_vote", "snapshot_chunk", b"snapshot_chunk", "term_notice", b"term_notice", "timeout_now", b"timeout_now", "vote", b"vote"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["append_entries", b"append_entries", "append_entries_reply", b"append_entries_reply", "hello", b"hello", "message", b"message", "pre_vote", b"pre_vote", "pre_vote_reply", b"pre_vote_reply", "request_vote", b"request_vote", "snapshot_chunk", b"snapshot_chunk", "term", b"term", "term_notice", b"term_notice", "timeout_now", b"timeout_now", "vote", b"vote"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "request_vote", "vote", "append_entries", "append_entries_reply", "snapshot_chunk", "pre_vote", "pre_vote_reply", "term_notice", "timeout_now"] | None: ...
 
 global___RaftExchangeRequest = RaftExchangeRequest
 
@@ -163,17 +169,25 @@ class RequestVote(google.protobuf.message.Message):
 
     LAST_LOG_INDEX_FIELD_NUMBER: builtins.int
     LAST_LOG_TERM_FIELD_NUMBER: builtins.int
+    HANDED_OVER_BY_FIELD_NUMBER: builtins.int
     last_log_index: builtins.int
     """The index of the candidate's last entry."""
     last_log_term: builtins.int
     """The term of it."""
+    handed_over_by: builtins.int
+    """The leader of the term before, if it handed its office over to the candidate: then those who
+    follow that leader vote though it is alive.
+    """
     def __init__(
         self,
         *,
         last_log_index: builtins.int = ...,
         last_log_term: builtins.int = ...,
+        handed_over_by: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["last_log_index", b"last_log_index", "last_log_term", b"last_log_term"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_handed_over_by", b"_handed_over_by", "handed_over_by", b"handed_over_by"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_handed_over_by", b"_handed_over_by", "handed_over_by", b"handed_over_by", "last_log_index", b"last_log_index", "last_log_term", b"last_log_term"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_handed_over_by", b"_handed_over_by"]) -> typing.Literal["handed_over_by"] | None: ...
 
 global___RequestVote = RequestVote
 
@@ -378,6 +392,18 @@ class PreVoteReply(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["candidate_term", b"candidate_term", "granted", b"granted"]) -> None: ...
 
 global___PreVoteReply = PreVoteReply
+
+@typing.final
+class TimeoutNow(google.protobuf.message.Message):
+    """TimeoutNow hands the office over in the message's term, to a voter whose log is the leader's."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___TimeoutNow = TimeoutNow
 
 @typing.final
 class TermNotice(google.protobuf.message.Message):

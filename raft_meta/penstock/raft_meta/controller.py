@@ -78,10 +78,15 @@ class ControllerServer:
         log.info("controller listens", address=format_address(self._config.listen[0], self.port))
 
     async def stop(self) -> None:
-        """Leave the quorum and close everything; what is committed is on disk. Safe to repeat."""
+        """Leave the quorum and close everything; what is committed is on disk. Safe to repeat.
+
+        The active controller hands its office over first, so that nobody waits for an election.
+        """
         server, self._server = self._server, None
         if server is None:
             return
+        if await self._quorum.hand_over():
+            log.info("handed over", leader_id=self._quorum.status().leader_id)
         self._shell.stop()
         await self._quorum.stop()
         await server.stop(_STOP_GRACE_S)

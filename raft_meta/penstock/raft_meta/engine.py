@@ -20,9 +20,9 @@ from pysyncobj.syncobj import SyncObj
 from pysyncobj.transport import Transport
 
 from penstock.raft_meta.elections import RaftTiming
-from penstock.raft_meta.guard import MAX_BATCH_BYTES, EngineMessage
 from penstock.raft_meta.journal import COMMAND, LmdbJournal, RaftSafetyError
 from penstock.raft_meta.quorum import Role
+from penstock.raft_meta.rules.desk import MAX_BATCH_BYTES, EngineMessage
 from penstock.raft_meta.snapshots import Snapshot
 
 _ROLES: Final = (Role.FOLLOWER, Role.CANDIDATE, Role.LEADER)  # By the engine's numbers.
@@ -185,7 +185,7 @@ class MetadataRaft(SyncObj):  # type: ignore[misc]  # pysyncobj has no types.
         """Set the engine's clock. Before every other call of a step."""
         _clock.now_s = now_s
 
-    # What the guard asks (penstock.raft_meta.guard.Engine).
+    # What the guard asks (penstock.raft_meta.rules.desk.Engine).
 
     def term(self) -> int:
         """The current term."""

@@ -175,7 +175,9 @@ def _guarded(handler: Any, door: _Door) -> Any:
         return grpc.stream_stream_rpc_method_handler(
             _guarded_exchange(handler.stream_stream, door), parse, serialize
         )
-    return handler
+    if not inspect.isasyncgenfunction(handler.stream_stream):
+        raise TypeError(f"no guard is known for a method of this kind: {handler}")
+    return handler  # It uses refusing_malformed.
 
 
 def _lenient(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:

@@ -78,6 +78,14 @@ class Quorum(Protocol):
         """Read the disk and take part. Raises DataDirectoryError for one that is not ours."""
         ...
 
+    async def hand_over(self) -> bool:
+        """Have another voter lead, if this one does; whether another one is known to.
+
+        For a planned stop: bounded by an election timeout, and proposals end with
+        NotControllerError (nothing happened) meanwhile.
+        """
+        ...
+
     async def stop(self) -> None:
         """Leave. Proposals under way end with RequestTimedOutError. Safe to call twice."""
         ...

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
@@ -35,6 +35,7 @@ from penstock.raft_meta.snapshots import SnapshotStore
 from penstock.raft_meta.voter import (
     Committed,
     Event,
+    HandOverFailed,
     Installed,
     ReadReady,
     Refused,
@@ -50,6 +51,8 @@ from penstock.wire.errors import (
 )
 
 log = structlog.get_logger()
+
+_NOBODY: Final = -1
 
 
 class RaftQuorum:
@@ -67,6 +70,7 @@ class RaftQuorum:
         self._tokens = itertools.count()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._listeners: list[LeadershipListener] = []
+        self._successor: asyncio.Future[bool] | None = None  # While the office is handed over.
         self._lock = -1
         self._running = False
         self._entries_since_snapshot = 0
@@ -149,6 +153,24 @@ class RaftQuorum:
         except BaseException:
             journal.abandon()
             raise
+
+    async def hand_over(self) -> bool:
+        """Have another voter lead, if this one does; whether another one is known to.
+
+        Takes no longer than an election timeout, and no time at all when no other voter answers.
+        Until it is over proposals are refused with NotControllerError.
+        """
+        if not self._running or self._status.role is not Role.LEADER:
+            return False
+        successor = self._successor
+        if successor is None:
+            successor = self._successor = self._loop.create_future()
+            if not self._thread.offer(lambda voter, now_s: voter.hand_over(now_s), 0):
+                successor.set_result(False)  # It waits for its disk.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._config.election_timeout_max_ms / 1000):
+                return await asyncio.shield(successor)
+        return False
 
     async def stop(self) -> None:
         """Leave. Proposals under way end with RequestTimedOutError. Safe to call twice."""
@@ -324,9 +346,18 @@ class RaftQuorum:
             case Undecided(token):
                 message = "leadership was lost before the command was decided; it may take effect"
                 self._answer(token, RequestTimedOutError(message))
-            case Leadership():
+            case HandOverFailed():
+                self._hand_over_ended(succeeded=False)
+            case Leadership(_, leader_id, _):
+                if leader_id not in (self._config.node_id, _NOBODY):
+                    self._hand_over_ended(succeeded=True)
                 for listener in self._listeners:
                     listener(event)
+
+    def _hand_over_ended(self, *, succeeded: bool) -> None:
+        successor, self._successor = self._successor, None
+        if successor is not None and not successor.done():
+            successor.set_result(succeeded)
 
     def _answer(self, token: int, result: bytes | int | Exception) -> None:
         future = self._waiting.get(token)

@@ -67,7 +67,12 @@ class ReadReady:
     index: int
 
 
-Event = Committed | Installed | Refused | Undecided | ReadReady | Leadership
+@dataclass(frozen=True, slots=True)
+class HandOverFailed:
+    """No other voter took over in time, or there is none: this one leads on, if it led."""
+
+
+Event = Committed | Installed | Refused | Undecided | ReadReady | HandOverFailed | Leadership
 
 
 class Voter:
@@ -125,6 +130,7 @@ class Voter:
             self._delivered = self._snapshot.index
             self._events.append(Installed(self._snapshot))
         self._leadership = Leadership(self._raft.term(), _NOBODY, leading=False)
+        self._hands_over = False
 
     def _align(self) -> Snapshot | None:
         """Make the journal begin where the snapshot ends, or before: a crash may lie between.
@@ -172,9 +178,21 @@ class Voter:
         self._raft.at(now_s)
         self._guard.resign()
 
+    def hand_over(self, now_s: float) -> None:
+        """Have another voter lead (Raft thesis 3.10); meanwhile proposals are refused.
+
+        It ends within an election timeout, with another leader or with HandOverFailed. Nothing
+        happens to a voter that does not lead.
+        """
+        self._raft.at(now_s)
+        if self._raft.role() is not Role.LEADER:
+            return
+        self._guard.handing_over.begin(now_s)
+        self._hands_over = True
+
     def read(self, token: int) -> None:
         """Begin a linearizable read."""
-        if not self._guard.read(token):
+        if not self._guard.reading.begin(token):
             self._events.append(Refused(token, self._raft.leader_id()))
 
     def compact(self, index: int, data: bytes) -> None:
@@ -236,7 +254,8 @@ class Voter:
             raft.bounce(guard.bounced.pop())
         self._drain()
         self._note_leadership()
-        for token, index in guard.reads_ready():
+        self._note_hand_over()
+        for token, index in guard.reading.ready():
             self._events.append(ReadReady(token, index))
         messages = guard.flush()
         events, self._events = self._events, []
@@ -244,13 +263,15 @@ class Voter:
 
     def _submit(self) -> None:
         leading = self._raft.role() is Role.LEADER
+        leaving = self._guard.handing_over.is_under_way
         while self._proposals:
             token, payload = self._proposals.popleft()
-            if leading:
+            if leading and not leaving:
                 self._undecided.add(token)
                 self._raft.submit(payload, self._outcome_of(token))
             else:
-                self._events.append(Refused(token, self._raft.leader_id()))
+                leader_id = _NOBODY if leaving else self._raft.leader_id()
+                self._events.append(Refused(token, leader_id))
 
     def _outcome_of(self, token: int) -> Any:
         def outcome(_result: object, reason: int) -> None:
@@ -276,6 +297,12 @@ class Voter:
                     self._events.append(Committed(index, term, command[1:], token))
             self._delivered = applied
 
+    def _note_hand_over(self) -> None:
+        if self._hands_over and not self._guard.handing_over.is_under_way:
+            self._hands_over = False
+            if self._raft.role() is Role.LEADER:
+                self._events.append(HandOverFailed())
+
     def _note_leadership(self) -> None:
         raft = self._raft
         now = Leadership(raft.term(), raft.leader_id(), leading=raft.role() is Role.LEADER)
@@ -286,7 +313,7 @@ class Voter:
             self._events.extend(Undecided(token) for token in sorted(self._undecided))
             self._undecided.clear()
             raft.forget_commands()
-            self._events.extend(Undecided(token) for token in self._guard.abandon_reads())
+            self._events.extend(Undecided(token) for token in self._guard.reading.abandon())
         self._leadership = now
         self._events.append(now)
 

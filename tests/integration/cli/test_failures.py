@@ -166,6 +166,15 @@ def test_a_node_that_cannot_start_shows_why(tmp_path: Path) -> None:
     assert "unknown setting 'flush.polcy'; did you mean 'flush.policy'?" in errors
 
 
+@pytest.fixture
+def hangups_end() -> Iterator[None]:
+    """SIGHUP as it is by default, for processes started meanwhile: under nohup it is ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hangups_end")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_one_node_alone_is_a_cluster_in_a_directory_that_goes(
     tmp_path: Path, number: signal.Signals

@@ -109,6 +109,25 @@ async def test_kill_9_of_the_active_controller(controllers):
     await same_everywhere(controllers, controllers.ports, {"before", "after"})
 
 
+async def test_the_active_controller_hands_over_when_it_is_stopped(controllers):
+    controllers.start()
+    node = await controllers.active()
+    term = (await controllers.quorum(node)).term
+    controllers.stop(node)
+    assert "handed over" in controllers.log(node)
+    after = await controllers.active()
+    quorum = await controllers.quorum(after)
+    assert (quorum.leader_id, quorum.term) == (after, term + 1)  # One election, won at once.
+
+
+async def test_controllers_that_all_stop_at_once_do_not_wait_for_each_other(controllers):
+    controllers.start()
+    await controllers.active()
+    controllers.stop()
+    controllers.start()
+    await controllers.active()
+
+
 async def test_kill_9_of_all_again_and_again_loses_nothing(controllers):
     """Commands go on while the processes die; whatever was answered is there afterwards."""
     acknowledged: set[str] = set()

@@ -91,6 +91,13 @@ def test_refusals_name_the_key_and_what_is_allowed(
         NodeConfig.load(write(tmp_path, MINIMAL + extra + "\n"))
 
 
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "node.toml"
+    path.write_bytes(b"node.id = 1 # \xff\n")
+    with pytest.raises(ConfigurationError, match=r"node\.toml is not valid TOML: 'utf-8' codec"):
+        NodeConfig.load(path)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

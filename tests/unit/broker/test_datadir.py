@@ -66,6 +66,7 @@ def test_a_directory_that_was_in_use_does_not_come_back_empty(tmp_path: Path) ->
 def test_data_without_an_identity_is_never_taken_over(tmp_path: Path) -> None:
     format_directory(tmp_path, "c1", 1)
     (tmp_path / "logs" / "orders-0").mkdir(parents=True)
+    (tmp_path / "logs" / "orders-0" / "00000000000000000000.log").touch()
     with pytest.raises(DataDirectoryError, match="it is not known whose data this is"):
         open_directories(tmp_path, 1, [tmp_path / "logs"])
 
@@ -101,3 +102,22 @@ def test_cluster_ids_differ() -> None:
 def test_a_cluster_id_is_no_option_of_a_command_line() -> None:
     # Unchecked, one in 32 would begin with "-" or "_".
     assert all(new_cluster_id()[0].isalnum() for _ in range(1000))
+
+
+def test_data_whose_owner_is_unknown_is_not_given_a_new_one(tmp_path: Path) -> None:
+    format_directory(tmp_path, "c1", 1)
+    open_directories(tmp_path, 1, [tmp_path / "raft", tmp_path / "logs"])
+    (tmp_path / META_FILE).unlink()
+    with pytest.raises(DataDirectoryError, match="it is not known whose data this is") as refused:
+        format_directory(tmp_path, "c2", 1)
+    assert "logs, raft" in str(refused.value)
+    assert not (tmp_path / META_FILE).exists()
+
+
+def test_what_is_no_data_does_not_stop_a_format(tmp_path: Path) -> None:
+    (tmp_path / "lost+found").mkdir()  # A file system's own, on a fresh disk.
+    (tmp_path / "node.toml").touch()
+    (tmp_path / "meta.tmp").touch()  # A format that a crash cut short.
+    (tmp_path / "logs").mkdir()  # A mount point, or made by an image: empty.
+    assert format_directory(tmp_path, "c1", 1)
+    assert open_directories(tmp_path, 1, [tmp_path / "logs"]).contains == ("logs",)

@@ -21,6 +21,7 @@ from penstock import client
 from penstock.cli import produce as module
 from penstock.cli.app import app
 from penstock.cli.produce import make_split
+from penstock.cli.tally import Tally, report_tally
 from penstock.client.config import ProducerConfig
 from penstock.wire.errors import (
     BootstrapError,
@@ -373,3 +374,15 @@ def _in_terminal(command: list[str], shown: list[bytes]) -> int:
             shown.append(data)
         os.close(ours)
         return process.wait(20)
+
+
+def test_what_nobody_was_asked_about_is_not_called_acknowledged(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tally = Tally(acknowledging=False)
+    done: Future[None] = Future()
+    done.set_result(None)
+    tally.send(3)
+    tally.settle(1, 3, 3, done)
+    report_tally(tally, as_json=False, stopped=False)
+    assert "; sent, and nobody was asked to acknowledge it" in capsys.readouterr().err

@@ -80,6 +80,13 @@ def test_an_unknown_setting_that_is_near_nothing_lists_all() -> None:
         consumer(xyzzy=1)
 
 
+def test_a_setting_of_transactions_is_told_that_there_are_none() -> None:
+    with pytest.raises(ConfigurationError, match="this version has no transactions yet"):
+        producer(transactional_id="billing")
+    with pytest.raises(ConfigurationError, match="this version has no transactions yet"):
+        consumer(isolation_level="read_committed")
+
+
 def test_every_client_refuses_at_once() -> None:
     for make in (AsyncProducer, AsyncConsumer, AdminClient):
         with pytest.raises(ConfigurationError, match=r"unknown .* setting 'foo'"):

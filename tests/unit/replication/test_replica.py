@@ -180,6 +180,33 @@ def test_a_replica_that_is_being_added_counts_before_it_is_in() -> None:
     assert replica.handle(ack(3, 5)) == [HighWatermarkChanged(5)]
 
 
+def test_a_replica_that_was_taken_out_is_not_taken_in_for_what_it_said_before() -> None:
+    log = log_of()
+    replica = leader(log)
+    replica.handle(position(2, 0, -1))
+    replica.handle(position(3, 0, -1))
+    append(replica, log, 1)
+    log.flush()
+    # The controllers took it out, because its disk failed: it said nothing since, and never will.
+    effects = replica.handle(PartitionChanged(state(version=11, isr=(1, 2)), 2, 0))
+    assert effects == [IsrChanged(frozenset({1, 2}), under_min_isr=False)]
+    assert replica.handle(ack(2, 1)) == [HighWatermarkChanged(1)]
+    [proposal] = replica.handle(ack(3, 1))
+    assert isinstance(proposal, ProposeIsr)
+    assert proposal.proposal.isr == {1, 2, 3}
+
+
+def test_a_replica_that_has_all_need_not_speak_to_come_back() -> None:
+    log = log_of((4, 3))
+    replica = leader(log, high_watermark=3)
+    replica.handle(position(2, 3, 4))
+    replica.handle(position(3, 3, 4))
+    # Fenced for a moment, with its stream unharmed. There is nothing to acknowledge.
+    _, proposal = replica.handle(PartitionChanged(state(version=11, isr=(1, 2)), 2, 0))
+    assert isinstance(proposal, ProposeIsr)
+    assert proposal.proposal.isr == {1, 2, 3}
+
+
 def test_a_replica_that_is_being_removed_counts_until_it_is_out() -> None:
     log = log_of()
     replica = leader(log)

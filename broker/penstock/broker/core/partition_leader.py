@@ -36,6 +36,8 @@ class Follower:
     log_start_offset: int = -1
     last_ack_ms: int = -1
     leader_end_at_last_ack: int = -1
+    spoke_since_out: bool = True
+    """False from when it is taken out of the in-sync set until it acknowledges something."""
 
     def forget(self, leader_end: int, now_ms: int) -> None:
         """The follower's log is no longer known to be a prefix of the leader's."""
@@ -49,6 +51,7 @@ class Follower:
         self, log_end_offset: int, log_start_offset: int, leader_end: int, now_ms: int
     ) -> None:
         """Take over a position, and since when the follower has all (as KIP-16 defines it)."""
+        self.spoke_since_out = True
         self.log_end_offset = log_end_offset
         self.log_start_offset = log_start_offset
         if log_end_offset >= leader_end:
@@ -97,8 +100,11 @@ class Leadership:
         either it is in this one, or it will be refused for its partition epoch.
         """
         self.partition_epoch = state.partition_epoch
+        was_in = self.isr
         self.isr = state.isr | {self.node_id}
         self.pending = None
+        for out in (was_in - self.isr) & self.followers.keys():
+            self.followers[out].spoke_since_out = False
         others = set(state.replicas) - {self.node_id}
         for gone in self.followers.keys() - others:
             del self.followers[gone]
@@ -172,7 +178,11 @@ class Leadership:
         return self.pending
 
     def _joining(self, brokers: Mapping[int, BrokerStatus]) -> set[int]:
-        """Followers that caught up, under the registration that the metadata knows (KIP-903)."""
+        """Followers that caught up, under the registration that the metadata knows (KIP-903).
+
+        One that was taken out must show that it still follows, or want nothing: what it said
+        before may be the last that it ever says, and acks=all would wait for it in vain.
+        """
         if len(self.isr) > len(self.followers):
             return set()
         floor = max(self.high_watermark, self.epoch_start_offset)
@@ -181,6 +191,7 @@ class Leadership:
             for node_id, follower in self.followers.items()
             if node_id not in self.isr
             and follower.log_end_offset >= floor
+            and (follower.spoke_since_out or self.is_caught_up(follower))
             and (status := brokers.get(node_id)) is not None
             and status.eligible
             and status.broker_epoch == follower.broker_epoch

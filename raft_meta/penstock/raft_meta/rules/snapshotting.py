@@ -1,0 +1,145 @@
+"""Rule 6, snapshots (Raft 7): ours, not the engine's; checksummed, and taken only by a log that
+lacks them.
+"""
+
+from __future__ import annotations
+
+from penstock.raft_meta.journal import RaftSafetyError
+from penstock.raft_meta.rules.desk import Desk, Message
+from penstock.raft_meta.rules.following import Following
+from penstock.raft_meta.rules.terms import Terms
+from penstock.raft_meta.snapshots import Snapshot
+from penstock.raft_meta.transfer import (
+    RESEND_AFTER_S,
+    IncomingSnapshot,
+    OutgoingSnapshot,
+    is_well_formed,
+)
+from penstock.v1 import raft_pb2
+
+
+class Sending:
+    """The leader's side. A peer that gets a snapshot gets nothing else until it has it."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._outgoing: dict[int, OutgoingSnapshot] = {}
+
+    def is_under_way(self, peer: int) -> bool:
+        """The peer is being sent a snapshot."""
+        return peer in self._outgoing
+
+    def begin(self, peer: int) -> None:
+        """The peer needs entries that the log has no more."""
+        desk = self._desk
+        # Disconnecting is also what stops the engine: it would go on asking for ever.
+        desk.engine.disconnect(peer)
+        snapshot = desk.load_snapshot()
+        if snapshot is None or snapshot.index < desk.journal.first_index:
+            raise RaftSafetyError(f"the log begins at {desk.journal.first_index} with no snapshot")
+        outgoing = OutgoingSnapshot(snapshot, snapshot.crc)
+        self._outgoing[peer] = outgoing
+        self._send_chunk(peer, outgoing)
+
+    def on_reply(self, peer: int, reply: raft_pb2.AppendEntriesReply) -> None:
+        """The peer answers while it is being sent a snapshot."""
+        outgoing = self._outgoing[peer]
+        if reply.success:
+            if reply.next_index <= outgoing.snapshot.index:
+                return  # It answers something sent before the snapshot.
+            del self._outgoing[peer]
+            self._desk.engine.connect(peer)
+            self._desk.engine.acknowledge(peer, reply.next_index - 1)
+            self._desk.engine.hurry()
+        elif reply.reset:
+            if reply.round == outgoing.round:
+                outgoing.restart()
+                self._send_chunk(peer, outgoing)
+        elif outgoing.acknowledge(reply.round):
+            self._send_chunk(peer, outgoing)
+
+    def _send_chunk(self, peer: int, outgoing: OutgoingSnapshot, *, probe: bool = False) -> None:
+        desk = self._desk
+        chunk = outgoing.next_chunk(desk.now_s, probe=probe)
+        progress = desk.progress(peer)
+        progress.round += 1
+        if not probe:
+            outgoing.round = progress.round
+        chunk.round = progress.round
+        chunk.commit_index = desk.journal.commit_index
+        desk.queue(peer, Message(snapshot_chunk=chunk))
+
+    def before_tick(self) -> None:
+        """Send again what was not answered, and signs of life."""
+        now_s = self._desk.now_s
+        for peer, outgoing in self._outgoing.items():
+            if now_s >= outgoing.chunk_sent_s + RESEND_AFTER_S:
+                self._send_chunk(peer, outgoing)
+            elif now_s >= outgoing.sent_s + self._desk.timing.heartbeat_s:
+                self._send_chunk(peer, outgoing, probe=True)
+
+    def stop(self) -> None:
+        """A term ended, and with it everything that was under way."""
+        self._outgoing.clear()
+
+    def deadline_s(self) -> float:
+        """When ``before_tick`` has something to do."""
+        heartbeat_s = self._desk.timing.heartbeat_s
+        return min(
+            (
+                min(out.sent_s + heartbeat_s, out.chunk_sent_s + RESEND_AFTER_S)
+                for out in self._outgoing.values()
+            ),
+            default=float("inf"),
+        )
+
+
+class Receiving:
+    """The follower's side."""
+
+    def __init__(self, desk: Desk, terms: Terms, following: Following) -> None:
+        self._desk = desk
+        self._terms = terms
+        self._following = following
+        self._incoming: IncomingSnapshot | None = None
+
+    def on_chunk(self, peer: int, message: Message) -> None:
+        """A part of the leader's snapshot."""
+        chunk, following = message.snapshot_chunk, self._following
+        if not is_well_formed(chunk, message.term):
+            self._desk.dropped += 1
+            return
+        if not self._terms.accept_leader(peer, message):
+            return
+        following.follow(peer, message)
+        journal, last = self._desk.journal, chunk.last_index
+        if last <= journal.commit_index or journal.term_at(last) == chunk.last_term:
+            self._incoming = None
+            following.reply(peer, chunk.round, success=True, next_index=last + 1)
+            return
+        if not self._collect(peer, message.term, chunk):
+            self._incoming = None
+            following.reply(peer, chunk.round, success=False, next_index=0)
+            return
+        incoming = self._incoming
+        if incoming is not None and len(incoming.data) == chunk.total_bytes:
+            self._incoming = None
+            snapshot = Snapshot(last, chunk.last_term, bytes(incoming.data))
+            if snapshot.crc != chunk.crc32c:
+                following.reply(peer, chunk.round, success=False, next_index=0)
+                return
+            self._desk.engine.install(snapshot)
+            following.reply(peer, chunk.round, success=True, next_index=last + 1)
+            return
+        following.reply(peer, chunk.round, success=False, next_index=0, reset=False)
+
+    def _collect(self, peer: int, term: int, chunk: raft_pb2.SnapshotChunk) -> bool:
+        identity = IncomingSnapshot.identify(peer, term, chunk)
+        if self._incoming is None or self._incoming.identity != identity:
+            if chunk.offset_bytes:
+                return False
+            self._incoming = IncomingSnapshot(identity)
+        held = len(self._incoming.data)
+        if chunk.offset_bytes == held:
+            self._incoming.data += chunk.data
+        return chunk.offset_bytes <= held
