@@ -31,6 +31,8 @@ class ControllerConfig:
     says who votes; a node that is not among them waits until it is added."""
     advertised: Address | None = None
     """Where the others reach this controller; by default as ``voters`` say, or else ``listen``."""
+    insecure_allowed: bool = False
+    """Whether ``listen`` may be an address that other machines reach although there is no TLS."""
     election_timeout_min_ms: int = 500
     """A follower waits at least this long in silence before it asks to be elected."""
     election_timeout_max_ms: int = 1000

@@ -437,10 +437,14 @@ class LmdbJournal:
                 self._await_room(error)
         self._dirty_from = None
         self._hard_state_dirty = self._base_dirty = False
-        self._durable_first, self._durable_last = self.first_index, self.last_index
+        self._durable_first, self._durable_last = self._bounds()
+
+    def _bounds(self) -> tuple[int, int]:
+        """The first and last index; the last is before the first while there is no entry."""
+        return (self.first_index, self.last_index) if self._entries else (0, -1)
 
     def _write(self) -> None:
-        first, last = self.first_index, self.last_index
+        first, last = self._bounds()
         changed_from = last + 1 if self._dirty_from is None else self._dirty_from
         with self._environment.begin(write=True) as transaction:
             for index in range(self._durable_first, min(first, self._durable_last + 1)):

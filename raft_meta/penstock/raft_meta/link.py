@@ -16,9 +16,11 @@ import grpc
 import structlog
 from grpc import aio
 
+from penstock.raft_meta.authentication import PeerAuthentication
+from penstock.raft_meta.connecting import NodeConnector
 from penstock.raft_meta.voters import DIRECTORY_ID_BYTES, Address
 from penstock.v1 import raft_pb2, raft_pb2_grpc
-from penstock.wire.transport import CHANNEL_OPTIONS, format_address
+from penstock.wire.transport import format_address
 
 log = structlog.get_logger()
 
@@ -28,6 +30,9 @@ _BACKOFF_MIN_S: Final = 0.05
 _BACKOFF_MAX_S: Final = 1.0
 _TRY_ADDRESS_S: Final = 1.0
 """So long an address is tried where there is another one to try."""
+_CONNECT_S: Final = 5.0
+"""After so long without a connection its reason is told, and the certificate is looked at again:
+a peer may have refused an old one."""
 
 Message = raft_pb2.RaftExchangeRequest
 
@@ -36,21 +41,24 @@ class _Outlet:
     """The stream to one peer. Keeps it open; drops what was meant for an earlier one."""
 
     def __init__(
-        self, peer: int, addresses: Callable[[], Sequence[Address]], hello: Message
+        self,
+        peer: int,
+        addresses: Callable[[], Sequence[Address]],
+        hello: Message,
+        connector: NodeConnector,
     ) -> None:
         self._peer = peer
         self._addresses = addresses
+        self._connector = connector
         self._hello = hello
         self._queue: deque[Message] = deque()
         self._queued_bytes = 0
         self._news = asyncio.Event()
         self._address = addresses()[0]
-        self._channel = self._open()
+        self._credentials = connector.credentials()
+        self._channel = connector.open(format_address(*self._address), peer)
         self._complaint = ""
         self._task = asyncio.create_task(self._keep_open(), name=f"raft to {peer}")
-
-    def _open(self) -> aio.Channel:
-        return aio.insecure_channel(format_address(*self._address), options=CHANNEL_OPTIONS)
 
     def send(self, message: Message) -> None:
         size = message.ByteSize()
@@ -73,23 +81,26 @@ class _Outlet:
                 await self._stream()
             except (aio.AioRpcError, asyncio.InvalidStateError) as error:
                 self._complain(error)
-            except TimeoutError:
-                pass  # Another address is tried.
             if asyncio.get_running_loop().time() - began_s > 2 * _BACKOFF_MAX_S:
                 backoff_s = _BACKOFF_MIN_S
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
             backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
-            await self._try_another_address()
+            await self._renew_channel()
 
-    async def _try_another_address(self) -> None:
-        """Go on to the next address that is known, if there are several."""
-        addresses = list(dict.fromkeys(self._addresses()))
-        if not addresses or addresses == [self._address]:
-            return
+    async def _renew_channel(self) -> None:
+        """Go on to the next address that is known, if there are several, and connect with the
+        certificate that the files hold now, if they have changed.
+        """
+        credentials, address = self._connector.credentials(), self._next_address()
+        if credentials is not self._credentials or address != self._address:
+            await self._channel.close(None)
+            self._credentials, self._address = credentials, address
+            self._channel = self._connector.open(format_address(*address), self._peer)
+
+    def _next_address(self) -> Address:
+        addresses = list(dict.fromkeys(self._addresses())) or [self._address]
         position = addresses.index(self._address) + 1 if self._address in addresses else 0
-        await self._channel.close(None)
-        self._address = addresses[position % len(addresses)]
-        self._channel = self._open()
+        return addresses[position % len(addresses)]
 
     async def _stream(self) -> None:
         """Send what comes until the stream ends, and raise why it did."""
@@ -99,8 +110,12 @@ class _Outlet:
         call.add_done_callback(lambda _call: self._news.set())
         try:
             several = len(set(self._addresses())) > 1
-            async with asyncio.timeout(_TRY_ADDRESS_S if several else None):
-                await call.write(self._hello)
+            try:
+                async with asyncio.timeout(_TRY_ADDRESS_S if several else _CONNECT_S):
+                    await call.write(self._hello)
+            except TimeoutError:
+                await self._tell_why_not_connected(stub)
+                return
             self._queue.clear()  # Older than the connection: Raft has newer ones by now.
             self._queued_bytes = 0
             while not call.done():
@@ -112,6 +127,16 @@ class _Outlet:
                 self._news.clear()
                 if not call.done():
                     await self._news.wait()
+            await call
+        finally:
+            call.cancel()
+
+    async def _tell_why_not_connected(self, stub: raft_pb2_grpc.RaftStub) -> None:
+        """Raise what keeps the channel from connecting: a call that waits is not told."""
+        call: Any = stub.Exchange()  # type: ignore[call-arg]  # As above.
+        try:
+            await call.write(self._hello)
+            await call.done_writing()
             await call
         finally:
             call.cancel()
@@ -138,6 +163,8 @@ class RaftLink(raft_pb2_grpc.RaftServicer):
         cluster_id: str,
         voters: Mapping[int, Address],
         advertised: Address,
+        connector: NodeConnector,
+        authentication: PeerAuthentication,
         on_message: Callable[[int, Message], None],
         on_lost: Callable[[int], None],
     ) -> None:
@@ -148,6 +175,8 @@ class RaftLink(raft_pb2_grpc.RaftServicer):
         self._wanted = dict(self._configured)  # Whom to keep a stream to.
         self._told: dict[int, Address] = {}  # Where peers say that they are.
         self._directory_id = b""
+        self._connector = connector
+        self._authentication = authentication
         self._on_message = on_message
         self._on_lost = on_lost
         self._running = False
@@ -192,7 +221,7 @@ class RaftLink(raft_pb2_grpc.RaftServicer):
                 port=self._advertised[1],
             )
             outlet = self._outlets[peer] = _Outlet(
-                peer, lambda: self.addresses_of(peer), Message(hello=hello)
+                peer, lambda: self.addresses_of(peer), Message(hello=hello), self._connector
             )
         return outlet
 
@@ -242,9 +271,12 @@ class RaftLink(raft_pb2_grpc.RaftServicer):
         except StopAsyncIteration:
             first = Message()
         hello = first.hello
-        refusal = ""
+        refusal, status = "", grpc.StatusCode.FAILED_PRECONDITION
+        forged = self._authentication.identify(context).refusal(hello.node_id)
         if not first.HasField("hello"):
             refusal = "a Raft stream begins with a hello"
+        elif forged is not None:
+            refusal, status = forged.reason, forged.status
         elif hello.cluster_id != self._cluster_id:
             refusal = (
                 f"node {hello.node_id} is of cluster {hello.cluster_id!r}, and this controller of "
@@ -263,7 +295,7 @@ class RaftLink(raft_pb2_grpc.RaftServicer):
             if refusal not in self._refused and len(self._refused) < 100:
                 self._refused.add(refusal)
                 log.warning("raft stream refused", reason=refusal, peer=context.peer())
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, refusal)
+            await context.abort(status, refusal)
         if hello.host and hello.port > 0:
             self._told[hello.node_id] = (hello.host, hello.port)
         return int(hello.node_id)

@@ -76,10 +76,7 @@ class Lone:
             self.directory / "journal", cluster_id="lone", node_id=1, **named
         )
         if self.journal.voters is None:
-            # As if an entry before the test's held it; the peers' directories may be any.
-            voters = VoterSet.of(range(1, self.nodes + 1))
-            me = Member(1, "", 0, self.journal.directory_id)
-            self.journal.found(voters.with_member(me), index=1)
+            self.found()
         self.voter = Voter(
             node_id=1,
             voters=range(1, self.nodes + 1),
@@ -90,6 +87,12 @@ class Lone:
             retained_entries=2,
             now_s=self.now_s,
         )
+
+    def found(self) -> None:
+        """As if an entry before the test's held the voters; the peers' directories may be any."""
+        voters = VoterSet.of(range(1, self.nodes + 1))
+        me = Member(1, "", 0, self.journal.directory_id)
+        self.journal.found(voters.with_member(me), index=1)
 
     def crash(self) -> None:
         self.journal.abandon()

@@ -290,7 +290,8 @@ class Network:
 
     def _changed(self, token: int, outcome: str) -> None:
         if token in self.changes:
-            assert self.changes[token] == "pending", "a change has one outcome"
+            before = self.changes[token]
+            assert before == "pending", f"a change has two outcomes: {before} and {outcome}"
             self.changes[token] = outcome
 
     def _check_order(self, host: Host) -> None:
@@ -406,4 +407,5 @@ class Network:
     def close(self) -> None:
         for host in self.hosts.values():
             if host.voter is not None:
+                host.crash_before_sync = host.crash_after_sync = False
                 host.voter.close()

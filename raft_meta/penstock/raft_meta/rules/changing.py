@@ -243,9 +243,9 @@ class Changing:
         behind = desk.journal.last_index - desk.engine.match_index().get(change.node_id, 0)
         if desk.now_s >= change.give_up_s:
             self._give_up(ChangeRefused(change.token, Refusal.NOT_CAUGHT_UP, behind))
-        elif desk.journal.last_index - behind < catching.target or not desk.is_alive(
-            change.node_id
-        ):
+            return
+        has_round = desk.journal.last_index - behind >= catching.target
+        if not has_round or not desk.is_alive(change.node_id):
             return
         if desk.now_s - catching.round_began_s > desk.timing.election_min_s:
             catching.target, catching.round_began_s = desk.journal.last_index, desk.now_s
@@ -291,4 +291,6 @@ class Changing:
 
     def deadline_s(self) -> float:
         """When ``before_tick`` has something to do; heartbeats make the rounds."""
-        return math.inf if self._catching is None else self._catching.change.give_up_s
+        if self._catching is None or self._handing_over.is_under_way:
+            return math.inf
+        return self._catching.change.give_up_s
