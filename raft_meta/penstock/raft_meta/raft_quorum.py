@@ -241,14 +241,21 @@ class RaftQuorum:
 
     async def _wait(self, future: asyncio.Future[Any], timeout_ms: int | None) -> Any:
         wait_ms = self._config.propose_timeout_ms if timeout_ms is None else timeout_ms
+        # A bare timer: asyncio.timeout would cost more than all else on the loop in a proposal.
+        timer = self._loop.call_later(wait_ms / 1000, self._time_out, future, wait_ms)
         try:
-            async with asyncio.timeout(wait_ms / 1000):
-                return await future
-        except TimeoutError:
-            raise RequestTimedOutError(
-                f"not committed within {wait_ms} ms: too few of the controllers "
-                f"{sorted(self._config.voters)} answer; the command may still take effect"
-            ) from None
+            return await future
+        finally:
+            timer.cancel()
+
+    def _time_out(self, future: asyncio.Future[Any], wait_ms: int) -> None:
+        if not future.done():
+            future.set_exception(
+                RequestTimedOutError(
+                    f"not committed within {wait_ms} ms: too few of the controllers "
+                    f"{sorted(self._config.voters)} answer; the command may still take effect"
+                )
+            )
 
     def leader_hint(self, leader_id: int, term: int) -> LeaderHint | None:
         """Where a leader is, if it is known."""
