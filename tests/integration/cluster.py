@@ -18,11 +18,13 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from penstock.broker.datadir import format_directory, new_cluster_id
+from penstock.cli.certificates import Authority, issue_node, write_files
 from penstock.v1 import metadata_pb2, metadata_pb2_grpc
 from penstock.wire.transport import CHANNEL_OPTIONS
 from tests.support import wait_until
 
 READY_TIMEOUT_S = 30.0
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
 def free_ports(count: int) -> list[int]:
@@ -83,13 +85,22 @@ class Cluster:
     """Nodes 1..count, each controller and broker at once."""
 
     def __init__(
-        self, directory: Path, count: int = 3, settings: Mapping[str, object] | None = None
+        self,
+        directory: Path,
+        count: int = 3,
+        settings: Mapping[str, object] | None = None,
+        authority: Authority | None = None,
     ) -> None:
         self.cluster_id = new_cluster_id()
+        self.authority = authority
+        self.credentials = client_credentials(authority) if authority is not None else None
         ports = free_ports(2 * count)
         brokers, controllers = ports[:count], ports[count:]
         voters = ",".join(f"{i + 1}@127.0.0.1:{port}" for i, port in enumerate(controllers))
         self.nodes: dict[int, NodeProcess] = {}
+        self.controller_addresses = {
+            index + 1: f"127.0.0.1:{port}" for index, port in enumerate(controllers)
+        }
         for index in range(count):
             node_id = index + 1
             node = NodeProcess(directory / f"node-{node_id}", node_id, brokers[index])
@@ -102,10 +113,26 @@ class Cluster:
                 "controller.quorum.voters": voters,
                 "offsets.topic.replication.factor": min(3, count),
                 "offsets.topic.num.partitions": 4,
+                **self._tls_settings(node),
                 **(settings or {}),
             }
             node.config.write_text("".join(f"{key} = {_toml(v)}\n" for key, v in values.items()))
             self.nodes[node_id] = node
+
+    def _tls_settings(self, node: NodeProcess) -> dict[str, object]:
+        if self.authority is None:
+            return {}
+        issued = issue_node(self.authority, node.node_id, self.cluster_id, LOCAL_HOSTS)
+        files = write_files(node.directory / "tls", "node", self.authority, issued)
+        return {
+            "tls.ca": str(files.ca),
+            "tls.certificate": str(files.certificate),
+            "tls.key": str(files.key),
+        }
+
+    def channel(self, node_id: int) -> grpc.Channel:
+        """A client's channel to a broker."""
+        return open_channel(self.nodes[node_id].address, self.credentials)
 
     @property
     def bootstrap(self) -> str:
@@ -143,7 +170,7 @@ class Cluster:
 
     def serves(self, node_id: int) -> bool:
         """Whether a broker says of itself that it serves clients."""
-        with grpc.insecure_channel(self.nodes[node_id].address, options=CHANNEL_OPTIONS) as channel:
+        with self.channel(node_id) as channel:
             try:
                 request = health_pb2.HealthCheckRequest()
                 answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=2)
@@ -153,7 +180,7 @@ class Cluster:
 
     def describe(self, node_id: int) -> metadata_pb2.DescribeClusterResponse | None:
         """The cluster as one broker sees it, or None when it does not answer."""
-        with grpc.insecure_channel(self.nodes[node_id].address, options=CHANNEL_OPTIONS) as channel:
+        with self.channel(node_id) as channel:
             stub = metadata_pb2_grpc.MetadataStub(channel)
             try:
                 return stub.DescribeCluster(metadata_pb2.DescribeClusterRequest(), timeout=2)
@@ -163,7 +190,7 @@ class Cluster:
     def topic(self, name: str, node_id: int | None = None) -> metadata_pb2.TopicDescription:
         """A topic as one running broker sees it."""
         asked = node_id or next(node.node_id for node in self.nodes.values() if node.alive)
-        with grpc.insecure_channel(self.nodes[asked].address, options=CHANNEL_OPTIONS) as channel:
+        with self.channel(asked) as channel:
             stub = metadata_pb2_grpc.MetadataStub(channel)
             request = metadata_pb2.DescribeTopicsRequest(topics=[name])
             return stub.DescribeTopics(request, timeout=5).topics[0]
@@ -189,12 +216,27 @@ class Cluster:
                 node.kill()
 
 
+def open_channel(address: str, credentials: grpc.ChannelCredentials | None) -> grpc.Channel:
+    if credentials is None:
+        return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return grpc.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+
+
+def client_credentials(authority: Authority) -> grpc.ChannelCredentials:
+    """What a client shows that is no node."""
+    client = authority.issue("client", ["client"])
+    return grpc.ssl_channel_credentials(authority.pem, client.key, client.certificate)
+
+
 @contextlib.contextmanager
 def running_cluster(
-    directory: Path, count: int = 3, settings: Mapping[str, object] | None = None
+    directory: Path,
+    count: int = 3,
+    settings: Mapping[str, object] | None = None,
+    authority: Authority | None = None,
 ) -> Iterator[Cluster]:
-    """A started cluster that is stopped at the end, whatever happens."""
-    cluster = Cluster(directory, count, settings)
+    """A started cluster that is stopped at the end, whatever happens; with TLS if signed for."""
+    cluster = Cluster(directory, count, settings, authority)
     try:
         cluster.start()
         yield cluster
@@ -203,7 +245,7 @@ def running_cluster(
 
 
 def _toml(value: object) -> str:
-    return str(value) if isinstance(value, int) else f'"{value}"'
+    return str(value).lower() if isinstance(value, int) else f'"{value}"'
 
 
 def environment_without_penstock() -> dict[str, str]:

@@ -18,8 +18,7 @@ from penstock.v1 import (
 )
 from penstock.wire.errors import ErrorCode
 from penstock.wire.records import Record, decode_batch, encode_batch, iter_batches
-from penstock.wire.transport import CHANNEL_OPTIONS
-from tests.integration.cluster import Cluster
+from tests.integration.cluster import Cluster, open_channel
 
 _RETRIABLE = {
     ErrorCode.NOT_LEADER,
@@ -32,8 +31,10 @@ _RETRIABLE = {
 
 
 @contextmanager
-def channel(address: str) -> Iterator[grpc.Channel]:
-    with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as opened:
+def channel(
+    address: str, credentials: grpc.ChannelCredentials | None = None
+) -> Iterator[grpc.Channel]:
+    with open_channel(address, credentials) as opened:
         yield opened
 
 
@@ -57,7 +58,7 @@ def create_topic(
         configs=dict(configs or {}),
     )
     address = next(node.address for node in cluster.nodes.values() if node.alive)
-    with channel(address) as opened:
+    with channel(address, cluster.credentials) as opened:
         stub = admin_pb2_grpc.AdminStub(opened)
         request = admin_pb2.CreateTopicsRequest(topics=[wish], timeout_ms=10_000)
         result = stub.CreateTopics(request, timeout=15).results[0]
@@ -72,6 +73,7 @@ def produce_at(
     partition: int = 0,
     acks: common_pb2.Acks.ValueType = common_pb2.ACKS_ALL,
     timeout_ms: int = 5000,
+    credentials: grpc.ChannelCredentials | None = None,
 ) -> log_pb2.ProducePartitionResult:
     """Produce to whoever listens at ``address``; the answer for the one partition."""
     request = log_pb2.ProduceRequest(
@@ -85,7 +87,7 @@ def produce_at(
             )
         ],
     )
-    with channel(address) as opened:
+    with channel(address, credentials) as opened:
         stub = log_pb2_grpc.LogStub(opened)
         wrapped = log_pb2.ProduceOnceRequest(request=request)
         return stub.ProduceOnce(wrapped, timeout=timeout_ms / 1000 + 5).response.partitions[0]
@@ -98,7 +100,11 @@ def produce(
     deadline = time.monotonic() + 20
     while True:
         result = produce_at(
-            leader_address(cluster, topic, partition), topic, batch_of(values), partition=partition
+            leader_address(cluster, topic, partition),
+            topic,
+            batch_of(values),
+            partition=partition,
+            credentials=cluster.credentials,
         )
         if result.error.code not in _RETRIABLE or time.monotonic() > deadline:
             assert not result.HasField("error"), result.error.message
@@ -123,7 +129,8 @@ def read_all(cluster: Cluster, topic: str, partition: int = 0, at_least: int = 0
     records: list[Record] = []
     while True:
         position = records[-1].offset + 1 if records else 0
-        result = fetch_at(leader_address(cluster, topic, partition), topic, position, partition)
+        leader = leader_address(cluster, topic, partition)
+        result = fetch_at(leader, topic, position, partition, credentials=cluster.credentials)
         if not result.HasField("error"):
             for _, batch in iter_batches(result.records):
                 records += [one for one in decode_batch(batch) if one.offset >= position]
@@ -134,7 +141,13 @@ def read_all(cluster: Cluster, topic: str, partition: int = 0, at_least: int = 0
 
 
 def fetch_at(
-    address: str, topic: str, offset: int, partition: int = 0, max_wait_ms: int = 200
+    address: str,
+    topic: str,
+    offset: int,
+    partition: int = 0,
+    max_wait_ms: int = 200,
+    *,
+    credentials: grpc.ChannelCredentials | None = None,
 ) -> log_pb2.FetchPartitionResult:
     request = log_pb2.FetchRequest(
         max_wait_ms=max_wait_ms,
@@ -150,5 +163,5 @@ def fetch_at(
             )
         ],
     )
-    with channel(address) as opened:
+    with channel(address, credentials) as opened:
         return log_pb2_grpc.LogStub(opened).Fetch(request, timeout=20).partitions[0]

@@ -19,12 +19,12 @@ from penstock.broker.coordinator.service import GroupsServicer
 from penstock.broker.core.group_events import GroupSettings
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage
 from penstock.broker.metrics import BrokerMetrics
+from penstock.broker.replication.connecting import ReplicationConnector
 from penstock.broker.replication.leader import ReplicationServicer
 from penstock.broker.replication.manager import ReplicaManager
 from penstock.broker.service.admin import AdminServicer
 from penstock.broker.service.health import HealthServicer
 from penstock.broker.service.log import LogServicer
-from penstock.broker.service.malformed import Guarded
 from penstock.broker.service.metadata import MetadataServicer
 from penstock.broker.service.transactions import TransactionsServicer
 from penstock.broker.storage.clock import steady_clock_ms
@@ -32,6 +32,11 @@ from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.manager import LogManager
 from penstock.broker.storage.settings import FlushPolicy, LogSettings
 from penstock.broker.topics import OffsetsTopic
+from penstock.raft_meta.authentication import PeerAuthentication
+from penstock.raft_meta.connecting import NodeConnector
+from penstock.raft_meta.credentials import NodeTls
+from penstock.raft_meta.guarding import Guarded, NodesOnly
+from penstock.raft_meta.listening import bind
 from penstock.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -46,13 +51,8 @@ from penstock.v1 import (
     transactions_pb2,
     transactions_pb2_grpc,
 )
-from penstock.wire.errors import AddressInUseError, DiskFullError, StorageError
-from penstock.wire.transport import (
-    CHANNEL_OPTIONS,
-    SERVER_OPTIONS,
-    format_address,
-    parse_address,
-)
+from penstock.wire.errors import DiskFullError, StorageError
+from penstock.wire.transport import SERVER_OPTIONS, format_address, parse_address
 
 log = structlog.get_logger()
 
@@ -76,9 +76,18 @@ _SERVICES = [
 class Broker:
     """One broker. Start, serve, stop, on one event loop; not to be restarted."""
 
-    def __init__(self, config: NodeConfig, cluster_id: str, metrics: BrokerMetrics) -> None:
+    def __init__(
+        self,
+        config: NodeConfig,
+        cluster_id: str,
+        metrics: BrokerMetrics,
+        tls: NodeTls | None = None,
+    ) -> None:
         self._config = config
         self._cluster_id = cluster_id
+        self._tls = tls
+        self._authentication = PeerAuthentication(cluster_id, tls=tls is not None)
+        self._connector = NodeConnector(tls)
         self._image = MetadataImage()
         self._metrics = metrics
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -118,7 +127,7 @@ class Broker:
             alter_partition=self._link.alter_partition,
             broker_epoch=lambda: self._link.broker_epoch,
             may_serve=self._link.may_serve,
-            channel_factory=lambda address: aio.insecure_channel(address, options=CHANNEL_OPTIONS),
+            channel_factory=ReplicationConnector(self._connector).open,
             lag_max_ms=self._config.replica_lag_time_max_ms,
         )
         await self._replicas.start()
@@ -165,6 +174,7 @@ class Broker:
             identity,
             config.voters,
             self._image,
+            connector=self._connector,
             heartbeat_interval_ms=config.broker_heartbeat_interval_ms,
             session_timeout_ms=config.broker_session_timeout_ms,
             on_change=self._on_change,
@@ -199,21 +209,51 @@ class Broker:
         log_pb2_grpc.add_LogServicer_to_server(
             LogServicer(self._replicas, self._image, self._metrics), guarded
         )
-        replication_pb2_grpc.add_ReplicationServicer_to_server(
-            ReplicationServicer(self._replicas), guarded
-        )
+        self._add_replication(server, await self._listen_for_followers())
         metadata_pb2_grpc.add_MetadataServicer_to_server(self._metadata, guarded)
         groups_pb2_grpc.add_GroupsServicer_to_server(GroupsServicer(self._groups), guarded)
         transactions_pb2_grpc.add_TransactionsServicer_to_server(
             TransactionsServicer(self._link.allocate_producer_ids), guarded
         )
-        admin_pb2_grpc.add_AdminServicer_to_server(AdminServicer(self._image, self._link), guarded)
+        admin_pb2_grpc.add_AdminServicer_to_server(
+            AdminServicer(self._image, self._link, self._replicas.replica_ends), guarded
+        )
         health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(self._link.may_serve), server)
         reflection.enable_server_reflection([*_SERVICES, reflection.SERVICE_NAME], server)
-        bind(server, self._config.broker_listen)
+        bind(
+            server,
+            parse_address(self._config.broker_listen),
+            setting="broker.listen",
+            tls=self._tls,
+            client_certificates=self._config.tls_client_auth == "required",
+        )
         await server.start()
         self._undo.append(lambda: server.stop(_GRACE_S))
-        log.info("listening", address=self._config.broker_listen)
+        log.info("listening", address=self._config.broker_listen, tls=self._tls is not None)
+
+    async def _listen_for_followers(self) -> int:
+        """Serve followers on a port of their own where they must be; its number, else 0.
+
+        A port asks each peer for a certificate or none: where clients need none, the brokers
+        need another.
+        """
+        if self._tls is None or self._config.tls_client_auth == "required":
+            return 0
+        server = aio.server(options=SERVER_OPTIONS)
+        self._add_replication(server, 0)
+        listen = self._config.replication_address
+        port = bind(server, listen, setting="replication.listen", tls=self._tls)
+        await server.start()
+        self._undo.append(lambda: server.stop(_GRACE_S))
+        log.info("listening for followers", address=format_address(listen[0], port))
+        return port
+
+    def _add_replication(self, server: aio.Server, port: int) -> None:
+        nodes_only = NodesOnly(self._authentication, open_methods=frozenset({"Locate"}))
+        guarded: Any = Guarded(server, nodes_only)
+        replication_pb2_grpc.add_ReplicationServicer_to_server(
+            ReplicationServicer(self._replicas, self._authentication, port), guarded
+        )
 
     def _on_change(self, change: ImageChange) -> None:
         self._replicas.on_metadata(change)
@@ -248,17 +288,4 @@ def report_unopened(logs: LogManager) -> None:
             reason=error.message,
             next_step="move the directory named above away and restart this broker; it then copies "
             "the partition anew from its leader",
-        )
-
-
-def bind(server: aio.Server, address: str) -> None:
-    """Have ``server`` listen on ``address``. Raises AddressInUseError that names it."""
-    try:
-        port = server.add_insecure_port(format_address(*parse_address(address)))
-    except RuntimeError:
-        port = 0
-    if not port:
-        raise AddressInUseError(
-            f"cannot listen on {address}: another process uses the port, or the address is not "
-            "this machine's; change broker.listen or stop the other process"
         )

@@ -14,12 +14,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from penstock.raft_meta.exposure import TlsFiles, check_exposure
 from penstock.wire.errors import ConfigurationError
 from penstock.wire.topic_config import suggest
 from penstock.wire.transport import format_address, parse_address
 
 _ENV_PREFIX: Final = "PENSTOCK_"
 _ROLES: Final = ("controller", "broker")
+_ADDRESSES: Final = (
+    "broker.listen",
+    "broker.advertised",
+    "controller.listen",
+    "replication.listen",
+    "metrics.listen",
+)
+_TLS_FILES: Final = ("tls.ca", "tls.certificate", "tls.key")
 _INT64: Final = 2**63 - 1
 
 
@@ -54,6 +63,28 @@ class NodeConfig:
     controller_listen: str = _key("127.0.0.1:10092", "The address that the controller listens on.")
     controller_quorum_voters: str = _key(
         "", "All controllers as id@host:port, with commas; the same on every node."
+    )
+    controller_insecure_allow: bool = _key(
+        False,
+        "Let the controller listen on an address that other machines reach although there is no "
+        "TLS: whoever reaches it commands the cluster.",
+    )
+    tls_ca: str = _key(
+        "", "The authority's certificates, PEM; tls.ca, tls.certificate and tls.key turn TLS on."
+    )
+    tls_certificate: str = _key(
+        "", "This node's certificate, PEM, made out to node-N.CLUSTER_ID.penstock."
+    )
+    tls_key: str = _key("", "The certificate's private key, PEM, not encrypted.")
+    tls_client_auth: str = _key(
+        "required",
+        "Whether clients must show a certificate of the authority's, too. Nodes always must.",
+        choices=("required", "none"),
+    )
+    replication_listen: str = _key(
+        "",
+        "Where followers are served with tls.client.auth=none, at the host of broker.advertised; "
+        "default: the host of broker.listen, a port that is free.",
     )
     controller_election_timeout_min_ms: int = _key(
         500, "A controller that hears no leader stands for election after this.", low=50
@@ -161,6 +192,20 @@ class NodeConfig:
         """The controllers: host and port by node id."""
         return dict(_parse_voter(part) for part in _parts(self.controller_quorum_voters))
 
+    @property
+    def tls_files(self) -> TlsFiles | None:
+        """Where the node's credentials are; None without TLS."""
+        if not self.tls_ca:
+            return None
+        return TlsFiles(Path(self.tls_ca), Path(self.tls_certificate), Path(self.tls_key))
+
+    @property
+    def replication_address(self) -> tuple[str, int]:
+        """Where followers are served when clients need no certificate; port 0: any free one."""
+        if self.replication_listen:
+            return parse_address(self.replication_listen)
+        return parse_address(self.broker_listen)[0], 0
+
     def validate(self) -> None:
         """Raise ConfigurationError for settings that contradict each other."""
         _require(self.node_id >= 0, "node.id is not set; every node needs its own number")
@@ -169,10 +214,11 @@ class NodeConfig:
             bool(self.roles) and self.roles <= set(_ROLES),
             f"node.roles={self.node_roles!r}: controller, broker, or controller,broker is wanted",
         )
-        for key in ("broker.listen", "broker.advertised", "controller.listen", "metrics.listen"):
+        for key in _ADDRESSES:
             self._check_address(key)
         self._check_advertised()
         self._check_voters()
+        self._check_tls()
         _require(
             self.controller_election_timeout_min_ms < self.controller_election_timeout_max_ms,
             "controller.election.timeout.min.ms must be below controller.election.timeout.max.ms",
@@ -208,6 +254,26 @@ class NodeConfig:
             "to; set broker.advertised to the address that clients reach this broker by",
         )
 
+    def _check_tls(self) -> None:
+        given = {key: bool(getattr(self, key.replace(".", "_"))) for key in _TLS_FILES}
+        missing = [key for key, is_given in given.items() if not is_given]
+        _require(
+            not missing or len(missing) == len(given),
+            f"{' and '.join(missing)} is not set; TLS needs all of {', '.join(given)}, and without "
+            "TLS none of them may be set",
+        )
+        _require(
+            not self.replication_listen or (not missing and self.tls_client_auth == "none"),
+            "replication.listen is for tls.client.auth=none alone: otherwise followers are served "
+            "at broker.listen; leave it out",
+        )
+        if "controller" in self.roles:
+            check_exposure(
+                parse_address(self.controller_listen),
+                tls=not missing,
+                insecure_allowed=self.controller_insecure_allow,
+            )
+
     def _check_voters(self) -> None:
         try:
             voters = self.voters
@@ -235,7 +301,8 @@ _FIELDS: Final = {entry.name.replace("_", "."): entry for entry in dataclasses.f
 def describe_keys() -> Iterator[tuple[str, str, str]]:
     """Key, default and meaning of every setting, for the documentation."""
     for key, entry in _FIELDS.items():
-        yield key, str(entry.default), str(entry.metadata["doc"])
+        default = str(entry.default).lower() if entry.type == "bool" else str(entry.default)
+        yield key, default, str(entry.metadata["doc"])
 
 
 def _require(holds: bool, message: str) -> None:
@@ -305,6 +372,11 @@ def _checked(values: Mapping[str, object], source: str) -> dict[str, object]:
 
 def _parse(key: str, value: object, source: str) -> object:
     entry = _FIELDS[key]
+    if entry.type == "bool":
+        text = str(value).lower()
+        if text not in ("true", "false"):
+            raise ConfigurationError(f"{source}: {key}={value!r}: true or false is wanted")
+        return text == "true"
     if entry.type != "int":
         text = str(value)
         choices = entry.metadata["choices"]

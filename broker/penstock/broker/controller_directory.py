@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import grpc
+import structlog
 from grpc import aio
 
+from penstock.raft_meta.connecting import NodeChannels, NodeConnector
 from penstock.v1 import common_pb2
 from penstock.v1.controller_pb2_grpc import ControllerStub
 from penstock.wire.errors import (
@@ -21,12 +23,15 @@ from penstock.wire.errors import (
     RequestTimedOutError,
     error_from_proto,
 )
-from penstock.wire.transport import CHANNEL_OPTIONS, format_address
+from penstock.wire.transport import format_address
 
 if TYPE_CHECKING:
     # The type stubs know it, the generated module does not.
     from penstock.v1.controller_pb2_grpc import ControllerAsyncStub
 
+log = structlog.get_logger()
+
+_SILENCE_MS: Final = 3_000
 _RETRY_MS: Final = 50
 """How long to wait for news of another active controller before the last one is asked again."""
 
@@ -42,12 +47,44 @@ class ActiveController:
     address: str
 
 
+class ControllerSilence:
+    """Says in the log, once, why no controller is heard; single ones come and go without a word."""
+
+    def __init__(self, clock_ms: Callable[[], int]) -> None:
+        self._clock_ms = clock_ms
+        self._since_ms: int | None = None
+        self._reasons: dict[int, str] = {}
+        self._told = False
+
+    def heard(self) -> None:
+        """A controller answered."""
+        self._since_ms = None
+        self._reasons.clear()
+        self._told = False
+
+    def broke(self, node_id: int, reason: str) -> None:
+        """A controller did not answer, or ended what it told."""
+        now_ms = self._clock_ms()
+        if self._since_ms is None:
+            self._since_ms = now_ms
+        self._reasons[node_id] = reason
+        if not self._told and now_ms - self._since_ms >= _SILENCE_MS:
+            self._told = True
+            log.warning(
+                "no controller can be heard",
+                reasons={node: self._reasons[node] for node in sorted(self._reasons)},
+                next_step="check that a majority of the controllers runs, that "
+                "controller.quorum.voters is right, and that tls.* is set on every node or on "
+                "none, with certificates of one authority",
+            )
+
+
 class ControllerDirectory:
     """The controllers' addresses and channels. Used on one event loop."""
 
-    def __init__(self, voters: dict[int, tuple[str, int]]) -> None:
+    def __init__(self, voters: dict[int, tuple[str, int]], connector: NodeConnector) -> None:
         self._voters = {node: format_address(host, port) for node, (host, port) in voters.items()}
-        self._channels: dict[str, aio.Channel] = {}
+        self._channels = NodeChannels(connector)
         self._active: ActiveController | None = None
         self._news = asyncio.Event()  # Set, and replaced, whenever another one becomes active.
 
@@ -60,12 +97,9 @@ class ControllerDirectory:
         """The address of each controller by node id."""
         return dict(self._voters)
 
-    def stub(self, address: str) -> ControllerAsyncStub:
-        """A stub for the controller at ``address``; channels are kept."""
-        channel = self._channels.get(address)
-        if channel is None:
-            channel = aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-            self._channels[address] = channel
+    def stub(self, node_id: int, address: str) -> ControllerAsyncStub:
+        """A stub for the controller ``node_id`` at ``address``; channels are kept."""
+        channel = self._channels.get(address, node_id)
         # The generated stub serves both kinds of channel; only its type tells them apart.
         stub: ControllerAsyncStub = cast("Any", ControllerStub(channel))
         return stub
@@ -118,7 +152,7 @@ class ControllerDirectory:
                 await self.wait_news(None, int(left * 1000) + 1)
                 continue
             try:
-                response = await ask(self.stub(active.address), left)
+                response = await ask(self.stub(active.node_id, active.address), left)
                 error = error_of(response)
                 if error is None or error.code != ErrorCode.NOT_CONTROLLER:
                     return response
@@ -135,9 +169,7 @@ class ControllerDirectory:
 
     async def close(self) -> None:
         """Close every channel."""
-        for channel in self._channels.values():
-            await channel.close(None)
-        self._channels.clear()
+        await self._channels.close()
 
 
 def _transport_failure(error: aio.AioRpcError, active: ActiveController) -> NetworkError:

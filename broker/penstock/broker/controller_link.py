@@ -13,9 +13,14 @@ from typing import Any, Final, cast
 import structlog
 from grpc import aio
 
-from penstock.broker.controller_directory import ActiveController, ControllerDirectory
+from penstock.broker.controller_directory import (
+    ActiveController,
+    ControllerDirectory,
+    ControllerSilence,
+)
 from penstock.broker.core.lease import Lease, MetadataLag
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage
+from penstock.raft_meta.connecting import NodeConnector
 from penstock.v1 import cluster_pb2, common_pb2, controller_pb2
 from penstock.wire.errors import (
     BrokerFencedError,
@@ -70,6 +75,7 @@ class ControllerLink:
         voters: dict[int, tuple[str, int]],
         image: MetadataImage,
         *,
+        connector: NodeConnector,
         heartbeat_interval_ms: int,
         session_timeout_ms: int,
         on_change: Callable[[ImageChange], None],
@@ -77,7 +83,8 @@ class ControllerLink:
         clock_ms: Callable[[], int] = monotonic_ms,
     ) -> None:
         self._identity = identity
-        self._directory = ControllerDirectory(voters)
+        self._directory = ControllerDirectory(voters, connector)
+        self._silence = ControllerSilence(clock_ms)
         self._image = image
         self._interval_ms = heartbeat_interval_ms
         self._session_timeout_ms = session_timeout_ms
@@ -223,24 +230,26 @@ class ControllerLink:
         while True:
             node = order[position % len(order)]
             try:
-                await self._stream_metadata(voters[node])
+                await self._stream_metadata(node, voters[node])
             except aio.AioRpcError as error:
                 log.debug("metadata feed broke", controller=node, reason=error.details())
+                self._silence.broke(node, f"{error.code().name}: {error.details()}")
             except PenstockError as error:
                 log.warning("metadata feed refused", controller=node, reason=error.message)
             position += 1
             await asyncio.sleep(_BACKOFF_MS / 1000)
 
-    async def _stream_metadata(self, address: str) -> None:
+    async def _stream_metadata(self, node_id: int, address: str) -> None:
         request = controller_pb2.WatchMetadataRequest(
             cluster_id=self._identity.cluster_id, node_id=self._identity.node_id
         )
         self._rotate.clear()
-        call: Any = self._directory.stub(address).WatchMetadata(request)
+        call: Any = self._directory.stub(node_id, address).WatchMetadata(request)
         rotate = asyncio.create_task(self._rotate.wait())
         rotate.add_done_callback(lambda _task: call.cancel())
         try:
             async for message in call:
+                self._silence.heard()
                 self._take_metadata(message)
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -332,7 +341,7 @@ class ControllerLink:
 
     async def _be_heard_by(self, active: ActiveController) -> None:
         """Heartbeat with ``active`` until it is replaced or the stream breaks."""
-        stub = self._directory.stub(active.address)
+        stub = self._directory.stub(active.node_id, active.address)
         if self._broker_epoch < 0:
             await self._register(active)
         # The bidirectional form without an iterator is missing from the type stubs.
@@ -366,7 +375,7 @@ class ControllerLink:
             rack=identity.rack,
             previous_broker_epoch=identity.previous_broker_epoch,
         )
-        response = await self._directory.stub(active.address).RegisterBroker(
+        response = await self._directory.stub(active.node_id, active.address).RegisterBroker(
             controller_pb2.RegisterBrokerRequest(registration=registration),
             timeout=self._session_timeout_ms / 1000,
         )

@@ -16,6 +16,7 @@ from penstock.broker.datadir import lock_directory, open_directories
 from penstock.broker.metrics import BrokerMetrics
 from penstock.raft_meta.config import ControllerConfig
 from penstock.raft_meta.controller import ControllerServer
+from penstock.raft_meta.credentials import NodeTls
 from penstock.wire.transport import parse_address
 
 log = structlog.get_logger()
@@ -43,14 +44,15 @@ class Node:
         self._locks = [lock_directory(path) for path in (root, *logs)]
         metrics = BrokerMetrics()
         try:
+            tls = self._tls(meta.cluster_id)
             if config.metrics_listen:
                 metrics.serve(config.metrics_listen)
             if "controller" in config.roles:
-                self._controller = ControllerServer(self._controller_config(meta.cluster_id))
+                self._controller = ControllerServer(self._controller_config(meta.cluster_id), tls)
                 await self._controller.start()
                 self._undo.append(self._controller.stop)
             if "broker" in config.roles:
-                self._broker = Broker(config, meta.cluster_id, metrics)
+                self._broker = Broker(config, meta.cluster_id, metrics, tls)
                 self._undo.append(self._broker.stop)
                 await self._broker.start()
         except BaseException:
@@ -87,6 +89,13 @@ class Node:
             os.close(descriptor)
         self._locks.clear()
 
+    def _tls(self, cluster_id: str) -> NodeTls | None:
+        """The node's credentials, if it has any. Raises ConfigurationError for unusable ones."""
+        files = self._config.tls_files
+        if files is None:
+            return None
+        return NodeTls(files, cluster_id=cluster_id, node_id=self._config.node_id)
+
     def _controller_config(self, cluster_id: str) -> ControllerConfig:
         config = self._config
         return ControllerConfig(
@@ -95,6 +104,7 @@ class Node:
             data_dir=config.metadata_directory,
             listen=parse_address(config.controller_listen),
             voters=config.voters,
+            insecure_allowed=config.controller_insecure_allow,
             election_timeout_min_ms=config.controller_election_timeout_min_ms,
             election_timeout_max_ms=config.controller_election_timeout_max_ms,
             raft_heartbeat_ms=config.controller_raft_heartbeat_ms,

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from penstock.cli import cluster, consume, dev, groups, log, node, produce, topics
+from penstock.cli import cluster, consume, dev, groups, log, node, partitions, produce, topics
 from penstock.cli import format as format_command
 from penstock.cli.errors import (
     EXIT_BROKEN_PIPE,
@@ -150,6 +150,7 @@ app.command("dev")(dev.dev)
 app.command("node")(node.node)
 app.command("format")(format_command.format_node)
 app.add_typer(topics.app, name="topics")
+app.add_typer(partitions.app, name="partitions")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.add_typer(groups.app, name="groups")

@@ -39,6 +39,9 @@ NEXT_STEPS: Final[Mapping[ErrorCode, str]] = {
     ErrorCode.INVALID_CONFIG: "correct what --config KEY=VALUE or --reset KEY names",
     ErrorCode.INVALID_GROUP_ID: "choose a group id of 1 to 255 bytes",
     ErrorCode.INVALID_PARTITIONS: "choose another number with --partitions",
+    ErrorCode.INVALID_REPLICA_ASSIGNMENT: (
+        "choose among the brokers that `penstock cluster describe` lists"
+    ),
     ErrorCode.INVALID_REPLICATION_FACTOR: (
         "choose a --replication-factor of at most the live brokers; "
         "`penstock cluster describe` lists them"
@@ -50,10 +53,16 @@ NEXT_STEPS: Final[Mapping[ErrorCode, str]] = {
         "`penstock topics alter NAME --config max.message.bytes=N`"
     ),
     ErrorCode.NETWORK_EXCEPTION: "see whether the broker runs, and try again",
+    ErrorCode.NO_REASSIGNMENT_IN_PROGRESS: (
+        "see `penstock partitions reassign --list` for what moves"
+    ),
     ErrorCode.NON_EMPTY_GROUP: "stop the group's members first",
     ErrorCode.NOT_ENOUGH_REPLICAS: _MORE_REPLICAS,
     ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: _MORE_REPLICAS,
     ErrorCode.OFFSET_OUT_OF_RANGE: "choose an offset in the log, or --offset earliest",
+    ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE: (
+        "wait until the first of `Replicas` is among `Isr` in `penstock topics describe`"
+    ),
     ErrorCode.REQUEST_TIMED_OUT: "see `penstock cluster describe`, and try again",
     ErrorCode.STORAGE_ERROR: "see the broker's log; its disk may be failing",
     ErrorCode.TOPIC_ALREADY_EXISTS: "choose another name, or pass --if-not-exists",

@@ -15,6 +15,7 @@ from penstock.client.descriptions import (
     CreatedTopic,
     GroupDescription,
     GroupListing,
+    PartitionReassignment,
     QuorumDescription,
     TopicDescription,
 )
@@ -152,6 +153,31 @@ class AdminClient:
         lives. Partitions that needed no election are left out.
         """
         return self._run(self._client.elect_leaders, partitions, unclean=unclean)
+
+    def alter_partition_reassignments(
+        self,
+        reassignments: Mapping[TopicPartition, Sequence[int] | None],
+        *,
+        validate_only: bool = False,
+    ) -> None:
+        """Begin to move partitions to other replicas (node ids, the preferred leader first).
+
+        Returns when the controllers have taken it down; ``list_partition_reassignments`` shows how
+        far it is. The old replicas stay until the new ones are in sync, so that nothing is lost if
+        a broker dies meanwhile. None cancels a move and restores the replicas from before. The
+        same again changes nothing. Raises InvalidReplicaAssignmentError,
+        NoReassignmentInProgressError or UnknownTopicOrPartitionError for the first partition that
+        was refused; the others move.
+        """
+        self._run(
+            self._client.alter_partition_reassignments, reassignments, validate_only=validate_only
+        )
+
+    def list_partition_reassignments(
+        self, partitions: Iterable[TopicPartition] = ()
+    ) -> list[PartitionReassignment]:
+        """Of these partitions (none: all) those that move, with how far each replica is."""
+        return self._run(self._client.list_partition_reassignments, partitions)
 
     def describe_cluster(self) -> ClusterDescription:
         """Brokers and the active controller."""

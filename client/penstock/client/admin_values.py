@@ -10,12 +10,14 @@ from penstock.client.descriptions import (
     GroupDescription,
     MemberDescription,
     PartitionDescription,
+    PartitionReassignment,
     QuorumDescription,
     QuorumVoter,
+    ReplicaProgress,
     TopicDescription,
 )
 from penstock.client.model import OffsetAndMetadata
-from penstock.v1 import common_pb2, controller_pb2, groups_pb2, metadata_pb2
+from penstock.v1 import admin_pb2, common_pb2, controller_pb2, groups_pb2, metadata_pb2
 from penstock.wire.ids import TopicPartition, format_topic_id
 
 
@@ -77,6 +79,21 @@ def cluster(proto: metadata_pb2.DescribeClusterResponse) -> ClusterDescription:
         metadata_index=proto.metadata_index,
         brokers=tuple(sorted(brokers, key=lambda broker: broker.node_id)),
         answered_by=proto.answered_by,
+    )
+
+
+def reassignment(proto: admin_pb2.PartitionReassignment) -> PartitionReassignment:
+    """A partition that moves."""
+    return PartitionReassignment(
+        partition=partition(proto.partition),
+        target=tuple(proto.replicas),
+        adding=tuple(proto.adding_replicas),
+        removing=tuple(proto.removing_replicas),
+        leader=proto.leader,
+        replicas=tuple(
+            ReplicaProgress(entry.node_id, entry.in_sync, entry.log_end_offset, entry.lag)
+            for entry in proto.progress
+        ),
     )
 
 

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Literal, Self, Unpack, cast
-
-import grpc
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, cast
 
 from penstock.client import admin_values, arguments
-from penstock.client.background import ForkGuard
-from penstock.client.cluster import Cluster, gather_all, now_ms
-from penstock.client.config import AdminConfig, AdminSettings
-from penstock.client.coordinator import Coordinators
+from penstock.client.admin_calls import checked, only, raise_if_error
+from penstock.client.aio_partition_admin import PartitionAdmin, named
+from penstock.client.cluster import gather_all, now_ms
 from penstock.client.descriptions import (
-    ClusterDescription,
     ConfigEntry,
     CreatedTopic,
     GroupDescription,
@@ -23,30 +18,21 @@ from penstock.client.descriptions import (
     QuorumDescription,
     TopicDescription,
 )
-from penstock.client.leader_calls import LeaderCalls
-from penstock.client.metadata_keeper import MetadataKeeper
 from penstock.client.model import OffsetAndMetadata, OffsetAndTimestamp
 from penstock.v1 import (
     admin_pb2,
     admin_pb2_grpc,
     cluster_pb2,
-    common_pb2,
     groups_pb2,
     groups_pb2_grpc,
     metadata_pb2,
     metadata_pb2_grpc,
 )
 from penstock.wire.errors import (
-    ClientClosedError,
-    ElectionNotNeededError,
-    InvalidRequestError,
     NetworkError,
     PenstockError,
     RequestTimedOutError,
     TopicAlreadyExistsError,
-    UnknownServerError,
-    UnknownTopicOrPartitionError,
-    error_from_proto,
 )
 from penstock.wire.ids import TopicPartition
 
@@ -57,49 +43,14 @@ ConfigValue = str | int | float
 """The value of a topic's config. Numbers, True and False are written as the cluster knows them."""
 
 _SPECS: dict[str, int] = {"latest": -1, "earliest": -2, "max_timestamp": -3}
-_READ_MS = 2_000.0  # Beyond this another broker is asked; a reading harms nobody.
-# After these a request may have been carried out all the same.
-_FATE_UNKNOWN = (NetworkError, RequestTimedOutError, UnknownServerError)
 _VISIBLE_MS = 5_000.0  # How long to wait for a new topic to show; it exists anyway.
 
 
-class AsyncAdminClient:
+class AsyncAdminClient(PartitionAdmin):
     """``AdminClient`` for asyncio: the same settings, promises and errors.
 
     Belongs to the event loop on which it is first used; safe for any number of its tasks.
     """
-
-    def __init__(
-        self,
-        bootstrap_servers: str | Iterable[str] = "localhost:9092",
-        **settings: Unpack[AdminSettings],
-    ) -> None:
-        self.config = AdminConfig.load(bootstrap_servers, settings)
-        self._guard = ForkGuard("AdminClient")
-        self._cluster = Cluster(self.config)
-        self._keeper = MetadataKeeper(self._cluster, lambda: None)
-        self._leaders = LeaderCalls(self._cluster, self._keeper)
-        self._coordinators = Coordinators(self._cluster)
-        self._closed = False
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Free the connections. Idempotent."""
-        if self._closed or self._guard.foreign:
-            return
-        self._closed = True
-        await self._keeper.close()
-        await self._cluster.close()
 
     # --- topics -----------------------------------------------------------------------------
 
@@ -132,7 +83,7 @@ class AsyncAdminClient:
             result = await self._ask(
                 "CreateTopics",
                 request,
-                lambda response: _only(response.results),
+                lambda response: only(response.results),
                 stub=admin_pb2_grpc.AdminStub,
             )
         except TopicAlreadyExistsError:
@@ -155,7 +106,7 @@ class AsyncAdminClient:
         await self._ask(
             "DeleteTopics",
             request,
-            lambda response: _only(response.results),
+            lambda response: only(response.results),
             stub=admin_pb2_grpc.AdminStub,
         )
         self._cluster.metadata.forget(name)
@@ -198,7 +149,7 @@ class AsyncAdminClient:
         await self._ask(
             "CreatePartitions",
             admin_pb2.CreatePartitionsRequest(topics=[command]),
-            lambda response: _only(response.results),
+            lambda response: only(response.results),
             stub=admin_pb2_grpc.AdminStub,
         )
 
@@ -207,7 +158,7 @@ class AsyncAdminClient:
         result = await self._ask(
             "DescribeConfigs",
             admin_pb2.DescribeConfigsRequest(topics=[arguments.topic(topic)]),
-            lambda response: _only(response.topics),
+            lambda response: only(response.topics),
             stub=admin_pb2_grpc.AdminStub,
         )
         entries = [
@@ -234,51 +185,17 @@ class AsyncAdminClient:
         await self._ask(
             "AlterConfigs",
             admin_pb2.AlterConfigsRequest(topics=[command]),
-            lambda response: _only(response.results),
+            lambda response: only(response.results),
             stub=admin_pb2_grpc.AdminStub,
         )
 
-    async def elect_leaders(
-        self, partitions: Iterable[TopicPartition] = (), *, unclean: bool = False
-    ) -> dict[TopicPartition, int]:
-        """Elect leaders anew. See ``AdminClient.elect_leaders``."""
-        request = admin_pb2.ElectLeadersRequest(
-            type=cluster_pb2.ELECTION_TYPE_UNCLEAN
-            if arguments.flag("unclean", unclean)
-            else cluster_pb2.ELECTION_TYPE_PREFERRED,
-            partitions=_named(partitions),
-        )
-
-        def judge(response: admin_pb2.ElectLeadersResponse) -> dict[TopicPartition, int]:
-            _raise_if_error(response)
-            leaders: dict[TopicPartition, int] = {}
-            for result in response.results:
-                if result.HasField("error"):
-                    error = error_from_proto(result.error)
-                    if isinstance(error, ElectionNotNeededError):
-                        continue
-                    raise error
-                leaders[admin_values.partition(result.partition)] = result.leader
-            return leaders
-
-        return cast(
-            dict[TopicPartition, int],
-            await self._ask("ElectLeaders", request, judge, stub=admin_pb2_grpc.AdminStub),
-        )
-
     # --- the cluster ------------------------------------------------------------------------
-
-    async def describe_cluster(self) -> ClusterDescription:
-        """Brokers and the active controller."""
-        request = metadata_pb2.DescribeClusterRequest()
-        response = await self._ask("DescribeCluster", request, lambda answer: answer)
-        return admin_values.cluster(response)
 
     async def describe_quorum(self) -> QuorumDescription:
         """How the controllers stand."""
 
         def judge(response: admin_pb2.AdminDescribeQuorumResponse) -> QuorumDescription:
-            _raise_if_error(response)
+            raise_if_error(response)
             return admin_values.quorum(response.quorum)
 
         request = admin_pb2.AdminDescribeQuorumRequest()
@@ -329,7 +246,7 @@ class AsyncAdminClient:
                     group_id,
                     "DeleteGroups",
                     request,
-                    lambda response: _only(response.results),
+                    lambda response: only(response.results),
                 )
             except PenstockError as error:
                 first = first or error
@@ -342,10 +259,10 @@ class AsyncAdminClient:
         """The committed offsets of a group; none named means all that it has."""
         request = groups_pb2.FetchOffsetsRequest(
             group_id=arguments.group_id(group_id),
-            partitions=_named(partitions),
+            partitions=named(partitions),
             member_epoch=-1,
         )
-        response = await self._ask_coordinator(group_id, "FetchOffsets", request, _checked)
+        response = await self._ask_coordinator(group_id, "FetchOffsets", request, checked)
         return admin_values.offsets(response.offsets)
 
     async def alter_group_offsets(
@@ -361,16 +278,16 @@ class AsyncAdminClient:
         )
 
         def judge(response: groups_pb2.CommitOffsetsResponse) -> None:
-            _raise_if_error(response)
+            raise_if_error(response)
             for result in response.results:
-                _raise_if_error(result)
+                raise_if_error(result)
 
         await self._ask_coordinator(group_id, "CommitOffsets", request, judge)
 
     async def _describe_group(self, group_id: str) -> GroupDescription:
         request = groups_pb2.DescribeGroupsRequest(group_ids=[group_id])
         entry = await self._ask_coordinator(
-            group_id, "DescribeGroups", request, lambda response: _only(response.groups)
+            group_id, "DescribeGroups", request, lambda response: only(response.groups)
         )
         coordinator = await self._coordinators.find(group_id, self.config.default_api_timeout_ms)
         return admin_values.group(entry, coordinator)
@@ -397,74 +314,6 @@ class AsyncAdminClient:
 
     # --- inside -----------------------------------------------------------------------------
 
-    async def _ask(
-        self,
-        method: str,
-        request: Any,
-        judge: Callable[[Any], Any],
-        *,
-        stub: Callable[[grpc.aio.Channel], Any] = metadata_pb2_grpc.MetadataStub,
-    ) -> Any:
-        """What ``judge`` makes of some broker's answer, retrying what is retriable.
-
-        A request with a timeout goes on to the controller and may change something, so that it
-        is not repeated on mere silence.
-        """
-        self._check_open()
-        changes = hasattr(request, "timeout_ms")
-        deadline = now_ms() + self.config.default_api_timeout_ms
-        sent = 0
-        unheard = False  # What became of an earlier attempt is not known.
-
-        def bind(channel: grpc.aio.Channel) -> Any:
-            nonlocal sent
-            sent += 1
-            return getattr(stub(channel), method)
-
-        attempt = 0
-        while True:
-            remaining = deadline - now_ms()
-            if changes:
-                request.timeout_ms = max(1, int(min(remaining, self.config.request_timeout_ms)))
-            try:
-                return judge(
-                    await self._cluster.ask_any(
-                        bind,
-                        request,
-                        what=f"{stub.__name__.removesuffix('Stub')}.{method}",
-                        timeout_ms=remaining,
-                        attempt_ms=self.config.request_timeout_ms if changes else _READ_MS,
-                        once=changes,
-                    )
-                )
-            except PenstockError as error:
-                pause = self._cluster.backoff.delay_ms(attempt)
-                # The broker asked may be a moment behind; thrice is sure.
-                unknown = isinstance(error, UnknownTopicOrPartitionError) and attempt >= 2
-                if unknown or not error.retriable or now_ms() + pause >= deadline:
-                    if changes and unheard:
-                        error.add_note(
-                            f"the request was sent {sent} times, because an earlier answer did "
-                            "not come; it may have taken effect then"
-                        )
-                    raise
-                unheard = unheard or isinstance(error, _FATE_UNKNOWN)
-                attempt += 1
-            await asyncio.sleep(pause / 1000)
-
-    async def _ask_coordinator(
-        self, group_id: str, method: str, request: Any, judge: Callable[[Any], Any]
-    ) -> Any:
-        self._check_open()
-        return await self._coordinators.call(
-            group_id,
-            lambda channel: getattr(groups_pb2_grpc.GroupsStub(channel), method),
-            request,
-            judge,
-            what=f"Groups.{method}",
-            timeout_ms=self.config.default_api_timeout_ms,
-        )
-
     async def _await_visible(self, name: str) -> None:
         """Wait until the cluster shows the topic with a leader for each partition."""
         deadline = now_ms() + min(_VISIBLE_MS, self.config.default_api_timeout_ms)
@@ -486,42 +335,15 @@ class AsyncAdminClient:
                     return
             await asyncio.sleep(0.02)
 
-    def _check_open(self) -> None:
-        self._guard.check()
-        if self._closed:
-            raise ClientClosedError("the admin client is closed")
-
 
 def _all_described(
     response: metadata_pb2.DescribeTopicsResponse,
 ) -> metadata_pb2.DescribeTopicsResponse:
     for entry in response.topics:
-        _raise_if_error(entry)
+        raise_if_error(entry)
     return response
-
-
-def _only(entries: Sequence[Any]) -> Any:
-    """The one entry of an answer to a question about one thing. Raises its error."""
-    if len(entries) != 1:
-        raise InvalidRequestError(f"the broker answered {len(entries)} entries where 1 was asked")
-    _raise_if_error(entries[0])
-    return entries[0]
-
-
-def _checked(response: Any) -> Any:
-    _raise_if_error(response)
-    return response
-
-
-def _raise_if_error(message: Any) -> None:
-    if message.HasField("error"):
-        raise error_from_proto(message.error)
 
 
 def _assignments(replicas: Sequence[Sequence[int]]) -> list[cluster_pb2.ReplicaAssignment]:
     checked = arguments.assignments(replicas)
     return [cluster_pb2.ReplicaAssignment(replicas=nodes) for nodes in checked]
-
-
-def _named(partitions: Iterable[TopicPartition]) -> list[common_pb2.TopicPartition]:
-    return [admin_values.partition_proto(entry) for entry in arguments.partitions(partitions)]

@@ -258,6 +258,20 @@ def assignments(value: Any, name: str = "replica_assignments") -> list[list[int]
     ]
 
 
+def reassignments(value: Any) -> dict[TopicPartition, list[int]]:
+    """Node ids by partition; None (or none) cancels."""
+    wanted = "partitions to lists of node ids, or to None"
+    return {
+        (where := partition(key)): []
+        if replicas is None
+        else [
+            whole_number("a node id", node, 0, MAX_INT32)
+            for node in each(f"reassignments[{where}]", replicas, "node ids")
+        ]
+        for key, replicas in mapping("reassignments", value, wanted).items()
+    }
+
+
 def listener(value: Any) -> RebalanceListener | None:
     """Who hears of rebalances, or None."""
     missing = (

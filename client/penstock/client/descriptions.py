@@ -91,6 +91,35 @@ class ConfigEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaProgress:
+    """A replica of a partition that moves.
+
+    ``log_end_offset`` and ``lag`` (offsets that it lacks of the leader's log) are -1 while the
+    leader does not know them.
+    """
+
+    node_id: int
+    in_sync: bool
+    log_end_offset: int
+    lag: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionReassignment:
+    """A partition on its way to the replicas ``target``, the preferred leader first.
+
+    It is there when every one of ``adding`` is in sync, and then ``removing`` leave.
+    """
+
+    partition: TopicPartition
+    target: tuple[int, ...]
+    adding: tuple[int, ...]
+    removing: tuple[int, ...]
+    leader: int
+    replicas: tuple[ReplicaProgress, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class GroupListing:
     """A group in brief. ``state`` is empty, assigning, reconciling or stable."""
 

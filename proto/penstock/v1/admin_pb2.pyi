@@ -66,8 +66,11 @@ class AlterReassignmentsRequest(google.protobuf.message.Message):
 
     REASSIGNMENTS_FIELD_NUMBER: builtins.int
     TIMEOUT_MS_FIELD_NUMBER: builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: builtins.int
     timeout_ms: builtins.int
     """How long to wait for the controller."""
+    validate_only: builtins.bool
+    """Check only: nothing changes."""
     @property
     def reassignments(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PartitionReassignment]:
         """One entry a partition."""
@@ -77,8 +80,9 @@ class AlterReassignmentsRequest(google.protobuf.message.Message):
         *,
         reassignments: collections.abc.Iterable[global___PartitionReassignment] | None = ...,
         timeout_ms: builtins.int = ...,
+        validate_only: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["reassignments", b"reassignments", "timeout_ms", b"timeout_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["reassignments", b"reassignments", "timeout_ms", b"timeout_ms", "validate_only", b"validate_only"]) -> None: ...
 
 global___AlterReassignmentsRequest = AlterReassignmentsRequest
 
@@ -92,6 +96,10 @@ class PartitionReassignment(google.protobuf.message.Message):
     REPLICAS_FIELD_NUMBER: builtins.int
     ADDING_REPLICAS_FIELD_NUMBER: builtins.int
     REMOVING_REPLICAS_FIELD_NUMBER: builtins.int
+    LEADER_FIELD_NUMBER: builtins.int
+    PROGRESS_FIELD_NUMBER: builtins.int
+    leader: builtins.int
+    """The leader's node id, or -1 (answers only)."""
     @property
     def partition(self) -> penstock.v1.common_pb2.TopicPartition:
         """Which partition."""
@@ -108,6 +116,10 @@ class PartitionReassignment(google.protobuf.message.Message):
     def removing_replicas(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Replicas that are being removed (answers only)."""
 
+    @property
+    def progress(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ReplicaProgress]:
+        """Every replica, those being added among them (answers only)."""
+
     def __init__(
         self,
         *,
@@ -115,11 +127,43 @@ class PartitionReassignment(google.protobuf.message.Message):
         replicas: collections.abc.Iterable[builtins.int] | None = ...,
         adding_replicas: collections.abc.Iterable[builtins.int] | None = ...,
         removing_replicas: collections.abc.Iterable[builtins.int] | None = ...,
+        leader: builtins.int = ...,
+        progress: collections.abc.Iterable[global___ReplicaProgress] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["partition", b"partition"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["adding_replicas", b"adding_replicas", "partition", b"partition", "removing_replicas", b"removing_replicas", "replicas", b"replicas"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adding_replicas", b"adding_replicas", "leader", b"leader", "partition", b"partition", "progress", b"progress", "removing_replicas", b"removing_replicas", "replicas", b"replicas"]) -> None: ...
 
 global___PartitionReassignment = PartitionReassignment
+
+@typing.final
+class ReplicaProgress(google.protobuf.message.Message):
+    """ReplicaProgress is how far one replica of a moving partition is."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: builtins.int
+    IN_SYNC_FIELD_NUMBER: builtins.int
+    LOG_END_OFFSET_FIELD_NUMBER: builtins.int
+    LAG_FIELD_NUMBER: builtins.int
+    node_id: builtins.int
+    """The node id."""
+    in_sync: builtins.bool
+    """It is in the in-sync set."""
+    log_end_offset: builtins.int
+    """Its log end offset as the leader knows it, or -1: only the leader's broker knows."""
+    lag: builtins.int
+    """How many offsets it lacks of the leader's log, or -1."""
+    def __init__(
+        self,
+        *,
+        node_id: builtins.int = ...,
+        in_sync: builtins.bool = ...,
+        log_end_offset: builtins.int = ...,
+        lag: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["in_sync", b"in_sync", "lag", b"lag", "log_end_offset", b"log_end_offset", "node_id", b"node_id"]) -> None: ...
+
+global___ReplicaProgress = ReplicaProgress
 
 @typing.final
 class AlterReassignmentsResponse(google.protobuf.message.Message):

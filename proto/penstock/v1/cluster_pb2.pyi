@@ -157,6 +157,7 @@ class PartitionRecord(google.protobuf.message.Message):
     ADDING_REPLICAS_FIELD_NUMBER: builtins.int
     REMOVING_REPLICAS_FIELD_NUMBER: builtins.int
     LEADER_RECOVERING_FIELD_NUMBER: builtins.int
+    TARGET_REPLICAS_FIELD_NUMBER: builtins.int
     topic_id: builtins.bytes
     """The topic's 16-byte id."""
     partition: builtins.int
@@ -189,6 +190,12 @@ class PartitionRecord(google.protobuf.message.Message):
     def removing_replicas(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Replicas being removed by a reassignment."""
 
+    @property
+    def target_replicas(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """The replicas that a reassignment leads to, in order; empty while there is none. Until it is
+        done, replicas are those from before in their order, and adding_replicas after them.
+        """
+
     def __init__(
         self,
         *,
@@ -203,8 +210,9 @@ class PartitionRecord(google.protobuf.message.Message):
         adding_replicas: collections.abc.Iterable[builtins.int] | None = ...,
         removing_replicas: collections.abc.Iterable[builtins.int] | None = ...,
         leader_recovering: builtins.bool = ...,
+        target_replicas: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adding_replicas", b"adding_replicas", "elr", b"elr", "isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "leader_recovering", b"leader_recovering", "partition", b"partition", "partition_epoch", b"partition_epoch", "removing_replicas", b"removing_replicas", "replicas", b"replicas", "topic_id", b"topic_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adding_replicas", b"adding_replicas", "elr", b"elr", "isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "leader_recovering", b"leader_recovering", "partition", b"partition", "partition_epoch", b"partition_epoch", "removing_replicas", b"removing_replicas", "replicas", b"replicas", "target_replicas", b"target_replicas", "topic_id", b"topic_id"]) -> None: ...
 
 global___PartitionRecord = PartitionRecord
 
@@ -326,6 +334,7 @@ class Command(google.protobuf.message.Message):
     ALTER_PARTITION_FIELD_NUMBER: builtins.int
     ALLOCATE_PRODUCER_IDS_FIELD_NUMBER: builtins.int
     ELECT_LEADERS_FIELD_NUMBER: builtins.int
+    ALTER_REASSIGNMENTS_FIELD_NUMBER: builtins.int
     controller_epoch: builtins.int
     """The Raft term of the controller that proposed it; an older one than the state's is refused
     on apply.
@@ -386,6 +395,10 @@ class Command(google.protobuf.message.Message):
     def elect_leaders(self) -> global___ElectLeadersCommand:
         """Leaders are elected by request or by the balancer."""
 
+    @property
+    def alter_reassignments(self) -> global___AlterReassignmentsCommand:
+        """Replicas are moved, or stay where they were. Since metadata.version 2."""
+
     def __init__(
         self,
         *,
@@ -404,10 +417,11 @@ class Command(google.protobuf.message.Message):
         alter_partition: global___AlterPartitionCommand | None = ...,
         allocate_producer_ids: global___AllocateProducerIdsCommand | None = ...,
         elect_leaders: global___ElectLeadersCommand | None = ...,
+        alter_reassignments: global___AlterReassignmentsCommand | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_partition", b"alter_partition", "alter_topic_configs", b"alter_topic_configs", "become_controller", b"become_controller", "body", b"body", "controlled_shutdown", b"controlled_shutdown", "create_partitions", b"create_partitions", "create_topic", b"create_topic", "delete_topic", b"delete_topic", "elect_leaders", b"elect_leaders", "fence_broker", b"fence_broker", "register_broker", b"register_broker", "unfence_broker", b"unfence_broker", "unregister_broker", b"unregister_broker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_partition", b"alter_partition", "alter_topic_configs", b"alter_topic_configs", "become_controller", b"become_controller", "body", b"body", "controlled_shutdown", b"controlled_shutdown", "controller_epoch", b"controller_epoch", "create_partitions", b"create_partitions", "create_topic", b"create_topic", "delete_topic", b"delete_topic", "elect_leaders", b"elect_leaders", "fence_broker", b"fence_broker", "register_broker", b"register_broker", "sequence", b"sequence", "unfence_broker", b"unfence_broker", "unregister_broker", b"unregister_broker"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["become_controller", "register_broker", "unregister_broker", "unfence_broker", "fence_broker", "controlled_shutdown", "create_topic", "delete_topic", "create_partitions", "alter_topic_configs", "alter_partition", "allocate_producer_ids", "elect_leaders"] | None: ...
+    def HasField(self, field_name: typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_partition", b"alter_partition", "alter_reassignments", b"alter_reassignments", "alter_topic_configs", b"alter_topic_configs", "become_controller", b"become_controller", "body", b"body", "controlled_shutdown", b"controlled_shutdown", "create_partitions", b"create_partitions", "create_topic", b"create_topic", "delete_topic", b"delete_topic", "elect_leaders", b"elect_leaders", "fence_broker", b"fence_broker", "register_broker", b"register_broker", "unfence_broker", b"unfence_broker", "unregister_broker", b"unregister_broker"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_partition", b"alter_partition", "alter_reassignments", b"alter_reassignments", "alter_topic_configs", b"alter_topic_configs", "become_controller", b"become_controller", "body", b"body", "controlled_shutdown", b"controlled_shutdown", "controller_epoch", b"controller_epoch", "create_partitions", b"create_partitions", "create_topic", b"create_topic", "delete_topic", b"delete_topic", "elect_leaders", b"elect_leaders", "fence_broker", b"fence_broker", "register_broker", b"register_broker", "sequence", b"sequence", "unfence_broker", b"unfence_broker", "unregister_broker", b"unregister_broker"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["become_controller", "register_broker", "unregister_broker", "unfence_broker", "fence_broker", "controlled_shutdown", "create_topic", "delete_topic", "create_partitions", "alter_topic_configs", "alter_partition", "allocate_producer_ids", "elect_leaders", "alter_reassignments"] | None: ...
 
 global___Command = Command
 
@@ -425,6 +439,7 @@ class CommandResult(google.protobuf.message.Message):
     ALLOCATE_PRODUCER_IDS_FIELD_NUMBER: builtins.int
     CONTROLLED_SHUTDOWN_FIELD_NUMBER: builtins.int
     ELECT_LEADERS_FIELD_NUMBER: builtins.int
+    ALTER_REASSIGNMENTS_FIELD_NUMBER: builtins.int
     index: builtins.int
     """The index that the command was applied at; in an answer to ExecuteAdmin, the index at which
     its effect can be seen, which is an earlier one when it changed nothing.
@@ -457,6 +472,10 @@ class CommandResult(google.protobuf.message.Message):
     def elect_leaders(self) -> global___ElectLeadersResult:
         """For ElectLeadersCommand."""
 
+    @property
+    def alter_reassignments(self) -> global___AlterReassignmentsResult:
+        """For AlterReassignmentsCommand."""
+
     def __init__(
         self,
         *,
@@ -468,10 +487,11 @@ class CommandResult(google.protobuf.message.Message):
         allocate_producer_ids: global___AllocateProducerIdsResult | None = ...,
         controlled_shutdown: global___ControlledShutdownResult | None = ...,
         elect_leaders: global___ElectLeadersResult | None = ...,
+        alter_reassignments: global___AlterReassignmentsResult | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_partition", b"alter_partition", "body", b"body", "controlled_shutdown", b"controlled_shutdown", "create_topic", b"create_topic", "elect_leaders", b"elect_leaders", "error", b"error", "register_broker", b"register_broker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_partition", b"alter_partition", "body", b"body", "controlled_shutdown", b"controlled_shutdown", "create_topic", b"create_topic", "elect_leaders", b"elect_leaders", "error", b"error", "index", b"index", "register_broker", b"register_broker"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["register_broker", "create_topic", "alter_partition", "allocate_producer_ids", "controlled_shutdown", "elect_leaders"] | None: ...
+    def HasField(self, field_name: typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_partition", b"alter_partition", "alter_reassignments", b"alter_reassignments", "body", b"body", "controlled_shutdown", b"controlled_shutdown", "create_topic", b"create_topic", "elect_leaders", b"elect_leaders", "error", b"error", "register_broker", b"register_broker"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_partition", b"alter_partition", "alter_reassignments", b"alter_reassignments", "body", b"body", "controlled_shutdown", b"controlled_shutdown", "create_topic", b"create_topic", "elect_leaders", b"elect_leaders", "error", b"error", "index", b"index", "register_broker", b"register_broker"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["register_broker", "create_topic", "alter_partition", "allocate_producer_ids", "controlled_shutdown", "elect_leaders", "alter_reassignments"] | None: ...
 
 global___CommandResult = CommandResult
 
@@ -485,17 +505,23 @@ class BecomeControllerCommand(google.protobuf.message.Message):
 
     CONTROLLER_ID_FIELD_NUMBER: builtins.int
     CLUSTER_ID_FIELD_NUMBER: builtins.int
+    METADATA_VERSION_FIELD_NUMBER: builtins.int
     controller_id: builtins.int
     """The controller's node id."""
     cluster_id: builtins.str
     """The cluster id that the controller's disk was formatted with."""
+    metadata_version: builtins.int
+    """The feature level that a new cluster starts with: what the first controller's software knows,
+    0 for 1. In a cluster that has had a controller it has no meaning.
+    """
     def __init__(
         self,
         *,
         controller_id: builtins.int = ...,
         cluster_id: builtins.str = ...,
+        metadata_version: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cluster_id", b"cluster_id", "controller_id", b"controller_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cluster_id", b"cluster_id", "controller_id", b"controller_id", "metadata_version", b"metadata_version"]) -> None: ...
 
 global___BecomeControllerCommand = BecomeControllerCommand
 
@@ -1156,3 +1182,102 @@ class ElectLeadersEntryResult(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["error", b"error", "leader", b"leader"]) -> None: ...
 
 global___ElectLeadersEntryResult = ElectLeadersEntryResult
+
+@typing.final
+class AlterReassignmentsCommand(google.protobuf.message.Message):
+    """AlterReassignmentsCommand begins, changes and cancels reassignments (KIP-455)."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PARTITIONS_FIELD_NUMBER: builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: builtins.int
+    validate_only: builtins.bool
+    """Check only: nothing changes."""
+    @property
+    def partitions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ReassignmentEntry]:
+        """One entry a partition."""
+
+    def __init__(
+        self,
+        *,
+        partitions: collections.abc.Iterable[global___ReassignmentEntry] | None = ...,
+        validate_only: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["partitions", b"partitions", "validate_only", b"validate_only"]) -> None: ...
+
+global___AlterReassignmentsCommand = AlterReassignmentsCommand
+
+@typing.final
+class ReassignmentEntry(google.protobuf.message.Message):
+    """ReassignmentEntry says where one partition's replicas shall be."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TOPIC_ID_FIELD_NUMBER: builtins.int
+    PARTITION_FIELD_NUMBER: builtins.int
+    REPLICAS_FIELD_NUMBER: builtins.int
+    topic_id: builtins.bytes
+    """The topic's 16-byte id."""
+    partition: builtins.int
+    """The number."""
+    @property
+    def replicas(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """The replicas wanted, the preferred leader first; none cancels."""
+
+    def __init__(
+        self,
+        *,
+        topic_id: builtins.bytes = ...,
+        partition: builtins.int = ...,
+        replicas: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["partition", b"partition", "replicas", b"replicas", "topic_id", b"topic_id"]) -> None: ...
+
+global___ReassignmentEntry = ReassignmentEntry
+
+@typing.final
+class AlterReassignmentsResult(google.protobuf.message.Message):
+    """AlterReassignmentsResult answers for each partition."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PARTITIONS_FIELD_NUMBER: builtins.int
+    @property
+    def partitions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___AlterReassignmentsEntryResult]:
+        """One entry a partition, in the command's order."""
+
+    def __init__(
+        self,
+        *,
+        partitions: collections.abc.Iterable[global___AlterReassignmentsEntryResult] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["partitions", b"partitions"]) -> None: ...
+
+global___AlterReassignmentsResult = AlterReassignmentsResult
+
+@typing.final
+class AlterReassignmentsEntryResult(google.protobuf.message.Message):
+    """AlterReassignmentsEntryResult is one partition's outcome."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: builtins.int
+    PARTITION_FIELD_NUMBER: builtins.int
+    @property
+    def error(self) -> penstock.v1.common_pb2.Error:
+        """Absent on success."""
+
+    @property
+    def partition(self) -> global___PartitionRecord:
+        """The partition as it is now; absent when it is unknown."""
+
+    def __init__(
+        self,
+        *,
+        error: penstock.v1.common_pb2.Error | None = ...,
+        partition: global___PartitionRecord | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error", "partition", b"partition"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "partition", b"partition"]) -> None: ...
+
+global___AlterReassignmentsEntryResult = AlterReassignmentsEntryResult

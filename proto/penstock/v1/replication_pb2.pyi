@@ -298,3 +298,35 @@ class ReplicaPush(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["base_offset", b"base_offset", "diverging_epoch", b"diverging_epoch", "error", b"error", "high_watermark", b"high_watermark", "leader_epoch", b"leader_epoch", "log_start_offset", b"log_start_offset", "partition", b"partition", "records", b"records"]) -> None: ...
 
 global___ReplicaPush = ReplicaPush
+
+@typing.final
+class LocateRequest(google.protobuf.message.Message):
+    """LocateRequest asks where followers are served."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___LocateRequest = LocateRequest
+
+@typing.final
+class LocateResponse(google.protobuf.message.Message):
+    """LocateResponse says where followers are served."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PORT_FIELD_NUMBER: builtins.int
+    port: builtins.int
+    """The port, on the host that the broker was asked at; 0: this one. A port of its own asks every
+    peer for a certificate, where the one for clients asks nobody (tls.client.auth=none).
+    """
+    def __init__(
+        self,
+        *,
+        port: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["port", b"port"]) -> None: ...
+
+global___LocateResponse = LocateResponse

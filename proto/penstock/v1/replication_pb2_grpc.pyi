@@ -29,6 +29,12 @@ class ReplicationStub:
     ]
     """Fetch carries positions and acknowledgements one way, records and high watermarks the other."""
 
+    Locate: grpc.UnaryUnaryMultiCallable[
+        penstock.v1.replication_pb2.LocateRequest,
+        penstock.v1.replication_pb2.LocateResponse,
+    ]
+    """Locate says where this broker serves Fetch. Whoever reaches the broker may ask."""
+
 class ReplicationAsyncStub:
     """Replication is spoken between brokers: a follower opens one Fetch stream to each broker
     that leads something it follows, states its positions, and from then on the leader drives.
@@ -39,6 +45,12 @@ class ReplicationAsyncStub:
         penstock.v1.replication_pb2.ReplicationFetchResponse,
     ]
     """Fetch carries positions and acknowledgements one way, records and high watermarks the other."""
+
+    Locate: grpc.aio.UnaryUnaryMultiCallable[
+        penstock.v1.replication_pb2.LocateRequest,
+        penstock.v1.replication_pb2.LocateResponse,
+    ]
+    """Locate says where this broker serves Fetch. Whoever reaches the broker may ask."""
 
 class ReplicationServicer(metaclass=abc.ABCMeta):
     """Replication is spoken between brokers: a follower opens one Fetch stream to each broker
@@ -52,5 +64,13 @@ class ReplicationServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[penstock.v1.replication_pb2.ReplicationFetchResponse], collections.abc.AsyncIterator[penstock.v1.replication_pb2.ReplicationFetchResponse]]:
         """Fetch carries positions and acknowledgements one way, records and high watermarks the other."""
+
+    @abc.abstractmethod
+    def Locate(
+        self,
+        request: penstock.v1.replication_pb2.LocateRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[penstock.v1.replication_pb2.LocateResponse, collections.abc.Awaitable[penstock.v1.replication_pb2.LocateResponse]]:
+        """Locate says where this broker serves Fetch. Whoever reaches the broker may ask."""
 
 def add_ReplicationServicer_to_server(servicer: ReplicationServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

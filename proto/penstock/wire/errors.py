@@ -59,6 +59,7 @@ class ErrorCode(enum.IntEnum):
     FENCED_INSTANCE_ID = 82
     ELIGIBLE_LEADERS_NOT_AVAILABLE = 83
     ELECTION_NOT_NEEDED = 84
+    NO_REASSIGNMENT_IN_PROGRESS = 85
     INVALID_RECORD = 87
     PRODUCER_FENCED = 90
     INVALID_UPDATE_VERSION = 95
@@ -378,6 +379,10 @@ class NewLeaderElectedError(
     PenstockError, code=ErrorCode.NEW_LEADER_ELECTED, refresh_metadata=True
 ):
     """The change took effect and elected another leader."""
+
+
+class NoReassignmentInProgressError(PenstockError, code=ErrorCode.NO_REASSIGNMENT_IN_PROGRESS):
+    """There is no reassignment of the partition to cancel."""
 
 
 class FencedMemberEpochError(PenstockError, code=ErrorCode.FENCED_MEMBER_EPOCH):

@@ -12,7 +12,7 @@ import structlog
 
 from penstock.raft_meta.config import ControllerConfig
 from penstock.raft_meta.core.active_controller import ActiveController
-from penstock.raft_meta.core.cluster_state import ClusterState
+from penstock.raft_meta.core.cluster_state import METADATA_VERSION, ClusterState
 from penstock.raft_meta.core.controller_events import (
     BecameActive,
     CommandApplied,
@@ -148,7 +148,9 @@ class ControllerShell:
             self._epoch = leadership.term
             self._sequence = 0
             claim = cluster_pb2.BecomeControllerCommand(
-                controller_id=self._config.node_id, cluster_id=self._config.cluster_id
+                controller_id=self._config.node_id,
+                cluster_id=self._config.cluster_id,
+                metadata_version=METADATA_VERSION,
             )
             command = cluster_pb2.Command(controller_epoch=self._epoch, become_controller=claim)
             self._claim = command.SerializeToString()

@@ -29,6 +29,8 @@ class ControllerConfig:
     """Where the Raft and Controller services listen; port 0 takes a free one."""
     voters: Mapping[int, Address]
     """Every voter by node id, this one too: where the others reach it."""
+    insecure_allowed: bool = False
+    """Whether ``listen`` may be an address that other machines reach although there is no TLS."""
     election_timeout_min_ms: int = 500
     """A follower waits at least this long in silence before it asks to be elected."""
     election_timeout_max_ms: int = 1000

@@ -3,32 +3,48 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import structlog
 from grpc import aio
 
 from penstock.raft_meta.active import ControllerShell
+from penstock.raft_meta.authentication import PeerAuthentication
 from penstock.raft_meta.config import ControllerConfig
+from penstock.raft_meta.credentials import NodeTls
+from penstock.raft_meta.exposure import check_exposure
+from penstock.raft_meta.guarding import Guarded, NodesOnly, Speaker
+from penstock.raft_meta.listening import bind
 from penstock.raft_meta.quorum import QuorumStatus
 from penstock.raft_meta.raft_quorum import RaftQuorum
 from penstock.raft_meta.service import ControllerServicer
 from penstock.v1 import controller_pb2_grpc, raft_pb2_grpc
-from penstock.wire.errors import AddressInUseError
 from penstock.wire.transport import SERVER_OPTIONS, format_address
 
 log = structlog.get_logger()
 
 _STOP_GRACE_S: Final = 0.2
 
+_SPEAKERS: Final[Mapping[str, Speaker]] = {
+    "RegisterBroker": lambda request: int(request.registration.node_id),
+    "Heartbeat": lambda request: int(request.node_id),
+    "AlterPartition": lambda request: int(request.change.node_id),
+    "AllocateProducerIds": lambda request: int(request.allocation.node_id),
+    "WatchMetadata": lambda request: int(request.node_id),
+}
+"""Who speaks, by method of the Controller service: under TLS it must be that node. A Raft stream
+says it in its hello, which the link checks. The rest is what any node may ask."""
+
 
 class ControllerServer:
     """One controller process' part. Start, serve, stop, on one event loop; not to be restarted."""
 
-    def __init__(self, config: ControllerConfig) -> None:
+    def __init__(self, config: ControllerConfig, tls: NodeTls | None = None) -> None:
         self._config = config
+        self._tls = tls
         self._shell = ControllerShell(config)
-        self._quorum = RaftQuorum(config, self._shell)
+        self._quorum = RaftQuorum(config, self._shell, tls)
         self._shell.bind(self._quorum)
         self._server: aio.Server | None = None
         self.port = config.listen[1]
@@ -36,23 +52,21 @@ class ControllerServer:
     async def start(self) -> None:
         """Listen and take part in the quorum. Nothing is left open when it raises.
 
-        Raises AddressInUseError, or DataDirectoryError for a directory that is not ours or is
-        damaged. Returns before there is a leader.
+        Raises AddressInUseError, ConfigurationError for an address that needs TLS and has none,
+        or DataDirectoryError for a directory that is not ours or is damaged. Returns before there
+        is a leader.
         """
+        config, tls = self._config, self._tls
+        check_exposure(config.listen, tls=tls is not None, insecure_allowed=config.insecure_allowed)
         server = aio.server(options=SERVER_OPTIONS)
-        address = format_address(*self._config.listen)
-        try:
-            self.port = server.add_insecure_port(address)
-        except RuntimeError:
-            self.port = 0
-        if not self.port:
-            raise AddressInUseError(
-                f"cannot listen on {address}: another process uses the port, or the address is "
-                "not this machine's; change controller.listen or stop the other process"
-            )
-        raft_pb2_grpc.add_RaftServicer_to_server(self._quorum.link, server)
+        self.port = bind(server, config.listen, setting="controller.listen", tls=tls)
+        authentication = PeerAuthentication(config.cluster_id, tls=tls is not None)
+        guarded: Any = Guarded(
+            server, NodesOnly(authentication, _SPEAKERS)
+        )  # What the generated code calls of a server.
+        raft_pb2_grpc.add_RaftServicer_to_server(self._quorum.link, guarded)
         controller_pb2_grpc.add_ControllerServicer_to_server(
-            ControllerServicer(self._config, self._shell, self._quorum), server
+            ControllerServicer(config, self._shell, self._quorum), guarded
         )
         self._server = server
         try:

@@ -16,9 +16,11 @@ import grpc
 import structlog
 from grpc import aio
 
+from penstock.raft_meta.authentication import PeerAuthentication
 from penstock.raft_meta.config import Address
+from penstock.raft_meta.connecting import NodeConnector
 from penstock.v1 import raft_pb2, raft_pb2_grpc
-from penstock.wire.transport import CHANNEL_OPTIONS, format_address
+from penstock.wire.transport import format_address
 
 log = structlog.get_logger()
 
@@ -26,6 +28,9 @@ QUEUE_BYTES: Final = 32 * 1024 * 1024
 """What may wait for one peer. Beyond it messages are dropped, as by a network."""
 _BACKOFF_MIN_S: Final = 0.05
 _BACKOFF_MAX_S: Final = 1.0
+_CONNECT_S: Final = 5.0
+"""After so long without a connection its reason is told, and the certificate is looked at again:
+a peer may have refused an old one."""
 
 Message = raft_pb2.RaftExchangeRequest
 
@@ -33,14 +38,18 @@ Message = raft_pb2.RaftExchangeRequest
 class _Outlet:
     """The stream to one peer. Keeps it open; drops what was meant for an earlier one."""
 
-    def __init__(self, peer: int, address: Address, hello: Message) -> None:
+    def __init__(
+        self, peer: int, address: Address, hello: Message, connector: NodeConnector
+    ) -> None:
         self._peer = peer
+        self._address = format_address(*address)
+        self._connector = connector
         self._hello = hello
         self._queue: deque[Message] = deque()
         self._queued_bytes = 0
         self._news = asyncio.Event()
-        self._channel = aio.insecure_channel(format_address(*address), options=CHANNEL_OPTIONS)
-        self._stub = raft_pb2_grpc.RaftStub(self._channel)
+        self._credentials = connector.credentials()
+        self._channel = connector.open(self._address, peer)
         self._complaint = ""
         self._task = asyncio.create_task(self._keep_open(), name=f"raft to {peer}")
 
@@ -69,14 +78,29 @@ class _Outlet:
                 backoff_s = _BACKOFF_MIN_S
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
             backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
+            await self._renew_channel()
+
+    async def _renew_channel(self) -> None:
+        """Connect with the certificate that the files hold now, if they have changed."""
+        credentials = self._connector.credentials()
+        if credentials is not self._credentials:
+            await self._channel.close(None)
+            self._credentials = credentials
+            self._channel = self._connector.open(self._address, self._peer)
 
     async def _stream(self) -> None:
         """Send what comes until the stream ends, and raise why it did."""
         # A peer that is down costs nothing: the call waits for the connection.
-        call: Any = self._stub.Exchange(wait_for_ready=True)  # type: ignore[call-arg]  # So are the stubs.
+        stub = raft_pb2_grpc.RaftStub(self._channel)
+        call: Any = stub.Exchange(wait_for_ready=True)  # type: ignore[call-arg]  # So are the stubs.
         call.add_done_callback(lambda _call: self._news.set())
         try:
-            await call.write(self._hello)
+            try:
+                async with asyncio.timeout(_CONNECT_S):
+                    await call.write(self._hello)
+            except TimeoutError:
+                await self._tell_why_not_connected(stub)
+                return
             self._queue.clear()  # Older than the connection: Raft has newer ones by now.
             self._queued_bytes = 0
             while not call.done():
@@ -88,6 +112,16 @@ class _Outlet:
                 self._news.clear()
                 if not call.done():
                     await self._news.wait()
+            await call
+        finally:
+            call.cancel()
+
+    async def _tell_why_not_connected(self, stub: raft_pb2_grpc.RaftStub) -> None:
+        """Raise what keeps the channel from connecting: a call that waits is not told."""
+        call: Any = stub.Exchange()  # type: ignore[call-arg]  # As above.
+        try:
+            await call.write(self._hello)
+            await call.done_writing()
             await call
         finally:
             call.cancel()
@@ -112,12 +146,16 @@ class RaftLink(raft_pb2_grpc.RaftServicer):
         node_id: int,
         cluster_id: str,
         voters: Mapping[int, Address],
+        connector: NodeConnector,
+        authentication: PeerAuthentication,
         on_message: Callable[[int, Message], None],
         on_lost: Callable[[int], None],
     ) -> None:
         self._node_id = node_id
         self._cluster_id = cluster_id
         self._peers = {peer: address for peer, address in voters.items() if peer != node_id}
+        self._connector = connector
+        self._authentication = authentication
         self._on_message = on_message
         self._on_lost = on_lost
         self._outlets: dict[int, _Outlet] = {}
@@ -130,7 +168,7 @@ class RaftLink(raft_pb2_grpc.RaftServicer):
             hello = raft_pb2.RaftHello(
                 cluster_id=self._cluster_id, node_id=self._node_id, receiver_node_id=peer
             )
-            self._outlets[peer] = _Outlet(peer, address, Message(hello=hello))
+            self._outlets[peer] = _Outlet(peer, address, Message(hello=hello), self._connector)
 
     async def stop(self) -> None:
         """Close every stream to a peer."""
@@ -167,9 +205,12 @@ class RaftLink(raft_pb2_grpc.RaftServicer):
         except StopAsyncIteration:
             first = Message()
         hello = first.hello
-        refusal = ""
+        refusal, status = "", grpc.StatusCode.FAILED_PRECONDITION
+        forged = self._authentication.identify(context).refusal(hello.node_id)
         if not first.HasField("hello"):
             refusal = "a Raft stream begins with a hello"
+        elif forged is not None:
+            refusal, status = forged.reason, forged.status
         elif hello.cluster_id != self._cluster_id:
             refusal = (
                 f"node {hello.node_id} is of cluster {hello.cluster_id!r}, and this controller of "
@@ -186,5 +227,5 @@ class RaftLink(raft_pb2_grpc.RaftServicer):
             if refusal not in self._refused and len(self._refused) < 100:
                 self._refused.add(refusal)
                 log.warning("raft stream refused", reason=refusal, peer=context.peer())
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, refusal)
+            await context.abort(status, refusal)
         return int(hello.node_id)

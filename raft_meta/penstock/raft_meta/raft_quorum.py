@@ -15,7 +15,10 @@ from typing import Any, Final
 
 import structlog
 
+from penstock.raft_meta.authentication import PeerAuthentication
 from penstock.raft_meta.config import ControllerConfig
+from penstock.raft_meta.connecting import NodeConnector
+from penstock.raft_meta.credentials import NodeTls
 from penstock.raft_meta.driver import VoterThread
 from penstock.raft_meta.elections import RaftTiming
 from penstock.raft_meta.guard import MAX_COMMAND_BYTES
@@ -59,7 +62,9 @@ class RaftQuorum:
     is the loop's alone.
     """
 
-    def __init__(self, config: ControllerConfig, machine: StateMachine) -> None:
+    def __init__(
+        self, config: ControllerConfig, machine: StateMachine, tls: NodeTls | None = None
+    ) -> None:
         self._config = config
         self._machine = machine
         self._tokens = itertools.count()
@@ -76,6 +81,8 @@ class RaftQuorum:
             node_id=config.node_id,
             cluster_id=config.cluster_id,
             voters=config.voters,
+            connector=NodeConnector(tls),
+            authentication=PeerAuthentication(config.cluster_id, tls=tls is not None),
             on_message=self._on_message,
             on_lost=self._on_peer_lost,
         )

@@ -25,6 +25,7 @@ ADMIN_COMMANDS: Final = frozenset(
         "create_partitions",
         "alter_topic_configs",
         "elect_leaders",
+        "alter_reassignments",
         "unregister_broker",
     }
 )

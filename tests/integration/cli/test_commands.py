@@ -92,6 +92,59 @@ def test_a_topic_is_altered_and_obeys_at_once(dev: DevCluster) -> None:
     assert "next: correct what --config" in errors
 
 
+def test_partitions_move_and_their_leaders_are_elected(dev: DevCluster) -> None:
+    dev.ok("topics", "create", "moving", "--partitions", "3", "--replication-factor", "1")
+    shown = dev.ok("partitions", "reassign", "moving", "--replicas", "1,2,3", "--dry-run")
+    assert "nothing was moved" in shown
+    moves = dev.json("partitions", "reassign", "moving", "--replicas", "1,2,3")
+    assert [move["to"] for move in moves] == [[1, 2, 3], [2, 3, 1], [3, 1, 2]]
+
+    def moved() -> bool:
+        return dev.json("partitions", "reassign", "--list") == []
+
+    wait_until(moved, "the moves are over", 30.0)
+    assert dev.ok("partitions", "reassign", "--list") == "nothing moves\n"
+    (topic,) = dev.json("topics", "describe", "moving")
+    assert [part["replicas"] for part in topic["partitions"]] == [[1, 2, 3], [2, 3, 1], [3, 1, 2]]
+    plan = dev.directory.with_name("plan.json")
+    plan.write_text('{"partitions": [{"topic": "moving", "partition": 0, "replicas": [2, 1, 3]}]}')
+    assert "moving-0" in dev.ok("partitions", "reassign", "--file", str(plan))
+    elected = dev.json("partitions", "elect", "moving:0")
+    assert elected in ([{"topic": "moving", "partition": 0, "leader": 2}], [])
+    (topic,) = dev.json("topics", "describe", "moving")
+    assert topic["partitions"][0]["leader"] == 2
+    dev.ok("partitions", "elect", "moving")
+    (topic,) = dev.json("topics", "describe", "moving")
+    assert [part["leader"] for part in topic["partitions"]] == [2, 2, 3]
+    assert dev.ok("partitions", "elect", "moving") == "no election was needed\n"
+    assert "nothing was cancelled" in dev.ok("partitions", "reassign", "moving", "--cancel")
+
+
+def test_impossible_moves_are_refused(dev: DevCluster) -> None:
+    errors = dev.refused("partitions", "reassign", "orders", "--replicas", "1,9")
+    assert "not registered: [9]" in errors
+    assert "next: choose among the brokers" in errors
+    assert "no topic 'ordes'" in dev.refused(
+        "partitions", "reassign", "ordes", "--replicas", "1,2,3"
+    )
+    assert "no partition orders-77" in dev.refused(
+        "partitions", "reassign", "orders:77", "--replicas", "1,2,3"
+    )
+    for arguments in (
+        ("orders",),
+        ("orders", "--replicas", "1,x"),
+        ("--replicas", "1"),
+        ("orders", "--list", "--cancel"),
+        (":3", "--cancel"),
+    ):
+        dev.refused("partitions", "reassign", *arguments, status=2)
+    plan = dev.directory.with_name("no-plan.json")
+    for text in ("[]", '{"partitions": []}', "junk", '{"partitions": [{"topic": "a"}]}'):
+        plan.write_text(text)
+        assert "wanted" in dev.refused("partitions", "reassign", "--file", str(plan))
+    dev.refused("partitions", "elect", "--unclean", status=2)
+
+
 def test_lines_come_back_as_they_went_in(dev: DevCluster) -> None:
     dev.ok("topics", "create", "lines")
     lines = [f"line {number} äöü \t x" for number in range(500)]

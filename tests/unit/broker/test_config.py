@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.broker.config import NodeConfig, describe_keys
+from penstock.raft_meta.exposure import TlsFiles
 from penstock.wire.errors import ConfigurationError
 
 MINIMAL = """
@@ -73,6 +74,14 @@ def test_foreign_environment_variables_are_left_alone(tmp_path: Path) -> None:
         ("group.min.session.timeout.ms = 2000000", "must not be above group.max.session"),
         ("controller.raft.heartbeat.ms = 400", "controller.raft.heartbeat.ms must be at most half"),
         ("flush = 3\nflush.policy = 'os'", "is not valid TOML"),
+        ("tls.ca = '/ca'", "tls.certificate and tls.key is not set; TLS needs all of tls.ca, tls."),
+        ("tls.key = '/key'", "tls.ca and tls.certificate is not set"),
+        ("tls.client.auth = 'maybe'", "one of required, none is wanted"),
+        ("replication.listen = '127.0.0.1:1'", "is for tls.client.auth=none alone"),
+        ("controller.insecure.allow = 'perhaps'", "'perhaps': true or false is wanted"),
+        ("controller.listen = '0.0.0.0:1'", "can be reached from other machines, and without TLS"),
+        ("controller.listen = 'node-1.example:1'", "set controller.insecure.allow = true"),
+        ("controller.listen = '[::]:1'", r"controller.listen=\[::\]:1 can be reached"),
     ],
 )
 def test_refusals_name_the_key_and_what_is_allowed(
@@ -127,6 +136,35 @@ def test_an_override_must_be_a_pair(tmp_path: Path) -> None:
 def test_a_broker_alone_needs_not_be_a_voter(tmp_path: Path) -> None:
     text = "node.id = 9\nnode.roles='broker'\ndata.dir='/d'\ncontroller.quorum.voters='1@h:1'\n"
     assert NodeConfig.load(write(tmp_path, text)).roles == {"broker"}
+
+
+TLS = "tls.ca = '/ca'\ntls.certificate = '/c'\ntls.key = '/k'\n"
+OPEN = "controller.listen = '0.0.0.0:10092'\n"
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        OPEN + TLS,
+        OPEN + "controller.insecure.allow = true\n",
+        OPEN + "node.roles = 'broker'\n",
+        "controller.listen = 'localhost:1'\n",
+        "controller.listen = '[::1]:1'\n",
+        "controller.listen = '127.1.2.3:1'\n",
+    ],
+)
+def test_where_a_controller_may_listen(tmp_path: Path, extra: str) -> None:
+    assert NodeConfig.load(write(tmp_path, MINIMAL + extra))
+
+
+def test_tls_files_and_where_followers_are_served(tmp_path: Path) -> None:
+    assert NodeConfig.load(write(tmp_path, MINIMAL)).tls_files is None
+    config = NodeConfig.load(write(tmp_path, MINIMAL + TLS + "broker.listen = '127.0.0.2:1'\n"))
+    assert config.tls_files == TlsFiles(Path("/ca"), Path("/c"), Path("/k"))
+    assert config.replication_address == ("127.0.0.2", 0)
+    more = "tls.client.auth = 'none'\nreplication.listen = '127.0.0.1:5'\n"
+    config = NodeConfig.load(write(tmp_path, MINIMAL + TLS + more))
+    assert config.replication_address == ("127.0.0.1", 5)
 
 
 def test_every_key_says_what_it_does() -> None:

@@ -11,6 +11,7 @@ from grpc import aio
 
 from penstock.broker.controller_link import BrokerIdentity, ControllerLink
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage
+from penstock.raft_meta.connecting import NodeConnector
 from penstock.v1 import cluster_pb2, controller_pb2, controller_pb2_grpc
 from penstock.wire.errors import (
     BrokerFencedError,
@@ -146,6 +147,7 @@ class Bench:
             BrokerIdentity("c", 1, "127.0.0.1", 1234, "", -1),
             {node: ("127.0.0.1", one.port) for node, one in self.controllers.items()},
             self.image,
+            connector=NodeConnector(None),
             heartbeat_interval_ms=20,
             session_timeout_ms=1000,
             on_change=self.changes.append,

@@ -13,8 +13,8 @@ from grpc import StatusCode, aio
 
 from penstock.broker.metrics import BrokerMetrics
 from penstock.broker.service.log import LogServicer
-from penstock.broker.service.malformed import Guarded
 from penstock.broker.service.metadata import MetadataServicer
+from penstock.raft_meta.guarding import Guarded
 from penstock.v1 import log_pb2, metadata_pb2, replication_pb2
 from penstock.v1.log_pb2_grpc import LogStub, add_LogServicer_to_server
 from penstock.v1.metadata_pb2_grpc import MetadataStub, add_MetadataServicer_to_server
@@ -33,6 +33,9 @@ class Echo(ReplicationServicer):
     async def Fetch(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]  # As the broker's.
         async for _ in request_iterator:
             await context.write(replication_pb2.ReplicationFetchResponse())
+
+    async def Locate(self, request: Any, context: Any) -> Any:
+        return replication_pb2.LocateResponse()
 
 
 @asynccontextmanager

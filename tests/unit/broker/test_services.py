@@ -320,6 +320,10 @@ async def test_a_watcher_is_told_what_is_and_what_changes() -> None:
 # ------------------------------------------------------------------------------ Admin
 
 
+def led_nowhere(_: object) -> None:
+    """What a broker that leads nothing knows of replicas."""
+
+
 class FakeControllers:
     """Applies nothing; answers as scripted."""
 
@@ -352,7 +356,7 @@ async def test_a_topic_cannot_be_made_internal_from_outside() -> None:
     controllers = FakeControllers()
     wish = cluster_pb2.CreateTopicCommand(name="t", internal=True, topic_id=b"forged")
     request = admin_pb2.CreateTopicsRequest(topics=[wish])
-    await AdminServicer(image_with(), controllers).CreateTopics(request, None)
+    await AdminServicer(image_with(), controllers, led_nowhere).CreateTopics(request, None)
     sent = controllers.commands[0].create_topic
     assert not sent.internal
     assert len(sent.topic_id) == 16
@@ -368,7 +372,7 @@ async def test_a_repeated_forwarding_that_finds_its_own_topic_succeeded() -> Non
 
     controllers.on_execute = made_by_the_first_try
     request = admin_pb2.CreateTopicsRequest(topics=[cluster_pb2.CreateTopicCommand(name="t")])
-    answer = await AdminServicer(image, controllers).CreateTopics(request, None)
+    answer = await AdminServicer(image, controllers, led_nowhere).CreateTopics(request, None)
     assert not answer.results[0].HasField("error")
 
 
@@ -376,7 +380,9 @@ async def test_a_topic_of_somebody_else_is_a_refusal() -> None:
     controllers = FakeControllers()
     controllers.result.error.CopyFrom(TopicAlreadyExistsError().to_proto())
     request = admin_pb2.CreateTopicsRequest(topics=[cluster_pb2.CreateTopicCommand(name="orders")])
-    answer = await AdminServicer(image_with("orders"), controllers).CreateTopics(request, None)
+    answer = await AdminServicer(image_with("orders"), controllers, led_nowhere).CreateTopics(
+        request, None
+    )
     assert answer.results[0].error.code == ErrorCode.TOPIC_ALREADY_EXISTS
 
 
@@ -390,7 +396,7 @@ async def test_deleting_names_near_topics_and_spares_internal_ones() -> None:
     )
     controllers = FakeControllers()
     request = admin_pb2.DeleteTopicsRequest(names=["order", "__x", "orders"])
-    answer = await AdminServicer(image, controllers).DeleteTopics(request, None)
+    answer = await AdminServicer(image, controllers, led_nowhere).DeleteTopics(request, None)
     assert "did you mean 'orders'?" in answer.results[0].error.message
     assert answer.results[1].error.code == ErrorCode.ACCESS_FORBIDDEN
     assert "AdminClient.delete_groups" in answer.results[1].error.message
@@ -401,7 +407,7 @@ async def test_deleting_names_near_topics_and_spares_internal_ones() -> None:
 async def test_a_lost_controller_is_a_typed_error() -> None:
     controllers = FakeControllers()
     controllers.failure = RequestTimedOutError("no active controller")
-    servicer = AdminServicer(image_with("orders"), controllers)
+    servicer = AdminServicer(image_with("orders"), controllers, led_nowhere)
     request = admin_pb2.DeleteTopicsRequest(names=["orders"])
     answer = await servicer.DeleteTopics(request, None)
     assert answer.results[0].error.code == ErrorCode.REQUEST_TIMED_OUT
@@ -411,7 +417,7 @@ async def test_a_lost_controller_is_a_typed_error() -> None:
 
 async def test_unregistering_a_broker_forwards_the_command_and_its_refusal() -> None:
     controllers = FakeControllers()
-    servicer = AdminServicer(image_with(), controllers)
+    servicer = AdminServicer(image_with(), controllers, led_nowhere)
     request = admin_pb2.UnregisterBrokerRequest(node_id=3)
     assert not (await servicer.UnregisterBroker(request, None)).HasField("error")
     assert controllers.commands[0].unregister_broker.node_id == 3
@@ -422,10 +428,8 @@ async def test_unregistering_a_broker_forwards_the_command_and_its_refusal() -> 
 
 async def test_what_this_version_cannot_do_is_refused_in_words() -> None:
     controllers = FakeControllers()
-    servicer = AdminServicer(image_with("orders"), controllers)
+    servicer = AdminServicer(image_with("orders"), controllers, led_nowhere)
     answers = [
-        await servicer.AlterReassignments(admin_pb2.AlterReassignmentsRequest(), None),
-        await servicer.ListReassignments(admin_pb2.ListReassignmentsRequest(), None),
         await servicer.AlterQuorum(admin_pb2.AlterQuorumRequest(), None),
         await servicer.RaiseMetadataVersion(admin_pb2.RaiseMetadataVersionRequest(), None),
     ]
@@ -434,7 +438,7 @@ async def test_what_this_version_cannot_do_is_refused_in_words() -> None:
 
 
 async def test_configs_show_what_is_in_force_and_why() -> None:
-    servicer = AdminServicer(image_with("orders"), FakeControllers())
+    servicer = AdminServicer(image_with("orders"), FakeControllers(), led_nowhere)
     request = admin_pb2.DescribeConfigsRequest(topics=["orders"])
     answer = await servicer.DescribeConfigs(request, None)
     entries = {entry.key: entry for entry in answer.topics[0].entries}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.broker.core.metadata_image import MetadataImage
-from penstock.raft_meta.core.cluster_state import Applied, ClusterState
+from penstock.raft_meta.core.cluster_state import METADATA_VERSION, Applied, ClusterState
 from penstock.raft_meta.core.model import Partition
 from penstock.v1 import cluster_pb2
 from penstock.wire.errors import error_from_proto
@@ -24,14 +24,19 @@ def incarnation(number: int) -> bytes:
 class Driver:
     """A state with a claimed epoch and a brokers' image that follows its deltas."""
 
-    def __init__(self, brokers: int = 0, racks: dict[int, str] | None = None) -> None:
+    def __init__(
+        self,
+        brokers: int = 0,
+        racks: dict[int, str] | None = None,
+        metadata_version: int = METADATA_VERSION,
+    ) -> None:
         self.state = ClusterState()
         self.image = MetadataImage()
         self.index = 0
         self.sequence = 0
         self.epoch = 0
         self.log: list[tuple[int, bytes]] = []
-        self.claim(1)
+        self.claim(1, metadata_version=metadata_version)
         for node in range(1, brokers + 1):
             self.start(node, rack=(racks or {}).get(node, ""))
 
@@ -43,8 +48,16 @@ class Driver:
             assert self.image.apply(applied.delta) is not None
         return applied
 
-    def claim(self, epoch: int, node: int = 1, cluster_id: str = CLUSTER) -> Applied:
-        body = cluster_pb2.BecomeControllerCommand(controller_id=node, cluster_id=cluster_id)
+    def claim(
+        self,
+        epoch: int,
+        node: int = 1,
+        cluster_id: str = CLUSTER,
+        metadata_version: int = METADATA_VERSION,
+    ) -> Applied:
+        body = cluster_pb2.BecomeControllerCommand(
+            controller_id=node, cluster_id=cluster_id, metadata_version=metadata_version
+        )
         command = cluster_pb2.Command(controller_epoch=epoch, become_controller=body)
         applied = self.apply_bytes(command.SerializeToString())
         if not applied.result.HasField("error"):
@@ -118,6 +131,14 @@ class Driver:
             ],
         )
         return self.ok(create_topic=body).create_topic.topic_id
+
+    def move(
+        self, replicas: list[int], *, topic: int = 1, number: int = 0, validate_only: bool = False
+    ) -> cluster_pb2.AlterReassignmentsEntryResult:
+        """Begin or change a reassignment; no replicas cancel it."""
+        body = cluster_pb2.AlterReassignmentsCommand(validate_only=validate_only)
+        body.partitions.add(topic_id=topic_id(topic), partition=number, replicas=replicas)
+        return self.ok(alter_reassignments=body).alter_reassignments.partitions[0]
 
     def partition(self, number: int = 0, topic: int = 1) -> Partition:
         found = self.state.partition(topic_id(topic), number)

@@ -5,12 +5,16 @@ from dataclasses import replace
 import pytest
 
 from penstock.raft_meta.core import cluster_state
-from penstock.raft_meta.core.cluster_state import COMMANDS, METADATA_VERSION, ClusterState
+from penstock.raft_meta.core.cluster_state import (
+    COMMANDS,
+    METADATA_VERSION,
+    ClusterState,
+    SoftwareTooOldError,
+)
 from penstock.v1 import cluster_pb2
 from penstock.wire.errors import (
     ErrorCode,
     StorageError,
-    UnsupportedMetadataVersionError,
 )
 from tests.unit.raft_meta_core.metadata_driver import CLUSTER, Driver, incarnation, topic_id
 
@@ -139,12 +143,56 @@ def test_a_command_newer_than_the_metadata_version_is_refused(
     assert driver.state.last_sequence == driver.sequence + 1
 
 
-@pytest.mark.parametrize("version", [0, METADATA_VERSION + 1])
-def test_a_snapshot_of_another_metadata_version_is_refused(version: int) -> None:
+def test_a_snapshot_of_a_newer_metadata_version_is_refused() -> None:
     whole = cluster_pb2.ClusterSnapshot.FromString(Driver().state.snapshot())
-    whole.metadata_version = version
-    with pytest.raises(UnsupportedMetadataVersionError, match="start a newer one"):
+    whole.metadata_version = METADATA_VERSION + 1
+    with pytest.raises(SoftwareTooOldError, match="install a newer Penstock"):
         ClusterState.restore(whole.SerializeToString())
+
+
+def test_a_snapshot_without_a_metadata_version_is_damaged() -> None:
+    whole = cluster_pb2.ClusterSnapshot.FromString(Driver().state.snapshot())
+    whole.metadata_version = 0
+    with pytest.raises(StorageError, match="damaged"):
+        ClusterState.restore(whole.SerializeToString())
+
+
+def first_claim(metadata_version: int) -> bytes:
+    body = cluster_pb2.BecomeControllerCommand(
+        controller_id=1, cluster_id=CLUSTER, metadata_version=metadata_version
+    )
+    return cluster_pb2.Command(controller_epoch=1, become_controller=body).SerializeToString()
+
+
+@pytest.mark.parametrize(("claimed", "in_force"), [(0, 1), (1, 1), (METADATA_VERSION,) * 2])
+def test_a_new_cluster_works_at_the_version_of_its_first_controller(
+    claimed: int, in_force: int
+) -> None:
+    state = ClusterState()
+    state.apply(1, first_claim(claimed))
+    assert state.metadata_version == in_force
+    restored = ClusterState.restore(state.snapshot())
+    assert restored.metadata_version == in_force
+
+
+def test_a_later_controller_does_not_change_the_version() -> None:
+    driver = Driver()
+    driver.claim(2, metadata_version=1)
+    assert driver.state.metadata_version == METADATA_VERSION
+
+
+def test_a_log_of_a_newer_metadata_version_ends_the_process() -> None:
+    state = ClusterState()
+    with pytest.raises(SoftwareTooOldError, match="install a newer Penstock"):
+        state.apply(1, first_claim(METADATA_VERSION + 1))
+
+
+def test_at_an_older_metadata_version_newer_commands_are_refused() -> None:
+    driver = Driver(metadata_version=1)
+    body = cluster_pb2.AlterReassignmentsCommand()
+    refused = driver.run(alter_reassignments=body)
+    assert code(refused) == ErrorCode.UNSUPPORTED_METADATA_VERSION
+    assert "finish the upgrade" in refused.error.message
 
 
 def test_an_index_that_does_not_rise_is_the_engines_fault() -> None:

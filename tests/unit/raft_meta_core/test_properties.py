@@ -72,7 +72,7 @@ class Checked(Driver):
         assert self.state.controller_epoch >= claimed
         for key, now in self.state.all_partitions():
             if key in before:
-                check_step(before[key], now)
+                check_step(before[key], now, applied.result.HasField("alter_reassignments"))
         if applied.result.HasField("allocate_producer_ids"):
             block = applied.result.allocate_producer_ids
             ids = range(block.first_producer_id, block.first_producer_id + block.count)
@@ -81,12 +81,21 @@ class Checked(Driver):
         return applied
 
 
-def check_step(before: Partition, now: Partition) -> None:
-    assert now.replicas == before.replicas
+def check_step(before: Partition, now: Partition, asked: bool) -> None:
+    """``asked``: the command was one that moves partitions."""
+    if not asked:
+        assert now.replicas in (before.replicas, before.target), "moved by nobody's wish"
     assert (now == before) == (now.partition_epoch == before.partition_epoch)
     assert now.partition_epoch - before.partition_epoch in (0, 1)
-    assert now.leader_epoch - before.leader_epoch == (now.leader != before.leader)
-    if now.leader not in (NO_LEADER, before.leader) and not now.recovering:
+    left = not set(before.replicas) <= set(now.replicas)
+    assert now.leader_epoch - before.leader_epoch == (left or now.leader != before.leader)
+    arrived = bool(before.target) and not now.target and now.replicas == before.target
+    if arrived:
+        assert set(before.adding) <= set(now.isr), "left before the others had come"
+    elif left and now.target:
+        assert set(before.replicas) - set(now.replicas) <= set(before.adding), "left for nothing"
+    # Whoever has arrived may have come in sync with this very change.
+    if now.leader not in (NO_LEADER, before.leader) and not now.recovering and not arrived:
         assert now.leader in (*before.isr, *before.elr), "it may lack what was acknowledged"
 
 
@@ -217,6 +226,14 @@ def alter_partition(draw: st.DrawFn) -> Any:
     return step
 
 
+def move(draw: st.DrawFn) -> Any:
+    body = cluster_pb2.AlterReassignmentsCommand(validate_only=draw(chance))
+    for number in draw(st.lists(st.integers(0, 3), min_size=1, max_size=2, unique=True)):
+        target = draw(st.lists(nodes, unique=True, max_size=4))
+        body.partitions.add(topic_id=topic_id(draw(topics)), partition=number, replicas=target)
+    return lambda driver: driver.run(alter_reassignments=body)
+
+
 def elect(draw: st.DrawFn) -> Any:
     body = cluster_pb2.ElectLeadersCommand(type=draw(st.sampled_from([0, 1, 1, 2])))  # type: ignore[arg-type]
     for number in draw(st.lists(st.integers(0, 3), max_size=3)):
@@ -279,6 +296,8 @@ STEPS: dict[str, Any] = {
     "fence again": about_broker("fence_broker", cluster_pb2.FenceBrokerCommand),
     "grow": grow,
     "junk": junk,
+    "move": move,
+    "move again": move,
     "producer ids": about_broker("allocate_producer_ids", cluster_pb2.AllocateProducerIdsCommand),
     "register": register,
     "restart controller": restart_controller,

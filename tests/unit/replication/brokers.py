@@ -11,9 +11,12 @@ from grpc import aio
 
 from penstock.broker.core.metadata_image import MetadataImage
 from penstock.broker.core.ports import AppendInfo
+from penstock.broker.replication.connecting import ReplicationConnector
 from penstock.broker.replication.leader import ReplicationServicer
 from penstock.broker.replication.manager import ReplicaManager
 from penstock.broker.replication.partition import Partition
+from penstock.raft_meta.authentication import PeerAuthentication
+from penstock.raft_meta.connecting import NodeConnector
 from penstock.v1 import cluster_pb2, common_pb2, controller_pb2, log_pb2
 from penstock.v1.replication_pb2_grpc import add_ReplicationServicer_to_server
 from penstock.wire.errors import (
@@ -25,7 +28,7 @@ from penstock.wire.errors import (
 )
 from penstock.wire.ids import TopicId, TopicIdPartition
 from penstock.wire.records import RecordData, encode_batch
-from penstock.wire.transport import CHANNEL_OPTIONS, SERVER_OPTIONS
+from penstock.wire.transport import SERVER_OPTIONS
 from tests.unit.replication.memory_log import MemoryLog, MemoryLogs
 
 CLUSTER_ID = "cluster"
@@ -58,12 +61,13 @@ class BrokerProcess:
             alter_partition=cluster.alter_partition,
             broker_epoch=lambda: self.broker_epoch,
             may_serve=lambda: self.may_serve,
-            channel_factory=lambda address: aio.insecure_channel(address, options=CHANNEL_OPTIONS),
+            channel_factory=ReplicationConnector(NodeConnector(None)).open,
             lag_max_ms=cluster.lag_max_ms,
         )
         logs.on_durable = self.manager.on_durable  # type: ignore[assignment]
         self.server: Any = aio.server(options=SERVER_OPTIONS)
-        add_ReplicationServicer_to_server(ReplicationServicer(self.manager), self.server)
+        servicer = ReplicationServicer(self.manager, PeerAuthentication("c", tls=False))
+        add_ReplicationServicer_to_server(servicer, self.server)
         self.port = 0
 
     async def start(self) -> None:

@@ -9,6 +9,14 @@ from penstock.v1 import cluster_pb2
 from penstock.wire.ids import TopicId, TopicIdPartition, TopicPartition
 
 
+def replication_factor(record: cluster_pb2.PartitionRecord) -> int:
+    """How many replicas a partition has but for those that a reassignment is only adding.
+
+    The default of ``min.insync.replicas`` goes by it, as in penstock.raft_meta.core.model.
+    """
+    return len(record.replicas) - len(record.adding_replicas)
+
+
 @dataclass(slots=True)
 class Topic:
     """One topic with its partitions by number. Read only; replaced parts are replaced whole."""

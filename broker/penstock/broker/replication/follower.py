@@ -21,7 +21,6 @@ from penstock.broker.replication.ports import EOF, ChannelFactory
 from penstock.v1 import replication_pb2
 from penstock.v1.replication_pb2_grpc import ReplicationStub
 from penstock.wire.ids import TopicId, TopicIdPartition
-from penstock.wire.transport import format_address
 
 logger = structlog.get_logger()
 
@@ -197,7 +196,7 @@ class LeaderLink:
 
     async def _session(self, host: str, port: int, broker_epoch: int) -> None:
         # The type stubs know the blocking calls only.
-        channel: Any = self._links.channel_factory(format_address(host, port))
+        channel: Any = await self._links.channel_factory(self.leader_id, host, port)
         try:
             stub: Any = ReplicationStub(channel)
             call = stub.Fetch()

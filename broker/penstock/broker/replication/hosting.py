@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import structlog
 
-from penstock.broker.core.metadata_image import ImageChange, MetadataImage
+from penstock.broker.core.metadata_image import ImageChange, MetadataImage, replication_factor
 from penstock.broker.core.partition_events import (
     BrokersChanged,
     BrokerStatus,
@@ -38,7 +38,9 @@ class Hosting:
     Files are deleted on an order alone: a delta that removes the topic, or moves the replica away.
     What a picture of all the metadata merely lacks (at the start, or in a snapshot) may be deleted,
     or may be what a damaged, emptied or older quorum has forgotten; the files are all that is left
-    of it then. So they are set aside, for a person to judge.
+    of it then. So they are set aside, for a person to judge. A picture is as good as an order where
+    it shows that the replica was moved away: every leaving raises the partition's leader epoch, so
+    that it is above all that the files know.
     """
 
     def __init__(
@@ -105,9 +107,18 @@ class Hosting:
 
     def _set_strays_aside(self) -> None:
         """What is on disk of topics deleted, moved, or forgotten while this node was down."""
-        for key in [log.key for log in self._logs.logs()]:
+        for log in list(self._logs.logs()):
+            key = log.key
             if key not in self._partitions:
-                self._remove_log(key, ordered=False)
+                self._remove_log(key, ordered=self._was_moved_away(key, log))
+
+    def _was_moved_away(self, key: TopicIdPartition, log: Log) -> bool:
+        record = self._image.partition_by_id(key)
+        return (
+            record is not None
+            and self._node_id not in record.replicas
+            and record.leader_epoch > log.last_epoch
+        )
 
     def stop(self) -> None:
         """Try no more to make what there was no room for."""
@@ -146,13 +157,16 @@ class Hosting:
         if here:
             self._logs.update_configs(topic_id, dict(topic.record.configs))
         for partition, record in here:
-            min_isr = effective_min_isr(topic.record.configs, len(record.replicas))
+            min_isr = effective_min_isr(topic.record.configs, replication_factor(record))
             partition.handle(MinIsrChanged(min_isr))
 
     def _partition_changed(self, record: cluster_pb2.PartitionRecord, *, ordered: bool) -> None:
         key = TopicIdPartition(TopicId(record.topic_id), record.partition)
         topic = self._image.topic_by_id(key.topic_id)
         if topic is None or self._node_id not in record.replicas:
+            hosted = self._partitions.get(key)
+            if hosted is not None:
+                ordered = ordered or self._was_moved_away(key, hosted.log)
             self._drop(key, ordered=ordered)
             return
         partition = self._partitions.get(key)
@@ -162,7 +176,7 @@ class Hosting:
             partition.handle(
                 PartitionChanged(
                     state=PartitionState.from_record(record),
-                    min_isr=effective_min_isr(topic.record.configs, len(record.replicas)),
+                    min_isr=effective_min_isr(topic.record.configs, replication_factor(record)),
                     now_ms=self._host.clock_ms(),
                 )
             )

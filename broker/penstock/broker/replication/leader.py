@@ -15,6 +15,7 @@ from penstock.broker.replication.fetch import next_offset_after
 from penstock.broker.replication.partition import FollowerFeed, Partition
 from penstock.broker.replication.ports import EOF
 from penstock.broker.replication.unanswered import Unanswered
+from penstock.raft_meta.authentication import PeerAuthentication
 from penstock.v1 import replication_pb2
 from penstock.v1.replication_pb2_grpc import ReplicationServicer as ReplicationServicerBase
 from penstock.wire.errors import (
@@ -69,10 +70,24 @@ class LeaderSide(Protocol):
 
 
 class ReplicationServicer(ReplicationServicerBase):
-    """Serves the followers of what this broker leads."""
+    """Serves the followers of what this broker leads.
 
-    def __init__(self, manager: LeaderSide) -> None:
+    ``authentication`` says who a follower is by its certificate. ``port`` is where followers are
+    served, 0 for where they ask.
+    """
+
+    def __init__(
+        self, manager: LeaderSide, authentication: PeerAuthentication, port: int = 0
+    ) -> None:
         self._manager = manager
+        self._authentication = authentication
+        self._port = port
+
+    async def Locate(  # noqa: N802 - the protocol's name for it.
+        self, request: replication_pb2.LocateRequest, context: Any
+    ) -> replication_pb2.LocateResponse:
+        """Say where followers are served."""
+        return replication_pb2.LocateResponse(port=self._port)
 
     async def Fetch(  # type: ignore[override]  # noqa: N802 - the protocol's name for it.
         self, request_iterator: Any, context: Any
@@ -85,6 +100,7 @@ class ReplicationServicer(ReplicationServicerBase):
             await context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT, "the first message of a stream must be the hello"
             )
+        await self._authentication.require(context, first.hello.node_id)
         try:
             self._manager.check_follower(first.hello)
         except PenstockError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import structlog
 
@@ -244,6 +244,21 @@ class ReplicaManager:
         target = self._locate(topic, b"", partition)
         if target.replica.high_watermark < offset:
             await target.high_watermark_waiters.add(offset)
+
+    def replica_ends(self, key: TopicIdPartition) -> Mapping[int, int] | None:
+        """The log end offset of each replica of a partition led here, -1 where it is not known.
+
+        None for a partition that is not led here.
+        """
+        found = self._hosting.get(key)
+        if found is None or not found.is_leader:
+            return None
+        ends = {
+            node_id: follower.log_end_offset
+            for node_id, follower in found.replica.followers().items()
+        }
+        ends[self.node_id] = found.log.log_end_offset
+        return ends
 
     def partitions(self) -> Iterator[Partition]:
         """Every partition hosted here, to look at."""

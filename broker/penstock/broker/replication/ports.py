@@ -76,8 +76,9 @@ AlterPartition = Callable[
 ]
 """Sends a wish to the active controller. Raises PenstockError when the outcome is unknown."""
 
-ChannelFactory = Callable[[str], aio.Channel]
-"""Opens a channel to ``host:port`` of another broker."""
+ChannelFactory = Callable[[int, str, int], Awaitable[aio.Channel]]
+"""Opens a channel to the broker of this node id, which clients reach at this host and port. May
+raise AioRpcError."""
 
 LeadershipListener = Callable[[str, int, int, bool], None]
 """Called with topic, partition, leader epoch, and whether this broker leads from now on (True)

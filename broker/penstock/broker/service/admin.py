@@ -5,10 +5,17 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Iterable
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
-from penstock.broker.core.metadata_image import MetadataImage
+from penstock.broker.core.metadata_image import MetadataImage, replication_factor
 from penstock.broker.service.metadata import unknown_topic
+from penstock.broker.service.reassignments import (
+    CATCH_UP_MS,
+    DEFAULT_TIMEOUT_MS,
+    Reassignments,
+    ReplicaEnds,
+    locate,
+)
 from penstock.broker.topics import Controllers
 from penstock.v1 import admin_pb2, cluster_pb2, common_pb2, controller_pb2
 from penstock.v1.admin_pb2_grpc import AdminServicer as AdminServicerBase
@@ -16,14 +23,9 @@ from penstock.wire.errors import (
     AccessForbiddenError,
     ErrorCode,
     PenstockError,
-    UnknownTopicOrPartitionError,
     UnsupportedVersionError,
 )
 from penstock.wire.topic_config import TOPIC_CONFIGS, effective_min_isr
-
-_DEFAULT_TIMEOUT_MS: Final = 30_000
-_CATCH_UP_MS: Final = 5_000
-"""How long an answer waits for this broker to see the change that it reports."""
 
 
 def _unsupported(what: str) -> common_pb2.Error:
@@ -44,9 +46,12 @@ class AdminControllers(Controllers, Protocol):
 class AdminServicer(AdminServicerBase):
     """Forwards, and answers once this broker itself has seen the change."""
 
-    def __init__(self, image: MetadataImage, controllers: AdminControllers) -> None:
+    def __init__(
+        self, image: MetadataImage, controllers: AdminControllers, replica_ends: ReplicaEnds
+    ) -> None:
         self._image = image
         self._controllers = controllers
+        self._reassignments = Reassignments(image, controllers, replica_ends)
 
     async def CreateTopics(
         self, request: admin_pb2.CreateTopicsRequest, context: Any
@@ -117,7 +122,7 @@ class AdminServicer(AdminServicerBase):
     ) -> admin_pb2.AdminDescribeQuorumResponse:
         """The active controller's view of the quorum."""
         try:
-            quorum = await self._controllers.describe_quorum(_CATCH_UP_MS)
+            quorum = await self._controllers.describe_quorum(CATCH_UP_MS)
         except PenstockError as error:
             return admin_pb2.AdminDescribeQuorumResponse(error=error.to_proto())
         return admin_pb2.AdminDescribeQuorumResponse(quorum=quorum)
@@ -136,14 +141,14 @@ class AdminServicer(AdminServicerBase):
     async def AlterReassignments(
         self, request: admin_pb2.AlterReassignmentsRequest, context: Any
     ) -> admin_pb2.AlterReassignmentsResponse:
-        """Refused: no command of this version's controllers moves replicas."""
-        return admin_pb2.AlterReassignmentsResponse(error=_unsupported("move replicas"))
+        """Begin, change and cancel reassignments."""
+        return await self._reassignments.alter(request)
 
     async def ListReassignments(
         self, request: admin_pb2.ListReassignmentsRequest, context: Any
     ) -> admin_pb2.ListReassignmentsResponse:
-        """Refused: no command of this version's controllers moves replicas."""
-        return admin_pb2.ListReassignmentsResponse(error=_unsupported("move replicas"))
+        """List what moves, and how far the replicas of partitions led here are."""
+        return self._reassignments.list(request)
 
     async def AlterQuorum(
         self, request: admin_pb2.AlterQuorumRequest, context: Any
@@ -192,7 +197,7 @@ class AdminServicer(AdminServicerBase):
         answer = admin_pb2.TopicResult(name=name)
         try:
             result = await self._controllers.execute_admin(
-                command, timeout_ms or _DEFAULT_TIMEOUT_MS
+                command, timeout_ms or DEFAULT_TIMEOUT_MS
             )
         except PenstockError as error:
             answer.error.CopyFrom(error.to_proto())
@@ -202,10 +207,10 @@ class AdminServicer(AdminServicerBase):
             # is there, and not known here yet, is worth waiting for: our own first try made it.
             exists = result.error.code == ErrorCode.TOPIC_ALREADY_EXISTS
             if exists and self._image.topic(name) is None:
-                await self._controllers.wait_for_index(result.index - 1, _CATCH_UP_MS)
+                await self._controllers.wait_for_index(result.index - 1, CATCH_UP_MS)
             answer.error.CopyFrom(result.error)
             return answer
-        await self._controllers.wait_for_index(result.index, _CATCH_UP_MS)
+        await self._controllers.wait_for_index(result.index, CATCH_UP_MS)
         if result.HasField("create_topic"):
             answer.topic_id = result.create_topic.topic_id
             answer.replica_assignments.extend(result.create_topic.replica_assignments)
@@ -218,7 +223,7 @@ class AdminServicer(AdminServicerBase):
                 topic=name, error=unknown_topic(self._image, name).to_proto()
             )
         configs = dict(topic.record.configs)
-        replicas = min(len(record.replicas) for record in topic.partitions.values())
+        replicas = min(replication_factor(record) for record in topic.partitions.values())
         in_force = {"min.insync.replicas": str(effective_min_isr(configs, replicas))}
         entries = [
             admin_pb2.ConfigEntry(
@@ -245,13 +250,16 @@ class AdminServicer(AdminServicerBase):
         command = cluster_pb2.Command(
             elect_leaders=cluster_pb2.ElectLeadersCommand(
                 type=request.type,
-                partitions=[self._election_of(partition) for partition in partitions],
+                partitions=[
+                    cluster_pb2.ElectionPartition(topic_id=key.topic_id, partition=key.partition)
+                    for key in (locate(self._image, partition) for partition in partitions)
+                ],
             )
         )
         result = await self._controllers.execute_admin(
-            command, request.timeout_ms or _DEFAULT_TIMEOUT_MS
+            command, request.timeout_ms or DEFAULT_TIMEOUT_MS
         )
-        await self._controllers.wait_for_index(result.index, _CATCH_UP_MS)
+        await self._controllers.wait_for_index(result.index, CATCH_UP_MS)
         answer = admin_pb2.ElectLeadersResponse()
         if result.HasField("error"):
             answer.error.CopyFrom(result.error)
@@ -260,14 +268,3 @@ class AdminServicer(AdminServicerBase):
             if outcome.HasField("error"):
                 elected.error.CopyFrom(outcome.error)
         return answer
-
-    def _election_of(self, partition: common_pb2.TopicPartition) -> cluster_pb2.ElectionPartition:
-        topic = self._image.topic(partition.topic)
-        if topic is None:
-            raise unknown_topic(self._image, partition.topic)
-        if partition.partition not in topic.partitions:
-            raise UnknownTopicOrPartitionError(
-                f"{partition.topic} has no partition {partition.partition}; it has "
-                f"{len(topic.partitions)}"
-            )
-        return cluster_pb2.ElectionPartition(topic_id=topic.topic_id, partition=partition.partition)

@@ -11,7 +11,7 @@ import structlog
 from penstock.broker.core.metadata_image import MetadataImage
 from penstock.broker.core.ports import AppendInfo
 from penstock.broker.metrics import BrokerMetrics
-from penstock.broker.service.malformed import refusing_malformed
+from penstock.raft_meta.guarding import refusing_malformed
 from penstock.v1 import common_pb2, log_pb2
 from penstock.v1.log_pb2_grpc import LogServicer as LogServicerBase
 from penstock.wire.errors import (

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any, Final
 
 from penstock.broker.core.lease import Lease
-from penstock.broker.core.metadata_image import ImageChange, MetadataImage
+from penstock.broker.core.metadata_image import ImageChange, MetadataImage, replication_factor
 from penstock.broker.core.partition_events import (
     BrokersChanged,
     BrokerStatus,
@@ -213,7 +213,7 @@ class SimulatedBroker:
         for number, record in topic.partitions.items():
             partition = self.partitions.get(TopicIdPartition(topic_id, number))
             if partition is not None:
-                min_isr = effective_min_isr(topic.record.configs, len(record.replicas))
+                min_isr = effective_min_isr(topic.record.configs, replication_factor(record))
                 partition.handle(MinIsrChanged(min_isr))
 
     def _partition_changed(self, record: cluster_pb2.PartitionRecord) -> None:
@@ -236,7 +236,7 @@ class SimulatedBroker:
         partition.handle(
             PartitionChanged(
                 state=PartitionState.from_record(record),
-                min_isr=effective_min_isr(topic.record.configs, len(record.replicas)),
+                min_isr=effective_min_isr(topic.record.configs, replication_factor(record)),
                 now_ms=self.now_ms,
             )
         )

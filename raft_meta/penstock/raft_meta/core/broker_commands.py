@@ -141,7 +141,7 @@ def unfence(
     draft.put_broker(broker._replace(fenced=False))
     for key, partition in draft.tables.all_partitions():
         if partition.leader < 0 and broker.node_id in partition.replicas:
-            rules = draft.rules_of(key, len(partition.replicas))
+            rules = draft.rules_of(key, partition.replication_factor)
             revised = election.revise(partition, rules, isr=partition.isr)
             if revised is not partition:
                 draft.put_partition(key, revised)
@@ -169,15 +169,13 @@ def _withdraw(draft: Draft, node_id: int, *, unclean: bool) -> int:
 
     Says how many partitions it still leads.
     """
-    lost = (node_id,) if unclean else ()
+    withdrawal = election.Withdrawal(node_id, unclean=unclean, share=draft.tables.share)
     still_led = 0
     for key, partition in draft.tables.all_partitions():
-        concerned = node_id in partition.isr or (unclean and node_id in partition.elr)
-        if not concerned:
+        if not withdrawal.concerns(partition):
             continue
-        rules = draft.rules_of(key, len(partition.replicas))
-        rest = [node for node in partition.isr if node != node_id]
-        revised = election.revise(partition, rules, isr=rest, lost=lost)
+        rules = draft.rules_of(key, partition.replication_factor)
+        revised = withdrawal.revise(partition, rules)
         if revised is not partition:
             draft.put_partition(key, revised)
         still_led += revised.leader == node_id

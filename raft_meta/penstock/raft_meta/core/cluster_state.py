@@ -12,13 +12,19 @@ from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
-from penstock.raft_meta.core import broker_commands, partition_commands, topic_commands
+from penstock.raft_meta.core import (
+    broker_commands,
+    partition_commands,
+    reassignment_commands,
+    topic_commands,
+)
 from penstock.raft_meta.core.model import NO_LEADER, Broker, Partition, Topic
 from penstock.raft_meta.core.tables import Draft, PartitionKey, Tables
 from penstock.raft_meta.core.validation import validate
 from penstock.v1 import cluster_pb2
 from penstock.wire.errors import (
     DuplicateProposalError,
+    ErrorCode,
     InconsistentClusterIdError,
     InvalidRequestError,
     PenstockError,
@@ -27,8 +33,18 @@ from penstock.wire.errors import (
     UnsupportedMetadataVersionError,
 )
 
-METADATA_VERSION: Final = 1
-"""The newest metadata.version that this software knows; a new cluster starts with it."""
+METADATA_VERSION: Final = 2
+"""The newest metadata.version that this software knows; a new cluster starts with it.
+
+1: the first release. 2: reassignments.
+"""
+
+
+class SoftwareTooOldError(
+    UnsupportedMetadataVersionError, code=ErrorCode.UNSUPPORTED_METADATA_VERSION
+):
+    """This process must end: it would apply the log otherwise than the controllers that know it."""
+
 
 Handler = Callable[[Draft, Any, cluster_pb2.CommandResult], None]
 
@@ -54,6 +70,7 @@ COMMANDS: Final[Mapping[str, CommandKind]] = {
     "alter_topic_configs": CommandKind(topic_commands.alter_configs, 1),
     "alter_partition": CommandKind(partition_commands.alter_partition, 1),
     "elect_leaders": CommandKind(partition_commands.elect_leaders, 1),
+    "alter_reassignments": CommandKind(reassignment_commands.alter_reassignments, 2),
 }
 """Every command but become_controller, which comes before there is an epoch to check."""
 
@@ -81,7 +98,7 @@ class ClusterState:
         self._controller_epoch = 0
         self._controller_id = NO_LEADER
         self._last_sequence = 0
-        self._metadata_version = METADATA_VERSION
+        self._metadata_version = 1
         self._applied_index = 0
 
     # Applying.
@@ -89,10 +106,11 @@ class ClusterState:
     def apply(self, index: int, payload: bytes) -> Applied:
         """Apply the entry of the Raft log at ``index``: a serialized Command.
 
-        Never raises for any bytes: what is malformed, stale, a duplicate or against a rule is
-        answered in ``result.error`` and has no effect but that of using up its sequence. Raises
-        ValueError when the index does not rise: that is the engine's fault, and the process must
-        end before the state diverges.
+        Never raises for what is malformed, stale, a duplicate or against a rule: that is answered
+        in ``result.error`` and has no effect but that of using up its sequence. What is raised
+        must end the process, before its state becomes another than that of the other controllers:
+        ValueError when the index does not rise (the engine's fault), and SoftwareTooOldError when
+        the cluster works at a metadata.version that this software does not know.
         """
         if index <= self._applied_index:
             raise ValueError(f"index {index} is applied after {self._applied_index}")
@@ -107,6 +125,8 @@ class ClusterState:
                 claimed = True
             else:
                 self._handle(command, draft, result)
+        except SoftwareTooOldError:
+            raise
         except PenstockError as error:
             result = cluster_pb2.CommandResult(index=index, error=error.to_proto())
             return Applied(result, None)
@@ -132,6 +152,10 @@ class ClusterState:
         broker_commands.check_cluster_id(
             self._cluster_id or claim.cluster_id, claim.cluster_id, who
         )
+        if not self._controller_epoch:  # A new cluster.
+            wanted = max(claim.metadata_version, 1)
+            require_known(wanted)
+            self._metadata_version = wanted
         self._cluster_id = claim.cluster_id
         self._controller_epoch = command.controller_epoch
         self._controller_id = claim.controller_id
@@ -182,7 +206,9 @@ class ClusterState:
         self._sign(delta)
         delta.brokers.extend(tables.brokers[node].to_proto() for node in sorted(tables.brokers))
         delta.topics.extend(tables.topics[key].to_proto() for key in sorted(tables.topics))
-        delta.partitions.extend(part.to_proto(*key) for key, part in tables.all_partitions())
+        for topic_id in sorted(tables.partitions):
+            numbered = enumerate(tables.partitions[topic_id])
+            delta.MergeFromString(tables.encoder.encode(topic_id, numbered))
         return delta
 
     def snapshot(self) -> bytes:
@@ -199,8 +225,8 @@ class ClusterState:
     def restore(cls, snapshot: bytes) -> ClusterState:
         """The state that ``snapshot()`` gave.
 
-        Raises StorageError when the bytes are none, and UnsupportedMetadataVersionError when a
-        newer software wrote them.
+        Raises StorageError when the bytes are none, and SoftwareTooOldError when they are of a
+        metadata.version that this software does not know.
         """
         whole = cluster_pb2.ClusterSnapshot()
         try:
@@ -210,10 +236,11 @@ class ClusterState:
                 "the snapshot of the cluster's metadata is unreadable; restore this controller "
                 "from an empty metadata directory"
             ) from None
-        if not 1 <= whole.metadata_version <= METADATA_VERSION:
-            raise UnsupportedMetadataVersionError(
-                f"the snapshot has metadata.version {whole.metadata_version}, and this software "
-                f"knows 1 to {METADATA_VERSION}: start a newer one"
+        require_known(whole.metadata_version)
+        if whole.metadata_version < 1:
+            raise StorageError(
+                "the snapshot of the cluster's metadata names no metadata.version: it is damaged; "
+                "restore this controller from an empty metadata directory"
             )
         state = cls()
         metadata = whole.metadata
@@ -311,6 +338,15 @@ class ClusterState:
     def validate(self) -> None:
         """Raise AssertionError where an invariant is broken. For tests: it visits everything."""
         validate(self._tables)
+
+
+def require_known(version: int) -> None:
+    """Raise SoftwareTooOldError for a metadata.version in force that this software lacks."""
+    if version > METADATA_VERSION:
+        raise SoftwareTooOldError(
+            f"the cluster works at metadata.version {version}, and this software knows 1 to "
+            f"{METADATA_VERSION}: install a newer Penstock on this node and start it again"
+        )
 
 
 def _parse(payload: bytes) -> cluster_pb2.Command:

@@ -68,6 +68,48 @@ def revise(
     return changed(partition, isr=new_isr, elr=eligible, leader=leader, recovering=recovering)
 
 
+class Withdrawal:
+    """One node leaves every in-sync set: ``revise`` for many partitions, each shape decided once.
+
+    A decision does not depend on a partition's epochs, which rise by it; all else of many
+    partitions is equal. Valid as long as what ``rules`` say of the brokers is. ``share`` gives
+    equal lists of nodes one object.
+    """
+
+    def __init__(
+        self, node_id: int, *, unclean: bool, share: Callable[[Partition], Partition]
+    ) -> None:
+        self._node_id = node_id
+        self._share = share
+        self._lost = (node_id,) if unclean else ()
+        self._unclean = unclean
+        self._decided: dict[tuple[object, ...], tuple[Partition, Partition]] = {}
+
+    def concerns(self, partition: Partition) -> bool:
+        """Whether the node may lose anything in it."""
+        node_id = self._node_id
+        return node_id in partition.isr or (self._unclean and node_id in partition.elr)
+
+    def revise(self, partition: Partition, rules: Rules) -> Partition:
+        """The partition without the node, as far as the rules allow it; itself if unchanged."""
+        shape = (rules.min_isr, rules.unclean, partition[:4], partition[6:])
+        decided = self._decided.get(shape)
+        if decided is None:
+            rest = [node for node in partition.isr if node != self._node_id]
+            revised = revise(partition, rules, isr=rest, lost=self._lost)
+            if revised is not partition:
+                revised = self._share(revised)
+            decided = self._decided[shape] = (partition, revised)
+        before, after = decided
+        if after is before:
+            return partition
+        epochs = (
+            partition.leader_epoch + after.leader_epoch - before.leader_epoch,
+            partition.partition_epoch + after.partition_epoch - before.partition_epoch,
+        )
+        return tuple.__new__(Partition, after[:4] + epochs + after[6:])
+
+
 def changed(
     partition: Partition,
     *,

@@ -73,6 +73,15 @@ class Partition(NamedTuple):
     adding: tuple[int, ...] = ()
     removing: tuple[int, ...] = ()
     recovering: bool = False
+    target: tuple[int, ...] = ()
+
+    @property
+    def replication_factor(self) -> int:
+        """How many replicas it has but for those that are only being added.
+
+        ``min.insync.replicas`` goes by it: what is still empty makes nothing safer.
+        """
+        return len(self.replicas) - len(self.adding)
 
     def to_proto(self, topic_id: bytes, number: int) -> cluster_pb2.PartitionRecord:
         """The record that brokers and snapshots get."""
@@ -88,6 +97,7 @@ class Partition(NamedTuple):
             adding_replicas=self.adding,
             removing_replicas=self.removing,
             leader_recovering=self.recovering,
+            target_replicas=self.target,
         )
 
     @classmethod
@@ -103,6 +113,7 @@ class Partition(NamedTuple):
             tuple(record.adding_replicas),
             tuple(record.removing_replicas),
             record.leader_recovering,
+            tuple(record.target_replicas),
         )
 
 

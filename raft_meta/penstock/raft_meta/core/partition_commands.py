@@ -25,7 +25,7 @@ from penstock.wire.errors import (
 from penstock.wire.ids import format_topic_id
 
 
-def _require_partition(draft: Draft, topic_id: bytes, number: int) -> tuple[str, Partition]:
+def require_partition(draft: Draft, topic_id: bytes, number: int) -> tuple[str, Partition]:
     """The partition and its name for people."""
     topic = draft.tables.topics.get(topic_id)
     if topic is None:
@@ -44,7 +44,7 @@ def alter_partition(
     """Change in-sync sets as their leader wishes, each partition for itself.
 
     NEW_LEADER_ELECTED says that the change took effect and that it ended the leadership: the
-    leader shuts down, and now another in-sync replica can lead.
+    leader shuts down, or the replicas have moved, and now another in-sync replica can lead.
     """
     leader = require_registration(draft, command.node_id, command.broker_epoch)
     for entry in command.partitions:
@@ -59,22 +59,24 @@ def alter_partition(
 
 
 def _alter_one(draft: Draft, leader: Broker, entry: cluster_pb2.AlterPartitionEntry) -> None:
-    name, partition = _require_partition(draft, entry.topic_id, entry.partition)
+    key = (entry.topic_id, entry.partition)
+    name, partition = require_partition(draft, *key)
     _check_authority(name, partition, leader, entry)
     wanted = _checked_members(draft, name, partition, leader, entry)
     if leader.in_controlled_shutdown and any(draft.usable(node) for node in wanted):
         wanted.discard(leader.node_id)
-    topic = draft.tables.topics[entry.topic_id]
-    rules = draft.rules(topic, len(partition.replicas))
+    rules = draft.rules_of(key, partition.replication_factor)
     recovered = partition._replace(recovering=False)
     revised = election.revise(recovered, rules, isr=wanted)
     if revised is recovered and partition.recovering:
         revised = election.bumped(recovered, led_before_by=partition.leader)
     if revised != partition:
-        draft.put_partition((entry.topic_id, entry.partition), revised)
-    if revised.leader != leader.node_id:
+        draft.put_partition(key, revised)
+    now = draft.partition(key) or revised
+    if now.leader != leader.node_id:
+        why = "shuts down" if leader.node_id in now.replicas else "has handed its replica over"
         raise NewLeaderElectedError(
-            f"broker {leader.node_id} shuts down, and broker {revised.leader} now leads {name}"
+            f"broker {leader.node_id} {why}, and broker {now.leader} now leads {name}"
         )
 
 
@@ -153,7 +155,7 @@ def elect_leaders(
         answer = result.elect_leaders.partitions.add(leader=NO_LEADER)
         key = (entry.topic_id, entry.partition)
         try:
-            name, partition = _require_partition(draft, *key)
+            name, partition = require_partition(draft, *key)
             answer.leader = partition.leader
             revised = choose(draft, name, key, partition)
         except PenstockError as error:
@@ -187,7 +189,7 @@ def _elect_unclean(draft: Draft, name: str, key: PartitionKey, partition: Partit
     rules = election.Rules(
         usable=draft.usable,
         alive=draft.alive,
-        min_isr=topic.min_isr(len(partition.replicas)),
+        min_isr=topic.min_isr(partition.replication_factor),
         unclean=True,
     )
     revised = election.revise(partition, rules, isr=partition.isr)

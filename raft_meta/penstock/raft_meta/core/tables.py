@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
 
-from penstock.raft_meta.core import election
+from penstock.raft_meta.core import election, reassignment
+from penstock.raft_meta.core.encoding import PartitionEncoder
 from penstock.raft_meta.core.model import NO_LEADER, Broker, Partition, Topic
 from penstock.v1 import cluster_pb2
 
@@ -30,6 +33,7 @@ class Tables:
         self.replicas: Counter[int] = Counter()  # Partitions that a node has a replica of.
         self.not_preferred = 0  # Partitions that another than the preferred leader leads.
         self.partition_count = 0
+        self.encoder = PartitionEncoder()
         self._shared: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     def put_topic(self, topic: Topic) -> None:
@@ -49,29 +53,43 @@ class Tables:
         """Replace the partition, or add it after the topic's last."""
         topic_id, number = key
         kept = self.partitions[topic_id]
-        replicas, isr, elr = partition.replicas, partition.isr, partition.elr
-        shared = (self._share(replicas), self._share(isr), self._share(elr))
-        if shared[0] is not replicas or shared[1] is not isr or shared[2] is not elr:
-            partition = partition._replace(replicas=shared[0], isr=shared[1], elr=shared[2])
+        partition = self.share(partition)
         if number < len(kept):
-            self._count(kept[number], -1)
+            before = kept[number]
             kept[number] = partition
+            if before.replicas is partition.replicas:
+                self._count_leader(before, -1)
+                self._count_leader(partition, 1)
+                return
+            self._count(before, -1)
         elif number == len(kept):
             kept.append(partition)
         else:
             raise ValueError(f"partition {number} follows a topic of {len(kept)} partitions")
         self._count(partition, 1)
 
-    def _share(self, nodes: tuple[int, ...]) -> tuple[int, ...]:
-        return self._shared.setdefault(nodes, nodes)
+    def share(self, partition: Partition) -> Partition:
+        """The partition with lists of nodes that equal ones have in common; itself if it has."""
+        shared = self._shared
+        replicas, isr, elr = partition[:3]
+        own = (
+            shared.setdefault(replicas, replicas),
+            shared.setdefault(isr, isr),
+            shared.setdefault(elr, elr),
+        )
+        if own[0] is replicas and own[1] is isr and own[2] is elr:
+            return partition
+        return tuple.__new__(Partition, own + partition[3:])
 
     def _count(self, partition: Partition, step: int) -> None:
         self.partition_count += step
-        preferred = partition.replicas[0]
-        self.preferred[preferred] += step
-        self.not_preferred += step * (partition.leader != preferred)
+        self.preferred[partition.replicas[0]] += step
         for node in partition.replicas:
             self.replicas[node] += step
+        self._count_leader(partition, step)
+
+    def _count_leader(self, partition: Partition, step: int) -> None:
+        self.not_preferred += step * (partition.leader != partition.replicas[0])
         if partition.leader != NO_LEADER:
             self.leaders[partition.leader] += step
 
@@ -160,8 +178,21 @@ class Draft:
         self._removed_topics.append(topic_id)
 
     def put_partition(self, key: PartitionKey, partition: Partition) -> None:
-        """Add a partition (in order after the topic's last) or change one."""
+        """Add a partition (in order after the topic's last) or change one.
+
+        One whose reassignment has arrived with this change is put at its target.
+        """
+        if partition.target:
+            partition = self._arrived(key, partition)
         self._partitions[key] = partition
+
+    def _arrived(self, key: PartitionKey, partition: Partition) -> Partition:
+        topic = self._topics.get(key[0]) or self.tables.topics[key[0]]
+        before = self.partition(key) or partition
+        rules = self.rules(topic, len(partition.target))
+        if not reassignment.has_arrived(partition, rules.min_isr):
+            return partition
+        return reassignment.arrive(before, partition, rules)
 
     def commit(self) -> cluster_pb2.MetadataDelta | None:
         """Write all of it to the tables; the changed records, or None when nothing changed."""
@@ -183,7 +214,9 @@ class Draft:
         for topic in self._topics.values():
             tables.put_topic(topic)
             delta.topics.append(topic.to_proto())
-        for key, partition in sorted(self._partitions.items()):
-            tables.put_partition(key, partition)
-            delta.partitions.append(partition.to_proto(*key))
+        for topic_id, changes in groupby(sorted(self._partitions), key=itemgetter(0)):
+            numbered = [(key[1], self._partitions[key]) for key in changes]
+            for number, partition in numbered:
+                tables.put_partition((topic_id, number), partition)
+            delta.MergeFromString(tables.encoder.encode(topic_id, numbered))
         return delta

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from penstock.raft_meta.core import election
+from penstock.raft_meta.core import election, reassignment
 from penstock.raft_meta.core.model import Broker, Partition, Topic
 from penstock.raft_meta.core.placement import place
 from penstock.raft_meta.core.tables import Draft, Tables
@@ -142,6 +142,11 @@ def _check_min_isr(configs: Mapping[str, str], replication_factor: int) -> None:
         )
 
 
+def _replication_factor(partitions: Sequence[Partition]) -> int:
+    """How many replicas a partition has, those of its target where it moves: the fewest."""
+    return min(len(part.target) or len(part.replicas) for part in partitions)
+
+
 def _usable(tables: Tables) -> dict[int, Broker]:
     return {broker.node_id: broker for broker in tables.brokers.values() if broker.usable}
 
@@ -247,7 +252,7 @@ def create_partitions(
         )
     _check_count(count)
     added = count - len(present)
-    replication_factor = len(present[0])
+    replication_factor = _replication_factor(draft.tables.partitions[topic.topic_id][:1])
     if command.replica_assignments:
         if len(command.replica_assignments) != added:
             raise InvalidReplicaAssignmentError(
@@ -273,7 +278,7 @@ def alter_configs(
     topic = require_topic(draft.tables, command.topic)
     validate_topic_configs(command.set)
     # Only what is set: a topic that asks for too many already can have its other configs altered.
-    _check_min_isr(command.set, len(draft.tables.partitions[topic.topic_id][0].replicas))
+    _check_min_isr(command.set, _replication_factor(draft.tables.partitions[topic.topic_id]))
     for key in command.remove:
         if key not in TOPIC_CONFIGS:
             near = suggest(key[:MAX_NAME_CHARS], list(TOPIC_CONFIGS))
@@ -297,10 +302,11 @@ def _reconsider(draft: Draft, before: Topic, after: Topic) -> None:
     set with the old value, advancing a high watermark which eligible leaders do not hold.
     """
     for number, partition in enumerate(draft.tables.partitions[after.topic_id]):
-        replication_factor = len(partition.replicas)
+        replication_factor = partition.replication_factor
         rules = draft.rules(after, replication_factor)
         revised = election.revise(partition, rules, isr=partition.isr)
         if revised is partition and rules.min_isr != before.min_isr(replication_factor):
             revised = election.bumped(partition, led_before_by=partition.leader)
-        if revised is not partition:
+        arrives = reassignment.has_arrived(revised, after.min_isr(len(revised.target)))
+        if revised is not partition or arrives:
             draft.put_partition((after.topic_id, number), revised)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from penstock.raft_meta.core import reassignment
 from penstock.raft_meta.core.model import NO_LEADER, Partition, Topic
 from penstock.raft_meta.core.tables import Tables
 
@@ -34,7 +35,8 @@ def _validate_partition(tables: Tables, topic: Topic, name: str, partition: Part
         assert list(members) == sorted(set(members), key=order.__getitem__), f"order: {say}"
     assert isr, f"the in-sync set is empty: {say}"
     assert isr.isdisjoint(partition.elr), f"in sync and eligible: {say}"
-    threshold = min(topic.min_isr(len(replicas)), len(replicas))
+    _validate_move(topic, say, partition)
+    threshold = min(topic.min_isr(partition.replication_factor), len(replicas))
     assert len(isr) < threshold or not partition.elr, f"eligible while enough are in sync: {say}"
     if partition.leader == NO_LEADER:
         assert len(isr) == 1, f"several in sync, but no leader: {say}"
@@ -50,6 +52,20 @@ def _validate_partition(tables: Tables, topic: Topic, name: str, partition: Part
         if broker.in_controlled_shutdown:
             assert node == partition.leader, f"{node} is in sync but shuts down: {say}"
             assert len(isr) == 1, f"{node} shuts down, yet leads though others could: {say}"
+
+
+def _validate_move(topic: Topic, say: str, partition: Partition) -> None:
+    before = reassignment.original(partition)
+    assert before, f"all replicas are only being added: {say}"
+    assert partition.replicas == (*before, *partition.adding), f"order of the move: {say}"
+    if not partition.target:
+        assert not partition.adding, f"adding without a target: {say}"
+        assert not partition.removing, f"removing without a target: {say}"
+        return
+    assert set(partition.target) == set(partition.replicas) - set(partition.removing), say
+    assert partition.target != before, f"the move leads nowhere: {say}"
+    arrived = reassignment.has_arrived(partition, topic.min_isr(len(partition.target)))
+    assert not arrived, f"the move is over: {say}"
 
 
 def _validate_counts(tables: Tables) -> None:

@@ -1,0 +1,171 @@
+"""How administration asks brokers: what all parts of AsyncAdminClient stand on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Final, Self, Unpack
+
+import grpc
+
+from penstock.client import admin_values
+from penstock.client.background import ForkGuard
+from penstock.client.cluster import Cluster, now_ms
+from penstock.client.config import AdminConfig, AdminSettings
+from penstock.client.coordinator import Coordinators
+from penstock.client.descriptions import ClusterDescription
+from penstock.client.leader_calls import LeaderCalls
+from penstock.client.metadata_keeper import MetadataKeeper
+from penstock.v1 import groups_pb2_grpc, metadata_pb2, metadata_pb2_grpc
+from penstock.wire.errors import (
+    ClientClosedError,
+    InvalidRequestError,
+    NetworkError,
+    PenstockError,
+    RequestTimedOutError,
+    UnknownServerError,
+    UnknownTopicOrPartitionError,
+    error_from_proto,
+)
+
+READ_MS: Final = 2_000.0
+"""Beyond this another broker is asked; a reading harms nobody."""
+
+# After these a request may have been carried out all the same.
+_FATE_UNKNOWN: Final = (NetworkError, RequestTimedOutError, UnknownServerError)
+
+
+class AdminCalls:
+    """Connections, and questions that are repeated as long as that can help."""
+
+    def __init__(
+        self,
+        bootstrap_servers: str | Iterable[str] = "localhost:9092",
+        **settings: Unpack[AdminSettings],
+    ) -> None:
+        self.config = AdminConfig.load(bootstrap_servers, settings)
+        self._guard = ForkGuard("AdminClient")
+        self._cluster = Cluster(self.config)
+        self._keeper = MetadataKeeper(self._cluster, lambda: None)
+        self._leaders = LeaderCalls(self._cluster, self._keeper)
+        self._coordinators = Coordinators(self._cluster)
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Free the connections. Idempotent."""
+        if self._closed or self._guard.foreign:
+            return
+        self._closed = True
+        await self._keeper.close()
+        await self._cluster.close()
+
+    async def describe_cluster(self) -> ClusterDescription:
+        """Brokers and the active controller."""
+        request = metadata_pb2.DescribeClusterRequest()
+        response = await self._ask("DescribeCluster", request, lambda answer: answer)
+        return admin_values.cluster(response)
+
+    async def _ask(
+        self,
+        method: str,
+        request: Any,
+        judge: Callable[[Any], Any],
+        *,
+        stub: Callable[[grpc.aio.Channel], Any] = metadata_pb2_grpc.MetadataStub,
+    ) -> Any:
+        """What ``judge`` makes of some broker's answer, retrying what is retriable.
+
+        A request with a timeout goes on to the controller and may change something, so that it
+        is not repeated on mere silence.
+        """
+        self._check_open()
+        changes = hasattr(request, "timeout_ms")
+        deadline = now_ms() + self.config.default_api_timeout_ms
+        sent = 0
+        unheard = False  # What became of an earlier attempt is not known.
+
+        def bind(channel: grpc.aio.Channel) -> Any:
+            nonlocal sent
+            sent += 1
+            return getattr(stub(channel), method)
+
+        attempt = 0
+        while True:
+            remaining = deadline - now_ms()
+            if changes:
+                request.timeout_ms = max(1, int(min(remaining, self.config.request_timeout_ms)))
+            try:
+                return judge(
+                    await self._cluster.ask_any(
+                        bind,
+                        request,
+                        what=f"{stub.__name__.removesuffix('Stub')}.{method}",
+                        timeout_ms=remaining,
+                        attempt_ms=self.config.request_timeout_ms if changes else READ_MS,
+                        once=changes,
+                    )
+                )
+            except PenstockError as error:
+                pause = self._cluster.backoff.delay_ms(attempt)
+                # The broker asked may be a moment behind; thrice is sure.
+                unknown = isinstance(error, UnknownTopicOrPartitionError) and attempt >= 2
+                if unknown or not error.retriable or now_ms() + pause >= deadline:
+                    if changes and unheard:
+                        error.add_note(
+                            f"the request was sent {sent} times, because an earlier answer did "
+                            "not come; it may have taken effect then"
+                        )
+                    raise
+                unheard = unheard or isinstance(error, _FATE_UNKNOWN)
+                attempt += 1
+            await asyncio.sleep(pause / 1000)
+
+    async def _ask_coordinator(
+        self, group_id: str, method: str, request: Any, judge: Callable[[Any], Any]
+    ) -> Any:
+        self._check_open()
+        return await self._coordinators.call(
+            group_id,
+            lambda channel: getattr(groups_pb2_grpc.GroupsStub(channel), method),
+            request,
+            judge,
+            what=f"Groups.{method}",
+            timeout_ms=self.config.default_api_timeout_ms,
+        )
+
+    def _check_open(self) -> None:
+        self._guard.check()
+        if self._closed:
+            raise ClientClosedError("the admin client is closed")
+
+
+def only(entries: Sequence[Any]) -> Any:
+    """The one entry of an answer to a question about one thing. Raises its error."""
+    if len(entries) != 1:
+        raise InvalidRequestError(f"the broker answered {len(entries)} entries where 1 was asked")
+    raise_if_error(entries[0])
+    return entries[0]
+
+
+def checked(response: Any) -> Any:
+    """The answer. Raises its error."""
+    raise_if_error(response)
+    return response
+
+
+def raise_if_error(message: Any) -> None:
+    """Raise the error that the message carries, if it does."""
+    if message.HasField("error"):
+        raise error_from_proto(message.error)

@@ -1,0 +1,233 @@
+"""What stands between a port and the services on it: bytes that are no message, and peers that
+may not say what they say.
+
+gRPC itself answers bytes that it cannot parse with UNKNOWN and writes a traceback to the log, as
+if the server had failed. Here the call ends with INVALID_ARGUMENT, and the log says nothing: it
+is the sender's mistake. Who is not a node of this cluster, on a port or a service that is for
+nodes alone, gets UNAUTHENTICATED, and a node that speaks for another one PERMISSION_DENIED.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import grpc
+from google.protobuf.message import DecodeError
+from grpc import aio
+
+from penstock.raft_meta.authentication import Peer, PeerAuthentication, Refusal
+
+_UNREADABLE: Final = Refusal(
+    grpc.StatusCode.INVALID_ARGUMENT,
+    "the request's bytes are no message of this method; send what penstock.v1 describes",
+)
+
+Speaker = Callable[[Any], int]
+"""The node that a request says it comes from."""
+
+
+class _Malformed:
+    """Stands for a request that cannot be read, on its way from gRPC to the refusal."""
+
+
+_MALFORMED: Final = _Malformed()
+
+
+@dataclass(frozen=True, slots=True)
+class NodesOnly:
+    """Methods for nodes of the cluster alone."""
+
+    authentication: PeerAuthentication
+    speakers: Mapping[str, Speaker] = field(default_factory=dict)
+    """By method: the node that a request must come from. The other methods serve any node."""
+    open_methods: frozenset[str] = frozenset()
+    """Methods that whoever gets a connection may call."""
+
+
+async def refuse(context: Any, refusal: Refusal = _UNREADABLE) -> None:
+    """End the call. Raises what gRPC ends it by."""
+    await context.abort(refusal.status, refusal.reason)
+
+
+@contextlib.asynccontextmanager
+async def refusing_malformed(context: Any) -> AsyncIterator[None]:
+    """End the call as it should when a message of its stream cannot be read in this block.
+
+    For methods that yield their answers: a wrapper around them would cost something for each.
+    """
+    try:
+        yield
+    except DecodeError:
+        await refuse(context)
+
+
+class Guarded:
+    """Takes servicers in a server's place and gives it methods that refuse what they should.
+
+    Streams of requests cost nothing more for each message, unary calls one step. A method that
+    takes a stream and yields its answers must use ``refusing_malformed`` itself, unless it is
+    for nodes only: there each message passes through here, and its speaker is checked.
+    """
+
+    def __init__(self, server: aio.Server, nodes_only: NodesOnly | None = None) -> None:
+        self._server = server
+        self._nodes_only = nodes_only
+
+    def add_generic_rpc_handlers(self, handlers: Any) -> None:
+        """Called by the generated code, with what ``add_registered_method_handlers`` gets too."""
+
+    def add_registered_method_handlers(
+        self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]
+    ) -> None:
+        """Called by the generated code with a service's methods."""
+        guarded = {name: self._guarded(name, handler) for name, handler in handlers.items()}
+        handler = grpc.method_handlers_generic_handler(service, guarded)
+        self._server.add_generic_rpc_handlers((handler,))
+
+    def _guarded(self, name: str, handler: Any) -> Any:
+        only = self._nodes_only
+        if only is not None and name not in only.open_methods:
+            return _guarded(handler, _Door(only.authentication, only.speakers.get(name)))
+        return _guarded(handler, _Door(None, None))
+
+
+class _Door:
+    """Whom one method lets in."""
+
+    def __init__(self, authentication: PeerAuthentication | None, speaker: Speaker | None) -> None:
+        self._authentication = authentication
+        self.is_open = authentication is None
+        self._speaker = speaker
+
+    async def enter(self, context: Any) -> Peer | None:
+        """The peer, once it may call the method at all; the call ends otherwise."""
+        if self._authentication is None:
+            return None
+        peer = self._authentication.identify(context)
+        if (refusal := peer.refusal()) is not None:
+            await refuse(context, refusal)
+        return peer
+
+    def refusal(self, peer: Peer | None, request: Any) -> Refusal | None:
+        """Why this request may not be put by this peer, or by anybody."""
+        if request is _MALFORMED:
+            return _UNREADABLE
+        if peer is None or self._speaker is None:
+            return None
+        return peer.refusal(self._speaker(request))
+
+    async def admit(self, request: Any, context: Any) -> None:
+        """Let a request in, or end the call."""
+        peer = await self.enter(context)
+        if (refusal := self.refusal(peer, request)) is not None:
+            await refuse(context, refusal)
+
+
+class _Inlet:
+    """A stream of requests, ended by the first that is refused."""
+
+    def __init__(self, requests: AsyncIterator[Any], door: _Door, peer: Peer | None) -> None:
+        self._requests = requests
+        self._door = door
+        self._peer = peer
+        self.refusal: Refusal | None = None
+
+    def __aiter__(self) -> _Inlet:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self.refusal is not None:
+            raise StopAsyncIteration
+        try:
+            request = await anext(self._requests)
+        except DecodeError:
+            self.refusal = _UNREADABLE
+        else:
+            self.refusal = self._door.refusal(self._peer, request)
+        if self.refusal is not None:
+            raise StopAsyncIteration
+        return request
+
+
+def _guarded(handler: Any, door: _Door) -> Any:
+    parse, serialize = handler.request_deserializer, handler.response_serializer
+    if inspect.iscoroutinefunction(handler.unary_unary):
+        return grpc.unary_unary_rpc_method_handler(
+            _guarded_unary(handler.unary_unary, door), _lenient(parse), serialize
+        )
+    if inspect.isasyncgenfunction(handler.unary_stream):
+        return grpc.unary_stream_rpc_method_handler(
+            _guarded_generator(handler.unary_stream, door), _lenient(parse), serialize
+        )
+    if inspect.iscoroutinefunction(handler.stream_unary):
+        return grpc.stream_unary_rpc_method_handler(
+            _guarded_stream(handler.stream_unary, door), parse, serialize
+        )
+    if inspect.iscoroutinefunction(handler.stream_stream):
+        return grpc.stream_stream_rpc_method_handler(
+            _guarded_stream(handler.stream_stream, door), parse, serialize
+        )
+    if inspect.isasyncgenfunction(handler.stream_stream) and not door.is_open:
+        return grpc.stream_stream_rpc_method_handler(
+            _guarded_exchange(handler.stream_stream, door), parse, serialize
+        )
+    if not inspect.isasyncgenfunction(handler.stream_stream):
+        raise TypeError(f"no guard is known for a method of this kind: {handler}")
+    return handler  # It uses refusing_malformed.
+
+
+def _lenient(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def read(data: bytes) -> Any:
+        try:
+            return parse(data)
+        except DecodeError:
+            return _MALFORMED
+
+    return read
+
+
+def _guarded_unary(behave: Callable[[Any, Any], Any], door: _Door) -> Callable[[Any, Any], Any]:
+    async def answer(request: Any, context: Any) -> Any:
+        if request is _MALFORMED or not door.is_open:
+            await door.admit(request, context)
+        return await behave(request, context)
+
+    return answer
+
+
+def _guarded_generator(behave: Callable[[Any, Any], Any], door: _Door) -> Callable[[Any, Any], Any]:
+    async def answer(request: Any, context: Any) -> AsyncIterator[Any]:
+        if request is _MALFORMED or not door.is_open:
+            await door.admit(request, context)
+        async with contextlib.aclosing(behave(request, context)) as responses:
+            async for response in responses:
+                yield response
+
+    return answer
+
+
+def _guarded_stream(behave: Callable[[Any, Any], Any], door: _Door) -> Callable[[Any, Any], Any]:
+    async def serve(requests: Any, context: Any) -> Any:
+        await door.enter(context)
+        try:
+            return await behave(requests, context)
+        except DecodeError:
+            return await refuse(context)
+
+    return serve
+
+
+def _guarded_exchange(behave: Callable[[Any, Any], Any], door: _Door) -> Callable[[Any, Any], Any]:
+    async def exchange(requests: Any, context: Any) -> AsyncIterator[Any]:
+        inlet = _Inlet(requests, door, await door.enter(context))
+        async with contextlib.aclosing(behave(inlet, context)) as responses:
+            async for response in responses:
+                yield response
+        if inlet.refusal is not None:
+            await refuse(context, inlet.refusal)
+
+    return exchange
