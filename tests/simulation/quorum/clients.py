@@ -89,7 +89,7 @@ class Client:
             self.believed = hint if hint in self.world.known_controllers() else _NOBODY
 
     async def pause(self, low_s: float, high_s: float) -> None:
-        await asyncio.sleep(self.rng.uniform(low_s, high_s))
+        await asyncio.sleep(self.rng.uniform(low_s, high_s))  # of virtual time
 
     def kill(self) -> None:
         """The process is gone."""
@@ -244,7 +244,7 @@ class Broker(Client):
                     sequence=self._sequence,
                 )
             )
-            await asyncio.sleep(0.2 if self.fenced else 0.5)
+            await asyncio.sleep(0.2 if self.fenced else 0.5)  # of virtual time
 
     # What a leader of partitions asks for.
 
@@ -395,5 +395,8 @@ class Administrator(Client):
         if process.shell._core.is_active:
             self.world.checkers.counts["entries repeated"] += 1
             future = process.quorum.submit(payload)
-            forget: Callable[[Any], object] = lambda done: done.cancelled() or done.exception()
+
+            def forget(done: Any) -> object:
+                return done.cancelled() or done.exception()
+
             future.add_done_callback(forget)

@@ -37,7 +37,18 @@ class Faults:
         world, rng, weather = self._world, self._rng, self._world.network.weather
         voters, everybody = list(world.settings.voters), self._everybody()
         kind = rng.choice(
-            ["calm", "calm", "lossy", "slow", "rough", "rough", "cut", "one way", "isolate", "split"]
+            [
+                "calm",
+                "calm",
+                "lossy",
+                "slow",
+                "rough",
+                "rough",
+                "cut",
+                "one way",
+                "isolate",
+                "split",
+            ]
         )
         weather.clear()
         if kind in ("lossy", "rough"):
@@ -136,6 +147,8 @@ class Faults:
         world.note(f"the clock of controller {process.node_id}: {kind}")
 
         def mend() -> None:
+            if world.is_healed:
+                return
             clock.set(rate=1.0)
             loop.clock_changed()
 
@@ -152,6 +165,8 @@ class Faults:
         for number in range(20):
 
             def flash(number: int = number) -> None:
+                if world.is_healed:
+                    return
                 leap_s = 0.0 if number % 2 else rng.uniform(0, 1.0)
                 clock.set(rate=0.0 if number % 2 and number < 19 else 1.0, leap_s=leap_s)
                 loop.clock_changed()

@@ -19,6 +19,7 @@ _CALM_S = 3.0
 def heal(world: World) -> None:
     """All faults end; within bounded time all is well; a bad link unseats nobody."""
     world.note("everything heals")
+    world.is_healed = True
     world.network.weather.clear()
     for number in world.settings.voters:
         world.disks[number].fuse = None
@@ -124,6 +125,8 @@ def _healthy_leader_stays(world: World) -> None:
         world.let(_CALM_S)
         now = leader.voter
         require(
-            now is not None and now.status().term == term and now.status().leader_id == leader.node_id,
+            now is not None
+            and now.status().term == term
+            and now.status().leader_id == leader.node_id,
             f"the leader of term {term} was unseated when controller {other} {what}",
         )

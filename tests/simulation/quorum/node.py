@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import traceback
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
@@ -25,6 +26,7 @@ from penstock.raft_meta.rules import replicating
 from penstock.raft_meta.service import ControllerServicer
 from penstock.raft_meta.voter import Voter
 from penstock.v1 import raft_pb2
+from tests.simulation.quorum.checkers import Violation
 from tests.simulation.quorum.disk import Crash, Disk, SimulatedOs, SimulatedPath
 from tests.simulation.quorum.network import End
 from tests.simulation.quorum.virtual_time import Clock, ProcessLoop
@@ -168,17 +170,31 @@ class Observed:
 
     def apply(self, index: int, term: int, payload: bytes) -> bytes:
         checkers = self._process.world.checkers
-        checkers.before_apply(self._process, index, term, payload)
-        result = self._shell.apply(index, term, payload)
-        checkers.applied(self._process, index, payload, result, self._shell.state)
+        with self._telling():
+            checkers.before_apply(self._process, index, term, payload)
+            result = self._shell.apply(index, term, payload)
+            checkers.applied(self._process, index, payload, result, self._shell.state)
         return result
 
     def snapshot(self) -> bytes:
         return self._shell.snapshot()
 
     def install(self, index: int, snapshot: bytes) -> None:
-        self._shell.install(index, snapshot)
-        self._process.world.checkers.installed(self._process, index, self._shell.state)
+        with self._telling():
+            self._shell.install(index, snapshot)
+            self._process.world.checkers.installed(self._process, index, self._shell.state)
+
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
+        """What is raised here ends the controller, in production; and here the simulation."""
+        try:
+            yield
+        except Violation as violation:
+            self._process.world.fail(violation)
+            raise
+        except Exception:
+            self._process.world.fail(Violation(f"unexpected: {traceback.format_exc()}"))
+            raise
 
 
 class InOrder(dict[Any, None]):

@@ -18,7 +18,7 @@ import structlog
 
 from penstock.raft_meta.quorum import Role
 from penstock.v1 import raft_pb2
-from tests.simulation.quorum.checkers import Checkers, Violation, require
+from tests.simulation.quorum.checkers import Checkers, Violation
 from tests.simulation.quorum.clients import Administrator, Broker
 from tests.simulation.quorum.disk import Disk
 from tests.simulation.quorum.network import End, Network
@@ -114,7 +114,7 @@ class World:
         self.processes: dict[int, Process] = {}
         self.brokers: dict[int, Broker] = {}
         self.administrators: list[Administrator] = []
-        self._reading = True
+        self.is_healed = False
 
     # What processes ask of it.
 
@@ -124,7 +124,8 @@ class World:
 
     def disk_latency_s(self) -> float:
         """How long a sync takes."""
-        if self.settings.slow_disks and self.rng.random() < 0.05:
+        slow = self.settings.slow_disks and not self.is_healed
+        if slow and self.rng.random() < 0.05:
             return self.rng.uniform(0.05, 0.4)
         return self.rng.uniform(0.0002, 0.004)
 
@@ -310,8 +311,6 @@ class World:
 
     def _read(self) -> None:
         """Somebody reads at a controller that thinks it leads."""
-        if not self._reading:
-            return
         self.scheduler.after(self.rng.uniform(0.01, 0.2), self._read)
         process = self.processes.get(self.rng.choice(list(self.settings.voters)))
         if process is not None and not process.is_stopping and process.thread is not None:
@@ -344,6 +343,3 @@ def totals_of(reports: list[Report]) -> Counter[str]:
     for report in reports:
         whole.update(report.totals)
     return whole
-
-
-__all__ = ["Report", "Settings", "World", "quiet", "require", "totals_of"]
