@@ -9,6 +9,7 @@ snapshot    a broker comes anew: until it has received everything
 restart     a follower controller is killed and started: until it has applied everything
 fail-over   the active controller is killed: until the next topic is committed
 lost        a broker is killed: until every other knows new leaders of all it led
+stall       the longest that the active controller left a caller without an answer, in all of it
 memory      of the active controller, above that with no partition, after creation
 
 Exit status 1 when a goal is missed at the largest size.
@@ -17,15 +18,18 @@ Exit status 1 when a goal is missed at the largest size.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shutil
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+import grpc
 from children import rss_mb
 from fleet import Fleet
 
@@ -37,6 +41,7 @@ PARTITIONS_A_TOPIC: Final = 1000
 SIZES: Final = (1_000, 3_000, 10_000, 30_000, 100_000)
 GOAL_FAIL_OVER_SECONDS: Final = 3.0
 GOAL_BYTES_A_PARTITION: Final = 1024
+_PROBE_SECONDS: Final = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +56,35 @@ class Point:
     fail_over_s: float
     lost_s: float
     lost_leaderships: int
+    create_stall_s: float
+    lost_stall_s: float
     rss_mb: float
     bytes_a_partition: float
+
+
+class Prober:
+    """Asks a controller all the time how the quorum is; keeps the longest wait for an answer."""
+
+    def __init__(self, fleet: Fleet, node_id: int) -> None:
+        self._fleet = fleet
+        self._node_id = node_id
+        self._longest_s = 0.0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> float:
+        """End; the longest wait in seconds."""
+        self._stop.set()
+        self._thread.join()
+        return self._longest_s
+
+    def _run(self) -> None:
+        while not self._stop.wait(_PROBE_SECONDS):
+            began_s = time.monotonic()
+            with contextlib.suppress(grpc.RpcError):
+                self._fleet.quorum(self._node_id)
+            self._longest_s = max(self._longest_s, time.monotonic() - began_s)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -82,9 +114,11 @@ def measure(fleet: Fleet, partitions: int) -> Point:
 
     a_topic = min(PARTITIONS_A_TOPIC, partitions)
     topics = -(-partitions // a_topic)
+    prober = Prober(fleet, active)
     made = first.ask("create", topics=topics, partitions=a_topic, replicas=REPLICAS, name="topic")
     known = fleet.ask_all(every, "knows", partitions=topics * a_topic)
     create_s = max(answer["at"] for answer in known) - made["began"]
+    create_stall_s = prober.stop()
     rss = rss_mb(fleet.controller_pid(active))
 
     snapshot = first.ask("snapshot", address=fleet.address(active))
@@ -93,10 +127,11 @@ def measure(fleet: Fleet, partitions: int) -> Point:
     return Point(
         partitions=topics * a_topic,
         create_s=create_s,
+        create_stall_s=create_stall_s,
         snapshot_s=snapshot["received"],
         snapshot_mb=snapshot["bytes"] / 1e6,
         restart_s=_restart(fleet, active),
-        fail_over_s=_fail_over(fleet, active),
+        fail_over_s=_fail_over(fleet),
         **_lose_a_broker(fleet),
         rss_mb=rss,
         bytes_a_partition=(rss - rss_before) * 1e6 / (topics * a_topic),
@@ -113,8 +148,8 @@ def _restart(fleet: Fleet, active: int) -> float:
     return fleet.wait_applied(follower, index) - began_s
 
 
-def _fail_over(fleet: Fleet, active: int) -> float:
-    first = fleet.brokers[fleet.broker_ids[0]]
+def _fail_over(fleet: Fleet) -> float:
+    active, first = fleet.active_controller(), fleet.brokers[fleet.broker_ids[0]]
     fleet.ask_all(fleet.broker_ids, "unfenced", nodes=fleet.broker_ids)
     first.ask("begin_load", name="load", clients=1, replicas=REPLICAS)
     first.ask("answered_after", at=0.0)
@@ -130,10 +165,11 @@ def _fail_over(fleet: Fleet, active: int) -> float:
 def _lose_a_broker(fleet: Fleet) -> dict[str, float]:
     *others, victim = fleet.broker_ids
     led = fleet.brokers[victim].ask("led_by", node=victim)["count"]
+    prober = Prober(fleet, fleet.active_controller())
     killed_s = fleet.kill_broker(victim)
     answers = fleet.ask_all(others, "led_without", node=victim)
     lost_s = max(answer["at"] for answer in answers) - killed_s
-    return {"lost_s": lost_s, "lost_leaderships": led}
+    return {"lost_s": lost_s, "lost_leaderships": led, "lost_stall_s": prober.stop()}
 
 
 def show(points: Sequence[Point], *, as_json: bool) -> int:
@@ -149,7 +185,7 @@ def show(points: Sequence[Point], *, as_json: bool) -> int:
     else:
         columns = (
             "Partitions", "Create s", "Snapshot s", "MB", "Restart s", "Fail-over s",
-            "Broker lost s", "It led", "RSS MB", "Bytes a partition",
+            "Broker lost s", "It led", "Stall s", "RSS MB", "Bytes a partition",
         )  # fmt: skip
         print_table(
             columns,
@@ -163,6 +199,7 @@ def show(points: Sequence[Point], *, as_json: bool) -> int:
                     f"{point.fail_over_s:.2f}",
                     f"{point.lost_s:.2f}",
                     f"{point.lost_leaderships:,}",
+                    f"{max(point.create_stall_s, point.lost_stall_s):.2f}",
                     f"{point.rss_mb:.0f}",
                     f"{point.bytes_a_partition:.0f}",
                 )

@@ -19,6 +19,7 @@ from grpc import aio
 
 from penstock.broker.controller_link import BrokerIdentity, ControllerLink
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage
+from penstock.raft_meta.connecting import NodeConnector
 from penstock.v1 import cluster_pb2, controller_pb2
 from penstock.v1.controller_pb2_grpc import ControllerStub
 from penstock.wire.errors import RequestTimedOutError
@@ -45,6 +46,7 @@ class Broker:
             identity,
             {int(node): tuple(at) for node, at in given["voters"].items()},
             self._image,
+            connector=NodeConnector(None),
             heartbeat_interval_ms=1000,
             session_timeout_ms=6000,
             on_change=self._on_change,
