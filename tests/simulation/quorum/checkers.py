@@ -166,6 +166,14 @@ class Checkers:
         self.counts["snapshots installed"] += 1
         self._same_state(process, state.applied_index, state)
 
+    def encoded(self, process: Process, index: int, snapshot: bytes) -> None:
+        """A snapshot, encoded after its index while the state went on, is of its index."""
+        self.counts["snapshots encoded"] += 1
+        require(
+            self.state_crc[index] == crc32c.crc32c(snapshot),
+            f"node {process.node_id}'s snapshot up to {index} is of another state",
+        )
+
     def _same_state(self, process: Process, index: int, state: ClusterState) -> None:
         known = self.state_crc.get(index)
         require(

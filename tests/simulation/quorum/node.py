@@ -176,8 +176,16 @@ class Observed:
             checkers.applied(self._process, index, payload, result, self._shell.state)
         return result
 
-    def snapshot(self) -> bytes:
-        return self._shell.snapshot()
+    def freeze(self) -> Callable[[], bytes]:
+        encode, index = self._shell.freeze(), self._process.applied_index
+
+        def later() -> bytes:
+            data = encode()
+            with self._telling():
+                self._process.world.checkers.encoded(self._process, index, data)
+            return data
+
+        return later
 
     def install(self, index: int, snapshot: bytes) -> None:
         with self._telling():
@@ -327,6 +335,12 @@ def _seeded() -> random.Random:
     return random.Random(loop.process.world.rng.random())
 
 
+def _impatient_time_s() -> float:
+    """The state machine's slices end where chance wills."""
+    loop: Any = asyncio.get_running_loop()
+    return float(loop.time()) + loop.process.world.rng.choice([0.0, 0.0, 0.0, 1.0])
+
+
 @contextlib.contextmanager
 def simulated(*, batch_bytes: int, chunk_bytes: int) -> Iterator[None]:
     """Inside, the production modules find the simulation where the machine would be."""
@@ -339,6 +353,7 @@ def simulated(*, batch_bytes: int, chunk_bytes: int) -> Iterator[None]:
         (raft_quorum, "RaftLink", SimulatedLink),
         (raft_quorum, "LmdbJournal", _journal),
         (raft_quorum, "random", SimpleNamespace(Random=_seeded)),
+        (raft_quorum, "time", SimpleNamespace(monotonic=_impatient_time_s)),
         (raft_quorum, "os", no_os),
         (raft_quorum, "fcntl", no_lock),
         (snapshots, "os", SimulatedOs),

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+_EXECUTOR_S = 0.01  # What runs beside the loop is done after so long.
 _TASKS_KEPT = 64  # So many, and those that are done are forgotten.
 
 
@@ -247,7 +248,16 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         self, executor: object, func: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
         future = self.create_future()
-        self.in_world_time(0.01, lambda: future.done() or future.set_result(func(*args)))
+
+        def run() -> None:
+            if future.done():
+                return
+            try:
+                future.set_result(func(*args))
+            except Exception as error:
+                future.set_exception(error)
+
+        self.in_world_time(_EXECUTOR_S, run)
         return future
 
     def get_debug(self) -> bool:
