@@ -86,7 +86,7 @@ class ControllerShell:
         self._clock_ms = clock_ms
         self._quorum: Quorum = None  # type: ignore[assignment]  # bind() is called first.
         self.state = ClusterState()
-        self.feed = MetadataFeed(self._metadata, self.endpoint)
+        self.feed = MetadataFeed(lambda: self.state.frozen().metadata, self.endpoint)
         self._core = ActiveController(
             LivenessSettings(
                 session_timeout_ms=config.broker_session_timeout_ms,
@@ -104,9 +104,6 @@ class ControllerShell:
         self._streams: dict[int, HeartbeatStream] = {}
         self._stream_ids = itertools.count(1)
         self._timer: asyncio.TimerHandle | None = None
-
-    def _metadata(self) -> cluster_pb2.MetadataDelta:
-        return self.state.metadata()
 
     def bind(self, quorum: Quorum) -> None:
         """Take part in a quorum that this is the state machine of."""
@@ -132,9 +129,9 @@ class ControllerShell:
         self.feed.changed(applied.delta)
         return applied.result.SerializeToString()
 
-    def snapshot(self) -> bytes:
-        """The whole state."""
-        return self.state.snapshot()
+    def freeze(self) -> Callable[[], bytes]:
+        """The whole state, to be encoded later."""
+        return self.state.frozen().snapshot
 
     def install(self, index: int, snapshot: bytes) -> None:
         """Replace the whole state."""

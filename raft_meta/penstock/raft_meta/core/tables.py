@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from copy import copy
 from itertools import groupby
 from operator import itemgetter
 from typing import Final
@@ -43,6 +44,16 @@ class Tables:
         self.encoder = PartitionEncoder()
         self._shared: dict[tuple[int, ...], tuple[int, ...]] = {}
 
+    def frozen(self) -> Tables:
+        """These tables as they are now; nobody changes them any more. On any thread."""
+        copied = copy(self)
+        for name, table in vars(self).items():
+            if isinstance(table, dict):
+                setattr(copied, name, table.copy())
+        copied.partitions = {topic_id: kept.copy() for topic_id, kept in self.partitions.items()}
+        copied.encoder = PartitionEncoder()
+        return copied
+
     def put_topic(self, topic: Topic) -> None:
         """Add the topic or replace its configs."""
         self.topics[topic.topic_id] = topic
@@ -71,8 +82,9 @@ class Tables:
             before = kept[number]
             kept[number] = partition
             if before.replicas is partition.replicas:
-                self._count_leader(before, -1)
-                self._count_leader(partition, 1)
+                if before.leader != partition.leader:
+                    self._count_leader(before, -1)
+                    self._count_leader(partition, 1)
                 return
             self._count(before, -1)
         elif number == len(kept):
