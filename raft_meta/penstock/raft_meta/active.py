@@ -12,7 +12,7 @@ import structlog
 
 from penstock.raft_meta.config import ControllerConfig
 from penstock.raft_meta.core.active_controller import ActiveController
-from penstock.raft_meta.core.cluster_state import METADATA_VERSION, ClusterState
+from penstock.raft_meta.core.cluster_state import ClusterState
 from penstock.raft_meta.core.controller_events import (
     BecameActive,
     CommandApplied,
@@ -28,6 +28,7 @@ from penstock.raft_meta.core.controller_events import (
     Tick,
 )
 from penstock.raft_meta.core.sessions import LivenessSettings
+from penstock.raft_meta.core.versions import METADATA_VERSION
 from penstock.raft_meta.metadata_stream import MetadataFeed
 from penstock.raft_meta.quorum import Leadership, Quorum
 from penstock.v1 import cluster_pb2, controller_pb2
@@ -91,6 +92,9 @@ class ControllerShell:
                 session_timeout_ms=config.broker_session_timeout_ms,
                 disconnect_grace_ms=config.broker_disconnect_grace_ms,
                 takeover_grace_ms=config.takeover_grace_ms,
+                balance=config.balance,
+                balance_interval_ms=config.balance_interval_ms,
+                balance_threshold_percent=config.balance_threshold_percent,
             )
         )
         self._epoch = 0  # The term led, 0 when not leading.
