@@ -9,18 +9,25 @@ import asyncio
 import contextlib
 import gc
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import uvloop
 from children import Answer, serve, settings
 from grpc import aio
 
+from penstock.raft_meta.authentication import PeerAuthentication
 from penstock.raft_meta.config import ControllerConfig
+from penstock.raft_meta.credentials import NodeTls
+from penstock.raft_meta.exposure import TlsFiles
+from penstock.raft_meta.guarding import Guarded, NodesOnly
 from penstock.raft_meta.journal import LmdbJournal
+from penstock.raft_meta.listening import bind
 from penstock.raft_meta.raft_quorum import RaftQuorum
 from penstock.v1 import raft_pb2_grpc
-from penstock.wire.transport import SERVER_OPTIONS, format_address, quiet_grpc, tune_malloc
+from penstock.wire.transport import SERVER_OPTIONS, quiet_grpc, tune_malloc
 
 _COMMAND: Final = b"x" * 100
 _SYNCS: Final = [0]
@@ -37,9 +44,9 @@ class Counter:
         self.applied += 1
         return b""
 
-    def snapshot(self) -> bytes:
-        """The count."""
-        return self.applied.to_bytes(8, "big")
+    def freeze(self) -> Callable[[], bytes]:
+        """The count, to be encoded."""
+        return partial(self.applied.to_bytes, 8, "big")
 
     def install(self, _index: int, snapshot: bytes) -> None:
         """Take over another's count."""
@@ -88,11 +95,18 @@ async def main(given: Answer) -> None:
     given["data_dir"] = Path(given["data_dir"])
     given["listen"] = tuple(given["listen"])
     given["voters"] = {int(n): tuple(at) for n, at in given["voters"].items()}
+    files = given.pop("tls")
     config = ControllerConfig(**given)
-    quorum = RaftQuorum(config, Counter())
+    tls: NodeTls | None = None
+    if files is not None:
+        paths = TlsFiles(*(Path(path) for path in files))
+        tls = NodeTls(paths, cluster_id=config.cluster_id, node_id=config.node_id)
+    quorum = RaftQuorum(config, Counter(), tls)
     server = aio.server(options=SERVER_OPTIONS)
-    raft_pb2_grpc.add_RaftServicer_to_server(quorum.link, server)
-    server.add_insecure_port(format_address(*config.listen))
+    bind(server, config.listen, setting="controller.listen", tls=tls)
+    authentication = PeerAuthentication(config.cluster_id, tls=tls is not None)
+    guarded: Any = Guarded(server, NodesOnly(authentication))
+    raft_pb2_grpc.add_RaftServicer_to_server(quorum.link, guarded)
     await quorum.start()
     await server.start()
     gc.collect()

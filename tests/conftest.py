@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
+
+# A shell without job control starts what is in its background with SIGINT ignored, and processes
+# inherit that: the commands under test are to end by Ctrl-C wherever the tests run.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # gRPC's own notices of broken connections are what the tests provoke on purpose.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

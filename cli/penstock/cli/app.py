@@ -27,6 +27,7 @@ from penstock.cli.errors import (
 )
 from penstock.cli.settings import Bootstrap, GlobalOptions, Output
 from penstock.cli.standard_streams import OutputError, silence_stdout
+from penstock.cli.tls_options import TlsCa, TlsCert, TlsKey, TlsOptions, accept_tls_options
 from penstock.wire.errors import PenstockError
 
 # The base of every complaint about a command line. typer gives it no name of its own.
@@ -136,14 +137,18 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _global_options(
     ctx: typer.Context,
+    *,
     bootstrap: Bootstrap = None,
     output: Output = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
     _version: Annotated[
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    ctx.obj = GlobalOptions(bootstrap, output)
+    ctx.obj = GlobalOptions(bootstrap, output, TlsOptions(tls_ca, tls_cert, tls_key))
 
 
 app.command("dev")(dev.dev)
@@ -156,3 +161,4 @@ app.command("consume")(consume.consume)
 app.add_typer(groups.app, name="groups")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(log.app, name="log")
+accept_tls_options(app)

@@ -1,7 +1,7 @@
 """A throw-away authority and its certificates, for clusters on one machine.
 
-Its key lies beside what it signs: whoever can read the directory can be anybody. For machines of
-their own, docs/operating/security.md makes certificates with an authority that is kept apart.
+The authority's key is never written anywhere: when its object is gone, nobody signs with it any
+more. For clusters that last, docs/operating/security.md makes certificates with one that is kept.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def issue_node(
 def write_files(directory: Path, name: str, authority: Authority, issued: Issued) -> TlsFiles:
     """Write ``ca.pem``, ``NAME.pem`` and ``NAME-key.pem``, which its owner alone may read."""
     directory.mkdir(parents=True, exist_ok=True)
-    files = TlsFiles(directory / "ca.pem", directory / f"{name}.pem", directory / f"{name}-key.pem")
+    files = files_in(directory, name)
     files.ca.write_bytes(authority.pem)
     files.certificate.write_bytes(issued.certificate)
     files.key.unlink(missing_ok=True)
@@ -119,6 +119,22 @@ def write_files(directory: Path, name: str, authority: Authority, issued: Issued
     with os.fdopen(descriptor, "wb") as file:
         file.write(issued.key)
     return files
+
+
+def make_cluster_files(
+    directory: Path, cluster_id: str, node_ids: Sequence[int], hosts: Sequence[str]
+) -> None:
+    """Write the files of every node, and a client's, with an authority made for them."""
+    authority = Authority()
+    for node_id in node_ids:
+        issued = issue_node(authority, node_id, cluster_id, hosts)
+        write_files(directory, f"node-{node_id}", authority, issued)
+    write_files(directory, "client", authority, authority.issue("client", ["client"]))
+
+
+def files_in(directory: Path, name: str) -> TlsFiles:
+    """Where ``write_files`` puts them."""
+    return TlsFiles(directory / "ca.pem", directory / f"{name}.pem", directory / f"{name}-key.pem")
 
 
 def _name(common_name: str) -> x509.Name:

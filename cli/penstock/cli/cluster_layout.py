@@ -18,6 +18,8 @@ from penstock.broker.datadir import (
     lock_directory,
     new_cluster_id,
 )
+from penstock.cli.certificates import files_in, make_cluster_files
+from penstock.raft_meta.exposure import TlsFiles
 from penstock.wire.errors import (
     AddressInUseError,
     ConfigurationError,
@@ -31,6 +33,7 @@ DEFAULT_BASE_PORT: Final = 9092
 CONTROLLER_PORT_DISTANCE: Final = 1000
 MAX_NODES: Final = 99
 _CLUSTER_FILE: Final = "cluster.json"
+_TLS_DIRECTORY: Final = "tls"
 _USUAL_REPLICATION: Final = 3
 _HIGHEST_PORT: Final = 65_535
 _HEADER: Final = """\
@@ -72,6 +75,7 @@ class _ClusterFile:
     nodes: int
     base_port: int
     complete: bool = False
+    tls: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,8 @@ class ClusterLayout:
     cluster_id: str
     plans: tuple[NodePlan, ...]
     environment_names: frozenset[str]
+    client_tls: TlsFiles | None = None
+    """What clients show and trust; None without TLS."""
 
     def plan(self, node_id: int) -> NodePlan:
         """The plan of one node."""
@@ -93,13 +99,16 @@ def prepare_layout(
     *,
     nodes: int | None = None,
     base_port: int | None = None,
+    tls: bool = False,
     settings: Mapping[str, str | int] | None = None,
 ) -> ClusterLayout:
     """Make or find the cluster of ``directory``; None means: as it was, or the defaults.
 
     A directory that holds a cluster keeps its id, its data and each node's own settings. Another
     number of nodes than it was made with is refused: the set of controllers is part of what the
-    data means. Another base port moves it. ``settings`` go into the file of each new node.
+    data means. Another base port moves it. With ``tls`` a new cluster has certificates of its own
+    on every port; one that was made without is refused. ``settings`` go into the file of each new
+    node.
 
     Nothing is written while a node of the cluster runs (DataDirectoryError), or for a new cluster
     or a move where a port is taken (AddressInUseError).
@@ -110,10 +119,16 @@ def prepare_layout(
             new_cluster_id(),
             DEFAULT_NODES if nodes is None else nodes,
             DEFAULT_BASE_PORT if base_port is None else base_port,
+            tls=tls,
         )
         _refuse_unknown_contents(directory)
     else:
         wanted = _adapt(directory, found, nodes, base_port)
+        if tls and not found.tls:
+            raise DataDirectoryError(
+                f"{directory} holds a cluster without TLS; start it without --tls, or choose "
+                "another --data-dir"
+            )
     plans = _plans(directory, wanted)
     with _not_running(directory, plans):
         if wanted.complete:
@@ -122,8 +137,32 @@ def prepare_layout(
         if found is None or found.base_port != wanted.base_port:
             check_ports(plans)
         _write_files(directory, wanted, plans, settings or {})
-    names = frozenset(_environment_name(key) for key in _own_settings(plans[0], plans))
-    return ClusterLayout(directory, wanted.cluster_id, plans, names | {"PENSTOCK_BOOTSTRAP"})
+    own = _own_settings(plans[0], plans, tls=True)
+    # Also without TLS: what commands are to show and trust is not for nodes.
+    names = frozenset({"PENSTOCK_BOOTSTRAP", *map(_environment_name, own)})
+    client_tls = _client_tls(directory) if wanted.tls else None
+    return ClusterLayout(directory, wanted.cluster_id, plans, names, client_tls)
+
+
+def _client_tls(directory: Path) -> TlsFiles:
+    return files_in(directory.resolve() / _TLS_DIRECTORY, "client")
+
+
+def _write_certificates(directory: Path, cluster: _ClusterFile, plans: Sequence[NodePlan]) -> None:
+    """Make the certificates, all anew if one is missing: their authority is gone."""
+    names = ["client", *(plan.directory.name for plan in plans)]
+    wanted = [files_in(directory / _TLS_DIRECTORY, name) for name in names]
+    if all(path.exists() for files in wanted for path in (files.ca, files.certificate, files.key)):
+        return
+    try:
+        make_cluster_files(
+            directory / _TLS_DIRECTORY,
+            cluster.cluster_id,
+            [plan.node_id for plan in plans],
+            [HOST, "localhost"],
+        )
+    except OSError as error:
+        raise DataDirectoryError(f"cannot write into {directory}: {error.strerror}") from None
 
 
 @contextlib.contextmanager
@@ -155,9 +194,12 @@ def _write_files(
     settings: Mapping[str, str | int],
 ) -> None:
     _write_cluster_file(directory, cluster)
+    if cluster.tls:
+        _write_certificates(directory, cluster, plans)
     for plan in plans:
         format_directory(plan.directory, cluster.cluster_id, plan.node_id)
-        _write_node_file(plan, plans, {**_defaults(len(plans)), **settings})
+        own = _own_settings(plan, plans, tls=cluster.tls)
+        _write_node_file(plan, own, {**_defaults(len(plans)), **settings})
     if not cluster.complete:
         _write_cluster_file(directory, replace(cluster, complete=True))
 
@@ -216,7 +258,7 @@ def _adapt(
             f"start it with --nodes {found.nodes}, or choose another --data-dir"
         )
     port = found.base_port if base_port is None else base_port
-    return _ClusterFile(found.cluster_id, found.nodes, port, complete=found.complete)
+    return replace(found, base_port=port)
 
 
 def _require_node(plan: NodePlan) -> None:
@@ -273,12 +315,12 @@ def _defaults(nodes: int) -> dict[str, str | int]:
     return {"offsets.topic.replication.factor": nodes}
 
 
-def _own_settings(plan: NodePlan, plans: Sequence[NodePlan]) -> dict[str, str | int]:
+def _own_settings(plan: NodePlan, plans: Sequence[NodePlan], *, tls: bool) -> dict[str, str | int]:
     """The settings that tell one node of the cluster from another."""
     voters = ",".join(
         f"{other.node_id}@{format_address(HOST, other.controller_port)}" for other in plans
     )
-    return {
+    own: dict[str, str | int] = {
         "node.id": plan.node_id,
         "node.roles": "controller,broker",
         "data.dir": str(plan.directory.resolve()),
@@ -286,13 +328,18 @@ def _own_settings(plan: NodePlan, plans: Sequence[NodePlan]) -> dict[str, str | 
         "controller.listen": format_address(HOST, plan.controller_port),
         "controller.quorum.voters": voters,
     }
+    if tls:
+        files = files_in(plan.directory.resolve().parent / _TLS_DIRECTORY, plan.directory.name)
+        own["tls.ca"] = str(files.ca)
+        own["tls.certificate"] = str(files.certificate)
+        own["tls.key"] = str(files.key)
+    return own
 
 
 def _write_node_file(
-    plan: NodePlan, plans: Sequence[NodePlan], settings: Mapping[str, str | int]
+    plan: NodePlan, own: Mapping[str, str | int], settings: Mapping[str, str | int]
 ) -> None:
     """Write the node's file when it is new or its addresses moved; the user's settings stay."""
-    own = _own_settings(plan, plans)
     found = _read_node_file(plan.config_path)
     if found is not None and all(found.get(key) == value for key, value in own.items()):
         return

@@ -17,7 +17,8 @@ def admin_client(settings: Settings) -> Iterator[AdminClient]:
     """An administration client, closed at the end."""
     from penstock.client import AdminClient  # noqa: PLC0415 - it imports gRPC.
 
-    with AdminClient(settings.bootstrap, client_id="penstock-cli") as admin:
+    tls = settings.tls.client_settings()
+    with AdminClient(settings.bootstrap, client_id="penstock-cli", **tls) as admin:
         yield admin
 
 

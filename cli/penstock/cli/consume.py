@@ -215,8 +215,11 @@ def _reset_of(start: int | str | None, from_beginning: bool) -> OffsetReset:
 def _connect(settings: Settings, group: str | None, reset: OffsetReset) -> Consumer:
     from penstock.client import Consumer  # noqa: PLC0415 - it imports gRPC.
 
+    tls = settings.tls.client_settings()
     if group is None:
-        return Consumer(settings.bootstrap, client_id="penstock-cli", auto_offset_reset=reset)
+        return Consumer(
+            settings.bootstrap, client_id="penstock-cli", auto_offset_reset=reset, **tls
+        )
     return Consumer(
         settings.bootstrap,
         client_id="penstock-cli",
@@ -224,6 +227,7 @@ def _connect(settings: Settings, group: str | None, reset: OffsetReset) -> Consu
         group_id=group,
         # Committed here, by what was printed.
         enable_auto_commit=False,
+        **tls,
     )
 
 

@@ -51,6 +51,14 @@ def dev(
             show_default="9092, or as the directory has",
         ),
     ] = None,
+    tls: Annotated[
+        bool,
+        typer.Option(
+            "--tls",
+            help="Make certificates, and let nobody in without one.",
+            show_default="as the directory has",
+        ),
+    ] = False,
 ) -> None:
     """Start a cluster of real processes here, and stop it with Ctrl-C.
 
@@ -64,7 +72,7 @@ def dev(
     from penstock.cli.local_cluster import LocalCluster  # noqa: PLC0415 - see above.
 
     with handled(_interrupt), _directory(data_dir) as directory:
-        layout = prepare_layout(directory, nodes=nodes, base_port=base_port)
+        layout = prepare_layout(directory, nodes=nodes, base_port=base_port, tls=tls)
         cluster = LocalCluster(layout)
         try:
             cluster.start()
@@ -72,6 +80,11 @@ def dev(
                 report(
                     f"node {plan.node_id}: pid {cluster.pid(plan.node_id)}, "
                     f"{plan.address}, log in {plan.log_path}"
+                )
+            if (files := layout.client_tls) is not None:
+                report(
+                    f"clients need: --tls-ca {files.ca} --tls-cert {files.certificate} "
+                    f"--tls-key {files.key}"
                 )
             cluster.wait_ready(on_wait=lambda reason: report(f"waiting: {reason}"))
             print(f"ready: {cluster.bootstrap}", flush=True)

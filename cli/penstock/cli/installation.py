@@ -8,6 +8,7 @@ from typing import Final
 from penstock.cli.errors import EXIT_FAILED, report
 
 BROKER_PACKAGES: Final = {
+    "cryptography": "cryptography",
     "grpcio-health-checking": "grpc_health",
     "grpcio-reflection": "grpc_reflection",
     "lmdb": "lmdb",

@@ -141,7 +141,7 @@ class LocalCluster:
                 for line in log:
                     failure.add_note(line)
                 raise failure
-            reason = describe_unready(self.layout.plans)
+            reason = describe_unready(self.layout.plans, self.layout.client_tls)
             if not reason:
                 return
             if reason != last_reason:

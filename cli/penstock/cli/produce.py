@@ -259,6 +259,7 @@ def _connect(
         # Lines come fast from a file: larger batches than the library's default cost less.
         batch_size=131_072,
         delivery_timeout_ms=int(timeout * 1000),
+        **settings.tls.client_settings(),
     )
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
 import typer
 
 from penstock.cli.output import OutputFormat
+from penstock.cli.tls_options import VARIABLES, TlsOptions, from_environment, of_command
 
 BOOTSTRAP_VARIABLE: Final = "PENSTOCK_BOOTSTRAP"
 DEFAULT_BOOTSTRAP: Final = "localhost:9092"
@@ -35,6 +36,7 @@ class Settings:
 
     bootstrap: str
     output: OutputFormat
+    tls: TlsOptions = field(default_factory=TlsOptions)
 
     @property
     def as_json(self) -> bool:
@@ -48,6 +50,7 @@ class GlobalOptions:
 
     bootstrap: str | None = None
     output: OutputFormat | None = None
+    tls: TlsOptions = field(default_factory=TlsOptions)
 
 
 def resolve(ctx: typer.Context, bootstrap: str | None, output: OutputFormat | None) -> Settings:
@@ -62,6 +65,7 @@ def resolve(ctx: typer.Context, bootstrap: str | None, output: OutputFormat | No
             bootstrap or before.bootstrap or os.environ.get(BOOTSTRAP_VARIABLE) or DEFAULT_BOOTSTRAP
         ),
         output=output or before.output or OutputFormat.TABLE,
+        tls=of_command(ctx).over(before.tls).over(from_environment()),
     )
 
 
@@ -75,9 +79,9 @@ def require_text(ctx: typer.Context) -> None:
                 if isinstance(text, str) and (shown := _not_utf8(text)):
                     raise typer.BadParameter(shown, ctx=context, param=parameter)
         context = context.parent
-    variable = os.environ.get(BOOTSTRAP_VARIABLE, "")
-    if shown := _not_utf8(variable):
-        raise typer.BadParameter(f"{BOOTSTRAP_VARIABLE}: {shown}")
+    for variable in (BOOTSTRAP_VARIABLE, *VARIABLES.values()):
+        if shown := _not_utf8(os.environ.get(variable, "")):
+            raise typer.BadParameter(f"{variable}: {shown}")
 
 
 def _not_utf8(text: str) -> str:

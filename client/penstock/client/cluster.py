@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final, TypeVar, cast
 
@@ -15,6 +16,7 @@ from penstock.client.background import ForkGuard
 from penstock.client.config import Address, CommonConfig
 from penstock.client.core.backoff import Backoff
 from penstock.client.core.metadata_cache import MetadataCache
+from penstock.client.tls import ClientTls
 from penstock.client.transport import diagnose, rpc_error
 from penstock.v1 import metadata_pb2, metadata_pb2_grpc
 from penstock.wire.errors import (
@@ -32,6 +34,8 @@ T = TypeVar("T")
 _LOG: Final = logging.getLogger("penstock.client")
 _BOOTSTRAP_ATTEMPT_MS: Final = 2_000.0
 _FIRST_ATTEMPT_MS: Final = 1_000.0
+_FORMER_CHANNELS: Final = 256
+"""So many channels from before a change of certificates are kept for streams on them."""
 
 
 def now_ms() -> float:
@@ -51,7 +55,10 @@ class Cluster:
         self.config = config
         self.metadata = MetadataCache()
         self.backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, random.random)
+        self._tls = ClientTls(config.tls) if config.tls is not None else None
+        self._credentials = self._tls.credentials() if self._tls is not None else None
         self._channels: dict[Address, grpc.aio.Channel] = {}
+        self._former: deque[grpc.aio.Channel] = deque()  # Made with certificates that changed.
         self._retired: dict[grpc.aio.Channel, asyncio.Task[None]] = {}  # Closed, once quiet.
         self._good: Address | None = None  # Answered last.
         self._starting: asyncio.Task[None] | None = None
@@ -89,8 +96,9 @@ class Cluster:
         self._closed = True
         if self._starting is not None:
             self._starting.cancel()
-        channels = [*self._channels.values(), *self._retired]
+        channels = [*self._channels.values(), *self._former, *self._retired]
         self._channels = {}
+        self._former.clear()
         for channel in channels:
             await channel.close(None)
         await asyncio.gather(*self._retired.values(), return_exceptions=True)
@@ -116,12 +124,35 @@ class Cluster:
     def channel(self, address: Address) -> grpc.aio.Channel:
         """The channel to an address."""
         self._check_open()
+        self._renew_credentials()
         found = self._channels.get(address)
         if found is None:
             ForkGuard.note_grpc()
-            found = grpc.aio.insecure_channel(format_address(*address), options=CHANNEL_OPTIONS)
+            found = self._open(format_address(*address))
             self._channels[address] = found
         return found
+
+    def _open(self, address: str) -> grpc.aio.Channel:
+        if self._credentials is None:
+            return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        return grpc.aio.secure_channel(address, self._credentials, options=CHANNEL_OPTIONS)
+
+    def _renew_credentials(self) -> None:
+        """Have new channels made when the certificate files have changed.
+
+        What is under way on the former ones goes on; they are idle once it has ended.
+        """
+        if self._tls is None:
+            return
+        credentials = self._tls.credentials()
+        if credentials is self._credentials:
+            return
+        self._credentials = credentials
+        self._former.extend(self._channels.values())
+        self._channels = {}
+        while len(self._former) > _FORMER_CHANNELS:
+            channel = self._former.popleft()
+            self._retired[channel] = asyncio.ensure_future(self._close_quietly(channel))
 
     def address_of(self, node_id: int) -> Address | None:
         """Where a broker is, if that is known."""
@@ -237,7 +268,10 @@ class Cluster:
                 break
             await asyncio.sleep(pause / 1000)
         clauses = await asyncio.gather(
-            *(diagnose(host, port, answers[(host, port)]) for host, port in answers)
+            *(
+                diagnose(host, port, answers[(host, port)], self.config.tls)
+                for host, port in answers
+            )
         )
         raise BootstrapError(
             f"no bootstrap address could be used within {now_ms() - started:.0f} ms: "

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from os import PathLike, fspath
 from typing import Any, ClassVar, Final, Literal, TypedDict, TypeVar
 
 from penstock.client import serializers
 from penstock.client.core.partitioner import Partitioner
 from penstock.client.serializers import Deserializer, Serializer, SerializerName
+from penstock.client.tls import TlsSettings, tls_settings
 from penstock.wire.compression import Compression
+from penstock.wire.config_keys import suggest
 from penstock.wire.errors import ConfigurationError, InvalidGroupIdError
 from penstock.wire.names import check_group_id
-from penstock.wire.topic_config import suggest
 from penstock.wire.transport import parse_address
 
 Acks = Literal["all", 0, 1, -1, "0", "1", "-1"]
@@ -39,6 +41,9 @@ class CommonSettings(TypedDict, total=False):
     retry_backoff_max_ms: int
     metadata_max_age_ms: int
     bootstrap_timeout_ms: int
+    tls_ca: str | PathLike[str]
+    tls_certificate: str | PathLike[str]
+    tls_key: str | PathLike[str]
 
 
 class ProducerSettings(CommonSettings, total=False):
@@ -113,6 +118,14 @@ class CommonConfig:
     """The picture of the cluster is taken anew at this age even if nothing failed."""
     bootstrap_timeout_ms: int = _bounded(5_000, 1)
     """How long to try the bootstrap addresses before BootstrapError."""
+    tls_ca: str = ""
+    """The file with the certificates, PEM, of the authority that signed the brokers'; turns TLS
+    on."""
+    tls_certificate: str = ""
+    """This client's own certificate, PEM, where brokers ask for one; the file is read again when
+    it changes."""
+    tls_key: str = ""
+    """The certificate's private key, PEM, not encrypted."""
 
     @classmethod
     def load(
@@ -120,6 +133,7 @@ class CommonConfig:
     ) -> ConfigT:
         """The settings, checked. Raises ConfigurationError saying which and what is allowed."""
         known = {entry.name: entry for entry in fields(cls) if entry.name != "bootstrap"}
+        settings = {name: _path_text(name, value) for name, value in settings.items()}
         for name, value in settings.items():
             if name not in known:
                 raise ConfigurationError(
@@ -130,8 +144,15 @@ class CommonConfig:
         config._check_together(frozenset(settings))
         return config
 
+    @property
+    def tls(self) -> TlsSettings | None:
+        """The TLS files, None without TLS."""
+        return tls_settings(self.tls_ca, self.tls_certificate, self.tls_key)
+
     def _check_together(self, given: frozenset[str]) -> None:
         """Refuse contradictions. ``given`` names what the user set."""
+        if (tls := self.tls) is not None:
+            tls.check()
         if self.retry_backoff_ms > self.retry_backoff_max_ms:
             if {"retry_backoff_ms", "retry_backoff_max_ms"} <= given:
                 raise ConfigurationError(
@@ -319,11 +340,19 @@ _CHOICES: Final[Mapping[str, tuple[object, ...]]] = {
     "compression": ("none", "gzip", "snappy", "lz4", "zstd"),
     "auto_offset_reset": ("earliest", "latest", "none"),
 }
+_PATHS: Final = ("tls_ca", "tls_certificate", "tls_key")
 _OPTIONAL_TEXT: Final = ("group_id", "group_instance_id")
 
 
 # Settings of Kafka's clients that would promise what this version does not keep.
 _NOT_YET: Final = frozenset({"transactional_id", "transaction_timeout_ms", "isolation_level"})
+
+
+def _path_text(name: str, value: object) -> object:
+    """A path as text; whatever else it is."""
+    if name in _PATHS and isinstance(value, PathLike):
+        return fspath(value)
+    return value
 
 
 def _suggest(name: str, known: list[str]) -> str:

@@ -8,6 +8,7 @@ from typing import Final
 
 import grpc
 
+from penstock.client import tls
 from penstock.wire.errors import (
     InvalidRequestError,
     NetworkError,
@@ -44,7 +45,9 @@ def rpc_error(error: grpc.aio.AioRpcError, where: str, what: str) -> PenstockErr
     return InvalidRequestError(f"{where} refused {what}: {status.name}: {details}")
 
 
-async def diagnose(host: str, port: int, answer: str) -> str:
+async def diagnose(
+    host: str, port: int, answer: str, settings: tls.TlsSettings | None = None
+) -> str:
     """One clause on why ``host:port`` cannot be used: what it resolved to and what happened.
 
     ``answer`` is what gRPC had to say, used when something listens there.
@@ -60,14 +63,16 @@ async def diagnose(host: str, port: int, answer: str) -> str:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         return f"{address}: the name {host!r} does not resolve ({reason})"
     numbers = list(dict.fromkeys(str(entry[4][0]) for entry in found))
-    outcomes = [await _probe(number, port, answer) for number in numbers[:4]]
+    outcomes = [await _probe(number, port, host, answer, settings) for number in numbers[:4]]
     pairs = list(dict.fromkeys(zip(numbers, outcomes, strict=False)))
     if numbers == [host]:
         return f"{address}: {outcomes[0]}"
     return f"{address}: " + ", ".join(f"resolved to {number}: {text}" for number, text in pairs)
 
 
-async def _probe(number: str, port: int, answer: str) -> str:
+async def _probe(
+    number: str, port: int, host: str, answer: str, settings: tls.TlsSettings | None
+) -> str:
     try:
         async with asyncio.timeout(_PROBE_S):
             _, writer = await asyncio.open_connection(number, port)
@@ -78,4 +83,6 @@ async def _probe(number: str, port: int, answer: str) -> str:
     except OSError as error:
         return (error.strerror or str(error)).lower()
     writer.close()
+    if trouble := await tls.explain(number, port, host, settings, _PROBE_S * 2):
+        return f"{trouble} ({answer})"
     return f"something listens, but does not answer as a Penstock broker ({answer})"

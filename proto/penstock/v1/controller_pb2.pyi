@@ -405,6 +405,7 @@ class DescribeQuorumResponse(google.protobuf.message.Message):
     VOTERS_INDEX_FIELD_NUMBER: builtins.int
     AWAITED_NODE_IDS_FIELD_NUMBER: builtins.int
     DIRECTORY_ID_FIELD_NUMBER: builtins.int
+    SUPPORTED_METADATA_VERSION_FIELD_NUMBER: builtins.int
     leader_id: builtins.int
     """The leader's node id, or -1."""
     term: builtins.int
@@ -419,6 +420,8 @@ class DescribeQuorumResponse(google.protobuf.message.Message):
     """The index of the log entry that holds the voters; 0 while it is in no log."""
     directory_id: builtins.bytes
     """The 16-byte id of the answering controller's metadata directory."""
+    supported_metadata_version: builtins.int
+    """The newest feature level that its software knows."""
     @property
     def voters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___QuorumVoter]:
         """The voters."""
@@ -439,8 +442,9 @@ class DescribeQuorumResponse(google.protobuf.message.Message):
         voters_index: builtins.int = ...,
         awaited_node_ids: collections.abc.Iterable[builtins.int] | None = ...,
         directory_id: builtins.bytes = ...,
+        supported_metadata_version: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["answered_by", b"answered_by", "applied_index", b"applied_index", "awaited_node_ids", b"awaited_node_ids", "commit_index", b"commit_index", "directory_id", b"directory_id", "leader_id", b"leader_id", "term", b"term", "voters", b"voters", "voters_index", b"voters_index"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["answered_by", b"answered_by", "applied_index", b"applied_index", "awaited_node_ids", b"awaited_node_ids", "commit_index", b"commit_index", "directory_id", b"directory_id", "leader_id", b"leader_id", "supported_metadata_version", b"supported_metadata_version", "term", b"term", "voters", b"voters", "voters_index", b"voters_index"]) -> None: ...
 
 global___DescribeQuorumResponse = DescribeQuorumResponse
 

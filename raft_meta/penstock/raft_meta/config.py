@@ -45,6 +45,12 @@ class ControllerConfig:
     """A broker whose heartbeat stream broke has this long to open another."""
     takeover_grace_ms: int = 400
     """Brokers have this long to find a new active controller before it fences them."""
+    balance: bool = True
+    """Leaderships go back to the preferred leaders that are in sync again."""
+    balance_interval_ms: int = 5000
+    """... in rounds so far apart,"""
+    balance_threshold_percent: int = 0
+    """... to brokers that lack more than this part of those that are theirs by preference."""
     propose_timeout_ms: int = 10_000
     """A command that is not committed within this time has an unknown outcome."""
     snapshot_entries: int = 5_000

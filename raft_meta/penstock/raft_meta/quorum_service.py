@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.raft_meta.config import ControllerConfig
+from penstock.raft_meta.core.versions import METADATA_VERSION
 from penstock.raft_meta.quorum import Quorum
 from penstock.raft_meta.voters import VoterSet
 from penstock.v1 import controller_pb2
@@ -39,6 +40,7 @@ class QuorumServicer:
             voters_index=status.voters_index,
             awaited_node_ids=status.awaited,
             directory_id=status.directory_id,
+            supported_metadata_version=METADATA_VERSION,
         )
         voters = status.voters or VoterSet.of(self._config.voters, self._config.voters)
         for member in voters:

@@ -8,6 +8,8 @@ import fcntl
 import itertools
 import os
 import random
+import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -63,6 +65,8 @@ _FIRST_REMINDER_S: Final = 5.0
 _NEXT_REMINDER_S: Final = 60.0
 _PATIENCE: Final = 0.8
 """The part of a request's time in which a new voter must have caught up."""
+_SLICE_S: Final = 0.02
+"""The state machine is fed for so long at a time."""
 
 
 class RaftQuorum:
@@ -87,6 +91,9 @@ class RaftQuorum:
         self._entries_since_snapshot = 0
         self._bytes_since_snapshot = 0
         self._applied_index = 0
+        self._events: deque[Event] = deque()  # What the state machine has yet to be fed.
+        self._taking_later = False
+        self._encoding = False  # A snapshot is being encoded.
         self._status = QuorumStatus(config.node_id, Role.FOLLOWER, 0, -1, 0, 0, 0)
         self._directory_id = b""
         self._voters: VoterSet | None = None
@@ -270,14 +277,21 @@ class RaftQuorum:
 
     async def _wait(self, future: asyncio.Future[Any], timeout_ms: int | None) -> Any:
         wait_ms = self._config.propose_timeout_ms if timeout_ms is None else timeout_ms
+        # A bare timer: asyncio.timeout would cost more than all else on the loop in a proposal.
+        timer = self._loop.call_later(wait_ms / 1000, self._time_out, future, wait_ms)
         try:
-            async with asyncio.timeout(wait_ms / 1000):
-                return await future
-        except TimeoutError:
-            raise RequestTimedOutError(
-                f"not committed within {wait_ms} ms: too few of the controllers "
-                f"{self._voter_ids()} answer; the command may still take effect"
-            ) from None
+            return await future
+        finally:
+            timer.cancel()
+
+    def _time_out(self, future: asyncio.Future[Any], wait_ms: int) -> None:
+        if not future.done():
+            future.set_exception(
+                RequestTimedOutError(
+                    f"not committed within {wait_ms} ms: too few of the controllers "
+                    f"{self._voter_ids()} answer; the command may still take effect"
+                )
+            )
 
     def _voter_ids(self) -> list[int]:
         return sorted(self._config.voters if self._voters is None else self._voters.node_ids)
@@ -419,12 +433,28 @@ class RaftQuorum:
     def _on_output(self, events: list[Event], messages: list[tuple[int, Message]]) -> None:
         for peer, message in messages:
             self.link.send(peer, message)
+        self._events.extend(events)
+        if not self._taking_later:
+            self._take_events()
+
+    def _take_events(self) -> None:
+        """Feed the state machine for a slice of time; the loop's next round goes on with the rest.
+
+        The loop also carries Raft's messages: a voter that is busy must not pass for a dead one.
+        """
+        self._taking_later = False
         if self._failed.done():
             return
+        until_s = time.monotonic() + _SLICE_S
         try:
-            for event in events:
-                self._take(event)
+            while self._events:
+                self._take(self._events.popleft())
+                if time.monotonic() >= until_s:
+                    break
             self._compact_if_due()
+            if self._events:
+                self._taking_later = True
+                self._loop.call_soon(self._take_events)
         except Exception as error:
             # A state machine that missed a command is another one than the other voters'.
             self._fail(error)
@@ -495,11 +525,24 @@ class RaftQuorum:
             future.set_result(result)
 
     def _compact_if_due(self) -> None:
-        if (
+        if self._encoding or (
             self._entries_since_snapshot < self._config.snapshot_entries
             and self._bytes_since_snapshot < self._config.snapshot_bytes
         ):
             return
         self._entries_since_snapshot = self._bytes_since_snapshot = 0
-        index, data = self._applied_index, self._machine.snapshot()
+        self._encoding = True
+        encoding = self._loop.run_in_executor(None, self._machine.freeze())
+        encoding.add_done_callback(partial(self._on_encoded, self._applied_index))
+
+    def _on_encoded(self, index: int, encoding: asyncio.Future[bytes]) -> None:
+        self._encoding = False
+        if encoding.cancelled() or not self._running:
+            return
+        error = encoding.exception()
+        if error is not None:
+            self._fail(error)
+            self._thread.stop()
+            return
+        data = encoding.result()
         self._thread.submit(lambda voter, _now_s: voter.compact(index, data))

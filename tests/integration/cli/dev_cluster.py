@@ -50,12 +50,17 @@ class DevCluster:
         """Everything that `penstock dev` wrote to standard error."""
         return self._messages.read_text(errors="replace")
 
-    def start(self) -> str:
+    def start(self, *options: str) -> str:
         """Run `penstock dev`; the one line that it prints."""
         self._close_output()
         with self._messages.open("ab") as errors:
             self._process = subprocess.Popen(
-                [*COMMAND, *("dev", "--data-dir", str(self.directory)), *self._port_option()],
+                [
+                    *COMMAND,
+                    *("dev", "--data-dir", str(self.directory)),
+                    *self._port_option(),
+                    *options,
+                ],
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 env=environment_without_penstock(),

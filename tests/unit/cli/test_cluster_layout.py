@@ -16,6 +16,7 @@ from penstock.broker.datadir import lock_directory, read_meta
 from penstock.cli import cluster_layout
 from penstock.cli.cluster_layout import check_ports, find_base_port, prepare_layout
 from penstock.cli.errors import explain
+from penstock.raft_meta.credentials import NodeTls
 from penstock.wire.errors import AddressInUseError, ConfigurationError, DataDirectoryError
 
 # Ports that tests name and nobody listens on: who else uses them here is no matter.
@@ -196,3 +197,29 @@ def test_the_file_is_toml_that_says_who_wrote_it(tmp_path: Path) -> None:
     text = plan.config_path.read_text()
     assert text.startswith("# Written by `penstock dev`")
     assert tomllib.loads(text)["log"]["format"] == "json"
+
+
+def test_a_cluster_under_tls_stays_so_with_the_same_certificates(tmp_path: Path) -> None:
+    layout = prepare_layout(tmp_path, nodes=2, base_port=find_base_port(2, first=25_000), tls=True)
+    certificates = {path: path.read_bytes() for path in (tmp_path / "tls").iterdir()}
+    assert len(certificates) == 7  # The authority's, and two files for each node and clients.
+    assert prepare_layout(tmp_path) == layout
+    assert {path: path.read_bytes() for path in (tmp_path / "tls").iterdir()} == certificates
+    for plan in layout.plans:
+        config = NodeConfig.load(plan.config_path)
+        assert config.tls_files is not None
+        NodeTls(config.tls_files, cluster_id=layout.cluster_id, node_id=plan.node_id)
+    # What is lost cannot be signed any more: then all are new.
+    (tmp_path / "tls" / "node-2-key.pem").unlink()
+    prepare_layout(tmp_path)
+    assert (tmp_path / "tls" / "ca.pem").read_bytes() != certificates[tmp_path / "tls" / "ca.pem"]
+    assert not any(path.stat().st_mode & 0o077 for path in (tmp_path / "tls").glob("*-key.pem"))
+
+
+def test_a_cluster_without_tls_is_not_put_under_it(tmp_path: Path) -> None:
+    layout = prepare_layout(tmp_path, nodes=1, base_port=find_base_port(1, first=25_000))
+    assert layout.client_tls is None
+    # What a shell has for commands would be half of a node's settings.
+    assert {"PENSTOCK_TLS_CA", "PENSTOCK_TLS_KEY"} <= layout.environment_names
+    with pytest.raises(DataDirectoryError, match="holds a cluster without TLS"):
+        prepare_layout(tmp_path, tls=True)

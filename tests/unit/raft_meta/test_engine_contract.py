@@ -72,6 +72,14 @@ def bare(tmp_path):
     bare.journal.abandon()
 
 
+def entries_sent(sent):
+    return [
+        (peer, [entry[0] for entry in message["entries"]])
+        for peer, message in sent
+        if message["type"] == "append_entries" and message["entries"]
+    ]
+
+
 def append_entries(term, entries, previous, commit=1):
     return {
         "type": "append_entries",
@@ -201,3 +209,21 @@ def test_only_one_module_imports_the_engine():
         penstock.raft_meta.voter,
     ):
         assert "import pysyncobj" not in inspect.getsource(module)
+
+
+def test_commands_that_wait_together_are_sent_together(bare):
+    """S:540 would send once for each command, to every peer."""
+    bare.elect()
+    for payload in (b"a", b"b", b"c"):
+        bare.raft.submit(payload, lambda _result, _reason: None)
+    together = [COMMAND + b"a", COMMAND + b"b", COMMAND + b"c"]
+    assert sorted(entries_sent(bare.tick())) == [(2, together), (3, together)]
+    assert entries_sent(bare.tick()) == []
+
+
+def test_a_follower_with_commands_sends_no_entries(bare):
+    outcomes = []
+    bare.raft.connect(2)
+    bare.raft.submit(b"a", lambda _result, reason: outcomes.append(reason))
+    assert entries_sent(bare.tick()) == []
+    assert outcomes != [SUCCESS]
