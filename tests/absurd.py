@@ -32,7 +32,9 @@ _SCALARS: dict[int, st.SearchStrategy[Any]] = {
     _KINDS.TYPE_BOOL: st.booleans(),
     _KINDS.TYPE_DOUBLE: st.floats(),
     _KINDS.TYPE_STRING: st.one_of(
-        st.sampled_from(["", ".", "..", "a", "hostile", "/", "\x00", "__consumer_offsets", "é" * 300]),
+        st.sampled_from(
+            ["", ".", "..", "a", "hostile", "/", "\x00", "__consumer_offsets", "é" * 300]
+        ),
         st.text(max_size=12),
     ),
     _KINDS.TYPE_BYTES: st.one_of(st.binary(max_size=20), st.binary(min_size=16, max_size=16)),
