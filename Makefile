@@ -18,7 +18,7 @@ SERVICE_FILES := $(shell grep -l '^service ' $(PROTO_FILES))
 .NOTPARALLEL:
 .PHONY: help venv install demo test lint types format test-unit test-simulation test-integration \
 	proto proto-check bench-failover bench-idle bench-quorum bench-controller-failover \
-	bench-metadata build clean distclean
+	bench-metadata sim sim-mutants build clean distclean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-26s %s\n", $$1, $$2 }' \
@@ -96,6 +96,19 @@ test-simulation: $(VENV)/.installed-dev ## Run the seeded simulations of whole c
 
 test-integration: $(VENV)/.installed-dev ## Run the tests that start real nodes on loopback
 	$(PYTEST) tests/integration $(ARGS)
+
+# Thousands of seeds of the quorum's simulator: make sim SEEDS=5000 SEED_START=0 JOBS=2
+SEEDS      ?= 1000
+SEED_START ?= 0
+JOBS       ?= 1
+
+sim: $(VENV)/.installed-dev ## Run many seeds of the quorum's simulator (SEEDS, SEED_START, JOBS)
+	@$(BIN)/python -m tests.simulation.quorum --start $(SEED_START) --seeds $(SEEDS) \
+		--jobs $(JOBS) $(ARGS)
+
+sim-mutants: $(VENV)/.installed-dev ## Leave out each rule of the quorum, and see it noticed
+	@$(BIN)/python -m tests.simulation.quorum --mutants --start $(SEED_START) --seeds $(SEEDS) \
+		--jobs $(JOBS) $(ARGS)
 
 # --- Generated code -------------------------------------------------------------------------------
 # grpcio-tools 1.67.1 and mypy-protobuf 3.6.0 (pinned in pyproject.toml): stubs of these run on

@@ -9,6 +9,8 @@ import asyncio
 import contextlib
 import gc
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,9 +44,9 @@ class Counter:
         self.applied += 1
         return b""
 
-    def snapshot(self) -> bytes:
-        """The count."""
-        return self.applied.to_bytes(8, "big")
+    def freeze(self) -> Callable[[], bytes]:
+        """The count, to be encoded."""
+        return partial(self.applied.to_bytes, 8, "big")
 
     def install(self, _index: int, snapshot: bytes) -> None:
         """Take over another's count."""

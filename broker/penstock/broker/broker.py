@@ -18,6 +18,7 @@ from penstock.broker.coordinator.coordinator import GroupCoordinator
 from penstock.broker.coordinator.service import GroupsServicer
 from penstock.broker.core.group_events import GroupSettings
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage
+from penstock.broker.live_config import LiveConfig
 from penstock.broker.metrics import BrokerMetrics
 from penstock.broker.replication.connecting import ReplicationConnector
 from penstock.broker.replication.leader import ReplicationServicer
@@ -84,6 +85,7 @@ class Broker:
         tls: NodeTls | None = None,
     ) -> None:
         self._config = config
+        self._live = LiveConfig(config)
         self._cluster_id = cluster_id
         self._tls = tls
         self._authentication = PeerAuthentication(cluster_id, tls=tls is not None)
@@ -142,7 +144,7 @@ class Broker:
         """Hand the leaderships over, then stop in the reverse order of the start."""
         if self._undo and self._undo[-1] == self._link.stop:
             moved = await self._link.shut_down_controlled(
-                self._config.controlled_shutdown_timeout_ms
+                self._live.now.controlled_shutdown_timeout_ms
             )
             if not moved:
                 log.warning("stopping without having handed the leaderships over")
@@ -216,7 +218,14 @@ class Broker:
             TransactionsServicer(self._link.allocate_producer_ids), guarded
         )
         admin_pb2_grpc.add_AdminServicer_to_server(
-            AdminServicer(self._image, self._link, self._replicas.replica_ends), guarded
+            AdminServicer(
+                self._config.node_id,
+                self._image,
+                self._link,
+                self._replicas.replica_ends,
+                self._live.describe,
+            ),
+            guarded,
         )
         health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(self._link.may_serve), server)
         reflection.enable_server_reflection([*_SERVICES, reflection.SERVICE_NAME], server)
@@ -256,9 +265,19 @@ class Broker:
         )
 
     def _on_change(self, change: ImageChange) -> None:
+        if change.cluster_configs:
+            self._reconfigure()
         self._replicas.on_metadata(change)
         self._groups.on_metadata(change)
         self._metadata.on_change(change)
+
+    def _reconfigure(self) -> None:
+        """Go by the settings that the cluster shares now."""
+        self._live.take(self._image.cluster_configs)
+        now = self._live.now
+        self._replicas.set_lag_max_ms(now.replica_lag_time_max_ms)
+        self._logs.set_min_free_bytes(now.log_min_free_bytes)
+        log.info("settings of the cluster taken over", configs=self._image.cluster_configs)
 
     def _on_registered(self, broker_epoch: int) -> None:
         self._logs.record_broker_epoch(broker_epoch)

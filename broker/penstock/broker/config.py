@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.raft_meta.exposure import TlsFiles, check_exposure
+from penstock.wire.cluster_config import CLUSTER_CONFIGS
+from penstock.wire.config_keys import suggest
 from penstock.wire.errors import ConfigurationError
-from penstock.wire.topic_config import suggest
 from penstock.wire.transport import format_address, parse_address
 
 _ENV_PREFIX: Final = "PENSTOCK_"
@@ -44,6 +45,12 @@ def _key(
     return field(
         default=default, metadata={"doc": doc, "low": low, "high": high, "choices": choices}
     )
+
+
+def _shared(key: str, *, low: int = 0, high: int = _INT64) -> Any:
+    """A field that the whole cluster can share; see penstock.wire.cluster_config."""
+    entry = CLUSTER_CONFIGS[key]
+    return _key(entry.parse(entry.default), entry.documentation, low=low, high=high)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,18 +108,15 @@ class NodeConfig:
     broker_heartbeat_interval_ms: int = _key(
         1000, "How often a broker is heard by the controller.", low=50
     )
-    broker_disconnect_grace_ms: int = _key(
-        200, "A broker whose heartbeat stream broke is fenced after this."
+    broker_disconnect_grace_ms: int = _shared("broker.disconnect.grace.ms")
+    controller_takeover_grace_ms: int = _shared("controller.takeover.grace.ms")
+    controlled_shutdown_timeout_ms: int = _shared("controlled.shutdown.timeout.ms")
+    leader_imbalance_enable: bool = _shared("leader.imbalance.enable")
+    leader_imbalance_check_interval_ms: int = _shared("leader.imbalance.check.interval.ms", low=100)
+    leader_imbalance_threshold_percent: int = _shared(
+        "leader.imbalance.threshold.percent", high=100
     )
-    controller_takeover_grace_ms: int = _key(
-        400, "How long a new active controller waits for brokers to connect to it."
-    )
-    controlled_shutdown_timeout_ms: int = _key(
-        5000, "How long a stopping broker waits for its leaderships to move away."
-    )
-    replica_lag_time_max_ms: int = _key(
-        10_000, "A follower that has not caught up for this long leaves the in-sync set.", low=100
-    )
+    replica_lag_time_max_ms: int = _shared("replica.lag.time.max.ms", low=100)
     flush_policy: str = _key(
         "commit",
         "commit: an acknowledged batch is on disk; interval: every flush.interval.ms; os: left "
@@ -120,11 +124,7 @@ class NodeConfig:
         choices=("commit", "interval", "os"),
     )
     flush_interval_ms: int = _key(1000, "How often flush.policy=interval flushes.", low=10)
-    log_min_free_bytes: int = _key(
-        64 * 1024 * 1024,
-        "What producers must leave free on the disk of a data directory: below it writes are "
-        "refused with DISK_FULL, and the node works on; 0: no limit.",
-    )
+    log_min_free_bytes: int = _shared("log.min.free.bytes")
     offsets_topic_num_partitions: int = _key(
         16, "Partitions of __consumer_offsets; fixed once the topic exists.", low=1, high=1000
     )
@@ -146,6 +146,9 @@ class NodeConfig:
         "info", "The least level that is logged.", choices=("debug", "info", "warning", "error")
     )
 
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Who set the keys that were set: node file, environment or command line."""
+
     @classmethod
     def load(
         cls,
@@ -157,12 +160,15 @@ class NodeConfig:
 
         Raises ConfigurationError that names the source, the key, and what is allowed.
         """
-        values: dict[str, Any] = {}
-        if path is not None:
-            values |= _checked(_read_toml(path), f"{path}")
-        values |= _from_environment(environment or {})
-        values |= _checked(_split_overrides(overrides), "--set")
-        config = cls(**{key.replace(".", "_"): value for key, value in values.items()})
+        sources = {
+            "node file": {} if path is None else _checked(_read_toml(path), f"{path}"),
+            "environment": _from_environment(environment or {}),
+            "command line": _checked(_split_overrides(overrides), "--set"),
+        }
+        values = {key: value for found in sources.values() for key, value in found.items()}
+        origins = {key: source for source, found in sources.items() for key in found}
+        fields: dict[str, Any] = {key.replace(".", "_"): value for key, value in values.items()}
+        config = cls(**fields, origins=origins)
         config.validate()
         return config
 
@@ -295,7 +301,11 @@ class NodeConfig:
             )
 
 
-_FIELDS: Final = {entry.name.replace("_", "."): entry for entry in dataclasses.fields(NodeConfig)}
+_FIELDS: Final = {
+    entry.name.replace("_", "."): entry
+    for entry in dataclasses.fields(NodeConfig)
+    if entry.metadata
+}
 
 
 def describe_keys() -> Iterator[tuple[str, str, str]]:

@@ -21,6 +21,7 @@ from penstock.broker.controller_directory import (
 from penstock.broker.core.lease import Lease, MetadataLag
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage
 from penstock.raft_meta.connecting import NodeConnector
+from penstock.raft_meta.core.versions import METADATA_VERSION
 from penstock.v1 import cluster_pb2, common_pb2, controller_pb2
 from penstock.wire.errors import (
     BrokerFencedError,
@@ -209,6 +210,27 @@ class ControllerLink:
         )
         return response.result
 
+    async def supported_by_controllers(self, timeout_ms: int) -> int:
+        """The newest metadata.version that the software of every controller knows.
+
+        Raises NetworkError for one that does not answer: it might know less.
+        """
+        request = controller_pb2.DescribeQuorumRequest()
+
+        async def ask(node_id: int, address: str) -> int:
+            try:
+                stub = self._directory.stub(node_id, address)
+                answer = await stub.DescribeQuorum(request, timeout=timeout_ms / 1000)
+            except aio.AioRpcError as error:
+                raise NetworkError(
+                    f"controller {node_id} at {address} does not say which metadata.version it "
+                    f"knows ({error.details()}): start it first, or remove it from the quorum"
+                ) from error
+            return max(answer.supported_metadata_version, 1)
+
+        voters = self._directory.voters()
+        return min(await asyncio.gather(*(ask(*voter) for voter in sorted(voters.items()))))
+
     async def describe_quorum(self, timeout_ms: int) -> controller_pb2.DescribeQuorumResponse:
         """The active controller's view of the quorum."""
         request = controller_pb2.DescribeQuorumRequest()
@@ -374,6 +396,8 @@ class ControllerLink:
             port=identity.port,
             rack=identity.rack,
             previous_broker_epoch=identity.previous_broker_epoch,
+            min_metadata_version=1,
+            supported_metadata_version=METADATA_VERSION,
         )
         response = await self._directory.stub(active.node_id, active.address).RegisterBroker(
             controller_pb2.RegisterBrokerRequest(registration=registration),

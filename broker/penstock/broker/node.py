@@ -111,4 +111,7 @@ class Node:
             broker_session_timeout_ms=config.broker_session_timeout_ms,
             broker_disconnect_grace_ms=config.broker_disconnect_grace_ms,
             takeover_grace_ms=config.controller_takeover_grace_ms,
+            balance=config.leader_imbalance_enable,
+            balance_interval_ms=config.leader_imbalance_check_interval_ms,
+            balance_threshold_percent=config.leader_imbalance_threshold_percent,
         )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.connections import admin_client
+from penstock.cli.connections import admin_client, key_values
 from penstock.cli.output import print_json, print_table
-from penstock.cli.settings import Bootstrap, Output, resolve
+from penstock.cli.settings import Bootstrap, Output, Settings, resolve
 from penstock.wire.errors import PenstockError
 from penstock.wire.transport import format_address
 
@@ -17,21 +17,41 @@ if TYPE_CHECKING:
     from penstock.client.descriptions import (
         BrokerDescription,
         ClusterDescription,
+        ConfigEntry,
         QuorumDescription,
     )
 
-app = typer.Typer(help="Show the brokers and the controllers.", no_args_is_help=True)
-
-
-@app.callback()
-def _cluster() -> None:
-    """Show the brokers and the controllers."""
+app = typer.Typer(
+    help="Show the brokers and the controllers, and change what holds for all of them.",
+    no_args_is_help=True,
+)
 
 
 @app.command("describe")
-def describe(ctx: typer.Context, bootstrap: Bootstrap = None, output: Output = None) -> None:
+def describe(
+    ctx: typer.Context,
+    *,
+    configs: Annotated[
+        bool,
+        typer.Option("--configs", help="Show the settings of a node, and who set them, instead."),
+    ] = False,
+    node: Annotated[
+        int | None,
+        typer.Option(
+            "--node", min=0, help="With --configs: whose.", show_default="whichever answers"
+        ),
+    ] = None,
+    bootstrap: Bootstrap = None,
+    output: Output = None,
+) -> None:
     """Show every broker, whether it serves, and how the controllers stand."""
     settings = resolve(ctx, bootstrap, output)
+    if configs:
+        with admin_client(settings) as admin:
+            print_configs(settings, admin.describe_node_configs(node))
+        return
+    if node is not None:
+        raise typer.BadParameter("it goes with --configs", param_hint="--node")
     quorum: QuorumDescription | None = None
     trouble = ""
     with admin_client(settings) as admin:
@@ -52,6 +72,106 @@ def describe(ctx: typer.Context, bootstrap: Bootstrap = None, output: Output = N
         print(f"Quorum: not known: {trouble}")
 
 
+@app.command("alter")
+def alter(
+    ctx: typer.Context,
+    *,
+    config: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--config",
+            metavar="KEY=VALUE",
+            help="A setting for all nodes, such as leader.imbalance.enable=false; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    delete_config: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--delete-config",
+            metavar="KEY",
+            help="A setting that each node's own file decides again; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    bootstrap: Bootstrap = None,
+    output: Output = None,
+) -> None:
+    """Change settings of all nodes, without a restart: all of those named or none."""
+    settings = resolve(ctx, bootstrap, output)
+    configs = key_values(config or [], "--config")
+    deleted = delete_config or []
+    if not configs and not deleted:
+        raise typer.BadParameter("name what to change", param_hint="--config or --delete-config")
+    with admin_client(settings) as admin:
+        admin.alter_cluster_configs(configs, deleted)
+    if settings.as_json:
+        print_json({"set": configs, "deleted": deleted})
+    else:
+        changes = [f"{key}={value}" for key, value in configs.items()]
+        changes += [f"{key} as each node says" for key in deleted]
+        print(f"altered the cluster: {', '.join(changes)}")
+
+
+@app.command("upgrade")
+def upgrade(
+    ctx: typer.Context,
+    version: Annotated[
+        int | None,
+        typer.Option(
+            "--metadata-version",
+            min=1,
+            help="The level to raise it to.",
+            show_default="the newest that all nodes support",
+        ),
+    ] = None,
+    bootstrap: Bootstrap = None,
+    output: Output = None,
+) -> None:
+    """Let the cluster use what the software now on every node can do. There is no way back."""
+    settings = resolve(ctx, bootstrap, output)
+    with admin_client(settings) as admin:
+        before = admin.describe_cluster().metadata_version
+        now = admin.raise_metadata_version(version)
+    if settings.as_json:
+        print_json({"metadata_version": now, "before": before})
+    elif now == before:
+        print(f"the cluster works at metadata.version {now} already")
+    else:
+        print(f"the cluster works at metadata.version {now} now; before it was {before}")
+
+
+@app.command("unregister")
+def unregister(
+    ctx: typer.Context,
+    node: Annotated[int, typer.Argument(help="The broker's node id.", metavar="NODE", min=0)],
+    bootstrap: Bootstrap = None,
+    output: Output = None,
+) -> None:
+    """Forget a broker that is gone for good: one that is stopped, and has no replicas."""
+    settings = resolve(ctx, bootstrap, output)
+    with admin_client(settings) as admin:
+        admin.unregister_broker(node)
+    if settings.as_json:
+        print_json({"node_id": node, "unregistered": True})
+    else:
+        print(f"unregistered broker {node}")
+
+
+def print_configs(settings: Settings, entries: list[ConfigEntry]) -> None:
+    """Configs with the value in force and who says so."""
+    if settings.as_json:
+        print_json([asdict(entry) for entry in entries])
+        return
+    print_table(
+        ("Key", "Value", "Source", "Dynamic"),
+        [
+            (entry.key, entry.value or None, entry.source, "yes" if entry.dynamic else "no")
+            for entry in entries
+        ],
+    )
+
+
 def broker_state(broker: BrokerDescription) -> str:
     """One word for an operator."""
     if broker.fenced:
@@ -63,7 +183,8 @@ def _print_brokers(cluster: ClusterDescription) -> None:
     controller = str(cluster.controller_id) if cluster.controller_id >= 0 else "none"
     print(
         f"Cluster: {cluster.cluster_id}  Controller: {controller}  "
-        f"ControllerEpoch: {cluster.controller_epoch}  AnsweredBy: {cluster.answered_by}"
+        f"ControllerEpoch: {cluster.controller_epoch}  "
+        f"MetadataVersion: {cluster.metadata_version}  AnsweredBy: {cluster.answered_by}"
     )
     print_table(
         ("Broker", "Address", "Rack", "State", "BrokerEpoch"),

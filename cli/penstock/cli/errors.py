@@ -26,6 +26,7 @@ NEXT_STEPS: Final[Mapping[ErrorCode, str]] = {
     ErrorCode.BOOTSTRAP_FAILED: (
         "start a cluster with `penstock dev`, or name a broker that runs with -b HOST:PORT"
     ),
+    ErrorCode.BROKER_ID_NOT_REGISTERED: "`penstock cluster describe` lists the brokers",
     ErrorCode.BROKER_FENCED: "see `penstock cluster describe` for which brokers are live",
     ErrorCode.CONFIGURATION: "correct it; --help lists what is allowed",
     ErrorCode.CONSUMER_STALLED: "mend what the message names; waiting longer will not help",
@@ -68,6 +69,9 @@ NEXT_STEPS: Final[Mapping[ErrorCode, str]] = {
     ErrorCode.TOPIC_ALREADY_EXISTS: "choose another name, or pass --if-not-exists",
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: (
         "`penstock topics list` shows the topics; `penstock topics create NAME` makes one"
+    ),
+    ErrorCode.UNSUPPORTED_METADATA_VERSION: (
+        "install the same Penstock on every node, then `penstock cluster upgrade`"
     ),
     ErrorCode.UNSUPPORTED_COMPRESSION_TYPE: "choose none, gzip, snappy, lz4 or zstd",
 }

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from penstock.cli.cluster import print_configs
 from penstock.cli.connections import admin_client, key_values
 from penstock.cli.output import print_json, print_table
 from penstock.cli.settings import Bootstrap, Output, resolve
@@ -106,6 +107,11 @@ def describe(
     names: Annotated[
         list[str] | None, typer.Argument(help="The topics; without one, all.", metavar="NAME")
     ] = None,
+    *,
+    configs: Annotated[
+        bool,
+        typer.Option("--configs", help="Show every config in force, and who set it, instead."),
+    ] = False,
     bootstrap: Bootstrap = None,
     output: Output = None,
 ) -> None:
@@ -113,6 +119,12 @@ def describe(
     settings = resolve(ctx, bootstrap, output)
     with admin_client(settings) as admin:
         wanted = names or sorted(topic.name for topic in admin.list_topics())
+        if configs:
+            for name in wanted:
+                if not settings.as_json:
+                    print(f"Topic: {name}")
+                print_configs(settings, admin.describe_configs(name))
+            return
         topics = list(admin.describe_topics(wanted)) if wanted else []
     if settings.as_json:
         print_json([_topic_json(topic) for topic in topics])
@@ -170,29 +182,46 @@ def alter(
         list[str] | None,
         typer.Option(
             "--reset",
+            "--delete-config",
             metavar="KEY",
             help="A topic config to give its default again; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    partitions: Annotated[
+        int | None,
+        typer.Option(
+            "--partitions",
+            min=1,
+            help="How many partitions it shall have, more than now; keys then map to others.",
             show_default=False,
         ),
     ] = None,
     bootstrap: Bootstrap = None,
     output: Output = None,
 ) -> None:
-    """Change configs of a topic, all of those named or none."""
+    """Change configs of a topic, all of those named or none, or add partitions to it."""
     settings = resolve(ctx, bootstrap, output)
     configs = key_values(config or [], "--config")
     defaults = reset or []
-    if not configs and not defaults:
-        raise typer.BadParameter("name what to change", param_hint="--config or --reset")
+    if not configs and not defaults and partitions is None:
+        raise typer.BadParameter(
+            "name what to change", param_hint="--config, --reset or --partitions"
+        )
     if both := sorted(configs.keys() & set(defaults)):
         raise typer.BadParameter(f"{both[0]!r} is set as well", param_hint="--reset")
     with admin_client(settings) as admin:
-        admin.alter_configs(name, configs, defaults)
+        if configs or defaults:
+            admin.alter_configs(name, configs, defaults)
+        if partitions is not None:
+            admin.create_partitions(name, partitions)
     if settings.as_json:
-        print_json({"name": name, "set": configs, "reset": defaults})
+        grown = {} if partitions is None else {"partitions": partitions}
+        print_json({"name": name, "set": configs, "reset": defaults, **grown})
     else:
         changes = [f"{key}={value}" for key, value in configs.items()]
         changes += [f"{key} to its default" for key in defaults]
+        changes += [] if partitions is None else [f"{partitions} partitions"]
         print(f"altered topic {name}: {', '.join(changes)}")
 
 

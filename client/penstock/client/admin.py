@@ -6,7 +6,8 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
-from penstock.client.aio_admin import AsyncAdminClient, ConfigValue, OffsetSpec
+from penstock.client.aio_admin import AsyncAdminClient, OffsetSpec
+from penstock.client.aio_cluster_admin import ConfigValue
 from penstock.client.background import ForkGuard, LoopThread
 from penstock.client.config import AdminSettings
 from penstock.client.descriptions import (
@@ -186,6 +187,43 @@ class AdminClient:
     def describe_quorum(self) -> QuorumDescription:
         """How the controllers stand."""
         return self._run(self._client.describe_quorum)
+
+    def describe_node_configs(self, node_id: int | None = None) -> list[ConfigEntry]:
+        """Every setting of a node (None: of some broker) with its value in force and its source.
+
+        Those that the whole cluster shares, as ``alter_cluster_configs`` set them, go before what
+        the node's own file says.
+        """
+        return self._run(self._client.describe_node_configs, node_id)
+
+    def alter_cluster_configs(
+        self,
+        set_configs: Mapping[str, ConfigValue] | None = None,
+        remove: Iterable[str] = (),
+        *,
+        validate_only: bool = False,
+    ) -> None:
+        """Set and reset settings of all nodes, together or not at all, without a restart.
+
+        Raises InvalidConfigError, which suggests the near key.
+        """
+        self._run(
+            self._client.alter_cluster_configs, set_configs, remove, validate_only=validate_only
+        )
+
+    def unregister_broker(self, node_id: int) -> None:
+        """Forget a broker that is gone for good. Raises InvalidRequestError while it is alive or
+        has replicas (``alter_partition_reassignments`` moves them), BrokerIdNotRegisteredError.
+        """
+        self._run(self._client.unregister_broker, node_id)
+
+    def raise_metadata_version(self, version: int | None = None) -> int:
+        """Raise the feature level to ``version`` (None: the newest that all nodes support).
+
+        There is no way back. Returns the level in force. Raises UnsupportedMetadataVersionError
+        while a controller or a registered broker does not support it.
+        """
+        return self._run(self._client.raise_metadata_version, version)
 
     def list_groups(self) -> list[GroupListing]:
         """Every consumer group, by id."""

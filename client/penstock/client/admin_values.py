@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from penstock.client.descriptions import (
     BrokerDescription,
     ClusterDescription,
+    ConfigEntry,
     GroupDescription,
     MemberDescription,
     PartitionDescription,
@@ -69,6 +70,8 @@ def cluster(proto: metadata_pb2.DescribeClusterResponse) -> ClusterDescription:
             fenced=entry.fenced,
             in_controlled_shutdown=entry.in_controlled_shutdown,
             broker_epoch=entry.broker_epoch,
+            min_metadata_version=max(entry.min_metadata_version, 1),
+            max_metadata_version=max(entry.max_metadata_version, 1),
         )
         for entry in proto.brokers
     ]
@@ -79,7 +82,13 @@ def cluster(proto: metadata_pb2.DescribeClusterResponse) -> ClusterDescription:
         metadata_index=proto.metadata_index,
         brokers=tuple(sorted(brokers, key=lambda broker: broker.node_id)),
         answered_by=proto.answered_by,
+        metadata_version=max(proto.metadata_version, 1),
     )
+
+
+def config(proto: admin_pb2.ConfigEntry) -> ConfigEntry:
+    """A config with its origin."""
+    return ConfigEntry(proto.key, proto.value, proto.source, proto.documentation, proto.dynamic)
 
 
 def reassignment(proto: admin_pb2.PartitionReassignment) -> PartitionReassignment:

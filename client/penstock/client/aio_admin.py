@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, cast
+from typing import Literal
 
 from penstock.client import admin_values, arguments
 from penstock.client.admin_calls import checked, only, raise_if_error
+from penstock.client.aio_cluster_admin import ClusterAdmin, ConfigValue
 from penstock.client.aio_partition_admin import PartitionAdmin, named
 from penstock.client.cluster import gather_all, now_ms
 from penstock.client.descriptions import (
@@ -15,7 +16,6 @@ from penstock.client.descriptions import (
     CreatedTopic,
     GroupDescription,
     GroupListing,
-    QuorumDescription,
     TopicDescription,
 )
 from penstock.client.model import OffsetAndMetadata, OffsetAndTimestamp
@@ -39,14 +39,11 @@ from penstock.wire.ids import TopicPartition
 OffsetSpec = int | Literal["earliest", "latest", "max_timestamp"]
 """A time in milliseconds, or the name of a place in the log."""
 
-ConfigValue = str | int | float
-"""The value of a topic's config. Numbers, True and False are written as the cluster knows them."""
-
 _SPECS: dict[str, int] = {"latest": -1, "earliest": -2, "max_timestamp": -3}
 _VISIBLE_MS = 5_000.0  # How long to wait for a new topic to show; it exists anyway.
 
 
-class AsyncAdminClient(PartitionAdmin):
+class AsyncAdminClient(PartitionAdmin, ClusterAdmin):
     """``AdminClient`` for asyncio: the same settings, promises and errors.
 
     Belongs to the event loop on which it is first used; safe for any number of its tasks.
@@ -161,10 +158,7 @@ class AsyncAdminClient(PartitionAdmin):
             lambda response: only(response.topics),
             stub=admin_pb2_grpc.AdminStub,
         )
-        entries = [
-            ConfigEntry(entry.key, entry.value, entry.source, entry.documentation)
-            for entry in result.entries
-        ]
+        entries = [admin_values.config(entry) for entry in result.entries]
         return sorted(entries, key=lambda entry: entry.key)
 
     async def alter_configs(
@@ -187,21 +181,6 @@ class AsyncAdminClient(PartitionAdmin):
             admin_pb2.AlterConfigsRequest(topics=[command]),
             lambda response: only(response.results),
             stub=admin_pb2_grpc.AdminStub,
-        )
-
-    # --- the cluster ------------------------------------------------------------------------
-
-    async def describe_quorum(self) -> QuorumDescription:
-        """How the controllers stand."""
-
-        def judge(response: admin_pb2.AdminDescribeQuorumResponse) -> QuorumDescription:
-            raise_if_error(response)
-            return admin_values.quorum(response.quorum)
-
-        request = admin_pb2.AdminDescribeQuorumRequest()
-        return cast(
-            QuorumDescription,
-            await self._ask("DescribeQuorum", request, judge, stub=admin_pb2_grpc.AdminStub),
         )
 
     # --- groups -----------------------------------------------------------------------------

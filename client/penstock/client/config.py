@@ -18,9 +18,9 @@ from penstock.client.core.partitioner import Partitioner
 from penstock.client.serializers import Deserializer, Serializer, SerializerName
 from penstock.client.tls import TlsSettings, tls_settings
 from penstock.wire.compression import Compression
+from penstock.wire.config_keys import suggest
 from penstock.wire.errors import ConfigurationError, InvalidGroupIdError
 from penstock.wire.names import check_group_id
-from penstock.wire.topic_config import suggest
 from penstock.wire.transport import parse_address
 
 Acks = Literal["all", 0, 1, -1, "0", "1", "-1"]

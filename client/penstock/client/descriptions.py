@@ -10,7 +10,10 @@ from penstock.wire.ids import TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class BrokerDescription:
-    """A registered broker. A fenced one leads nothing."""
+    """A registered broker. A fenced one leads nothing.
+
+    Its software works at feature levels from ``min_metadata_version`` to ``max_metadata_version``.
+    """
 
     node_id: int
     host: str
@@ -19,13 +22,16 @@ class BrokerDescription:
     fenced: bool
     in_controlled_shutdown: bool
     broker_epoch: int
+    min_metadata_version: int = 1
+    max_metadata_version: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterDescription:
     """The cluster as the broker ``answered_by`` saw it at ``metadata_index``.
 
-    ``controller_id`` is -1 while no controller is active.
+    ``controller_id`` is -1 while no controller is active; ``metadata_version`` is the feature level
+    that the cluster works at.
     """
 
     cluster_id: str
@@ -34,6 +40,7 @@ class ClusterDescription:
     metadata_index: int
     brokers: tuple[BrokerDescription, ...]
     answered_by: int
+    metadata_version: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +89,17 @@ class CreatedTopic:
 
 @dataclass(frozen=True, slots=True)
 class ConfigEntry:
-    """A topic config: its value in force and whether it was set (``topic``) or is a default."""
+    """A config: its value in force and who says so.
+
+    ``source`` is topic, cluster, node file, environment, command line or default. A ``dynamic`` one
+    can be changed without a restart.
+    """
 
     key: str
     value: str
     source: str
     documentation: str
+    dynamic: bool = True
 
 
 @dataclass(frozen=True, slots=True)

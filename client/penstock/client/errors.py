@@ -10,6 +10,7 @@ from penstock.wire.errors import (
     AccessForbiddenError,
     BootstrapError,
     BrokerFencedError,
+    BrokerIdNotRegisteredError,
     BufferExhaustedError,
     ClientClosedError,
     ConfigurationError,
@@ -57,12 +58,14 @@ from penstock.wire.errors import (
     UnknownServerError,
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
+    UnsupportedMetadataVersionError,
 )
 
 __all__ = [
     "AccessForbiddenError",
     "BootstrapError",
     "BrokerFencedError",
+    "BrokerIdNotRegisteredError",
     "BufferExhaustedError",
     "ClientClosedError",
     "ConfigurationError",
@@ -110,6 +113,7 @@ __all__ = [
     "UnknownServerError",
     "UnknownTopicIdError",
     "UnknownTopicOrPartitionError",
+    "UnsupportedMetadataVersionError",
     "every_error",
 ]
 

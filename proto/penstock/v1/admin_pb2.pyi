@@ -16,6 +16,95 @@ import typing
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
+class DescribeNodeConfigsRequest(google.protobuf.message.Message):
+    """DescribeNodeConfigsRequest has no parameters."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___DescribeNodeConfigsRequest = DescribeNodeConfigsRequest
+
+@typing.final
+class DescribeNodeConfigsResponse(google.protobuf.message.Message):
+    """DescribeNodeConfigsResponse lists the settings of one node."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: builtins.int
+    NODE_ID_FIELD_NUMBER: builtins.int
+    ENTRIES_FIELD_NUMBER: builtins.int
+    node_id: builtins.int
+    """The node id of the broker that answered."""
+    @property
+    def error(self) -> penstock.v1.common_pb2.Error:
+        """Absent on success."""
+
+    @property
+    def entries(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ConfigEntry]:
+        """Every setting with its value in force."""
+
+    def __init__(
+        self,
+        *,
+        error: penstock.v1.common_pb2.Error | None = ...,
+        node_id: builtins.int = ...,
+        entries: collections.abc.Iterable[global___ConfigEntry] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["entries", b"entries", "error", b"error", "node_id", b"node_id"]) -> None: ...
+
+global___DescribeNodeConfigsResponse = DescribeNodeConfigsResponse
+
+@typing.final
+class AlterClusterConfigsRequest(google.protobuf.message.Message):
+    """AlterClusterConfigsRequest changes settings that the whole cluster shares."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CHANGE_FIELD_NUMBER: builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: builtins.int
+    timeout_ms: builtins.int
+    """How long to wait for the controller."""
+    @property
+    def change(self) -> penstock.v1.cluster_pb2.AlterClusterConfigsCommand:
+        """The changes."""
+
+    def __init__(
+        self,
+        *,
+        change: penstock.v1.cluster_pb2.AlterClusterConfigsCommand | None = ...,
+        timeout_ms: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["change", b"change"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["change", b"change", "timeout_ms", b"timeout_ms"]) -> None: ...
+
+global___AlterClusterConfigsRequest = AlterClusterConfigsRequest
+
+@typing.final
+class AlterClusterConfigsResponse(google.protobuf.message.Message):
+    """AlterClusterConfigsResponse answers it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: builtins.int
+    @property
+    def error(self) -> penstock.v1.common_pb2.Error:
+        """Absent on success."""
+
+    def __init__(
+        self,
+        *,
+        error: penstock.v1.common_pb2.Error | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error"]) -> None: ...
+
+global___AlterClusterConfigsResponse = AlterClusterConfigsResponse
+
+@typing.final
 class UnregisterBrokerRequest(google.protobuf.message.Message):
     """UnregisterBrokerRequest names the broker."""
 
@@ -332,7 +421,7 @@ class RaiseMetadataVersionRequest(google.protobuf.message.Message):
     METADATA_VERSION_FIELD_NUMBER: builtins.int
     TIMEOUT_MS_FIELD_NUMBER: builtins.int
     metadata_version: builtins.int
-    """The level."""
+    """The level; 0: the newest that all nodes support."""
     timeout_ms: builtins.int
     """How long to wait for the controller."""
     def __init__(
@@ -352,6 +441,9 @@ class RaiseMetadataVersionResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ERROR_FIELD_NUMBER: builtins.int
+    METADATA_VERSION_FIELD_NUMBER: builtins.int
+    metadata_version: builtins.int
+    """The level in force now."""
     @property
     def error(self) -> penstock.v1.common_pb2.Error:
         """Absent on success."""
@@ -360,9 +452,10 @@ class RaiseMetadataVersionResponse(google.protobuf.message.Message):
         self,
         *,
         error: penstock.v1.common_pb2.Error | None = ...,
+        metadata_version: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["error", b"error"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["error", b"error"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "metadata_version", b"metadata_version"]) -> None: ...
 
 global___RaiseMetadataVersionResponse = RaiseMetadataVersionResponse
 
@@ -614,14 +707,17 @@ class ConfigEntry(google.protobuf.message.Message):
     VALUE_FIELD_NUMBER: builtins.int
     SOURCE_FIELD_NUMBER: builtins.int
     DOCUMENTATION_FIELD_NUMBER: builtins.int
+    DYNAMIC_FIELD_NUMBER: builtins.int
     key: builtins.str
     """The key."""
     value: builtins.str
     """The value in force."""
     source: builtins.str
-    """topic when it was set on the topic, default otherwise."""
+    """Who says so: topic, cluster, node file, environment, command line, or default."""
     documentation: builtins.str
     """What it does."""
+    dynamic: builtins.bool
+    """It can be changed without a restart."""
     def __init__(
         self,
         *,
@@ -629,8 +725,9 @@ class ConfigEntry(google.protobuf.message.Message):
         value: builtins.str = ...,
         source: builtins.str = ...,
         documentation: builtins.str = ...,
+        dynamic: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["documentation", b"documentation", "key", b"key", "source", b"source", "value", b"value"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["documentation", b"documentation", "dynamic", b"dynamic", "key", b"key", "source", b"source", "value", b"value"]) -> None: ...
 
 global___ConfigEntry = ConfigEntry
 

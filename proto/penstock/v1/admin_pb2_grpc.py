@@ -95,6 +95,16 @@ class AdminStub(object):
                 request_serializer=penstock_dot_v1_dot_admin__pb2.RaiseMetadataVersionRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_admin__pb2.RaiseMetadataVersionResponse.FromString,
                 _registered_method=True)
+        self.DescribeNodeConfigs = channel.unary_unary(
+                '/penstock.v1.Admin/DescribeNodeConfigs',
+                request_serializer=penstock_dot_v1_dot_admin__pb2.DescribeNodeConfigsRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_admin__pb2.DescribeNodeConfigsResponse.FromString,
+                _registered_method=True)
+        self.AlterClusterConfigs = channel.unary_unary(
+                '/penstock.v1.Admin/AlterClusterConfigs',
+                request_serializer=penstock_dot_v1_dot_admin__pb2.AlterClusterConfigsRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_admin__pb2.AlterClusterConfigsResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer(object):
@@ -185,6 +195,20 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DescribeNodeConfigs(self, request, context):
+        """DescribeNodeConfigs tells the settings of the node that is asked, with their sources.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AlterClusterConfigs(self, request, context):
+        """AlterClusterConfigs sets and resets settings that the whole cluster shares.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -247,6 +271,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.RaiseMetadataVersion,
                     request_deserializer=penstock_dot_v1_dot_admin__pb2.RaiseMetadataVersionRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_admin__pb2.RaiseMetadataVersionResponse.SerializeToString,
+            ),
+            'DescribeNodeConfigs': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeNodeConfigs,
+                    request_deserializer=penstock_dot_v1_dot_admin__pb2.DescribeNodeConfigsRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_admin__pb2.DescribeNodeConfigsResponse.SerializeToString,
+            ),
+            'AlterClusterConfigs': grpc.unary_unary_rpc_method_handler(
+                    servicer.AlterClusterConfigs,
+                    request_deserializer=penstock_dot_v1_dot_admin__pb2.AlterClusterConfigsRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_admin__pb2.AlterClusterConfigsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -574,6 +608,60 @@ class Admin(object):
             '/penstock.v1.Admin/RaiseMetadataVersion',
             penstock_dot_v1_dot_admin__pb2.RaiseMetadataVersionRequest.SerializeToString,
             penstock_dot_v1_dot_admin__pb2.RaiseMetadataVersionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeNodeConfigs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Admin/DescribeNodeConfigs',
+            penstock_dot_v1_dot_admin__pb2.DescribeNodeConfigsRequest.SerializeToString,
+            penstock_dot_v1_dot_admin__pb2.DescribeNodeConfigsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AlterClusterConfigs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Admin/AlterClusterConfigs',
+            penstock_dot_v1_dot_admin__pb2.AlterClusterConfigsRequest.SerializeToString,
+            penstock_dot_v1_dot_admin__pb2.AlterClusterConfigsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -93,6 +93,18 @@ class AdminStub:
     ]
     """RaiseMetadataVersion raises the cluster's feature level."""
 
+    DescribeNodeConfigs: grpc.UnaryUnaryMultiCallable[
+        penstock.v1.admin_pb2.DescribeNodeConfigsRequest,
+        penstock.v1.admin_pb2.DescribeNodeConfigsResponse,
+    ]
+    """DescribeNodeConfigs tells the settings of the node that is asked, with their sources."""
+
+    AlterClusterConfigs: grpc.UnaryUnaryMultiCallable[
+        penstock.v1.admin_pb2.AlterClusterConfigsRequest,
+        penstock.v1.admin_pb2.AlterClusterConfigsResponse,
+    ]
+    """AlterClusterConfigs sets and resets settings that the whole cluster shares."""
+
 class AdminAsyncStub:
     """Admin is what tools ask of any broker; the broker forwards changes to the active controller."""
 
@@ -167,6 +179,18 @@ class AdminAsyncStub:
         penstock.v1.admin_pb2.RaiseMetadataVersionResponse,
     ]
     """RaiseMetadataVersion raises the cluster's feature level."""
+
+    DescribeNodeConfigs: grpc.aio.UnaryUnaryMultiCallable[
+        penstock.v1.admin_pb2.DescribeNodeConfigsRequest,
+        penstock.v1.admin_pb2.DescribeNodeConfigsResponse,
+    ]
+    """DescribeNodeConfigs tells the settings of the node that is asked, with their sources."""
+
+    AlterClusterConfigs: grpc.aio.UnaryUnaryMultiCallable[
+        penstock.v1.admin_pb2.AlterClusterConfigsRequest,
+        penstock.v1.admin_pb2.AlterClusterConfigsResponse,
+    ]
+    """AlterClusterConfigs sets and resets settings that the whole cluster shares."""
 
 class AdminServicer(metaclass=abc.ABCMeta):
     """Admin is what tools ask of any broker; the broker forwards changes to the active controller."""
@@ -266,5 +290,21 @@ class AdminServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[penstock.v1.admin_pb2.RaiseMetadataVersionResponse, collections.abc.Awaitable[penstock.v1.admin_pb2.RaiseMetadataVersionResponse]]:
         """RaiseMetadataVersion raises the cluster's feature level."""
+
+    @abc.abstractmethod
+    def DescribeNodeConfigs(
+        self,
+        request: penstock.v1.admin_pb2.DescribeNodeConfigsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[penstock.v1.admin_pb2.DescribeNodeConfigsResponse, collections.abc.Awaitable[penstock.v1.admin_pb2.DescribeNodeConfigsResponse]]:
+        """DescribeNodeConfigs tells the settings of the node that is asked, with their sources."""
+
+    @abc.abstractmethod
+    def AlterClusterConfigs(
+        self,
+        request: penstock.v1.admin_pb2.AlterClusterConfigsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[penstock.v1.admin_pb2.AlterClusterConfigsResponse, collections.abc.Awaitable[penstock.v1.admin_pb2.AlterClusterConfigsResponse]]:
+        """AlterClusterConfigs sets and resets settings that the whole cluster shares."""
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -60,6 +60,8 @@ class BrokerRecord(google.protobuf.message.Message):
     RACK_FIELD_NUMBER: builtins.int
     FENCED_FIELD_NUMBER: builtins.int
     IN_CONTROLLED_SHUTDOWN_FIELD_NUMBER: builtins.int
+    MIN_METADATA_VERSION_FIELD_NUMBER: builtins.int
+    MAX_METADATA_VERSION_FIELD_NUMBER: builtins.int
     node_id: builtins.int
     """The node id."""
     broker_epoch: builtins.int
@@ -76,6 +78,10 @@ class BrokerRecord(google.protobuf.message.Message):
     """A fenced broker leads nothing and is in no in-sync set."""
     in_controlled_shutdown: builtins.bool
     """The broker asked to be shut down: it is given no leadership."""
+    min_metadata_version: builtins.int
+    """The oldest feature level that the broker's software works at."""
+    max_metadata_version: builtins.int
+    """The newest feature level that the broker's software works at."""
     def __init__(
         self,
         *,
@@ -87,8 +93,10 @@ class BrokerRecord(google.protobuf.message.Message):
         rack: builtins.str = ...,
         fenced: builtins.bool = ...,
         in_controlled_shutdown: builtins.bool = ...,
+        min_metadata_version: builtins.int = ...,
+        max_metadata_version: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["broker_epoch", b"broker_epoch", "fenced", b"fenced", "host", b"host", "in_controlled_shutdown", b"in_controlled_shutdown", "incarnation_id", b"incarnation_id", "node_id", b"node_id", "port", b"port", "rack", b"rack"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["broker_epoch", b"broker_epoch", "fenced", b"fenced", "host", b"host", "in_controlled_shutdown", b"in_controlled_shutdown", "incarnation_id", b"incarnation_id", "max_metadata_version", b"max_metadata_version", "min_metadata_version", b"min_metadata_version", "node_id", b"node_id", "port", b"port", "rack", b"rack"]) -> None: ...
 
 global___BrokerRecord = BrokerRecord
 
@@ -232,6 +240,9 @@ class MetadataDelta(google.protobuf.message.Message):
     TOPICS_FIELD_NUMBER: builtins.int
     REMOVED_TOPICS_FIELD_NUMBER: builtins.int
     PARTITIONS_FIELD_NUMBER: builtins.int
+    METADATA_VERSION_FIELD_NUMBER: builtins.int
+    CLUSTER_CONFIGS_FIELD_NUMBER: builtins.int
+    DELETED_TOPICS_FIELD_NUMBER: builtins.int
     index: builtins.int
     """The index of the Raft log that this is true for. Deltas are applied in its order."""
     controller_epoch: builtins.int
@@ -242,6 +253,8 @@ class MetadataDelta(google.protobuf.message.Message):
     """The cluster id."""
     snapshot: builtins.bool
     """Replaces all that the receiver had."""
+    metadata_version: builtins.int
+    """The feature level in force; 0: as before."""
     @property
     def brokers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___BrokerRecord]:
         """Brokers added or changed."""
@@ -262,6 +275,16 @@ class MetadataDelta(google.protobuf.message.Message):
     def partitions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PartitionRecord]:
         """Partitions added or changed."""
 
+    @property
+    def cluster_configs(self) -> global___ClusterConfigRecord:
+        """The settings that the whole cluster shares; absent: as before."""
+
+    @property
+    def deleted_topics(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """In a snapshot: ids of topics that were deleted last, the latest at the end. What a broker that
+        was down still has of them may go.
+        """
+
     def __init__(
         self,
         *,
@@ -275,10 +298,50 @@ class MetadataDelta(google.protobuf.message.Message):
         topics: collections.abc.Iterable[global___TopicRecord] | None = ...,
         removed_topics: collections.abc.Iterable[builtins.bytes] | None = ...,
         partitions: collections.abc.Iterable[global___PartitionRecord] | None = ...,
+        metadata_version: builtins.int = ...,
+        cluster_configs: global___ClusterConfigRecord | None = ...,
+        deleted_topics: collections.abc.Iterable[builtins.bytes] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["brokers", b"brokers", "cluster_id", b"cluster_id", "controller_epoch", b"controller_epoch", "controller_id", b"controller_id", "index", b"index", "partitions", b"partitions", "removed_brokers", b"removed_brokers", "removed_topics", b"removed_topics", "snapshot", b"snapshot", "topics", b"topics"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["cluster_configs", b"cluster_configs"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["brokers", b"brokers", "cluster_configs", b"cluster_configs", "cluster_id", b"cluster_id", "controller_epoch", b"controller_epoch", "controller_id", b"controller_id", "deleted_topics", b"deleted_topics", "index", b"index", "metadata_version", b"metadata_version", "partitions", b"partitions", "removed_brokers", b"removed_brokers", "removed_topics", b"removed_topics", "snapshot", b"snapshot", "topics", b"topics"]) -> None: ...
 
 global___MetadataDelta = MetadataDelta
+
+@typing.final
+class ClusterConfigRecord(google.protobuf.message.Message):
+    """ClusterConfigRecord is the settings that the whole cluster shares."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class ConfigsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    CONFIGS_FIELD_NUMBER: builtins.int
+    @property
+    def configs(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """The configs that were set; keys are those of penstock.wire.cluster_config."""
+
+    def __init__(
+        self,
+        *,
+        configs: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["configs", b"configs"]) -> None: ...
+
+global___ClusterConfigRecord = ClusterConfigRecord
 
 @typing.final
 class ClusterSnapshot(google.protobuf.message.Message):
@@ -335,6 +398,8 @@ class Command(google.protobuf.message.Message):
     ALLOCATE_PRODUCER_IDS_FIELD_NUMBER: builtins.int
     ELECT_LEADERS_FIELD_NUMBER: builtins.int
     ALTER_REASSIGNMENTS_FIELD_NUMBER: builtins.int
+    ALTER_CLUSTER_CONFIGS_FIELD_NUMBER: builtins.int
+    RAISE_METADATA_VERSION_FIELD_NUMBER: builtins.int
     controller_epoch: builtins.int
     """The Raft term of the controller that proposed it; an older one than the state's is refused
     on apply.
@@ -399,6 +464,14 @@ class Command(google.protobuf.message.Message):
     def alter_reassignments(self) -> global___AlterReassignmentsCommand:
         """Replicas are moved, or stay where they were. Since metadata.version 2."""
 
+    @property
+    def alter_cluster_configs(self) -> global___AlterClusterConfigsCommand:
+        """Settings that the whole cluster shares change. Since metadata.version 2."""
+
+    @property
+    def raise_metadata_version(self) -> global___RaiseMetadataVersionCommand:
+        """The feature level rises. Since metadata.version 1."""
+
     def __init__(
         self,
         *,
@@ -418,10 +491,12 @@ class Command(google.protobuf.message.Message):
         allocate_producer_ids: global___AllocateProducerIdsCommand | None = ...,
         elect_leaders: global___ElectLeadersCommand | None = ...,
         alter_reassignments: global___AlterReassignmentsCommand | None = ...,
+        alter_cluster_configs: global___AlterClusterConfigsCommand | None = ...,
+        raise_metadata_version: global___RaiseMetadataVersionCommand | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_partition", b"alter_partition", "alter_reassignments", b"alter_reassignments", "alter_topic_configs", b"alter_topic_configs", "become_controller", b"become_controller", "body", b"body", "controlled_shutdown", b"controlled_shutdown", "create_partitions", b"create_partitions", "create_topic", b"create_topic", "delete_topic", b"delete_topic", "elect_leaders", b"elect_leaders", "fence_broker", b"fence_broker", "register_broker", b"register_broker", "unfence_broker", b"unfence_broker", "unregister_broker", b"unregister_broker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_partition", b"alter_partition", "alter_reassignments", b"alter_reassignments", "alter_topic_configs", b"alter_topic_configs", "become_controller", b"become_controller", "body", b"body", "controlled_shutdown", b"controlled_shutdown", "controller_epoch", b"controller_epoch", "create_partitions", b"create_partitions", "create_topic", b"create_topic", "delete_topic", b"delete_topic", "elect_leaders", b"elect_leaders", "fence_broker", b"fence_broker", "register_broker", b"register_broker", "sequence", b"sequence", "unfence_broker", b"unfence_broker", "unregister_broker", b"unregister_broker"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["become_controller", "register_broker", "unregister_broker", "unfence_broker", "fence_broker", "controlled_shutdown", "create_topic", "delete_topic", "create_partitions", "alter_topic_configs", "alter_partition", "allocate_producer_ids", "elect_leaders", "alter_reassignments"] | None: ...
+    def HasField(self, field_name: typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster_configs", b"alter_cluster_configs", "alter_partition", b"alter_partition", "alter_reassignments", b"alter_reassignments", "alter_topic_configs", b"alter_topic_configs", "become_controller", b"become_controller", "body", b"body", "controlled_shutdown", b"controlled_shutdown", "create_partitions", b"create_partitions", "create_topic", b"create_topic", "delete_topic", b"delete_topic", "elect_leaders", b"elect_leaders", "fence_broker", b"fence_broker", "raise_metadata_version", b"raise_metadata_version", "register_broker", b"register_broker", "unfence_broker", b"unfence_broker", "unregister_broker", b"unregister_broker"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster_configs", b"alter_cluster_configs", "alter_partition", b"alter_partition", "alter_reassignments", b"alter_reassignments", "alter_topic_configs", b"alter_topic_configs", "become_controller", b"become_controller", "body", b"body", "controlled_shutdown", b"controlled_shutdown", "controller_epoch", b"controller_epoch", "create_partitions", b"create_partitions", "create_topic", b"create_topic", "delete_topic", b"delete_topic", "elect_leaders", b"elect_leaders", "fence_broker", b"fence_broker", "raise_metadata_version", b"raise_metadata_version", "register_broker", b"register_broker", "sequence", b"sequence", "unfence_broker", b"unfence_broker", "unregister_broker", b"unregister_broker"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["become_controller", "register_broker", "unregister_broker", "unfence_broker", "fence_broker", "controlled_shutdown", "create_topic", "delete_topic", "create_partitions", "alter_topic_configs", "alter_partition", "allocate_producer_ids", "elect_leaders", "alter_reassignments", "alter_cluster_configs", "raise_metadata_version"] | None: ...
 
 global___Command = Command
 
@@ -540,6 +615,7 @@ class RegisterBrokerCommand(google.protobuf.message.Message):
     PREVIOUS_BROKER_EPOCH_FIELD_NUMBER: builtins.int
     LOG_DIRECTORY_IDS_FIELD_NUMBER: builtins.int
     SUPPORTED_METADATA_VERSION_FIELD_NUMBER: builtins.int
+    MIN_METADATA_VERSION_FIELD_NUMBER: builtins.int
     node_id: builtins.int
     """The node id."""
     incarnation_id: builtins.bytes
@@ -557,7 +633,9 @@ class RegisterBrokerCommand(google.protobuf.message.Message):
     not lose its page cache may stay an eligible leader (KIP-966).
     """
     supported_metadata_version: builtins.int
-    """The newest feature level that the broker's version supports."""
+    """The newest feature level that the broker's version supports; 0: the one in force, and no other."""
+    min_metadata_version: builtins.int
+    """The oldest feature level that the broker's version supports; 0: 1."""
     @property
     def log_directory_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
         """The 16-byte ids of the broker's data directories."""
@@ -574,8 +652,9 @@ class RegisterBrokerCommand(google.protobuf.message.Message):
         previous_broker_epoch: builtins.int = ...,
         log_directory_ids: collections.abc.Iterable[builtins.bytes] | None = ...,
         supported_metadata_version: builtins.int = ...,
+        min_metadata_version: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cluster_id", b"cluster_id", "host", b"host", "incarnation_id", b"incarnation_id", "log_directory_ids", b"log_directory_ids", "node_id", b"node_id", "port", b"port", "previous_broker_epoch", b"previous_broker_epoch", "rack", b"rack", "supported_metadata_version", b"supported_metadata_version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cluster_id", b"cluster_id", "host", b"host", "incarnation_id", b"incarnation_id", "log_directory_ids", b"log_directory_ids", "min_metadata_version", b"min_metadata_version", "node_id", b"node_id", "port", b"port", "previous_broker_epoch", b"previous_broker_epoch", "rack", b"rack", "supported_metadata_version", b"supported_metadata_version"]) -> None: ...
 
 global___RegisterBrokerCommand = RegisterBrokerCommand
 
@@ -1281,3 +1360,73 @@ class AlterReassignmentsEntryResult(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["error", b"error", "partition", b"partition"]) -> None: ...
 
 global___AlterReassignmentsEntryResult = AlterReassignmentsEntryResult
+
+@typing.final
+class AlterClusterConfigsCommand(google.protobuf.message.Message):
+    """AlterClusterConfigsCommand sets and resets settings that the whole cluster shares."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class SetEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    SET_FIELD_NUMBER: builtins.int
+    REMOVE_FIELD_NUMBER: builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: builtins.int
+    validate_only: builtins.bool
+    """Check only: nothing changes."""
+    @property
+    def set(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """Keys to set."""
+
+    @property
+    def remove(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Keys to reset: each node's own setting counts again."""
+
+    def __init__(
+        self,
+        *,
+        set: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        remove: collections.abc.Iterable[builtins.str] | None = ...,
+        validate_only: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["remove", b"remove", "set", b"set", "validate_only", b"validate_only"]) -> None: ...
+
+global___AlterClusterConfigsCommand = AlterClusterConfigsCommand
+
+@typing.final
+class RaiseMetadataVersionCommand(google.protobuf.message.Message):
+    """RaiseMetadataVersionCommand raises the feature level. Refused while a registered broker does not
+    support it. A controller whose software does not know the level ends.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    METADATA_VERSION_FIELD_NUMBER: builtins.int
+    CONTROLLER_SUPPORTS_FIELD_NUMBER: builtins.int
+    metadata_version: builtins.int
+    """The level."""
+    controller_supports: builtins.int
+    """The newest level that the proposing controller's software knows."""
+    def __init__(
+        self,
+        *,
+        metadata_version: builtins.int = ...,
+        controller_supports: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["controller_supports", b"controller_supports", "metadata_version", b"metadata_version"]) -> None: ...
+
+global___RaiseMetadataVersionCommand = RaiseMetadataVersionCommand

@@ -402,6 +402,7 @@ class DescribeQuorumResponse(google.protobuf.message.Message):
     APPLIED_INDEX_FIELD_NUMBER: builtins.int
     VOTERS_FIELD_NUMBER: builtins.int
     ANSWERED_BY_FIELD_NUMBER: builtins.int
+    SUPPORTED_METADATA_VERSION_FIELD_NUMBER: builtins.int
     leader_id: builtins.int
     """The leader's node id, or -1."""
     term: builtins.int
@@ -412,6 +413,8 @@ class DescribeQuorumResponse(google.protobuf.message.Message):
     """The applied index."""
     answered_by: builtins.int
     """The node id of the controller that answered."""
+    supported_metadata_version: builtins.int
+    """The newest feature level that its software knows."""
     @property
     def voters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___QuorumVoter]:
         """The voters."""
@@ -425,8 +428,9 @@ class DescribeQuorumResponse(google.protobuf.message.Message):
         applied_index: builtins.int = ...,
         voters: collections.abc.Iterable[global___QuorumVoter] | None = ...,
         answered_by: builtins.int = ...,
+        supported_metadata_version: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["answered_by", b"answered_by", "applied_index", b"applied_index", "commit_index", b"commit_index", "leader_id", b"leader_id", "term", b"term", "voters", b"voters"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["answered_by", b"answered_by", "applied_index", b"applied_index", "commit_index", b"commit_index", "leader_id", b"leader_id", "supported_metadata_version", b"supported_metadata_version", "term", b"term", "voters", b"voters"]) -> None: ...
 
 global___DescribeQuorumResponse = DescribeQuorumResponse
 

@@ -109,7 +109,8 @@ class ControllerServicer(object):
 
     def ExecuteAdmin(self, request, context):
         """ExecuteAdmin carries out an administrator's command that a broker forwards. Only the
-        topic, partition, config, election and unregister commands are taken.
+        topic, partition, config, election, reassignment, unregister and feature level commands are
+        taken.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

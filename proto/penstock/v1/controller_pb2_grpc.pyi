@@ -54,7 +54,8 @@ class ControllerStub:
         penstock.v1.controller_pb2.ExecuteAdminResponse,
     ]
     """ExecuteAdmin carries out an administrator's command that a broker forwards. Only the
-    topic, partition, config, election and unregister commands are taken.
+    topic, partition, config, election, reassignment, unregister and feature level commands are
+    taken.
     """
 
     WatchMetadata: grpc.UnaryStreamMultiCallable[
@@ -105,7 +106,8 @@ class ControllerAsyncStub:
         penstock.v1.controller_pb2.ExecuteAdminResponse,
     ]
     """ExecuteAdmin carries out an administrator's command that a broker forwards. Only the
-    topic, partition, config, election and unregister commands are taken.
+    topic, partition, config, election, reassignment, unregister and feature level commands are
+    taken.
     """
 
     WatchMetadata: grpc.aio.UnaryStreamMultiCallable[
@@ -166,7 +168,8 @@ class ControllerServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[penstock.v1.controller_pb2.ExecuteAdminResponse, collections.abc.Awaitable[penstock.v1.controller_pb2.ExecuteAdminResponse]]:
         """ExecuteAdmin carries out an administrator's command that a broker forwards. Only the
-        topic, partition, config, election and unregister commands are taken.
+        topic, partition, config, election, reassignment, unregister and feature level commands are
+        taken.
         """
 
     @abc.abstractmethod

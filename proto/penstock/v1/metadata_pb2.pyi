@@ -68,6 +68,7 @@ class DescribeClusterResponse(google.protobuf.message.Message):
     METADATA_INDEX_FIELD_NUMBER: builtins.int
     BROKERS_FIELD_NUMBER: builtins.int
     ANSWERED_BY_FIELD_NUMBER: builtins.int
+    METADATA_VERSION_FIELD_NUMBER: builtins.int
     cluster_id: builtins.str
     """The cluster id."""
     controller_id: builtins.int
@@ -78,6 +79,8 @@ class DescribeClusterResponse(google.protobuf.message.Message):
     """The metadata index that the answering broker has applied."""
     answered_by: builtins.int
     """The node id of the broker that answered."""
+    metadata_version: builtins.int
+    """The feature level in force."""
     @property
     def brokers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___BrokerDescription]:
         """All registered brokers."""
@@ -91,8 +94,9 @@ class DescribeClusterResponse(google.protobuf.message.Message):
         metadata_index: builtins.int = ...,
         brokers: collections.abc.Iterable[global___BrokerDescription] | None = ...,
         answered_by: builtins.int = ...,
+        metadata_version: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["answered_by", b"answered_by", "brokers", b"brokers", "cluster_id", b"cluster_id", "controller_epoch", b"controller_epoch", "controller_id", b"controller_id", "metadata_index", b"metadata_index"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["answered_by", b"answered_by", "brokers", b"brokers", "cluster_id", b"cluster_id", "controller_epoch", b"controller_epoch", "controller_id", b"controller_id", "metadata_index", b"metadata_index", "metadata_version", b"metadata_version"]) -> None: ...
 
 global___DescribeClusterResponse = DescribeClusterResponse
 
@@ -109,6 +113,8 @@ class BrokerDescription(google.protobuf.message.Message):
     FENCED_FIELD_NUMBER: builtins.int
     IN_CONTROLLED_SHUTDOWN_FIELD_NUMBER: builtins.int
     BROKER_EPOCH_FIELD_NUMBER: builtins.int
+    MIN_METADATA_VERSION_FIELD_NUMBER: builtins.int
+    MAX_METADATA_VERSION_FIELD_NUMBER: builtins.int
     node_id: builtins.int
     """The node id."""
     host: builtins.str
@@ -123,6 +129,10 @@ class BrokerDescription(google.protobuf.message.Message):
     """The broker asked to be shut down."""
     broker_epoch: builtins.int
     """The broker's registration."""
+    min_metadata_version: builtins.int
+    """The oldest feature level that its software works at."""
+    max_metadata_version: builtins.int
+    """The newest feature level that its software works at."""
     def __init__(
         self,
         *,
@@ -133,8 +143,10 @@ class BrokerDescription(google.protobuf.message.Message):
         fenced: builtins.bool = ...,
         in_controlled_shutdown: builtins.bool = ...,
         broker_epoch: builtins.int = ...,
+        min_metadata_version: builtins.int = ...,
+        max_metadata_version: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["broker_epoch", b"broker_epoch", "fenced", b"fenced", "host", b"host", "in_controlled_shutdown", b"in_controlled_shutdown", "node_id", b"node_id", "port", b"port", "rack", b"rack"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["broker_epoch", b"broker_epoch", "fenced", b"fenced", "host", b"host", "in_controlled_shutdown", b"in_controlled_shutdown", "max_metadata_version", b"max_metadata_version", "min_metadata_version", b"min_metadata_version", "node_id", b"node_id", "port", b"port", "rack", b"rack"]) -> None: ...
 
 global___BrokerDescription = BrokerDescription
 

@@ -12,7 +12,7 @@ import structlog
 
 from penstock.raft_meta.config import ControllerConfig
 from penstock.raft_meta.core.active_controller import ActiveController
-from penstock.raft_meta.core.cluster_state import METADATA_VERSION, ClusterState
+from penstock.raft_meta.core.cluster_state import ClusterState
 from penstock.raft_meta.core.controller_events import (
     BecameActive,
     CommandApplied,
@@ -28,6 +28,7 @@ from penstock.raft_meta.core.controller_events import (
     Tick,
 )
 from penstock.raft_meta.core.sessions import LivenessSettings
+from penstock.raft_meta.core.versions import METADATA_VERSION
 from penstock.raft_meta.metadata_stream import MetadataFeed
 from penstock.raft_meta.quorum import Leadership, Quorum
 from penstock.v1 import cluster_pb2, controller_pb2
@@ -85,12 +86,15 @@ class ControllerShell:
         self._clock_ms = clock_ms
         self._quorum: Quorum = None  # type: ignore[assignment]  # bind() is called first.
         self.state = ClusterState()
-        self.feed = MetadataFeed(self._metadata, self.endpoint)
+        self.feed = MetadataFeed(lambda: self.state.frozen().metadata, self.endpoint)
         self._core = ActiveController(
             LivenessSettings(
                 session_timeout_ms=config.broker_session_timeout_ms,
                 disconnect_grace_ms=config.broker_disconnect_grace_ms,
                 takeover_grace_ms=config.takeover_grace_ms,
+                balance=config.balance,
+                balance_interval_ms=config.balance_interval_ms,
+                balance_threshold_percent=config.balance_threshold_percent,
             )
         )
         self._epoch = 0  # The term led, 0 when not leading.
@@ -100,9 +104,6 @@ class ControllerShell:
         self._streams: dict[int, HeartbeatStream] = {}
         self._stream_ids = itertools.count(1)
         self._timer: asyncio.TimerHandle | None = None
-
-    def _metadata(self) -> cluster_pb2.MetadataDelta:
-        return self.state.metadata()
 
     def bind(self, quorum: Quorum) -> None:
         """Take part in a quorum that this is the state machine of."""
@@ -128,9 +129,9 @@ class ControllerShell:
         self.feed.changed(applied.delta)
         return applied.result.SerializeToString()
 
-    def snapshot(self) -> bytes:
-        """The whole state."""
-        return self.state.snapshot()
+    def freeze(self) -> Callable[[], bytes]:
+        """The whole state, to be encoded later."""
+        return self.state.frozen().snapshot
 
     def install(self, index: int, snapshot: bytes) -> None:
         """Replace the whole state."""

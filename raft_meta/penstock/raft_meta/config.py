@@ -43,12 +43,20 @@ class ControllerConfig:
     """A broker whose heartbeat stream broke has this long to open another."""
     takeover_grace_ms: int = 400
     """Brokers have this long to find a new active controller before it fences them."""
+    balance: bool = True
+    """Leaderships go back to the preferred leaders that are in sync again."""
+    balance_interval_ms: int = 5000
+    """... in rounds so far apart,"""
+    balance_threshold_percent: int = 0
+    """... to brokers that lack more than this part of those that are theirs by preference."""
     propose_timeout_ms: int = 10_000
     """A command that is not committed within this time has an unknown outcome."""
     snapshot_entries: int = 5_000
     """A snapshot is taken after so many entries; bounds replay at start and the log's memory."""
     snapshot_bytes: int = 16 * 1024 * 1024
     """... or after so many bytes of entries."""
+    snapshot_apply_ms: int = 1_000
+    """... or after applying them took so much CPU time: replaying them would take it again."""
 
     def __post_init__(self) -> None:
         if self.node_id not in self.voters:
@@ -68,5 +76,7 @@ class ControllerConfig:
                 f"controller.raft.heartbeat.ms={self.raft_heartbeat_ms} must be below a third of "
                 f"controller.election.timeout.min.ms={self.election_timeout_min_ms}"
             )
-        if self.snapshot_entries < 10 or self.snapshot_bytes < 1024:
-            raise ConfigurationError("snapshot_entries must be at least 10, snapshot_bytes 1024")
+        if self.snapshot_entries < 10 or self.snapshot_bytes < 1024 or self.snapshot_apply_ms < 1:
+            raise ConfigurationError(
+                "snapshot_entries must be at least 10, snapshot_bytes 1024, snapshot_apply_ms 1"
+            )

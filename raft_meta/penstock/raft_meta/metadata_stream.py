@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Final
 
 from penstock.v1 import cluster_pb2, controller_pb2
@@ -18,13 +19,8 @@ Response = controller_pb2.WatchMetadataResponse
 class Watcher:
     """One stream. ``responses`` ends when the feed closes."""
 
-    def __init__(
-        self,
-        snapshot: Callable[[], cluster_pb2.MetadataDelta],
-        endpoint: Callable[[], controller_pb2.ControllerEndpoint],
-    ) -> None:
+    def __init__(self, snapshot: Callable[[], asyncio.Future[Response]]) -> None:
         self._snapshot = snapshot
-        self._endpoint = endpoint
         self._buffer: deque[Response] = deque()
         self._wants_snapshot = True
         self._news = asyncio.Event()
@@ -56,35 +52,58 @@ class Watcher:
         while not self._closed:
             self._news.clear()
             if self._wants_snapshot:
-                self._wants_snapshot = False
-                yield Response(delta=self._snapshot(), active_controller=self._endpoint())
+                self._wants_snapshot = False  # What changes from here on is not in it.
+                yield await asyncio.shield(self._snapshot())
             while self._buffer and not self._closed:
                 yield self._buffer.popleft()
             if not self._wants_snapshot and not self._closed and not self._buffer:
                 await self._news.wait()
 
 
+def _first_response(
+    encode: Callable[[], cluster_pb2.MetadataDelta], endpoint: controller_pb2.ControllerEndpoint
+) -> Response:
+    return Response(delta=encode(), active_controller=endpoint)
+
+
 class MetadataFeed:
-    """Every watcher of one controller. One event loop."""
+    """Every watcher of one controller. One event loop.
+
+    ``freeze`` takes everything as it is now; what it returns is called on another thread, since
+    encoding much of it takes long. Watchers that come meanwhile share the snapshot.
+    """
 
     def __init__(
         self,
-        snapshot: Callable[[], cluster_pb2.MetadataDelta],
+        freeze: Callable[[], Callable[[], cluster_pb2.MetadataDelta]],
         endpoint: Callable[[], controller_pb2.ControllerEndpoint],
     ) -> None:
-        self._snapshot = snapshot
+        self._freeze = freeze
         self._endpoint = endpoint
+        self._snapshot: asyncio.Future[Response] | None = None  # One of what is true now.
         self._told = controller_pb2.ControllerEndpoint()
         self._watchers: set[Watcher] = set()
         self._closed = False
 
     def subscribe(self) -> Watcher:
         """A new stream; unsubscribe it in the end."""
-        watcher = Watcher(self._snapshot, self._endpoint)
+        watcher = Watcher(self._take_snapshot)
         if self._closed:
             watcher.close()
         self._watchers.add(watcher)
         return watcher
+
+    def _take_snapshot(self) -> asyncio.Future[Response]:
+        if self._snapshot is None:
+            encode = partial(_first_response, self._freeze(), self._endpoint())
+            loop = asyncio.get_running_loop()
+            self._snapshot = loop.run_in_executor(None, encode)
+            self._snapshot.add_done_callback(self._forget_snapshot)
+        return self._snapshot
+
+    def _forget_snapshot(self, snapshot: asyncio.Future[Response]) -> None:
+        if self._snapshot is snapshot:  # Whoever waits for it has it; it is large.
+            self._snapshot = None
 
     def unsubscribe(self, watcher: Watcher) -> None:
         """Forget a stream."""
@@ -96,6 +115,7 @@ class MetadataFeed:
         moved = endpoint != self._told
         if delta is None and not moved:
             return
+        self._snapshot = None
         response = Response(delta=delta, active_controller=endpoint if moved else None)
         self._told = endpoint
         for watcher in self._watchers:
@@ -104,6 +124,7 @@ class MetadataFeed:
     def replaced(self) -> None:
         """Tell that the whole state was replaced by another controller's snapshot."""
         self._told = self._endpoint()
+        self._snapshot = None
         for watcher in self._watchers:
             watcher.restart()
 

@@ -54,8 +54,8 @@ class StateMachine(Protocol):
         """
         ...
 
-    def snapshot(self) -> bytes:
-        """Everything applied so far."""
+    def freeze(self) -> Callable[[], bytes]:
+        """Everything applied so far; what is returned encodes it later, on another thread."""
         ...
 
     def install(self, index: int, snapshot: bytes) -> None:

@@ -8,6 +8,8 @@ import fcntl
 import itertools
 import os
 import random
+import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -53,6 +55,8 @@ from penstock.wire.errors import (
 log = structlog.get_logger()
 
 _NOBODY: Final = -1
+_SLICE_S: Final = 0.02
+"""The state machine is fed for so long at a time."""
 
 
 class RaftQuorum:
@@ -75,7 +79,12 @@ class RaftQuorum:
         self._running = False
         self._entries_since_snapshot = 0
         self._bytes_since_snapshot = 0
+        self._busy_s_since_snapshot = 0.0
+        self._counted_s = 0.0  # CPU time of the loop that was counted in it, or before it.
         self._applied_index = 0
+        self._events: deque[Event] = deque()  # What the state machine has yet to be fed.
+        self._taking_later = False
+        self._encoding = False  # A snapshot is being encoded.
         self._status = QuorumStatus(config.node_id, Role.FOLLOWER, 0, -1, 0, 0, 0)
         self.link = RaftLink(
             node_id=config.node_id,
@@ -321,12 +330,30 @@ class RaftQuorum:
     def _on_output(self, events: list[Event], messages: list[tuple[int, Message]]) -> None:
         for peer, message in messages:
             self.link.send(peer, message)
+        self._events.extend(events)
+        if not self._taking_later:
+            self._take_events()
+
+    def _take_events(self) -> None:
+        """Feed the state machine for a slice of time; the loop's next round goes on with the rest.
+
+        The loop also carries Raft's messages: a voter that is busy must not pass for a dead one.
+        """
+        self._taking_later = False
         if self._failed.done():
             return
+        until_s = time.monotonic() + _SLICE_S
+        self._counted_s = time.thread_time()
         try:
-            for event in events:
-                self._take(event)
+            while self._events:
+                self._take(self._events.popleft())
+                if time.monotonic() >= until_s:
+                    break
+            self._busy_s_since_snapshot += time.thread_time() - self._counted_s
             self._compact_if_due()
+            if self._events:
+                self._taking_later = True
+                self._loop.call_soon(self._take_events)
         except Exception as error:
             # A state machine that missed a command is another one than the other voters'.
             self._fail(error)
@@ -342,7 +369,7 @@ class RaftQuorum:
                 self._answer(token, result)
             case Installed(snapshot):
                 self._machine.install(snapshot.index, snapshot.data)
-                self._entries_since_snapshot = self._bytes_since_snapshot = 0
+                self._snapshot_taken()
             case ReadReady(token, index):
                 self._answer(token, index)
             case Refused(token, leader_id):
@@ -376,11 +403,32 @@ class RaftQuorum:
             future.set_result(result)
 
     def _compact_if_due(self) -> None:
-        if (
-            self._entries_since_snapshot < self._config.snapshot_entries
-            and self._bytes_since_snapshot < self._config.snapshot_bytes
-        ):
+        config = self._config
+        due = (
+            self._entries_since_snapshot >= config.snapshot_entries
+            or self._bytes_since_snapshot >= config.snapshot_bytes
+            or self._busy_s_since_snapshot * 1000 >= config.snapshot_apply_ms
+        )
+        if self._encoding or not due or not self._entries_since_snapshot:
             return
+        self._snapshot_taken()
+        self._encoding = True
+        encoding = self._loop.run_in_executor(None, self._machine.freeze())
+        encoding.add_done_callback(partial(self._on_encoded, self._applied_index))
+
+    def _snapshot_taken(self) -> None:
         self._entries_since_snapshot = self._bytes_since_snapshot = 0
-        index, data = self._applied_index, self._machine.snapshot()
+        self._busy_s_since_snapshot = 0.0
+        self._counted_s = time.thread_time()
+
+    def _on_encoded(self, index: int, encoding: asyncio.Future[bytes]) -> None:
+        self._encoding = False
+        if encoding.cancelled() or not self._running:
+            return
+        error = encoding.exception()
+        if error is not None:
+            self._fail(error)
+            self._thread.stop()
+            return
+        data = encoding.result()
         self._thread.submit(lambda voter, _now_s: voter.compact(index, data))

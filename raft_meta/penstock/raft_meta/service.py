@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from penstock.raft_meta.active import ControllerShell, HeartbeatStream
 from penstock.raft_meta.config import ControllerConfig
+from penstock.raft_meta.core.versions import METADATA_VERSION
 from penstock.raft_meta.quorum import Quorum
 from penstock.v1 import cluster_pb2, controller_pb2, controller_pb2_grpc
 from penstock.wire.errors import (
@@ -26,6 +27,8 @@ ADMIN_COMMANDS: Final = frozenset(
         "alter_topic_configs",
         "elect_leaders",
         "alter_reassignments",
+        "alter_cluster_configs",
+        "raise_metadata_version",
         "unregister_broker",
     }
 )
@@ -120,6 +123,8 @@ class ControllerServicer(controller_pb2_grpc.ControllerServicer):
         if kind == "create_topic" and not command.create_topic.topic_id:
             # Drawn here and not where the command is applied, which must be deterministic.
             command.create_topic.topic_id = uuid.uuid4().bytes
+        if kind == "raise_metadata_version":
+            command.raise_metadata_version.controller_supports = METADATA_VERSION
         result = await self._execute(command, context)
         # Whoever waits to see the effect of a command that changed nothing sees it already.
         result.index = min(result.index, self._shell.changed_index)
@@ -171,6 +176,7 @@ class ControllerServicer(controller_pb2_grpc.ControllerServicer):
             commit_index=status.commit_index,
             applied_index=status.applied_index,
             answered_by=status.node_id,
+            supported_metadata_version=METADATA_VERSION,
         )
         for node_id, (host, port) in sorted(self._config.voters.items()):
             match_index = status.match_index.get(node_id, -1)

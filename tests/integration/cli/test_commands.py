@@ -145,6 +145,52 @@ def test_impossible_moves_are_refused(dev: DevCluster) -> None:
     dev.refused("partitions", "elect", "--unclean", status=2)
 
 
+def test_settings_of_the_cluster_are_changed_and_shown_with_their_origin(dev: DevCluster) -> None:
+    def setting(key: str) -> tuple[str, str]:
+        entries = dev.json("cluster", "describe", "--configs", "--node", "2")
+        return next((entry["value"], entry["source"]) for entry in entries if entry["key"] == key)
+
+    key = "replica.lag.time.max.ms"
+    assert setting(key) == ("10000", "default")
+    assert setting("node.id") == ("2", "node file")
+    assert dev.ok("cluster", "alter", "--config", f"{key}=9000") == (
+        f"altered the cluster: {key}=9000\n"
+    )
+    wait_until(lambda: setting(key) == ("9000", "cluster"), "node 2 to know it", 10.0)
+    assert "cluster" in dev.ok("cluster", "describe", "--configs")
+    assert dev.json("cluster", "alter", "--delete-config", key) == {"set": {}, "deleted": [key]}
+    wait_until(lambda: setting(key) == ("10000", "default"), "node 2 to know it", 10.0)
+    errors = dev.refused("cluster", "alter", "--config", "replica.lag.max.ms=1")
+    assert f"did you mean '{key}'?" in errors
+    assert "next: correct what --config" in errors
+    dev.refused("cluster", "alter", status=2)
+    dev.refused("cluster", "describe", "--node", "1", status=2)
+
+
+def test_a_topic_grows_and_shows_the_origin_of_its_configs(dev: DevCluster) -> None:
+    dev.ok("topics", "create", "grown", "--config", "retention.ms=5000")
+    assert "3 partitions" in dev.ok("topics", "alter", "grown", "--partitions", "3")
+    (topic,) = dev.json("topics", "describe", "grown")
+    assert topic["partition_count"] == 3
+    assert "3 is not more" in dev.refused("topics", "alter", "grown", "--partitions", "3")
+    sources = {
+        entry["key"]: entry["source"]
+        for entry in dev.json("topics", "describe", "grown", "--configs")
+    }
+    assert (sources["retention.ms"], sources["segment.ms"]) == ("topic", "default")
+    assert "retention.ms" in dev.ok("topics", "describe", "grown", "--configs")
+
+
+def test_the_level_of_the_cluster_and_its_members(dev: DevCluster) -> None:
+    assert "already" in dev.ok("cluster", "upgrade")
+    assert dev.json("cluster", "upgrade")["metadata_version"] == 2
+    errors = dev.refused("cluster", "upgrade", "--metadata-version", "99")
+    assert "next: install the same Penstock on every node" in errors
+    assert "is alive" in dev.refused("cluster", "unregister", "1")
+    errors = dev.refused("cluster", "unregister", "77")
+    assert "next: `penstock cluster describe` lists the brokers" in errors
+
+
 def test_lines_come_back_as_they_went_in(dev: DevCluster) -> None:
     dev.ok("topics", "create", "lines")
     lines = [f"line {number} äöü \t x" for number in range(500)]

@@ -58,7 +58,7 @@ class Disk:
         self._environments.update(self._synced)
         self._synced.clear()
         files = dict(self._synced_files)
-        for name in {*self._files, *self._synced_files}:
+        for name in sorted({*self._files, *self._synced_files}):
             if (
                 self._files.get(name) is not self._synced_files.get(name)
                 and self.rng.random() < 0.5

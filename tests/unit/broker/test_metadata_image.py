@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from penstock.broker.core import metadata_image
 from penstock.broker.core.metadata_image import MetadataImage
 from penstock.v1 import cluster_pb2
 from penstock.wire.ids import TopicId, TopicIdPartition, TopicPartition
@@ -88,3 +91,18 @@ def test_a_delta_may_replace_a_topic_under_one_name_at_once() -> None:
     found = image.topic("orders")
     assert found is not None
     assert found.topic_id == B
+
+
+def test_deleted_topics_are_remembered_from_snapshots_and_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(metadata_image, "MAX_DELETED_TOPICS", 3)
+    image = MetadataImage()
+    ids = [TopicId(bytes([number]) * 16) for number in range(6)]
+    image.apply(cluster_pb2.MetadataDelta(index=1, snapshot=True, deleted_topics=ids[:2]))
+    image.apply(cluster_pb2.MetadataDelta(index=2, removed_topics=ids[2:3]))
+    assert [image.was_deleted(topic_id) for topic_id in ids[:4]] == [True, True, True, False]
+    image.apply(cluster_pb2.MetadataDelta(index=3, removed_topics=ids[3:4]))
+    assert [image.was_deleted(topic_id) for topic_id in ids[:4]] == [False, True, True, True]
+    image.apply(cluster_pb2.MetadataDelta(index=4, snapshot=True, deleted_topics=ids[4:]))
+    assert [image.was_deleted(topic_id) for topic_id in ids] == [False] * 4 + [True] * 2

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from penstock.broker.core.metadata_image import MetadataImage
-from penstock.broker.service.admin import AdminServicer
 from penstock.v1 import admin_pb2, cluster_pb2, common_pb2
 from penstock.wire.errors import ErrorCode, NotControllerError, RequestTimedOutError
 from penstock.wire.ids import TopicId, TopicIdPartition
-from tests.unit.broker.test_services import FakeControllers, image_with
+from tests.unit.broker.test_services import FakeControllers, image_with, servicer_of
 
 ORDERS = TopicId(b"orders".ljust(16, b"_"))
 
@@ -40,7 +39,7 @@ def named(topic: str, partition: int = 0) -> common_pb2.TopicPartition:
 
 
 async def test_what_moves_is_listed_with_the_progress_of_each_replica() -> None:
-    servicer = AdminServicer(moving_image(), FakeControllers(), ends)
+    servicer = servicer_of(moving_image(), FakeControllers(), ends)
     for wanted in ([], [named("orders"), named("bills")]):
         request = admin_pb2.ListReassignmentsRequest(partitions=wanted)
         [entry] = (await servicer.ListReassignments(request, None)).reassignments
@@ -58,14 +57,14 @@ async def test_what_moves_is_listed_with_the_progress_of_each_replica() -> None:
 
 
 async def test_a_broker_that_does_not_lead_lists_without_offsets() -> None:
-    servicer = AdminServicer(moving_image(), FakeControllers(), lambda _: None)
+    servicer = servicer_of(moving_image(), FakeControllers(), lambda _: None)
     answer = await servicer.ListReassignments(admin_pb2.ListReassignmentsRequest(), None)
     [entry] = answer.reassignments
     assert {(r.log_end_offset, r.lag) for r in entry.progress} == {(-1, -1)}
 
 
 async def test_listing_what_is_not_there_is_refused() -> None:
-    servicer = AdminServicer(moving_image(), FakeControllers(), ends)
+    servicer = servicer_of(moving_image(), FakeControllers(), ends)
     request = admin_pb2.ListReassignmentsRequest(partitions=[named("orders", 9)])
     answer = await servicer.ListReassignments(request, None)
     assert answer.error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -76,7 +75,7 @@ async def test_known_partitions_are_forwarded_and_each_has_its_answer() -> None:
     outcome = controllers.result.alter_reassignments
     outcome.partitions.add().error.CopyFrom(NotControllerError("made up").to_proto())
     outcome.partitions.add()
-    servicer = AdminServicer(moving_image(), controllers, ends)
+    servicer = servicer_of(moving_image(), controllers, ends)
     request = admin_pb2.AlterReassignmentsRequest(validate_only=True)
     for topic in ("orders", "nothing", "bills"):
         request.reassignments.add(partition=named(topic), replicas=[4, 5, 6])
@@ -94,9 +93,7 @@ async def test_nothing_known_asks_no_controller() -> None:
     controllers = FakeControllers()
     request = admin_pb2.AlterReassignmentsRequest()
     request.reassignments.add(partition=named("nothing"), replicas=[4])
-    answer = await AdminServicer(moving_image(), controllers, ends).AlterReassignments(
-        request, None
-    )
+    answer = await servicer_of(moving_image(), controllers, ends).AlterReassignments(request, None)
     assert answer.results[0].error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     assert not controllers.commands
 
@@ -105,7 +102,7 @@ async def test_refusals_of_the_whole_are_passed_on() -> None:
     controllers = FakeControllers()
     request = admin_pb2.AlterReassignmentsRequest()
     request.reassignments.add(partition=named("orders"), replicas=[4])
-    servicer = AdminServicer(moving_image(), controllers, ends)
+    servicer = servicer_of(moving_image(), controllers, ends)
     controllers.result.error.CopyFrom(NotControllerError("made up").to_proto())
     refused = await servicer.AlterReassignments(request, None)
     assert refused.error.code == ErrorCode.NOT_CONTROLLER

@@ -16,6 +16,7 @@ from penstock.broker.service.admin import AdminServicer
 from penstock.broker.service.health import HealthServicer
 from penstock.broker.service.log import MAX_PENDING_REQUESTS, LogServicer
 from penstock.broker.service.metadata import MetadataServicer
+from penstock.broker.service.reassignments import ReplicaEnds
 from penstock.broker.service.transactions import TransactionsServicer
 from penstock.broker.topics import OffsetsTopic
 from penstock.v1 import (
@@ -324,6 +325,13 @@ def led_nowhere(_: object) -> None:
     """What a broker that leads nothing knows of replicas."""
 
 
+def servicer_of(
+    image: MetadataImage, controllers: FakeControllers, replica_ends: ReplicaEnds
+) -> AdminServicer:
+    entry = admin_pb2.ConfigEntry(key="node.id", value="1", source="node file")
+    return AdminServicer(1, image, controllers, replica_ends, lambda: [entry])
+
+
 class FakeControllers:
     """Applies nothing; answers as scripted."""
 
@@ -332,6 +340,7 @@ class FakeControllers:
         self.result = cluster_pb2.CommandResult(index=9)
         self.failure: Exception | None = None
         self.on_execute: Any = None
+        self.supported = 2
 
     async def execute_admin(
         self, command: cluster_pb2.Command, timeout_ms: int
@@ -346,6 +355,9 @@ class FakeControllers:
     async def wait_for_index(self, index: int, timeout_ms: int) -> None:
         return
 
+    async def supported_by_controllers(self, timeout_ms: int) -> int:
+        return self.supported
+
     async def describe_quorum(self, timeout_ms: int) -> controller_pb2.DescribeQuorumResponse:
         if self.failure is not None:
             raise self.failure
@@ -356,7 +368,7 @@ async def test_a_topic_cannot_be_made_internal_from_outside() -> None:
     controllers = FakeControllers()
     wish = cluster_pb2.CreateTopicCommand(name="t", internal=True, topic_id=b"forged")
     request = admin_pb2.CreateTopicsRequest(topics=[wish])
-    await AdminServicer(image_with(), controllers, led_nowhere).CreateTopics(request, None)
+    await servicer_of(image_with(), controllers, led_nowhere).CreateTopics(request, None)
     sent = controllers.commands[0].create_topic
     assert not sent.internal
     assert len(sent.topic_id) == 16
@@ -372,7 +384,7 @@ async def test_a_repeated_forwarding_that_finds_its_own_topic_succeeded() -> Non
 
     controllers.on_execute = made_by_the_first_try
     request = admin_pb2.CreateTopicsRequest(topics=[cluster_pb2.CreateTopicCommand(name="t")])
-    answer = await AdminServicer(image, controllers, led_nowhere).CreateTopics(request, None)
+    answer = await servicer_of(image, controllers, led_nowhere).CreateTopics(request, None)
     assert not answer.results[0].HasField("error")
 
 
@@ -380,7 +392,7 @@ async def test_a_topic_of_somebody_else_is_a_refusal() -> None:
     controllers = FakeControllers()
     controllers.result.error.CopyFrom(TopicAlreadyExistsError().to_proto())
     request = admin_pb2.CreateTopicsRequest(topics=[cluster_pb2.CreateTopicCommand(name="orders")])
-    answer = await AdminServicer(image_with("orders"), controllers, led_nowhere).CreateTopics(
+    answer = await servicer_of(image_with("orders"), controllers, led_nowhere).CreateTopics(
         request, None
     )
     assert answer.results[0].error.code == ErrorCode.TOPIC_ALREADY_EXISTS
@@ -396,7 +408,7 @@ async def test_deleting_names_near_topics_and_spares_internal_ones() -> None:
     )
     controllers = FakeControllers()
     request = admin_pb2.DeleteTopicsRequest(names=["order", "__x", "orders"])
-    answer = await AdminServicer(image, controllers, led_nowhere).DeleteTopics(request, None)
+    answer = await servicer_of(image, controllers, led_nowhere).DeleteTopics(request, None)
     assert "did you mean 'orders'?" in answer.results[0].error.message
     assert answer.results[1].error.code == ErrorCode.ACCESS_FORBIDDEN
     assert "AdminClient.delete_groups" in answer.results[1].error.message
@@ -407,7 +419,7 @@ async def test_deleting_names_near_topics_and_spares_internal_ones() -> None:
 async def test_a_lost_controller_is_a_typed_error() -> None:
     controllers = FakeControllers()
     controllers.failure = RequestTimedOutError("no active controller")
-    servicer = AdminServicer(image_with("orders"), controllers, led_nowhere)
+    servicer = servicer_of(image_with("orders"), controllers, led_nowhere)
     request = admin_pb2.DeleteTopicsRequest(names=["orders"])
     answer = await servicer.DeleteTopics(request, None)
     assert answer.results[0].error.code == ErrorCode.REQUEST_TIMED_OUT
@@ -417,7 +429,7 @@ async def test_a_lost_controller_is_a_typed_error() -> None:
 
 async def test_unregistering_a_broker_forwards_the_command_and_its_refusal() -> None:
     controllers = FakeControllers()
-    servicer = AdminServicer(image_with(), controllers, led_nowhere)
+    servicer = servicer_of(image_with(), controllers, led_nowhere)
     request = admin_pb2.UnregisterBrokerRequest(node_id=3)
     assert not (await servicer.UnregisterBroker(request, None)).HasField("error")
     assert controllers.commands[0].unregister_broker.node_id == 3
@@ -428,17 +440,16 @@ async def test_unregistering_a_broker_forwards_the_command_and_its_refusal() -> 
 
 async def test_what_this_version_cannot_do_is_refused_in_words() -> None:
     controllers = FakeControllers()
-    servicer = AdminServicer(image_with("orders"), controllers, led_nowhere)
+    servicer = servicer_of(image_with("orders"), controllers, led_nowhere)
     answers = [
         await servicer.AlterQuorum(admin_pb2.AlterQuorumRequest(), None),
-        await servicer.RaiseMetadataVersion(admin_pb2.RaiseMetadataVersionRequest(), None),
     ]
     assert {answer.error.code for answer in answers} == {ErrorCode.UNSUPPORTED_VERSION}
     assert not controllers.commands
 
 
 async def test_configs_show_what_is_in_force_and_why() -> None:
-    servicer = AdminServicer(image_with("orders"), FakeControllers(), led_nowhere)
+    servicer = servicer_of(image_with("orders"), FakeControllers(), led_nowhere)
     request = admin_pb2.DescribeConfigsRequest(topics=["orders"])
     answer = await servicer.DescribeConfigs(request, None)
     entries = {entry.key: entry for entry in answer.topics[0].entries}

@@ -18,6 +18,7 @@ from penstock.v1 import (
     transactions_pb2,
     transactions_pb2_grpc,
 )
+from penstock.wire.config_keys import suggest
 from penstock.wire.errors import (
     FencedMemberEpochError,
     LeaderHint,
@@ -31,7 +32,6 @@ from penstock.wire.errors import (
     UnknownTopicOrPartitionError,
 )
 from penstock.wire.ids import TopicPartition
-from penstock.wire.topic_config import suggest
 
 if TYPE_CHECKING:
     from tests.unit.client.fake_broker import FakeNode

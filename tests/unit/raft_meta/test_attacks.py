@@ -287,8 +287,8 @@ class Stumbling:
         self.applied.append(payload)
         raise ZeroDivisionError
 
-    def snapshot(self) -> bytes:
-        return b""
+    def freeze(self) -> bytes:
+        raise AssertionError
 
     def install(self, index: int, snapshot: bytes) -> None:
         raise AssertionError

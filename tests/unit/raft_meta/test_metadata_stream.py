@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -14,10 +17,26 @@ class World:
     def __init__(self) -> None:
         self.index = 0
         self.active = -1
-        self.feed = MetadataFeed(self.snapshot, self.endpoint)
+        self.frozen: list[int] = []
+        self.news = asyncio.Event()
+        self.may_encode = threading.Event()
+        self.may_encode.set()
+        self.feed = MetadataFeed(self.freeze, self.endpoint)
 
-    def snapshot(self) -> cluster_pb2.MetadataDelta:
-        return cluster_pb2.MetadataDelta(index=self.index, snapshot=True)
+    def freeze(self) -> Callable[[], cluster_pb2.MetadataDelta]:
+        self.frozen.append(self.index)
+        self.news.set()
+        return partial(self.encode, self.index)
+
+    async def froze(self, times: int) -> None:
+        async with asyncio.timeout(30):
+            while len(self.frozen) < times:
+                self.news.clear()
+                await self.news.wait()
+
+    def encode(self, index: int) -> cluster_pb2.MetadataDelta:
+        assert self.may_encode.wait(10)
+        return cluster_pb2.MetadataDelta(index=index, snapshot=True)
 
     def endpoint(self) -> controller_pb2.ControllerEndpoint:
         return controller_pb2.ControllerEndpoint(node_id=self.active)
@@ -101,3 +120,41 @@ async def test_streams_end_with_the_feed(world):
     world.feed.close()
     assert [each async for each in responses] == []
     assert [each async for each in world.feed.subscribe().responses()] == []
+
+
+async def test_changes_while_a_snapshot_is_encoded_follow_it(world):
+    world.may_encode.clear()
+    responses = world.feed.subscribe().responses()
+    first = asyncio.ensure_future(anext(responses))
+    await world.froze(1)
+    world.change()
+    world.change()
+    world.may_encode.set()
+    assert (await asyncio.wait_for(first, 5)).delta.index == 0
+    assert [each.delta.index for each in await take(responses, 2)] == [1, 2]
+
+
+async def test_watchers_that_come_together_share_a_snapshot_of_what_is_true(world):
+    world.may_encode.clear()
+    streams = [world.feed.subscribe().responses() for _ in range(4)]
+    early = [asyncio.ensure_future(anext(stream)) for stream in streams[:2]]
+    await world.froze(1)
+    world.change()
+    late = [asyncio.ensure_future(anext(stream)) for stream in streams[2:]]
+    await world.froze(2)
+    world.may_encode.set()
+    firsts = await asyncio.wait_for(asyncio.gather(*early, *late), 5)
+    assert [first.delta.index for first in firsts] == [0, 0, 1, 1]
+    assert world.frozen == [0, 1]
+
+
+async def test_a_watcher_that_goes_takes_no_snapshot_from_the_others(world):
+    world.may_encode.clear()
+    goes, stays = (
+        asyncio.ensure_future(anext(world.feed.subscribe().responses())) for _ in range(2)
+    )
+    await world.froze(1)
+    goes.cancel()
+    await asyncio.gather(goes, return_exceptions=True)
+    world.may_encode.set()
+    assert (await asyncio.wait_for(stays, 5)).delta.index == 0

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.broker.core.metadata_image import MetadataImage
-from penstock.raft_meta.core.cluster_state import METADATA_VERSION, Applied, ClusterState
+from penstock.raft_meta.core.cluster_state import Applied, ClusterState
 from penstock.raft_meta.core.model import Partition
+from penstock.raft_meta.core.versions import METADATA_VERSION
 from penstock.v1 import cluster_pb2
 from penstock.wire.errors import error_from_proto
 
@@ -79,7 +80,9 @@ class Driver:
 
     # Shorthands.
 
-    def register(self, node: int, life: int = 1, previous: int = -1, rack: str = "") -> int:
+    def register(
+        self, node: int, life: int = 1, previous: int = -1, rack: str = "", supports: int = 0
+    ) -> int:
         body = cluster_pb2.RegisterBrokerCommand(
             node_id=node,
             incarnation_id=incarnation(node * 1000 + life),
@@ -88,6 +91,7 @@ class Driver:
             port=9000 + node,
             rack=rack,
             previous_broker_epoch=previous,
+            supported_metadata_version=supports,
         )
         return self.ok(register_broker=body).register_broker.broker_epoch
 

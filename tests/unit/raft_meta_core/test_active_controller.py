@@ -440,6 +440,75 @@ def test_leaderships_go_back_to_the_preferred_brokers_in_rounds(shell: Shell) ->
     assert shell.proposed.count("elect_leaders") == 1
 
 
+def configure(shell: Shell, **configs: str) -> None:
+    body = cluster_pb2.AlterClusterConfigsCommand(
+        set={key.replace("_", "."): text for key, text in configs.items()}
+    )
+    assert not shell.apply(None, alter_cluster_configs=body).HasField("error")
+
+
+def in_sync_but_not_leading(shell: Shell, partitions: int = 6) -> dict[int, int]:
+    """Broker 1 leads nothing of what it should; the streams that beat."""
+    shell.driver.create(partitions=partitions, replication_factor=3)
+    shell.driver.fence(1)
+    shell.driver.unfence(1)
+    for number in range(partitions):
+        shell.driver.alter([1, 2, 3], number=number)
+    shell.become_active()
+    beating = {shell.open(): node for node in (1, 2, 3)}
+    for stream, node in beating.items():
+        shell.beat(stream, node)
+    return beating
+
+
+def test_balancing_can_be_switched_off_and_on_again_while_it_runs(shell: Shell) -> None:
+    beating = in_sync_but_not_leading(shell)
+    configure(shell, leader_imbalance_enable="false")
+    shell.run_until(shell.now_ms + 60_000, beating=beating)
+    assert "elect_leaders" not in shell.proposed
+    configure(shell, leader_imbalance_enable="true", leader_imbalance_check_interval_ms="1000")
+    shell.run_until(shell.now_ms + 1_000, beating=beating)
+    assert shell.driver.state.not_preferred_count == 0
+
+
+def test_a_shorter_interval_counts_for_the_round_that_is_planned(shell: Shell) -> None:
+    beating = in_sync_but_not_leading(shell)
+    configure(shell, leader_imbalance_check_interval_ms="500")
+    shell.run_until(shell.now_ms + 500, beating=beating)
+    assert shell.driver.state.not_preferred_count == 0
+
+
+def test_below_the_threshold_leaderships_stay(shell: Shell) -> None:
+    """Of the two that are broker 1's by preference it lacks two, then one."""
+    beating = in_sync_but_not_leading(shell)
+    configure(shell, leader_imbalance_threshold_percent="100")
+    shell.run_until(shell.now_ms + 20_000, beating=beating)
+    assert shell.driver.state.leader_count(1) == 0
+    configure(shell, leader_imbalance_threshold_percent="99")
+    shell.run_until(shell.now_ms + 20_000, beating=beating)
+    assert shell.driver.state.leader_count(1) == 2
+
+
+def test_a_new_active_controller_goes_by_what_the_cluster_shares(shell: Shell) -> None:
+    beating = in_sync_but_not_leading(shell)
+    configure(shell, leader_imbalance_enable="false")
+    shell.become_active()
+    beating = {shell.open(): node for node in (1, 2, 3)}
+    for stream, node in beating.items():
+        shell.beat(stream, node)
+    shell.run_until(shell.now_ms + 20_000, beating=beating)
+    assert "elect_leaders" not in shell.proposed
+
+
+def test_shared_times_count_for_what_begins_from_now_on(shell: Shell) -> None:
+    configure(shell, broker_disconnect_grace_ms="3000")
+    shell.tell(StreamClosed(1))
+    shell.run_until(shell.now_ms + 2_900, beating={2: 2, 3: 3})
+    assert not shell.fenced(1)
+    shell.run_until(shell.now_ms + 200, beating={2: 2, 3: 3})
+    assert shell.fenced(1)
+
+
 def test_a_balancing_round_is_bounded_and_repeated(shell: Shell) -> None:
     shell.controller = ActiveController(LivenessSettings(balance_batch=4))
     shell.driver.create(partitions=30, replication_factor=3)

@@ -4,12 +4,14 @@ import itertools
 
 import pytest
 
+from penstock.raft_meta.core.versions import METADATA_VERSION
 from penstock.v1 import cluster_pb2
 from penstock.wire.errors import (
     BrokerIdNotRegisteredError,
     ErrorCode,
     InvalidRequestError,
     StaleBrokerEpochError,
+    UnsupportedMetadataVersionError,
 )
 from tests.unit.raft_meta_core.metadata_driver import CLUSTER, Driver, incarnation, topic_id
 
@@ -275,7 +277,7 @@ def test_a_leader_that_shuts_down_hands_over_when_a_follower_catches_up() -> Non
 
 
 def test_unregistering_needs_a_fenced_broker() -> None:
-    driver = Driver(brokers=2)
+    driver = Driver(brokers=2, metadata_version=1)
     driver.create(assignments=[[1, 2]], min_insync_replicas="2")
     body = cluster_pb2.UnregisterBrokerCommand(node_id=2)
     with pytest.raises(InvalidRequestError, match="is alive"):
@@ -288,6 +290,33 @@ def test_unregistering_needs_a_fenced_broker() -> None:
     assert 2 not in driver.image.brokers
     with pytest.raises(BrokerIdNotRegisteredError):
         driver.ok(unregister_broker=body)
+
+
+def test_a_broker_that_still_has_replicas_is_not_unregistered() -> None:
+    driver = Driver(brokers=3)
+    driver.create(assignments=[[1, 2], [2, 1]])
+    body = cluster_pb2.UnregisterBrokerCommand(node_id=2)
+    driver.fence(2)
+    with pytest.raises(InvalidRequestError, match="has 2 replicas: move them"):
+        driver.ok(unregister_broker=body)
+    for number in range(2):
+        driver.move([1, 3], number=number)
+        driver.alter([1, 3], number=number)
+    driver.ok(unregister_broker=body)
+    assert 2 not in driver.state.brokers
+    driver.state.validate()
+
+
+def test_a_broker_must_support_the_version_in_force() -> None:
+    driver = Driver()
+    driver.register(1, supports=METADATA_VERSION)
+    driver.register(2)
+    driver.register(3, supports=METADATA_VERSION + 5)
+    with pytest.raises(UnsupportedMetadataVersionError, match="install a Penstock"):
+        driver.register(4, supports=METADATA_VERSION - 1)
+    assert sorted(driver.state.brokers) == [1, 2, 3]
+    supported = [driver.state.brokers[node].max_version for node in (1, 2, 3)]
+    assert supported == [METADATA_VERSION, METADATA_VERSION, METADATA_VERSION + 5]
 
 
 def test_producer_ids_are_never_handed_out_twice() -> None:

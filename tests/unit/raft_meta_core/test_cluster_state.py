@@ -5,12 +5,8 @@ from dataclasses import replace
 import pytest
 
 from penstock.raft_meta.core import cluster_state
-from penstock.raft_meta.core.cluster_state import (
-    COMMANDS,
-    METADATA_VERSION,
-    ClusterState,
-    SoftwareTooOldError,
-)
+from penstock.raft_meta.core.cluster_state import COMMANDS, ClusterState
+from penstock.raft_meta.core.versions import METADATA_VERSION, SoftwareTooOldError
 from penstock.v1 import cluster_pb2
 from penstock.wire.errors import (
     ErrorCode,
@@ -192,7 +188,7 @@ def test_at_an_older_metadata_version_newer_commands_are_refused() -> None:
     body = cluster_pb2.AlterReassignmentsCommand()
     refused = driver.run(alter_reassignments=body)
     assert code(refused) == ErrorCode.UNSUPPORTED_METADATA_VERSION
-    assert "finish the upgrade" in refused.error.message
+    assert "penstock cluster upgrade" in refused.error.message
 
 
 def test_an_index_that_does_not_rise_is_the_engines_fault() -> None:

@@ -71,7 +71,10 @@ def test_a_stale_leader_broker_is_refused_as_a_whole(driver: Driver) -> None:
     assert result.error.code == ErrorCode.STALE_BROKER_EPOCH
 
 
-def test_fenced_reregistered_and_stopping_replicas_stay_out(driver: Driver) -> None:
+def test_fenced_reregistered_and_stopping_replicas_stay_out() -> None:
+    # At version 1 a broker can be unregistered with its replicas.
+    driver = Driver(brokers=4, metadata_version=1)
+    driver.create(assignments=[[1, 2, 3]])
     old = driver.state.brokers[2].broker_epoch
     driver.fence(2)
     code, message = refusal(driver.alter([1, 2, 3]))

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.wire.config_keys import suggest
 from penstock.wire.errors import InvalidConfigError
 from penstock.wire.topic_config import (
     TOPIC_CONFIGS,
     config_value,
     effective_min_isr,
     integer_config,
-    suggest,
     validate_topic_configs,
 )
 

@@ -16,9 +16,9 @@ from penstock.broker.core.group_values import (
     Partitions,
 )
 from penstock.v1 import groups_pb2
+from penstock.wire.config_keys import suggest
 from penstock.wire.errors import InvalidRequestError, UnsupportedAssignorError
 from penstock.wire.ids import TopicId, TopicIdPartition
-from penstock.wire.topic_config import suggest
 
 _MAX_ID_CHARS = 255
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from penstock.v1 import cluster_pb2
 from penstock.wire.ids import TopicId, TopicIdPartition, TopicPartition
+
+MAX_DELETED_TOPICS: Final = 10_000
+"""So many ids of deleted topics are kept; the controllers keep as many."""
 
 
 def replication_factor(record: cluster_pb2.PartitionRecord) -> int:
@@ -45,6 +49,8 @@ class ImageChange:
     topics: tuple[TopicId, ...]
     removed_topics: tuple[Topic, ...]
     brokers: tuple[int, ...]
+    cluster_configs: bool = False
+    """The settings that the whole cluster shares are others."""
 
 
 class MetadataImage:
@@ -58,7 +64,10 @@ class MetadataImage:
         self.controller_epoch = -1
         self.controller_id = -1
         self.cluster_id = ""
+        self.metadata_version = 1
+        self.cluster_configs: dict[str, str] = {}  # Replaced whole.
         self.brokers: dict[int, cluster_pb2.BrokerRecord] = {}
+        self._deleted: dict[bytes, None] = {}  # Ids, the latest last.
         self._topics: dict[TopicId, Topic] = {}
         self._ids: dict[str, TopicId] = {}  # Exactly the names of _topics.
 
@@ -74,11 +83,15 @@ class MetadataImage:
         self.controller_epoch = delta.controller_epoch
         self.controller_id = delta.controller_id
         self.cluster_id = delta.cluster_id or self.cluster_id
+        self.metadata_version = delta.metadata_version or self.metadata_version
+        reconfigured = self._take_configs(delta)
         gone = list(delta.removed_topics)
         if delta.snapshot:
+            self._deleted.clear()
             kept = {topic.topic_id for topic in delta.topics}
             gone += [topic_id for topic_id in self._topics if topic_id not in kept]
             self.brokers.clear()
+        self._remember_deleted(delta)
         removed = [self._remove(TopicId(topic_id)) for topic_id in gone]
         for node_id in delta.removed_brokers:
             self.brokers.pop(node_id, None)
@@ -98,7 +111,26 @@ class MetadataImage:
                 *(broker.node_id for broker in delta.brokers),
                 *delta.removed_brokers,
             ),
+            cluster_configs=reconfigured,
         )
+
+    def _take_configs(self, delta: cluster_pb2.MetadataDelta) -> bool:
+        if not delta.HasField("cluster_configs"):
+            return False
+        before, self.cluster_configs = self.cluster_configs, dict(delta.cluster_configs.configs)
+        return before != self.cluster_configs
+
+    def _remember_deleted(self, delta: cluster_pb2.MetadataDelta) -> None:
+        self._deleted.update(dict.fromkeys((*delta.deleted_topics, *delta.removed_topics)))
+        while len(self._deleted) > MAX_DELETED_TOPICS:
+            del self._deleted[next(iter(self._deleted))]
+
+    def was_deleted(self, topic_id: TopicId) -> bool:
+        """The controllers know that there was this topic, and that it was deleted since.
+
+        False for what they do not know, and for what was deleted very long ago.
+        """
+        return topic_id in self._deleted
 
     def _put_topic(self, record: cluster_pb2.TopicRecord) -> None:
         topic_id = TopicId(record.topic_id)

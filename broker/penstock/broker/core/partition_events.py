@@ -122,6 +122,14 @@ class MinIsrChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class LagMaxChanged:
+    """``replica.lag.time.max.ms`` is another."""
+
+    lag_max_ms: int
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class BrokersChanged:
     """The brokers as the metadata has them now, by node id, this one included."""
 
@@ -203,6 +211,7 @@ class Pushed:
 Event = (
     PartitionChanged
     | MinIsrChanged
+    | LagMaxChanged
     | BrokersChanged
     | LogAdvanced
     | LogFailed

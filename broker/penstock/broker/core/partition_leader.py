@@ -85,7 +85,7 @@ class Leadership:
         self.followers: dict[int, Follower] = {}
         self._log = log
         self._log_end = log.log_end_offset
-        self._lag_max_ms = lag_max_ms
+        self.lag_max_ms = lag_max_ms
         self.isr: frozenset[int] = frozenset()
         self.partition_epoch = -1
         self.commit(state, now_ms)
@@ -148,7 +148,7 @@ class Leadership:
         if self.pending is not None:
             return None
         deadlines = [
-            max(follower.caught_up_ms + self._lag_max_ms + 1, self.retry_at_ms)
+            max(follower.caught_up_ms + self.lag_max_ms + 1, self.retry_at_ms)
             for node_id, follower in self.followers.items()
             if node_id in self.isr and not self.is_caught_up(follower)
         ]
@@ -203,7 +203,7 @@ class Leadership:
             for node_id, follower in self.followers.items()
             if node_id in self.isr
             and not self.is_caught_up(follower)
-            and now_ms - follower.caught_up_ms > self._lag_max_ms
+            and now_ms - follower.caught_up_ms > self.lag_max_ms
         }
 
     def _epoch_of(self, node_id: int, brokers: Mapping[int, BrokerStatus]) -> int:

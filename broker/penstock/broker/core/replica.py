@@ -12,6 +12,7 @@ leader    FollowerAcked          high watermark; ProposeIsr when the follower ca
 leader    Tick                   ProposeIsr without those that lag for too long
 leader    ProposalAnswered       act on the committed state; wish again later when refused
 leader    BrokersChanged         ProposeIsr with those that caught up and may join now
+leader    LagMaxChanged          ProposeIsr without those that lag for too long
 follower  Pushed                 AppendRecords, TruncateTo..., StatePosition, high watermark
 follower  LogAdvanced            high watermark, log start
 ========  =====================  ==============================================================
@@ -45,6 +46,7 @@ from penstock.broker.core.partition_events import (
     HighWatermarkChanged,
     IsrChanged,
     IsrProposal,
+    LagMaxChanged,
     LeaderLostRecords,
     LogAdvanced,
     LogFailed,
@@ -159,6 +161,8 @@ class Replica:
                 ]
             case MinIsrChanged():
                 return self._min_isr_changed(event.min_isr)
+            case LagMaxChanged():
+                return self._lag_max_changed(event)
             case BrokersChanged():
                 self._brokers = event.brokers
                 return self._propose(event.now_ms)
@@ -273,6 +277,13 @@ class Replica:
         if self._leadership is None:
             return []
         return [IsrChanged(self._isr, self.under_min_isr), *self._advance_high_watermark()]
+
+    def _lag_max_changed(self, event: LagMaxChanged) -> list[Effect]:
+        self._lag_max_ms = event.lag_max_ms
+        if self._leadership is None:
+            return []
+        self._leadership.lag_max_ms = event.lag_max_ms
+        return self._propose(event.now_ms, shrink=True)
 
     def _follower_positioned(self, event: FollowerPositioned) -> list[Effect]:
         leadership = self._leadership

@@ -7,6 +7,7 @@ from typing import Final
 
 from penstock.broker.core.metadata_image import MetadataImage
 from penstock.v1 import cluster_pb2
+from penstock.wire.config_keys import suggest
 from penstock.wire.errors import (
     FencedLeaderEpochError,
     LeaderHint,
@@ -20,7 +21,6 @@ from penstock.wire.errors import (
     UnknownTopicOrPartitionError,
 )
 from penstock.wire.ids import TopicIdPartition, TopicPartition, format_topic_id
-from penstock.wire.topic_config import suggest
 
 _MAX_NEAR_NAMES: Final = 1000
 

@@ -11,6 +11,7 @@ from penstock.broker.core.metadata_image import ImageChange, MetadataImage, repl
 from penstock.broker.core.partition_events import (
     BrokersChanged,
     BrokerStatus,
+    LagMaxChanged,
     MinIsrChanged,
     PartitionChanged,
     PartitionState,
@@ -39,8 +40,8 @@ class Hosting:
     What a picture of all the metadata merely lacks (at the start, or in a snapshot) may be deleted,
     or may be what a damaged, emptied or older quorum has forgotten; the files are all that is left
     of it then. So they are set aside, for a person to judge. A picture is as good as an order where
-    it shows that the replica was moved away: every leaving raises the partition's leader epoch, so
-    that it is above all that the files know.
+    it remembers that the topic was deleted, or shows that the replica was moved away: every leaving
+    raises the partition's leader epoch, so that it is above all that the files know.
     """
 
     def __init__(
@@ -110,7 +111,8 @@ class Hosting:
         for log in list(self._logs.logs()):
             key = log.key
             if key not in self._partitions:
-                self._remove_log(key, ordered=self._was_moved_away(key, log))
+                deleted = self._image.was_deleted(key.topic_id)
+                self._remove_log(key, ordered=deleted or self._was_moved_away(key, log))
 
     def _was_moved_away(self, key: TopicIdPartition, log: Log) -> bool:
         record = self._image.partition_by_id(key)
@@ -120,6 +122,13 @@ class Hosting:
             and record.leader_epoch > log.last_epoch
         )
 
+    def set_lag_max_ms(self, lag_max_ms: int) -> None:
+        """A follower may lag for so long from now on."""
+        self._lag_max_ms = lag_max_ms
+        event = LagMaxChanged(lag_max_ms, self._host.clock_ms())
+        for partition in self.partitions():
+            partition.handle(event)
+
     def stop(self) -> None:
         """Try no more to make what there was no room for."""
         self._without_room.clear()
@@ -128,7 +137,7 @@ class Hosting:
     def _take_all(self) -> None:
         for key in [*self._partitions, *self._without_room]:
             if self._image.partition_by_id(key) is None:
-                self._drop(key, ordered=False)
+                self._drop(key, ordered=self._image.was_deleted(key.topic_id))
         for topic in self._image.topics():
             for record in topic.partitions.values():
                 self._partition_changed(record, ordered=False)

@@ -146,6 +146,11 @@ class ReplicaManager:
             partition.log_moved()
             self._links.durable(partition.key)
 
+    def set_lag_max_ms(self, lag_max_ms: int) -> None:
+        """``replica.lag.time.max.ms`` is another, for every partition."""
+        self.lag_max_ms = lag_max_ms
+        self._hosting.set_lag_max_ms(lag_max_ms)
+
     # --- What clients ask ---------------------------------------------------------------------
 
     async def append(

@@ -8,6 +8,11 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from penstock.broker.core.metadata_image import MetadataImage, replication_factor
+from penstock.broker.service.cluster_admin import (
+    ClusterAdmin,
+    DescribeConfigs,
+    VersionedControllers,
+)
 from penstock.broker.service.metadata import unknown_topic
 from penstock.broker.service.reassignments import (
     CATCH_UP_MS,
@@ -16,7 +21,6 @@ from penstock.broker.service.reassignments import (
     ReplicaEnds,
     locate,
 )
-from penstock.broker.topics import Controllers
 from penstock.v1 import admin_pb2, cluster_pb2, common_pb2, controller_pb2
 from penstock.v1.admin_pb2_grpc import AdminServicer as AdminServicerBase
 from penstock.wire.errors import (
@@ -35,7 +39,7 @@ def _unsupported(what: str) -> common_pb2.Error:
     ).to_proto()
 
 
-class AdminControllers(Controllers, Protocol):
+class AdminControllers(VersionedControllers, Protocol):
     """What is asked of the active controller."""
 
     async def describe_quorum(self, timeout_ms: int) -> controller_pb2.DescribeQuorumResponse:
@@ -47,11 +51,18 @@ class AdminServicer(AdminServicerBase):
     """Forwards, and answers once this broker itself has seen the change."""
 
     def __init__(
-        self, image: MetadataImage, controllers: AdminControllers, replica_ends: ReplicaEnds
+        self,
+        node_id: int,
+        image: MetadataImage,
+        controllers: AdminControllers,
+        replica_ends: ReplicaEnds,
+        describe_configs: DescribeConfigs,
     ) -> None:
+        self._node_id = node_id
         self._image = image
         self._controllers = controllers
         self._reassignments = Reassignments(image, controllers, replica_ends)
+        self._cluster = ClusterAdmin(image, controllers, describe_configs)
 
     async def CreateTopics(
         self, request: admin_pb2.CreateTopicsRequest, context: Any
@@ -159,8 +170,20 @@ class AdminServicer(AdminServicerBase):
     async def RaiseMetadataVersion(
         self, request: admin_pb2.RaiseMetadataVersionRequest, context: Any
     ) -> admin_pb2.RaiseMetadataVersionResponse:
-        """Refused: this version knows one level only."""
-        return admin_pb2.RaiseMetadataVersionResponse(error=_unsupported("raise the level"))
+        """Raise the feature level, if all nodes support it."""
+        return await self._cluster.raise_version(request)
+
+    async def DescribeNodeConfigs(
+        self, request: admin_pb2.DescribeNodeConfigsRequest, context: Any
+    ) -> admin_pb2.DescribeNodeConfigsResponse:
+        """Every setting of this node, and who says so."""
+        return self._cluster.describe_configs(self._node_id)
+
+    async def AlterClusterConfigs(
+        self, request: admin_pb2.AlterClusterConfigsRequest, context: Any
+    ) -> admin_pb2.AlterClusterConfigsResponse:
+        """Set and reset settings that the whole cluster shares."""
+        return await self._cluster.alter_configs(request)
 
     async def _create_topic(
         self, wish: cluster_pb2.CreateTopicCommand, timeout_ms: int
@@ -231,6 +254,7 @@ class AdminServicer(AdminServicerBase):
                 value=configs.get(key, in_force.get(key, entry.default)),
                 source="topic" if key in configs else "default",
                 documentation=entry.documentation,
+                dynamic=True,
             )
             for key, entry in TOPIC_CONFIGS.items()
         ]

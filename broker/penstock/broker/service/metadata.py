@@ -11,6 +11,7 @@ from penstock.broker.core.metadata_image import ImageChange, MetadataImage, Topi
 from penstock.broker.topics import OFFSETS_TOPIC
 from penstock.v1 import cluster_pb2, common_pb2, metadata_pb2
 from penstock.v1.metadata_pb2_grpc import MetadataServicer as MetadataServicerBase
+from penstock.wire.config_keys import suggest
 from penstock.wire.errors import (
     CoordinatorNotAvailableError,
     InvalidGroupIdError,
@@ -20,7 +21,6 @@ from penstock.wire.errors import (
     UnknownTopicOrPartitionError,
 )
 from penstock.wire.ids import TopicId, format_topic_id
-from penstock.wire.topic_config import suggest
 
 _WATCH_QUEUE: Final = 1024
 """Changes that a slow watcher may fall behind by; then it is told everything anew."""
@@ -36,6 +36,8 @@ def describe_broker(record: cluster_pb2.BrokerRecord) -> metadata_pb2.BrokerDesc
         fenced=record.fenced,
         in_controlled_shutdown=record.in_controlled_shutdown,
         broker_epoch=record.broker_epoch,
+        min_metadata_version=record.min_metadata_version,
+        max_metadata_version=record.max_metadata_version,
     )
 
 
@@ -101,6 +103,7 @@ class MetadataServicer(MetadataServicerBase):
             metadata_index=image.index,
             brokers=self._brokers(),
             answered_by=self._node_id,
+            metadata_version=image.metadata_version,
         )
 
     async def DescribeTopics(

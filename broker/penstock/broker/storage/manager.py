@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -188,6 +189,12 @@ class LogManager:
         for log in self.logs():
             if log.key.topic_id == topic_id:
                 log.config = config
+
+    def set_min_free_bytes(self, min_free_bytes: int) -> None:
+        """What producers must leave free from now on."""
+        for directory in self._directories:
+            home = directory.home
+            home.settings = replace(home.settings, min_free_bytes=min_free_bytes)
 
     def delete(self, key: TopicIdPartition) -> None:
         """Let go of a partition and its files for good; nothing happens when it is not here.

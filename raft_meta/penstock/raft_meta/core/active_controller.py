@@ -14,7 +14,8 @@ nothing is heard from it               fence it after session_timeout_ms
 this controller becomes active         fence whoever has not come within takeover_grace_ms
 it wants to be fenced                  fence it
 it wants to shut down                  move its leaderships away, then let it stop
-another leads than is preferred        elect the preferred leader once it is in sync
+another leads than is preferred        elect the preferred leader once it is in sync, if it lacks
+                                       enough of its leaderships (leader.imbalance.*)
 =====================================  ==========================================================
 """
 
@@ -62,7 +63,8 @@ class ActiveController:
     """
 
     def __init__(self, settings: LivenessSettings | None = None) -> None:
-        self._times = settings or LivenessSettings()
+        self._own_times = settings or LivenessSettings()
+        self._times = self._own_times  # With what the cluster shares, while active.
         self._state: ClusterState | None = None  # Set while active.
         self._epoch = 0
         self._changed_index = 0  # Of the last change that brokers are told of.
@@ -147,6 +149,7 @@ class ActiveController:
         self._state = event.state
         self._epoch = event.controller_epoch
         self._changed_index = event.state.applied_index
+        self._times = self._own_times.shared(event.state.cluster_configs)
         self._adopt(now_ms)
         self._plan_balancing(now_ms)
         return effects
@@ -292,6 +295,8 @@ class ActiveController:
     def _on_changes(self, delta: cluster_pb2.MetadataDelta, now_ms: int) -> list[Effect]:
         effects: list[Effect] = []
         self._changed_index = delta.index
+        if delta.HasField("cluster_configs"):
+            self._reconfigure(now_ms)
         for record in delta.brokers:
             session = self._sessions.get(record.node_id)
             if session is not None and record.fenced:
@@ -304,6 +309,15 @@ class ActiveController:
                 effects += self._tell(session, now_ms)
         self._plan_balancing(now_ms)
         return effects
+
+    def _reconfigure(self, now_ms: int) -> None:
+        """Go by the settings that the cluster shares now, for what begins from now on."""
+        assert self._state is not None
+        self._times = self._own_times.shared(self._state.cluster_configs)
+        if self._balance_at_ms is not None:
+            self._balance_at_ms = min(self._balance_at_ms, now_ms + self._times.balance_interval_ms)
+        if not self._times.balance:
+            self._balance_at_ms = None
 
     def _end_stale_sessions(self, now_ms: int) -> list[Effect]:
         """Forget sessions of registrations that are over."""
@@ -369,7 +383,8 @@ class ActiveController:
 
     def _plan_balancing(self, now_ms: int) -> None:
         assert self._state is not None
-        if self._state.not_preferred_count and self._balance_at_ms is None:
+        wanted = self._times.balance and self._state.not_preferred_count > 0
+        if wanted and self._balance_at_ms is None:
             self._balance_at_ms = now_ms + self._times.balance_interval_ms
 
     def _balance(self, now_ms: int) -> list[Effect]:
@@ -380,11 +395,12 @@ class ActiveController:
             return []
         self._balance_at_ms = None  # Planned again by the next change.
         command = cluster_pb2.ElectLeadersCommand(type=cluster_pb2.ELECTION_TYPE_PREFERRED)
+        lacking = self._state.lacking_leaderships(self._times.balance_threshold_percent)
         for (topic_id, number), partition in self._state.all_partitions():
             preferred = partition.replicas[0]
             if partition.leader == preferred or preferred not in partition.isr:
                 continue
-            if self._state.brokers[preferred].usable:
+            if preferred in lacking and self._state.brokers[preferred].usable:
                 command.partitions.add(topic_id=topic_id, partition=number)
                 if len(command.partitions) == self._times.balance_batch:
                     break

@@ -13,7 +13,9 @@ from penstock.wire.errors import (
     InconsistentClusterIdError,
     InvalidRequestError,
     StaleBrokerEpochError,
+    UnsupportedMetadataVersionError,
 )
+from penstock.wire.wording import counted
 
 PRODUCER_ID_BLOCK: Final = 1000
 """How many producer ids a broker takes at a time."""
@@ -49,6 +51,7 @@ def register(
     shut down cleanly may have lost the end of its logs, so it is no eligible leader any more.
     """
     _check_registration(command)
+    oldest, newest = _checked_versions(command, draft.metadata_version)
     old = draft.broker(command.node_id)
     if old is not None and old.incarnation_id == command.incarnation_id:
         result.register_broker.broker_epoch = old.broker_epoch
@@ -62,6 +65,8 @@ def register(
         rack=command.rack,
         fenced=True,
         in_controlled_shutdown=False,
+        min_version=oldest,
+        max_version=newest,
     )
     draft.put_broker(broker)
     clean = old is not None and command.previous_broker_epoch == old.broker_epoch
@@ -101,16 +106,41 @@ def _check_registration(command: cluster_pb2.RegisterBrokerCommand) -> None:
         )
 
 
+def _checked_versions(command: cluster_pb2.RegisterBrokerCommand, in_force: int) -> tuple[int, int]:
+    """The feature levels that the broker supports.
+
+    One that states none is taken to support the one in force, and to be no hindrance but for those
+    above it.
+    """
+    oldest = max(command.min_metadata_version, 1)
+    newest = command.supported_metadata_version or max(in_force, oldest)
+    if in_force >= 2 and not oldest <= in_force <= newest:
+        raise UnsupportedMetadataVersionError(
+            f"broker {command.node_id} supports metadata.version {oldest} to {newest}, and the "
+            f"cluster works at {in_force}: install a Penstock that supports it there"
+        )
+    return oldest, max(newest, 1)
+
+
 def unregister(
     draft: Draft, command: cluster_pb2.UnregisterBrokerCommand, _: cluster_pb2.CommandResult
 ) -> None:
-    """Forget a fenced broker. Where it was an eligible leader it is none any more."""
+    """Forget a fenced broker, which must have no replicas any more (since metadata.version 2).
+
+    Before that, where it was an eligible leader it is none any more.
+    """
     broker = draft.broker(command.node_id)
     if broker is None:
         raise BrokerIdNotRegisteredError(f"broker {command.node_id} is not registered")
     if not broker.fenced:
         raise InvalidRequestError(
             f"broker {command.node_id} is alive; stop it before you unregister it"
+        )
+    held = draft.tables.replicas[command.node_id]
+    if held and draft.metadata_version >= 2:
+        raise InvalidRequestError(
+            f"broker {command.node_id} has {counted(held, 'replica')}: move them to other brokers "
+            f"first, with `penstock partitions reassign`"
         )
     draft.remove_broker(command.node_id)
     _withdraw(draft, command.node_id, unclean=True)

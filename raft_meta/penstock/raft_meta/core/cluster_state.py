@@ -6,7 +6,9 @@ for byte (``snapshot``). Every validation of a command happens here, where it is
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,6 +16,7 @@ from google.protobuf.message import DecodeError
 
 from penstock.raft_meta.core import (
     broker_commands,
+    cluster_commands,
     partition_commands,
     reassignment_commands,
     topic_commands,
@@ -21,10 +24,13 @@ from penstock.raft_meta.core import (
 from penstock.raft_meta.core.model import NO_LEADER, Broker, Partition, Topic
 from penstock.raft_meta.core.tables import Draft, PartitionKey, Tables
 from penstock.raft_meta.core.validation import validate
+from penstock.raft_meta.core.versions import (
+    SoftwareTooOldError,
+    require_known,
+)
 from penstock.v1 import cluster_pb2
 from penstock.wire.errors import (
     DuplicateProposalError,
-    ErrorCode,
     InconsistentClusterIdError,
     InvalidRequestError,
     PenstockError,
@@ -32,19 +38,6 @@ from penstock.wire.errors import (
     StorageError,
     UnsupportedMetadataVersionError,
 )
-
-METADATA_VERSION: Final = 2
-"""The newest metadata.version that this software knows; a new cluster starts with it.
-
-1: the first release. 2: reassignments.
-"""
-
-
-class SoftwareTooOldError(
-    UnsupportedMetadataVersionError, code=ErrorCode.UNSUPPORTED_METADATA_VERSION
-):
-    """This process must end: it would apply the log otherwise than the controllers that know it."""
-
 
 Handler = Callable[[Draft, Any, cluster_pb2.CommandResult], None]
 
@@ -71,6 +64,8 @@ COMMANDS: Final[Mapping[str, CommandKind]] = {
     "alter_partition": CommandKind(partition_commands.alter_partition, 1),
     "elect_leaders": CommandKind(partition_commands.elect_leaders, 1),
     "alter_reassignments": CommandKind(reassignment_commands.alter_reassignments, 2),
+    "alter_cluster_configs": CommandKind(cluster_commands.alter_configs, 2),
+    "raise_metadata_version": CommandKind(cluster_commands.raise_version, 1),
 }
 """Every command but become_controller, which comes before there is an epoch to check."""
 
@@ -98,7 +93,6 @@ class ClusterState:
         self._controller_epoch = 0
         self._controller_id = NO_LEADER
         self._last_sequence = 0
-        self._metadata_version = 1
         self._applied_index = 0
 
     # Applying.
@@ -121,7 +115,7 @@ class ClusterState:
         try:
             command = _parse(payload)
             if command.WhichOneof("body") == "become_controller":
-                self._become_controller(command)
+                self._become_controller(command, draft)
                 claimed = True
             else:
                 self._handle(command, draft, result)
@@ -131,13 +125,13 @@ class ClusterState:
             result = cluster_pb2.CommandResult(index=index, error=error.to_proto())
             return Applied(result, None)
         delta = draft.commit()
-        if delta is None and claimed:
+        if claimed and delta is None:
             delta = cluster_pb2.MetadataDelta(index=index)
         if delta is not None:
             self._sign(delta)
         return Applied(result, delta)
 
-    def _become_controller(self, command: cluster_pb2.Command) -> None:
+    def _become_controller(self, command: cluster_pb2.Command, draft: Draft) -> None:
         claim = command.become_controller
         if command.controller_epoch <= self._controller_epoch:
             raise StaleControllerEpochError(
@@ -155,7 +149,7 @@ class ClusterState:
         if not self._controller_epoch:  # A new cluster.
             wanted = max(claim.metadata_version, 1)
             require_known(wanted)
-            self._metadata_version = wanted
+            draft.metadata_version = wanted
         self._cluster_id = claim.cluster_id
         self._controller_epoch = command.controller_epoch
         self._controller_id = claim.controller_id
@@ -168,10 +162,11 @@ class ClusterState:
         self._last_sequence = command.sequence
         name = command.WhichOneof("body")
         kind = COMMANDS.get(name or "")
-        if name is None or kind is None or kind.since_version > self._metadata_version:
+        if name is None or kind is None or kind.since_version > draft.metadata_version:
             raise UnsupportedMetadataVersionError(
                 f"the command {name or 'of an unknown kind'} needs a newer metadata.version than "
-                f"{self._metadata_version}: finish the upgrade first"
+                f"{draft.metadata_version}: install a Penstock that knows it on every node, "
+                f"and run `penstock cluster upgrade`"
             )
         if name == "register_broker":
             claimed = command.register_broker.cluster_id
@@ -199,11 +194,24 @@ class ClusterState:
 
     # Snapshots.
 
+    def frozen(self) -> ClusterState:
+        """This state as it is now, for another thread to encode while this one goes on.
+
+        Costs 0.01 µs a partition, and encoding it 1 µs.
+        """
+        copied = copy(self)
+        copied._tables = self._tables.frozen()
+        return copied
+
     def metadata(self) -> cluster_pb2.MetadataDelta:
         """Everything that brokers may know, as a snapshot at the applied index."""
         tables = self._tables
         delta = cluster_pb2.MetadataDelta(index=self._applied_index, snapshot=True)
         self._sign(delta)
+        delta.metadata_version = tables.metadata_version
+        delta.cluster_configs.configs.update(tables.cluster_configs)
+        delta.cluster_configs.SetInParent()
+        delta.deleted_topics.extend(tables.deleted_topics)
         delta.brokers.extend(tables.brokers[node].to_proto() for node in sorted(tables.brokers))
         delta.topics.extend(tables.topics[key].to_proto() for key in sorted(tables.topics))
         for topic_id in sorted(tables.partitions):
@@ -217,7 +225,7 @@ class ClusterState:
             metadata=self.metadata(),
             next_producer_id=self._tables.next_producer_id,
             last_sequence=self._last_sequence,
-            metadata_version=self._metadata_version,
+            metadata_version=self._tables.metadata_version,
         )
         return whole.SerializeToString(deterministic=True)
 
@@ -249,8 +257,10 @@ class ClusterState:
         state._controller_id = metadata.controller_id
         state._cluster_id = metadata.cluster_id
         state._last_sequence = whole.last_sequence
-        state._metadata_version = whole.metadata_version
         tables = state._tables
+        tables.metadata_version = whole.metadata_version
+        tables.cluster_configs = dict(metadata.cluster_configs.configs)
+        tables.deleted_topics = dict.fromkeys(metadata.deleted_topics)
         tables.next_producer_id = whole.next_producer_id
         for broker in metadata.brokers:
             tables.brokers[broker.node_id] = Broker.from_proto(broker)
@@ -291,7 +301,12 @@ class ClusterState:
     @property
     def metadata_version(self) -> int:
         """The metadata.version in force."""
-        return self._metadata_version
+        return self._tables.metadata_version
+
+    @property
+    def cluster_configs(self) -> Mapping[str, str]:
+        """The settings that the whole cluster shares, as far as they were set."""
+        return self._tables.cluster_configs
 
     @property
     def brokers(self) -> Mapping[int, Broker]:
@@ -335,18 +350,24 @@ class ClusterState:
         """How many partitions are led by another than their preferred leader, or by nobody."""
         return self._tables.not_preferred
 
+    def lacking_leaderships(self, percent: int) -> frozenset[int]:
+        """The brokers that lack more than this part of what they lead by preference.
+
+        Visits everything, unless ``percent`` is 0.
+        """
+        preferred = self._tables.preferred
+        if not percent:
+            return frozenset(preferred)
+        lacks: Counter[int] = Counter(
+            part.replicas[0] for _, part in self.all_partitions() if part.leader != part.replicas[0]
+        )
+        return frozenset(
+            node for node, count in lacks.items() if count * 100 > percent * preferred[node]
+        )
+
     def validate(self) -> None:
         """Raise AssertionError where an invariant is broken. For tests: it visits everything."""
         validate(self._tables)
-
-
-def require_known(version: int) -> None:
-    """Raise SoftwareTooOldError for a metadata.version in force that this software lacks."""
-    if version > METADATA_VERSION:
-        raise SoftwareTooOldError(
-            f"the cluster works at metadata.version {version}, and this software knows 1 to "
-            f"{METADATA_VERSION}: install a newer Penstock on this node and start it again"
-        )
 
 
 def _parse(payload: bytes) -> cluster_pb2.Command:

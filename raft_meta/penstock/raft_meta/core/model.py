@@ -14,7 +14,10 @@ NO_LEADER: Final = -1
 
 
 class Broker(NamedTuple):
-    """One broker's registration, as BrokerRecord says."""
+    """One broker's registration, as BrokerRecord says.
+
+    It works at metadata versions from ``min_version`` to ``max_version``.
+    """
 
     node_id: int
     broker_epoch: int
@@ -24,6 +27,8 @@ class Broker(NamedTuple):
     rack: str
     fenced: bool
     in_controlled_shutdown: bool
+    min_version: int = 1
+    max_version: int = 1
 
     @property
     def usable(self) -> bool:
@@ -41,6 +46,8 @@ class Broker(NamedTuple):
             rack=self.rack,
             fenced=self.fenced,
             in_controlled_shutdown=self.in_controlled_shutdown,
+            min_metadata_version=self.min_version,
+            max_metadata_version=self.max_version,
         )
 
     @classmethod
@@ -55,6 +62,8 @@ class Broker(NamedTuple):
             record.rack,
             record.fenced,
             record.in_controlled_shutdown,
+            max(record.min_metadata_version, 1),
+            max(record.max_metadata_version, 1),
         )
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from penstock.raft_meta.core.cluster_state import ClusterState
 from penstock.raft_meta.core.model import Broker
 from penstock.v1 import cluster_pb2, controller_pb2
+from penstock.wire.cluster_config import parsed_cluster_configs
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +20,9 @@ class LivenessSettings:
     fences after it, unless it is opened again. ``takeover_grace_ms``: a new active controller
     gives the brokers this long to find it. ``shutdown_wait_ms``: a broker that shuts down waits
     at most this long for a follower to catch up. ``balance_interval_ms``: leaderships go back to
-    their preferred brokers in rounds so far apart, of at most ``balance_batch`` partitions.
+    their preferred brokers in rounds so far apart, of at most ``balance_batch`` partitions, if
+    ``balance``; to brokers that lack more than ``balance_threshold_percent`` of those that are
+    theirs by preference.
     ``retry_ms``: a proposal that came to nothing is made again after it. ``stall_ms``: a tick
     that comes later than this shows that the controller itself stood still.
     """
@@ -28,8 +33,26 @@ class LivenessSettings:
     shutdown_wait_ms: int = 2000
     balance_interval_ms: int = 5000
     balance_batch: int = 1000
+    balance: bool = True
+    balance_threshold_percent: int = 0
     retry_ms: int = 100
     stall_ms: int = 500
+
+    def shared(self, configs: Mapping[str, str]) -> LivenessSettings:
+        """These settings, but for those that the whole cluster shares."""
+        values = parsed_cluster_configs(configs)
+        fields = {_SHARED[key]: value for key, value in values.items() if key in _SHARED}
+        return replace(self, **fields)
+
+
+_SHARED: Final = {
+    "broker.disconnect.grace.ms": "disconnect_grace_ms",
+    "controller.takeover.grace.ms": "takeover_grace_ms",
+    "leader.imbalance.check.interval.ms": "balance_interval_ms",
+    "leader.imbalance.enable": "balance",
+    "leader.imbalance.threshold.percent": "balance_threshold_percent",
+}
+"""Fields of LivenessSettings by the cluster's config."""
 
 
 @dataclass(slots=True)

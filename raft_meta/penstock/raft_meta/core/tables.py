@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from copy import copy
 from itertools import groupby
 from operator import itemgetter
+from typing import Final
 
 from penstock.raft_meta.core import election, reassignment
 from penstock.raft_meta.core.encoding import PartitionEncoder
@@ -13,6 +15,9 @@ from penstock.raft_meta.core.model import NO_LEADER, Broker, Partition, Topic
 from penstock.v1 import cluster_pb2
 
 PartitionKey = tuple[bytes, int]
+
+MAX_DELETED_TOPICS: Final = 10_000
+"""So many ids of deleted topics are kept, for brokers that were down when they were deleted."""
 
 
 class Tables:
@@ -28,6 +33,9 @@ class Tables:
         self.topic_ids: dict[str, bytes] = {}  # Exactly the names of topics.
         self.partitions: dict[bytes, list[Partition]] = {}  # By topic id, by number.
         self.next_producer_id = 0
+        self.metadata_version = 1
+        self.cluster_configs: Mapping[str, str] = {}  # Replaced whole.
+        self.deleted_topics: dict[bytes, None] = {}  # Ids, the latest last.
         self.leaders: Counter[int] = Counter()  # Partitions that a node leads now.
         self.preferred: Counter[int] = Counter()  # Partitions that a node leads by preference.
         self.replicas: Counter[int] = Counter()  # Partitions that a node has a replica of.
@@ -35,6 +43,16 @@ class Tables:
         self.partition_count = 0
         self.encoder = PartitionEncoder()
         self._shared: dict[tuple[int, ...], tuple[int, ...]] = {}
+
+    def frozen(self) -> Tables:
+        """These tables as they are now; nobody changes them any more. On any thread."""
+        copied = copy(self)
+        for name, table in vars(self).items():
+            if isinstance(table, dict):
+                setattr(copied, name, table.copy())
+        copied.partitions = {topic_id: kept.copy() for topic_id, kept in self.partitions.items()}
+        copied.encoder = PartitionEncoder()
+        return copied
 
     def put_topic(self, topic: Topic) -> None:
         """Add the topic or replace its configs."""
@@ -49,6 +67,12 @@ class Tables:
         for partition in self.partitions.pop(topic_id):
             self._count(partition, -1)
 
+    def keep_deleted(self, topic_id: bytes) -> None:
+        """Know the topic for a deleted one, and forget the one deleted longest ago."""
+        self.deleted_topics[topic_id] = None
+        if len(self.deleted_topics) > MAX_DELETED_TOPICS:
+            del self.deleted_topics[next(iter(self.deleted_topics))]
+
     def put_partition(self, key: PartitionKey, partition: Partition) -> None:
         """Replace the partition, or add it after the topic's last."""
         topic_id, number = key
@@ -58,8 +82,9 @@ class Tables:
             before = kept[number]
             kept[number] = partition
             if before.replicas is partition.replicas:
-                self._count_leader(before, -1)
-                self._count_leader(partition, 1)
+                if before.leader != partition.leader:
+                    self._count_leader(before, -1)
+                    self._count_leader(partition, 1)
                 return
             self._count(before, -1)
         elif number == len(kept):
@@ -115,6 +140,8 @@ class Draft:
         self._partitions: dict[PartitionKey, Partition] = {}
         self._rules: dict[tuple[bytes, int], election.Rules] = {}
         self.next_producer_id = tables.next_producer_id
+        self.metadata_version = tables.metadata_version
+        self.cluster_configs = tables.cluster_configs
 
     # Reading: what is drafted over what is committed.
 
@@ -198,9 +225,10 @@ class Draft:
         """Write all of it to the tables; the changed records, or None when nothing changed."""
         tables = self.tables
         tables.next_producer_id = self.next_producer_id
+        settings = self._commit_settings()
         if not (self._brokers or self._topics or self._removed_topics or self._partitions):
-            return None
-        delta = cluster_pb2.MetadataDelta(index=self.index)
+            return settings
+        delta = settings or cluster_pb2.MetadataDelta(index=self.index)
         for node_id, broker in sorted(self._brokers.items()):
             if broker is None:
                 tables.brokers.pop(node_id, None)
@@ -210,6 +238,8 @@ class Draft:
                 delta.brokers.append(broker.to_proto())
         for topic_id in self._removed_topics:
             tables.remove_topic(topic_id)
+            if self.metadata_version >= 2:  # What it keeps is part of the state.
+                tables.keep_deleted(topic_id)
             delta.removed_topics.append(topic_id)
         for topic in self._topics.values():
             tables.put_topic(topic)
@@ -219,4 +249,20 @@ class Draft:
             for number, partition in numbered:
                 tables.put_partition((topic_id, number), partition)
             delta.MergeFromString(tables.encoder.encode(topic_id, numbered))
+        return delta
+
+    def _commit_settings(self) -> cluster_pb2.MetadataDelta | None:
+        """Write what holds for the whole cluster; None when it is as it was."""
+        tables = self.tables
+        raised = self.metadata_version != tables.metadata_version
+        configured = self.cluster_configs is not tables.cluster_configs
+        if not raised and not configured:
+            return None
+        delta = cluster_pb2.MetadataDelta(index=self.index)
+        if raised:
+            tables.metadata_version = delta.metadata_version = self.metadata_version
+        if configured:
+            tables.cluster_configs = self.cluster_configs
+            delta.cluster_configs.SetInParent()
+            delta.cluster_configs.configs.update(self.cluster_configs)
         return delta

@@ -10,6 +10,7 @@ from penstock.raft_meta.core.model import Broker, Partition, Topic
 from penstock.raft_meta.core.placement import place
 from penstock.raft_meta.core.tables import Draft, Tables
 from penstock.v1 import cluster_pb2
+from penstock.wire.config_keys import suggest
 from penstock.wire.errors import (
     AccessForbiddenError,
     InvalidConfigError,
@@ -26,7 +27,6 @@ from penstock.wire.names import MAX_NAME_CHARS, check_topic_name
 from penstock.wire.topic_config import (
     TOPIC_CONFIGS,
     effective_min_isr,
-    suggest,
     validate_topic_configs,
 )
 from penstock.wire.wording import counted

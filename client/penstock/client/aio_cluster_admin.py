@@ -1,0 +1,97 @@
+"""Administration of the cluster as a whole: controllers, settings, brokers, feature level."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import cast
+
+from penstock.client import admin_values, arguments
+from penstock.client.admin_calls import READ_MS, AdminCalls, raise_if_error
+from penstock.client.descriptions import ConfigEntry, QuorumDescription
+from penstock.v1 import admin_pb2, admin_pb2_grpc, cluster_pb2
+
+ConfigValue = str | int | float
+"""The value of a config. Numbers, True and False are written as the cluster knows them."""
+
+
+class ClusterAdmin(AdminCalls):
+    """A part of AsyncAdminClient."""
+
+    async def describe_quorum(self) -> QuorumDescription:
+        """How the controllers stand."""
+
+        def judge(response: admin_pb2.AdminDescribeQuorumResponse) -> QuorumDescription:
+            raise_if_error(response)
+            return admin_values.quorum(response.quorum)
+
+        request = admin_pb2.AdminDescribeQuorumRequest()
+        return cast(
+            QuorumDescription,
+            await self._ask("DescribeQuorum", request, judge, stub=admin_pb2_grpc.AdminStub),
+        )
+
+    async def describe_node_configs(self, node_id: int | None = None) -> list[ConfigEntry]:
+        """The settings of a node. See ``AdminClient.describe_node_configs``."""
+        request = admin_pb2.DescribeNodeConfigsRequest()
+
+        def judge(response: admin_pb2.DescribeNodeConfigsResponse) -> list[ConfigEntry]:
+            raise_if_error(response)
+            return [admin_values.config(entry) for entry in response.entries]
+
+        if node_id is None:
+            return cast(
+                list[ConfigEntry],
+                await self._ask(
+                    "DescribeNodeConfigs", request, judge, stub=admin_pb2_grpc.AdminStub
+                ),
+            )
+        wanted = arguments.whole_number("node_id", node_id, 0, arguments.MAX_INT32)
+        cluster = await self.describe_cluster()
+        self._cluster.metadata.replace_brokers(admin_values.broker_protos(cluster))
+        return judge(
+            await self._cluster.call(
+                wanted,
+                lambda channel: admin_pb2_grpc.AdminStub(channel).DescribeNodeConfigs,
+                request,
+                timeout_ms=READ_MS,
+                what="Admin.DescribeNodeConfigs",
+            )
+        )
+
+    async def alter_cluster_configs(
+        self,
+        set_configs: Mapping[str, ConfigValue] | None = None,
+        remove: Iterable[str] = (),
+        *,
+        validate_only: bool = False,
+    ) -> None:
+        """Set and reset shared settings. See ``AdminClient.alter_cluster_configs``."""
+        change = cluster_pb2.AlterClusterConfigsCommand(
+            set=arguments.configs({} if set_configs is None else set_configs, "set_configs"),
+            remove=arguments.texts("remove", remove, "configs' names"),
+            validate_only=arguments.flag("validate_only", validate_only),
+        )
+        request = admin_pb2.AlterClusterConfigsRequest(change=change)
+        await self._ask(
+            "AlterClusterConfigs", request, raise_if_error, stub=admin_pb2_grpc.AdminStub
+        )
+
+    async def unregister_broker(self, node_id: int) -> None:
+        """Forget a broker for good. See ``AdminClient.unregister_broker``."""
+        wanted = arguments.whole_number("node_id", node_id, 0, arguments.MAX_INT32)
+        request = admin_pb2.UnregisterBrokerRequest(node_id=wanted)
+        await self._ask("UnregisterBroker", request, raise_if_error, stub=admin_pb2_grpc.AdminStub)
+
+    async def raise_metadata_version(self, version: int | None = None) -> int:
+        """Raise the feature level. See ``AdminClient.raise_metadata_version``."""
+        wanted = 0 if version is None else arguments.whole_number("version", version, 1, 2**31 - 1)
+        request = admin_pb2.RaiseMetadataVersionRequest(metadata_version=wanted)
+
+        def judge(response: admin_pb2.RaiseMetadataVersionResponse) -> int:
+            raise_if_error(response)
+            return response.metadata_version
+
+        return cast(
+            int,
+            await self._ask("RaiseMetadataVersion", request, judge, stub=admin_pb2_grpc.AdminStub),
+        )

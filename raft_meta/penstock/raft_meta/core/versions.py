@@ -1,0 +1,29 @@
+"""Feature levels: which metadata.version the cluster works at, and which this software knows."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock.wire.errors import ErrorCode, UnsupportedMetadataVersionError
+
+METADATA_VERSION: Final = 2
+"""The newest metadata.version that this software knows; a new cluster starts with it.
+
+1: what every cluster can do. 2: reassignments, settings that the cluster shares, deleted topics are
+remembered, and a broker that still has replicas cannot be unregistered.
+"""
+
+
+class SoftwareTooOldError(
+    UnsupportedMetadataVersionError, code=ErrorCode.UNSUPPORTED_METADATA_VERSION
+):
+    """This process must end: it would apply the log otherwise than the controllers that know it."""
+
+
+def require_known(version: int) -> None:
+    """Raise SoftwareTooOldError for a metadata.version in force that this software lacks."""
+    if version > METADATA_VERSION:
+        raise SoftwareTooOldError(
+            f"the cluster works at metadata.version {version}, and this software knows 1 to "
+            f"{METADATA_VERSION}: install a newer Penstock on this node and start it again"
+        )

@@ -1,0 +1,356 @@
+"""What must hold, after every step of every voter and every command applied.
+
+The oracle is independent of the code under test: it keeps the one log that was decided, the state
+at each index, and what was promised to whom.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import crc32c
+
+from penstock.raft_meta.core.cluster_state import ClusterState
+from penstock.raft_meta.quorum import Role
+from penstock.v1 import cluster_pb2
+
+if TYPE_CHECKING:
+    from penstock.raft_meta.voter import Voter
+    from tests.simulation.quorum.node import Process
+
+
+class Violation(Exception):  # noqa: N818 - it is a finding.
+    """A promise is broken."""
+
+
+def require(condition: object, what: str) -> None:
+    """Raise Violation unless the condition holds."""
+    if not condition:
+        raise Violation(what)
+
+
+def authority_refusal(
+    state: ClusterState,
+    leader: cluster_pb2.BrokerRecord | None,
+    entry: cluster_pb2.AlterPartitionEntry,
+) -> str:
+    """Why a change of an in-sync set must be refused in this state; nothing if it may be made.
+
+    Written apart from the production code's own checks, on purpose (KIP-497, KIP-903, KIP-966).
+    """
+    partition = state.partition(entry.topic_id, entry.partition)
+    if partition is None:
+        return "there is no such partition"
+    members = [member.node_id for member in entry.new_isr]
+    if partition.leader_epoch != entry.leader_epoch:
+        return f"leader epoch {entry.leader_epoch}, and {partition.leader_epoch} is in force"
+    if leader is None or partition.leader != leader.node_id:
+        return f"{partition.leader} leads"
+    if partition.partition_epoch != entry.partition_epoch:
+        return f"partition epoch {entry.partition_epoch}, and it is {partition.partition_epoch}"
+    if not set(members) <= set(partition.replicas) or len(set(members)) != len(members):
+        return f"members {members} of {partition.replicas}"
+    if leader.node_id not in members:
+        return "the leader is not in it"
+    for member in entry.new_isr:
+        broker = state.brokers.get(member.node_id)
+        if broker is None or broker.broker_epoch != member.broker_epoch or broker.fenced:
+            return f"member {member.node_id} is not who caught up, or is fenced"
+        if broker.in_controlled_shutdown and broker.node_id != leader.node_id:
+            return f"member {member.node_id} shuts down"
+    return ""
+
+
+class Checkers:
+    """All that is known of one world."""
+
+    def __init__(self) -> None:
+        self.leaders: dict[int, int] = {}  # By term.
+        self.decided: dict[int, tuple[int, bytes]] = {}  # Term and payload by index.
+        self.state_crc: dict[int, int] = {}  # By index.
+        self.view_crc: dict[int, int] = {}  # Of what brokers are told, by index of the change.
+        self.active: dict[int, int] = {}  # Node by controller epoch.
+        self.highest = 0  # The last index that any process applied.
+        self.told_index = 0  # The last index that anybody outside was told of.
+        self.counts: Counter[str] = Counter()
+        self.producer_blocks: set[int] = set()
+        self.metadata_index_of: dict[tuple[int, int], int] = {}  # By broker and broker epoch.
+        self.fenced_at: dict[int, int] = {}  # By broker: when it was fenced or registered last.
+        self.leader_changes = 0
+        self._commit_seen: dict[Any, int] = {}
+        self._reference = ClusterState()
+
+    # The voters.
+
+    def after_step(self, process: Process, voter: Voter) -> None:
+        """One leader a term, who has all that is decided; one committed prefix."""
+        status = voter.status()
+        journal = voter._journal
+        if status.role is Role.LEADER:
+            known = self.leaders.get(status.term)
+            if known is None:
+                self.leaders[status.term] = process.node_id
+                self.leader_changes += 1
+                self._leader_is_complete(process, journal)
+            require(
+                known in (None, process.node_id),
+                f"nodes {known} and {process.node_id} both lead term {status.term}",
+            )
+        commit, seen = journal.commit_index, self._commit_seen.get(process, 1)
+        for index in range(max(seen + 1, journal.first_index + 1), commit + 1):
+            term = journal.term_at(index)
+            require(term is not None, f"node {process.node_id} committed {index} and lacks it")
+            entry = journal.entries(index, index)[0]
+            self._decide(process, index, term or 0, entry.command)
+        self._commit_seen[process] = commit
+
+    def _leader_is_complete(self, process: Process, journal: Any) -> None:
+        """Raft 5.4.3: who is elected has everything that was ever committed."""
+        for index in range(max(journal.first_index, 2), max(self.decided, default=0) + 1):
+            decided = self.decided.get(index)
+            if decided is not None:
+                require(
+                    journal.term_at(index) == decided[0],
+                    f"node {process.node_id} leads without entry {index} of term {decided[0]}",
+                )
+
+    def _decide(self, process: Process, index: int, term: int, command: bytes) -> None:
+        known = self.decided.setdefault(index, (term, command))
+        require(
+            known == (term, command),
+            f"entry {index} is of term {known[0]}, but node {process.node_id} committed another "
+            f"one of term {term}",
+        )
+
+    # The state machine.
+
+    def before_apply(self, process: Process, index: int, term: int, payload: bytes) -> None:
+        """In order, once, and what was decided."""
+        require(
+            index > process.applied_index,
+            f"node {process.node_id} applies {index} after {process.applied_index}",
+        )
+        process.applied_index = index
+        known = self.decided.get(index)
+        require(
+            known == (term, b"\x42" + payload),
+            f"node {process.node_id} applies at {index} what was not decided",
+        )
+
+    def applied(
+        self, process: Process, index: int, payload: bytes, raw: bytes, state: ClusterState
+    ) -> None:
+        """The same index, the same state; and a change that was allowed, the first time."""
+        if index > self.highest:
+            self.highest = index
+            self._judge(index, payload, cluster_pb2.CommandResult.FromString(raw))
+            reference = self._reference.snapshot()
+            self.state_crc[index] = crc32c.crc32c(reference)
+        self._same_state(process, index, state)
+        if process.shell._core.is_active:
+            epoch = process.shell._epoch
+            known = self.active.setdefault(epoch, process.node_id)
+            require(
+                known == process.node_id,
+                f"{known} and {process.node_id} are both active in controller epoch {epoch}",
+            )
+
+    def installed(self, process: Process, index: int, state: ClusterState) -> None:
+        """A snapshot is the state at its index."""
+        require(
+            index >= process.applied_index,
+            f"node {process.node_id} goes back from {process.applied_index} to {index}",
+        )
+        process.applied_index = index
+        self.counts["snapshots installed"] += 1
+        self._same_state(process, state.applied_index, state)
+
+    def encoded(self, process: Process, index: int, snapshot: bytes) -> None:
+        """A snapshot, encoded after its index while the state went on, is of its index."""
+        self.counts["snapshots encoded"] += 1
+        require(
+            self.state_crc[index] == crc32c.crc32c(snapshot),
+            f"node {process.node_id}'s snapshot up to {index} is of another state",
+        )
+
+    def _same_state(self, process: Process, index: int, state: ClusterState) -> None:
+        known = self.state_crc.get(index)
+        require(
+            known is None or known == crc32c.crc32c(state.snapshot()),
+            f"node {process.node_id} has another state than others at {index}",
+        )
+
+    def _judge(self, index: int, payload: bytes, result: cluster_pb2.CommandResult) -> None:
+        """Apply it to the oracle's own state too, and look at what changed."""
+        command = cluster_pb2.Command.FromString(payload)
+        before = self._reference
+        kind = command.WhichOneof("body") or "none"
+        self._authority(before, command, result)
+        partitions = dict(before.all_partitions())
+        brokers = dict(before.brokers)
+        epoch, sequence = before.controller_epoch, before.last_sequence
+        applied = before.apply(index, payload)
+        state = self._reference
+        require(
+            applied.result.SerializeToString() == result.SerializeToString(),
+            f"command {index} has another result the second time",
+        )
+        ok = not result.HasField("error")
+        self.counts["commands applied" if ok else "commands refused"] += 1
+        if ok:
+            self.counts[kind] += 1
+        require(state.controller_epoch >= epoch, "the controller epoch fell")
+        if ok and kind != "become_controller":
+            require(
+                command.controller_epoch == epoch,
+                f"command {index} of epoch {command.controller_epoch} took effect in {epoch}",
+            )
+            require(
+                command.sequence > sequence,
+                f"command {index}, sequence {command.sequence}, took effect after {sequence}",
+            )
+        if ok and kind == "become_controller":
+            require(command.controller_epoch > epoch, f"controller epoch {epoch} was claimed twice")
+        self._check_brokers(index, command, result, brokers, state)
+        if applied.delta is not None:
+            self._check_partitions(index, kind, partitions, applied.delta, state)
+            self.view_crc[index] = view_crc(state.metadata())
+        try:
+            state.validate()
+        except AssertionError as error:
+            raise Violation(f"at {index}: {error}") from error
+        if ok and kind == "allocate_producer_ids":
+            first = result.allocate_producer_ids.first_producer_id
+            require(first not in self.producer_blocks, f"producer ids {first} are given out twice")
+            self.producer_blocks.add(first)
+
+    def _authority(
+        self, state: ClusterState, command: cluster_pb2.Command, result: cluster_pb2.CommandResult
+    ) -> None:
+        """What acts on an authority that is over has no effect."""
+        if result.HasField("error"):
+            return
+        kind = command.WhichOneof("body") or ""
+        body = getattr(command, kind) if kind else None
+        if kind in (
+            "fence_broker", "unfence_broker", "controlled_shutdown", "alter_partition",
+            "allocate_producer_ids",
+        ):  # fmt: skip
+            broker = state.brokers.get(body.node_id)
+            require(
+                broker is not None and broker.broker_epoch == body.broker_epoch,
+                f"{kind} of broker {body.node_id}, epoch {body.broker_epoch}, took effect",
+            )
+        if kind == "alter_partition":
+            leader = state.brokers.get(body.node_id)
+            for entry, answer in zip(
+                body.partitions, result.alter_partition.partitions, strict=True
+            ):
+                took_effect = not answer.HasField("error")
+                refusal = authority_refusal(state, leader, entry)  # type: ignore[arg-type]
+                require(
+                    not took_effect or not refusal,
+                    f"an in-sync set was changed by broker {body.node_id}, though {refusal}",
+                )
+
+    def _check_brokers(
+        self,
+        index: int,
+        command: cluster_pb2.Command,
+        result: cluster_pb2.CommandResult,
+        before: dict[int, Any],
+        state: ClusterState,
+    ) -> None:
+        for node_id, broker in state.brokers.items():
+            old = before.get(node_id)
+            if old is not None:
+                require(broker.broker_epoch >= old.broker_epoch, f"broker {node_id}'s epoch fell")
+            anew = old is None or old.broker_epoch != broker.broker_epoch
+            if anew:
+                require(broker.fenced, f"broker {node_id} registers unfenced")
+            if anew or (broker.fenced and not old.fenced):
+                self.fenced_at[node_id] = index
+            if old is not None and old.fenced and not broker.fenced:
+                seen = self.metadata_index_of.get((node_id, broker.broker_epoch), 0)
+                require(
+                    seen >= self.fenced_at[node_id],
+                    f"broker {node_id} is let in at {index}: it has seen {seen}, and was fenced "
+                    f"at {self.fenced_at[node_id]}",
+                )
+        del command, result
+
+    def _check_partitions(
+        self,
+        index: int,
+        kind: str,
+        before: dict[Any, Any],
+        delta: cluster_pb2.MetadataDelta,
+        state: ClusterState,
+    ) -> None:
+        for record in delta.partitions:
+            where = f"partition {record.topic_id.hex()[:6]}-{record.partition} at {index}"
+            replicas, isr = set(record.replicas), set(record.isr)
+            require(isr and isr <= replicas, f"{where}: in sync {isr} of {replicas}")
+            require(set(record.elr) <= replicas - isr, f"{where}: eligible {list(record.elr)}")
+            require(record.leader == -1 or record.leader in isr, f"{where}: {record.leader} leads")
+            if record.leader != -1:
+                broker = state.brokers.get(record.leader)
+                require(broker is not None and not broker.fenced, f"{where}: its leader is fenced")
+            for member in isr if record.leader != -1 else ():
+                broker = state.brokers.get(member)
+                require(broker is not None and not broker.fenced, f"{where}: {member} is fenced")
+            old = before.get((record.topic_id, record.partition))
+            if old is None:
+                continue
+            require(record.partition_epoch > old.partition_epoch, f"{where}: its epoch stands")
+            changed = record.leader != old.leader
+            require(
+                record.leader_epoch >= old.leader_epoch + changed,
+                f"{where}: led by {record.leader} after {old.leader} in the same epoch",
+            )
+            if changed and record.leader != -1:
+                self.counts["partition leaders elected"] += 1
+                # A leader that shuts down may name its successor in sync with the same breath.
+                named = isr if kind == "alter_partition" else set()
+                require(
+                    record.leader in {*old.isr, *old.elr, *named},
+                    f"{where}: {record.leader} leads, and {old.isr} and {old.elr} could: "
+                    f"{kind} {old} -> {record}",
+                )
+
+    # What is told outside.
+
+    def acknowledged(self, index: int) -> None:
+        """Somebody outside knows that what happened at this index happened."""
+        self.counts["acknowledged"] += 1
+        require(index in self.decided, f"{index} was acknowledged, and is not decided")
+        self.told_index = max(self.told_index, index)
+
+    def read(self, asked_index: int, answered_index: int, applied_index: int, node: int) -> None:
+        """A linearizable read, asked when ``asked_index`` was known outside."""
+        self.counts["reads"] += 1
+        require(
+            min(answered_index, applied_index) >= asked_index,
+            f"node {node} reads at {answered_index} (applied {applied_index}) what was at "
+            f"{asked_index} before it was asked",
+        )
+
+    def broker_view(self, node_id: int, broker_epoch: int, index: int, crc: int) -> None:
+        """A broker has the metadata as they are at the index."""
+        known = self.view_crc.get(index)
+        require(
+            known is None or known == crc, f"broker {node_id} has other metadata than at {index}"
+        )
+        key = (node_id, broker_epoch)
+        self.metadata_index_of[key] = max(index, self.metadata_index_of.get(key, 0))
+
+
+def view_crc(metadata: cluster_pb2.MetadataDelta) -> int:
+    """A checksum of what brokers know."""
+    parts = (
+        *sorted(record.SerializeToString(deterministic=True) for record in metadata.brokers),
+        *sorted(record.SerializeToString(deterministic=True) for record in metadata.topics),
+        *sorted(record.SerializeToString(deterministic=True) for record in metadata.partitions),
+    )
+    return crc32c.crc32c(b"\0".join(parts))

@@ -1,0 +1,201 @@
+"""What goes wrong: the weather, deaths, clocks, and the world's time in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tests.simulation.quorum.network import CALM_DELAY_S
+
+if TYPE_CHECKING:
+    from tests.simulation.quorum.world import World
+
+_DISK_OPERATIONS = 12  # A snapshot, its file and its directory take about so many.
+
+
+class Faults:
+    """Draws what happens next."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._rng = world.rng
+
+    def turn(self) -> None:
+        """Some faults, and some time in which they act."""
+        world, rng = self._world, self._rng
+        self._weather()
+        for _ in range(rng.choice([0, 1, 1, 2])):
+            self._harm()
+        for _ in range(rng.randint(1, 3)):
+            if rng.random() < 0.25:
+                self._arm_fuse()
+            world.let(rng.choice([0.02, 0.2, 0.6, 1.0]))
+
+    # The network.
+
+    def _weather(self) -> None:
+        world, rng, weather = self._world, self._rng, self._world.network.weather
+        voters, everybody = list(world.settings.voters), self._everybody()
+        kind = rng.choice(
+            [
+                "calm",
+                "calm",
+                "lossy",
+                "slow",
+                "rough",
+                "rough",
+                "cut",
+                "one way",
+                "isolate",
+                "split",
+            ]
+        )
+        weather.clear()
+        if kind in ("lossy", "rough"):
+            weather.loss, weather.duplication = rng.uniform(0.02, 0.3), rng.uniform(0, 0.3)
+        if kind in ("slow", "rough"):
+            weather.delay_s = (CALM_DELAY_S[0], rng.choice([0.02, 0.1, 0.3, 1.0]))
+        if kind == "cut":
+            side = set(rng.sample(everybody, rng.randint(1, len(everybody) - 1)))
+            weather.cut = lambda source, target: (source in side) != (target in side)
+        if kind == "one way":
+            victim, other = rng.sample(everybody, 2)
+            weather.cut = lambda source, target: (source, target) == (victim, other)
+        if kind == "isolate":
+            leader = world.some_leader()
+            lone = leader.node_id if leader and rng.random() < 0.6 else rng.choice(voters)
+            weather.cut = lambda source, target: lone in (source, target)
+        if kind == "split":  # The leader keeps its clients, and loses the other controllers.
+            leader = world.some_leader()
+            lone = leader.node_id if leader else rng.choice(voters)
+            weather.cut = lambda source, target: (
+                (source == lone and target in voters) or (target == lone and source in voters)
+            )
+        world.note(f"weather: {kind}")
+
+    def _everybody(self) -> list[int]:
+        world = self._world
+        clients = [client.node_id for client in world.administrators]
+        return [*world.settings.voters, *sorted(world.brokers), *clients]
+
+    # Processes.
+
+    def _harm(self) -> None:
+        harms: list[Callable[[], None]] = [
+            self._kill, self._kill, self._kill_leader, self._kill_all, self._stop, self._hold,
+            self._clock, self._clock, self._strobe, self._kill_broker, self._stop_broker,
+            self._hold_broker,
+        ]  # fmt: skip
+        self._rng.choice(harms)()
+
+    def _alive(self) -> list[int]:
+        return sorted(self._world.processes)
+
+    def _kill(self) -> None:
+        if self._alive():
+            self._world.crash(self._rng.choice(self._alive()))
+
+    def _kill_leader(self) -> None:
+        leader = self._world.some_leader()
+        if leader is not None:
+            self._world.crash(leader.node_id)
+
+    def _kill_all(self) -> None:
+        if self._rng.random() < 0.4:
+            power = self._rng.random() < 0.7
+            for number in self._alive():
+                self._world.crash(number, power=power)
+
+    def _arm_fuse(self) -> None:
+        """A process dies at one of its next disk operations: before, within or after a sync."""
+        if self._alive():
+            number = self._rng.choice(self._alive())
+            self._world.disks[number].fuse = self._rng.randint(0, _DISK_OPERATIONS)
+            self._world.note(f"controller {number} will die at its disk")
+
+    def _stop(self) -> None:
+        leader = self._world.some_leader()
+        if leader is not None and not leader.is_stopping and leader.thread is not None:
+            self._world.note(f"controller {leader.node_id} is to stop")
+            leader.loop.enter(leader.spawn, leader.stop)
+
+    def _hold(self) -> None:
+        """The whole process stands still, as on an overloaded host."""
+        if self._alive():
+            process = self._world.processes[self._rng.choice(self._alive())]
+            seconds = self._rng.uniform(0.05, 2.0)
+            process.loop.hold(seconds)
+            self._world.note(f"controller {process.node_id} is held up for {seconds:.2f} s")
+
+    # Clocks.
+
+    def _clock(self) -> None:
+        """A clock leaps, runs at another rate, or stands still for a while."""
+        if not self._alive():
+            return
+        rng, world = self._rng, self._world
+        process = world.processes[rng.choice(self._alive())]
+        kind = rng.choice(["leap", "rate", "freeze"])
+        clock, loop = process.loop.clock, process.loop
+        if kind == "leap":
+            clock.set(rate=clock.rate, leap_s=rng.choice([0.1, 1.0, 10.0, 1000.0]))
+        elif kind == "rate":
+            clock.set(rate=rng.choice([0.2, 0.5, 2.0, 5.0]))
+        else:
+            clock.set(rate=0.0)
+        loop.clock_changed()
+        world.note(f"the clock of controller {process.node_id}: {kind}")
+
+        def mend() -> None:
+            if world.is_healed:
+                return
+            clock.set(rate=1.0)
+            loop.clock_changed()
+
+        world.scheduler.after(rng.uniform(0.1, 3.0), mend)
+
+    def _strobe(self) -> None:
+        """A clock stands still and leaps, again and again."""
+        if not self._alive():
+            return
+        rng, world = self._rng, self._world
+        process = world.processes[rng.choice(self._alive())]
+        clock, loop = process.loop.clock, process.loop
+        world.note(f"the clock of controller {process.node_id} strobes")
+        for number in range(20):
+
+            def flash(number: int = number) -> None:
+                if world.is_healed:
+                    return
+                leap_s = 0.0 if number % 2 else rng.uniform(0, 1.0)
+                clock.set(rate=0.0 if number % 2 and number < 19 else 1.0, leap_s=leap_s)
+                loop.clock_changed()
+
+            world.scheduler.after(0.05 * number + rng.uniform(0, 0.04), flash)
+
+    # Brokers.
+
+    def _kill_broker(self) -> None:
+        if self._world.brokers:
+            self._world.kill_broker(self._rng.choice(sorted(self._world.brokers)))
+
+    def _stop_broker(self) -> None:
+        if not self._world.brokers:
+            return
+        number = self._rng.choice(sorted(self._world.brokers))
+        broker = self._world.brokers[number]
+        broker.wants_shutdown = True
+
+        def stop() -> None:
+            if self._world.brokers.get(number) is broker:
+                self._world.kill_broker(number)
+
+        self._world.note(f"broker {number} is to stop")
+        self._world.scheduler.after(self._rng.uniform(0.5, 3.0), stop)
+
+    def _hold_broker(self) -> None:
+        if self._world.brokers:
+            broker = self._world.brokers[self._rng.choice(sorted(self._world.brokers))]
+            seconds = self._rng.uniform(0.5, 8.0)
+            broker.loop.hold(seconds)
+            self._world.note(f"broker {broker.node_id} hangs for {seconds:.1f} s")

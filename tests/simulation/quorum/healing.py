@@ -1,0 +1,132 @@
+"""After the faults: everything heals, and then more must hold than that nothing bad happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tests.simulation.quorum.checkers import require
+
+if TYPE_CHECKING:
+    from tests.simulation.quorum.node import Process
+    from tests.simulation.quorum.world import World
+
+_LEADER_S = 10.0
+_SETTLED_S = 30.0
+_CALM_S = 3.0
+
+
+def heal(world: World) -> None:
+    """All faults end; within bounded time all is well; a bad link unseats nobody."""
+    world.note("everything heals")
+    world.is_healed = True
+    world.network.weather.clear()
+    for number in world.settings.voters:
+        world.disks[number].fuse = None
+        world.start(number)
+    for process in world.processes.values():
+        process.loop.release()
+        process.loop.clock.set(rate=1.0)
+        process.loop.clock_changed()
+    for broker in world.brokers.values():
+        broker.loop.release()
+    _within(world, _LEADER_S, lambda: _active(world) is not None, "there is no active controller")
+    decided = len(world.checkers.decided)
+    _within(
+        world,
+        _LEADER_S,
+        lambda: len(world.checkers.decided) > decided,
+        "nothing is committed any more",
+    )
+    for client in world.administrators:
+        client.kill()
+    _within(world, _SETTLED_S, lambda: not _unsettled(world), lambda: _unsettled(world))
+    _promises(world)
+    if len(world.settings.voters) > 1:
+        _healthy_leader_stays(world)
+
+
+def _within(
+    world: World, seconds: float, condition: Callable[[], bool], what: str | Callable[[], str]
+) -> None:
+    end_s = world.scheduler.now_s + seconds
+    while not condition():
+        complaint = what if isinstance(what, str) else what()
+        require(world.scheduler.now_s < end_s, f"{seconds:.0f} s after healing: {complaint}")
+        world.let(0.1)
+
+
+def _active(world: World) -> Process | None:
+    return next(
+        (
+            process
+            for process in world.processes.values()
+            if process.thread is not None and process.shell._core.is_active
+        ),
+        None,
+    )
+
+
+def _unsettled(world: World) -> str:
+    """What is not in order yet, or nothing."""
+    if len(world.processes) < len(world.settings.voters):
+        return "a controller is down"
+    active = _active(world)
+    if active is None:
+        return "there is no active controller"
+    ends = {process.applied_index for process in world.processes.values()}
+    if len(ends) > 1:
+        return f"controllers are at {sorted(ends)}"
+    if len(world.brokers) < world.settings.brokers:
+        return "a broker is down"
+    for number, broker in sorted(world.brokers.items()):
+        record = active.shell.state.brokers.get(number)
+        if record is None or record.fenced or record.broker_epoch != broker.epoch:
+            return f"broker {number} is not in: {record}"
+        if broker.index < active.shell._core.changed_index:
+            return f"broker {number} knows {broker.index}"
+    for key, partition in active.shell.state.all_partitions():
+        if partition.leader == -1:
+            return f"partition {key} has no leader: {partition}"
+    return ""
+
+
+def _promises(world: World) -> None:
+    """What was promised is there, on every controller."""
+    for process in world.processes.values():
+        topics = process.shell.state.topics
+        for topic_id, name in world.topics_promised.items():
+            require(topic_id in topics, f"node {process.node_id} lost topic {name}")
+
+
+def _healthy_leader_stays(world: World) -> None:
+    """A leader that a majority hears is not unseated by a voter with a bad link.
+
+    First a voter hears nobody, though everybody hears it; then it does not hear the leader alone
+    and is not heard by it.
+    """
+    leader = world.some_leader()
+    require(leader is not None, "there is no leader")
+    assert leader is not None
+    voter = leader.voter
+    assert voter is not None
+    term = voter.status().term
+    other = next(number for number in world.settings.voters if number != leader.node_id)
+    both = {leader.node_id, other}
+    weather = world.network.weather
+    for what, cut in (
+        ("hears nobody", lambda _source, target: target == other),
+        ("is cut off from the leader", lambda source, target: {source, target} == both),
+    ):
+        world.note(f"controller {other} {what}")
+        weather.cut = cut
+        world.let(_CALM_S)
+        weather.clear()
+        world.let(_CALM_S)
+        now = leader.voter
+        require(
+            now is not None
+            and now.status().term == term
+            and now.status().leader_id == leader.node_id,
+            f"the leader of term {term} was unseated when controller {other} {what}",
+        )

@@ -1,0 +1,368 @@
+"""A controller's process: everything of production but gRPC, the thread and the disk.
+
+RaftQuorum, Voter, Guard, engine, LmdbJournal, SnapshotStore, ControllerShell, ActiveController,
+ClusterState and the Controller service run as they are. In the places of the voter's thread, the
+Raft link, LMDB, files, chance and time stands what the simulation decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import traceback
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from penstock.raft_meta import engine, raft_quorum, snapshots, transfer
+from penstock.raft_meta.active import ControllerShell
+from penstock.raft_meta.config import ControllerConfig
+from penstock.raft_meta.journal import LmdbJournal
+from penstock.raft_meta.raft_quorum import RaftQuorum
+from penstock.raft_meta.rules import replicating
+from penstock.raft_meta.service import ControllerServicer
+from penstock.raft_meta.voter import Voter
+from penstock.v1 import raft_pb2
+from tests.simulation.quorum.checkers import Violation
+from tests.simulation.quorum.disk import Crash, Disk, SimulatedOs, SimulatedPath
+from tests.simulation.quorum.network import End
+from tests.simulation.quorum.virtual_time import Clock, ProcessLoop
+
+if TYPE_CHECKING:
+    from tests.simulation.quorum.world import World
+
+CLUSTER_ID = "simulated"
+
+
+class SimulatedThread:
+    """Stands in for VoterThread: steps the voter as that does, in the world's time."""
+
+    def __init__(
+        self,
+        make_voter: Callable[[float], Voter],
+        *,
+        on_output: Callable[..., None],
+        on_failed: Callable[[BaseException], None],
+        on_room: Callable[[Exception | None], None] = lambda _error: None,
+    ) -> None:
+        self._loop: Any = asyncio.get_running_loop()
+        self._process: Process = self._loop.process
+        self._process.thread = self
+        self._make_voter = make_voter
+        self._on_output = on_output
+        self._operations: deque[Callable[[Voter, float], None]] = deque()
+        self._due = False
+        self._busy_until_s = 0.0
+        self._timer: Any = None
+        self._stopping = False
+        self.voter: Voter | None = None
+
+    def start(self) -> Future[None]:
+        ready: Future[None] = Future()
+        self._loop.call_soon(self._begin, ready)
+        return ready
+
+    def _begin(self, ready: Future[None]) -> None:
+        with self._process.may_crash():
+            self.voter = self._make_voter(self._loop.time())
+            ready.set_result(None)
+            self._wake()
+
+    def submit(self, operation: Callable[[Voter, float], None]) -> None:
+        self._operations.append(operation)
+        self._wake()
+
+    def offer(self, operation: Callable[[Voter, float], None], _size_bytes: int) -> bool:
+        self.submit(operation)
+        return True
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._wake()
+
+    def join(self) -> None:
+        """Nothing: the loop's executor gives it the time."""
+
+    def await_room(self, error: Exception) -> None:
+        raise error
+
+    def _wake(self) -> None:
+        if not self._due and self.voter is not None:
+            self._due = True
+            world = self._process.world
+            delay_s = max(self._busy_until_s - world.scheduler.now_s, world.rng.uniform(0, 2e-4))
+            self._loop.in_world_time(delay_s, self._run)
+
+    def _run(self) -> None:
+        with self._process.may_crash():
+            self._step()
+
+    def _step(self) -> None:
+        self._due = False
+        voter, world = self.voter, self._process.world
+        if voter is None:
+            return
+        if self._stopping:
+            self.voter = None
+            voter.close()
+            return
+        count = min(len(self._operations), world.settings.operations_a_step)
+        disk_before, now_s = self._process.disk.operations, self._loop.time()
+        for _ in range(count):
+            self._operations.popleft()(voter, now_s)
+        events, messages = voter.step(now_s)
+        world.steps += 1
+        world.checkers.after_step(self._process, voter)
+        wrote = self._process.disk.operations > disk_before
+        took_s = world.disk_latency_s() if wrote else 2e-5
+        self._busy_until_s = world.scheduler.now_s + took_s
+        # What was said leaves when the disk is done: in between the process may die.
+        self._loop.in_world_time(took_s, self._on_output, events, messages, voter.status())
+        if self._operations:
+            self._wake()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(voter.next_deadline_s(), self._wake)
+
+
+class SimulatedLink:
+    """Stands in for RaftLink."""
+
+    def __init__(
+        self,
+        *,
+        node_id: int,
+        on_message: Callable[[int, Any], None],
+        on_lost: Callable[[int], None],
+        **_named: object,
+    ) -> None:
+        loop: Any = asyncio.get_running_loop()
+        self._world: World = loop.process.world
+        self._node_id = node_id
+        self._is_open = False
+        self.on_message = on_message
+        self.on_lost = on_lost
+        loop.process.link = self
+
+    def start(self) -> None:
+        self._is_open = True
+
+    async def stop(self) -> None:
+        self._is_open = False
+
+    def send(self, peer: int, message: raft_pb2.RaftExchangeRequest) -> None:
+        if self._is_open:
+            raw = message.SerializeToString()
+            self._world.network.datagram(
+                self._node_id, peer, lambda: self._world.raft_message(self._node_id, peer, raw)
+            )
+
+
+class Observed:
+    """The shell as the quorum's state machine, under the checkers' eyes."""
+
+    def __init__(self, process: Process, shell: ControllerShell) -> None:
+        self._process = process
+        self._shell = shell
+
+    def apply(self, index: int, term: int, payload: bytes) -> bytes:
+        checkers = self._process.world.checkers
+        with self._telling():
+            checkers.before_apply(self._process, index, term, payload)
+            result = self._shell.apply(index, term, payload)
+            checkers.applied(self._process, index, payload, result, self._shell.state)
+        return result
+
+    def freeze(self) -> Callable[[], bytes]:
+        encode, index = self._shell.freeze(), self._process.applied_index
+
+        def later() -> bytes:
+            data = encode()
+            with self._telling():
+                self._process.world.checkers.encoded(self._process, index, data)
+            return data
+
+        return later
+
+    def install(self, index: int, snapshot: bytes) -> None:
+        with self._telling():
+            self._shell.install(index, snapshot)
+            self._process.world.checkers.installed(self._process, index, self._shell.state)
+
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
+        """What is raised here ends the controller, in production; and here the simulation."""
+        try:
+            yield
+        except Violation as violation:
+            self._process.world.fail(violation)
+            raise
+        except Exception:
+            self._process.world.fail(Violation(f"unexpected: {traceback.format_exc()}"))
+            raise
+
+
+class InOrder(dict[Any, None]):
+    """A set that is iterated in the order of its making, so that a seed gives the same run."""
+
+    def add(self, item: Any) -> None:
+        self[item] = None
+
+    def discard(self, item: Any) -> None:
+        self.pop(item, None)
+
+
+class CallContext:
+    """A gRPC call as the service sees it."""
+
+    def __init__(self, loop: ProcessLoop, timeout_s: float | None) -> None:
+        self._loop = loop
+        self._ends_s = None if timeout_s is None else loop.time() + timeout_s
+
+    def time_remaining(self) -> float | None:
+        return None if self._ends_s is None else self._ends_s - self._loop.time()
+
+    def peer(self) -> str:
+        return "simulated"
+
+
+class Process:
+    """One controller process on a node's disk."""
+
+    def __init__(self, world: World, node_id: int, disk: Disk) -> None:
+        self.world = world
+        self.node_id = node_id
+        self.disk = disk
+        self.applied_index = 0
+        self.thread: SimulatedThread | None = None
+        self.link: SimulatedLink | None = None
+        self.ends: list[End] = []
+        clock = Clock(world.scheduler, world.rng.uniform(1, 1000), world.draw_clock_rate())
+        self.loop = ProcessLoop(world.scheduler, clock)
+        self.loop.process = self  # type: ignore[attr-defined]  # How the stand-ins find it.
+        self.is_stopping = False
+        self.loop.enter(self._start)
+
+    @property
+    def is_alive(self) -> bool:
+        return self.loop.is_alive
+
+    @property
+    def voter(self) -> Voter | None:
+        return self.thread.voter if self.is_alive and self.thread is not None else None
+
+    def _start(self) -> None:
+        settings = self.world.settings
+        config = ControllerConfig(
+            node_id=self.node_id,
+            cluster_id=CLUSTER_ID,
+            data_dir=SimulatedPath(self.disk, "metadata"),  # type: ignore[arg-type]  # Enough of one.
+            listen=("simulated", 1),
+            voters={number: ("simulated", number) for number in settings.voters},
+            snapshot_entries=settings.snapshot_entries,
+            propose_timeout_ms=3000,
+        )
+        self.shell = ControllerShell(config, clock_ms=self.loop.clock_ms)
+        # Production has a set there, whose order is another in each process.
+        self.shell.feed._watchers = InOrder()  # type: ignore[assignment]  # As much of a set.
+        self.quorum = RaftQuorum(config, Observed(self, self.shell))
+        self.shell.bind(self.quorum)
+        self.servicer = ControllerServicer(config, self.shell, self.quorum)
+        self.spawn(self.quorum.start)
+
+    def spawn(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> asyncio.Task[Any]:
+        """Run something in this process; what it raises ends the simulation."""
+        return self.loop.create_task(self.world.watched(work))
+
+    @contextlib.contextmanager
+    def may_crash(self) -> Iterator[None]:
+        """Where the disk may end the process."""
+        try:
+            yield
+        except Crash:
+            self.world.crash(self.node_id)
+
+    # Services.
+
+    def accept(self, end: End, method: str, timeout_s: float | None) -> bool:
+        """Take a call, as the gRPC server does."""
+        if not self.is_alive or self.is_stopping:
+            return False
+        self.ends.append(end)
+        self.loop.enter(self._serve, end, method, timeout_s)
+        return True
+
+    def _serve(self, end: End, method: str, timeout_s: float | None) -> None:
+        context = CallContext(self.loop, timeout_s)
+        task = self.spawn(lambda: self._call(end, method, context))
+        end.on_broken = task.cancel
+
+    async def _call(self, end: End, method: str, context: CallContext) -> None:
+        handler = getattr(self.servicer, method)
+        if method == "Heartbeat":
+            await self._answer(end, handler(end, context))
+            return
+        request = await anext(end)
+        if method == "WatchMetadata":
+            await self._answer(end, handler(request, context))
+        else:
+            end.send(await handler(request, context))
+            end.finish()
+
+    async def _answer(self, end: End, responses: AsyncIterator[Any]) -> None:
+        async for response in responses:
+            end.send(response)
+        end.finish()
+
+    async def stop(self) -> None:
+        """Stop as planned: hand over, leave, and end."""
+        self.is_stopping = True
+        await self.quorum.hand_over()
+        self.shell.stop()
+        await self.quorum.stop()
+        self.loop.in_world_time(0.05, lambda: self.world.stopped(self.node_id))
+
+
+def _journal(path: Any, **named: Any) -> LmdbJournal:
+    return LmdbJournal(path, open_environment=path.disk.open_environment, **named)
+
+
+def _seeded() -> random.Random:
+    loop: Any = asyncio.get_running_loop()
+    return random.Random(loop.process.world.rng.random())
+
+
+def _impatient_time_s() -> float:
+    """The state machine's slices end where chance wills."""
+    loop: Any = asyncio.get_running_loop()
+    return float(loop.time()) + loop.process.world.rng.choice([0.0, 0.0, 0.0, 1.0])
+
+
+@contextlib.contextmanager
+def simulated(*, batch_bytes: int, chunk_bytes: int) -> Iterator[None]:
+    """Inside, the production modules find the simulation where the machine would be."""
+    no_os = SimpleNamespace(
+        O_RDWR=0, O_CREAT=0, open=lambda *_: 0, close=lambda _descriptor: None
+    )  # fmt: skip
+    no_lock = SimpleNamespace(LOCK_EX=0, LOCK_NB=0, flock=lambda *_: None)
+    patches: list[tuple[Any, str, Any]] = [
+        (raft_quorum, "VoterThread", SimulatedThread),
+        (raft_quorum, "RaftLink", SimulatedLink),
+        (raft_quorum, "LmdbJournal", _journal),
+        (raft_quorum, "random", SimpleNamespace(Random=_seeded)),
+        (raft_quorum, "time", SimpleNamespace(monotonic=_impatient_time_s)),
+        (raft_quorum, "os", no_os),
+        (raft_quorum, "fcntl", no_lock),
+        (snapshots, "os", SimulatedOs),
+        (engine, "MAX_BATCH_BYTES", batch_bytes),
+        (replicating, "MAX_BATCH_BYTES", batch_bytes),
+        (transfer, "CHUNK_BYTES", chunk_bytes),
+    ]
+    with contextlib.ExitStack() as stack:
+        for module, name, stand_in in patches:
+            stack.callback(setattr, module, name, getattr(module, name))
+            setattr(module, name, stand_in)
+        yield
