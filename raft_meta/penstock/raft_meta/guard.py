@@ -54,7 +54,12 @@ _ANSWERS: Final = frozenset({"vote", "pre_vote_reply", "append_entries_reply", "
 """Nobody but a voter or observer is asked anything, so that nobody else has an answer. Leaders and
 candidates are heard whoever they are: they may be of a voter set that is not here yet."""
 
-__all__ = ["MAX_COMMAND_BYTES", "Guard", "Message"]
+__all__ = ["MAX_COMMAND_BYTES", "MAX_TERM_STEP", "Guard", "Message"]
+
+MAX_TERM_STEP: Final = 2**32
+"""No voter is ever so many elections behind: a term beyond that is no term. It would be kept for
+ever, and the last one that fits into a message could have no successor.
+"""
 
 
 class Guard:
@@ -156,7 +161,7 @@ class Guard:
             handler is None
             or peer == self._desk.node_id
             or peer < 0
-            or message.term < 0
+            or not 0 <= message.term <= self._desk.engine.term() + MAX_TERM_STEP
             or (kind in _ANSWERS and not self._is_known(peer))
         ):
             self._desk.dropped += 1

@@ -158,7 +158,7 @@ class ControllerServicer(QuorumServicer, controller_pb2_grpc.ControllerServicer)
             return
         # An empty directory has nothing to tell, and must not be taken for the metadata.
         await self._quorum.wait_voters()
-        watcher = self._shell.feed.subscribe()
+        watcher = self._shell.feed.subscribe(request.known_index, request.known_controller_epoch)
         try:
             async for response in watcher.responses():
                 yield response
