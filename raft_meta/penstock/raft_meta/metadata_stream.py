@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Final
 
+from penstock.raft_meta.guarding import Encoded
 from penstock.v1 import cluster_pb2, controller_pb2
 
 BUFFERED_CHANGES: Final = 1000
@@ -19,14 +20,14 @@ Response = controller_pb2.WatchMetadataResponse
 class Watcher:
     """One stream. ``responses`` ends when the feed closes."""
 
-    def __init__(self, snapshot: Callable[[], asyncio.Future[Response]]) -> None:
+    def __init__(self, snapshot: Callable[[], asyncio.Future[Encoded]]) -> None:
         self._snapshot = snapshot
-        self._buffer: deque[Response] = deque()
+        self._buffer: deque[Encoded] = deque()
         self._wants_snapshot = True
         self._news = asyncio.Event()
         self._closed = False
 
-    def publish(self, response: Response) -> None:
+    def publish(self, response: Encoded) -> None:
         """Have a change sent after what was published before."""
         if self._wants_snapshot:
             return  # The snapshot is taken when it can be sent, and holds this already.
@@ -47,8 +48,8 @@ class Watcher:
         self._closed = True
         self._news.set()
 
-    async def responses(self) -> AsyncIterator[Response]:
-        """What to send, as it comes."""
+    async def responses(self) -> AsyncIterator[Encoded]:
+        """What to send, as it comes: WatchMetadataResponse, encoded once for all watchers."""
         while not self._closed:
             self._news.clear()
             if self._wants_snapshot:
@@ -62,8 +63,8 @@ class Watcher:
 
 def _first_response(
     encode: Callable[[], cluster_pb2.MetadataDelta], endpoint: controller_pb2.ControllerEndpoint
-) -> Response:
-    return Response(delta=encode(), active_controller=endpoint)
+) -> Encoded:
+    return Encoded(Response(delta=encode(), active_controller=endpoint).SerializeToString())
 
 
 class MetadataFeed:
@@ -80,7 +81,7 @@ class MetadataFeed:
     ) -> None:
         self._freeze = freeze
         self._endpoint = endpoint
-        self._snapshot: asyncio.Future[Response] | None = None  # One of what is true now.
+        self._snapshot: asyncio.Future[Encoded] | None = None  # One of what is true now.
         self._told = controller_pb2.ControllerEndpoint()
         self._watchers: set[Watcher] = set()
         self._closed = False
@@ -93,7 +94,7 @@ class MetadataFeed:
         self._watchers.add(watcher)
         return watcher
 
-    def _take_snapshot(self) -> asyncio.Future[Response]:
+    def _take_snapshot(self) -> asyncio.Future[Encoded]:
         if self._snapshot is None:
             encode = partial(_first_response, self._freeze(), self._endpoint())
             loop = asyncio.get_running_loop()
@@ -101,7 +102,7 @@ class MetadataFeed:
             self._snapshot.add_done_callback(self._forget_snapshot)
         return self._snapshot
 
-    def _forget_snapshot(self, snapshot: asyncio.Future[Response]) -> None:
+    def _forget_snapshot(self, snapshot: asyncio.Future[Encoded]) -> None:
         if self._snapshot is snapshot:  # Whoever waits for it has it; it is large.
             self._snapshot = None
 
@@ -116,10 +117,12 @@ class MetadataFeed:
         if delta is None and not moved:
             return
         self._snapshot = None
-        response = Response(delta=delta, active_controller=endpoint if moved else None)
         self._told = endpoint
-        for watcher in self._watchers:
-            watcher.publish(response)
+        if self._watchers:
+            change = Response(delta=delta, active_controller=endpoint if moved else None)
+            response = Encoded(change.SerializeToString())
+            for watcher in self._watchers:
+                watcher.publish(response)
 
     def replaced(self) -> None:
         """Tell that the whole state was replaced by another controller's snapshot."""

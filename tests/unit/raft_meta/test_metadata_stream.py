@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 
+from penstock.raft_meta.guarding import Encoded
 from penstock.raft_meta.metadata_stream import BUFFERED_CHANGES, MetadataFeed
 from penstock.v1 import cluster_pb2, controller_pb2
 
@@ -52,7 +53,11 @@ def world():
 
 
 async def take(responses, count):
-    return [await asyncio.wait_for(anext(responses), 5) for _ in range(count)]
+    return [decoded(await asyncio.wait_for(anext(responses), 5)) for _ in range(count)]
+
+
+def decoded(response: Encoded) -> controller_pb2.WatchMetadataResponse:
+    return controller_pb2.WatchMetadataResponse.FromString(response.data)
 
 
 async def test_a_watcher_gets_a_snapshot_and_then_each_change(world):
@@ -130,7 +135,7 @@ async def test_changes_while_a_snapshot_is_encoded_follow_it(world):
     world.change()
     world.change()
     world.may_encode.set()
-    assert (await asyncio.wait_for(first, 5)).delta.index == 0
+    assert decoded(await asyncio.wait_for(first, 5)).delta.index == 0
     assert [each.delta.index for each in await take(responses, 2)] == [1, 2]
 
 
@@ -144,7 +149,7 @@ async def test_watchers_that_come_together_share_a_snapshot_of_what_is_true(worl
     await world.froze(2)
     world.may_encode.set()
     firsts = await asyncio.wait_for(asyncio.gather(*early, *late), 5)
-    assert [first.delta.index for first in firsts] == [0, 0, 1, 1]
+    assert [decoded(first).delta.index for first in firsts] == [0, 0, 1, 1]
     assert world.frozen == [0, 1]
 
 
@@ -157,4 +162,13 @@ async def test_a_watcher_that_goes_takes_no_snapshot_from_the_others(world):
     goes.cancel()
     await asyncio.gather(goes, return_exceptions=True)
     world.may_encode.set()
-    assert (await asyncio.wait_for(stays, 5)).delta.index == 0
+    assert decoded(await asyncio.wait_for(stays, 5)).delta.index == 0
+
+
+async def test_all_watchers_are_sent_the_same_bytes(world):
+    streams = [world.feed.subscribe().responses() for _ in range(2)]
+    for stream in streams:
+        await take(stream, 1)
+    world.change()
+    one, other = [await asyncio.wait_for(anext(stream), 5) for stream in streams]
+    assert one.data is other.data
