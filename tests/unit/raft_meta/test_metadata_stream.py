@@ -169,7 +169,7 @@ def test_changes_are_bounded_by_size_as_well(monkeypatch):
     monkeypatch.setattr(change_log, "KEPT_BYTES", 10_000)
     log = ChangeLog()
     for index in range(1, 4):
-        log.append(Encoded(b"%d" % index + bytes(4000)), (index, 1))
+        log.append(Encoded(b"%d" % index + bytes(6000)), (index, 1))
     assert log.position_after(1, 1) is None
     assert log.position_after(2, 1) == 2
     assert log.at(2).data[:1] == b"3"
