@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
@@ -12,7 +12,7 @@ import structlog
 from grpc import aio
 
 from penstock.raft_meta.connecting import NodeChannels, NodeConnector
-from penstock.v1 import common_pb2
+from penstock.v1 import common_pb2, controller_pb2
 from penstock.v1.controller_pb2_grpc import ControllerStub
 from penstock.wire.errors import (
     ErrorCode,
@@ -96,6 +96,11 @@ class ControllerDirectory:
     def voters(self) -> dict[int, str]:
         """The address of each controller by node id."""
         return dict(self._voters)
+
+    def learn(self, voters: Iterable[controller_pb2.QuorumVoter]) -> None:
+        """Take note of where controllers are; those of the settings stay known."""
+        for voter in voters:
+            self._voters[voter.node_id] = format_address(voter.host, voter.port)
 
     def stub(self, node_id: int, address: str) -> ControllerAsyncStub:
         """A stub for the controller ``node_id`` at ``address``; channels are kept."""

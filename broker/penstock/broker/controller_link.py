@@ -241,15 +241,26 @@ class ControllerLink:
             what="describing the quorum",
         )
 
+    async def alter_voters(
+        self, request: controller_pb2.AlterVotersRequest, timeout_ms: int
+    ) -> controller_pb2.AlterVotersResponse:
+        """Add or remove one voter; typed refusals are in the response."""
+        return await self._directory.call(
+            lambda stub, left: stub.AlterVoters(request, timeout=left),
+            lambda answer: answer.error if answer.HasField("error") else None,
+            timeout_ms=timeout_ms,
+            what="the change of the voters",
+        )
+
     # ------------------------------------------------------------------ metadata
 
     async def _follow_metadata(self) -> None:
         """Stream the metadata from one controller after the other, this node's own first."""
-        voters = self._directory.voters()
         own = self._identity.node_id
-        order = sorted(voters, key=lambda node: (node != own, node))
         position = 0
         while True:
+            voters = self._directory.voters()  # More may have been heard of.
+            order = sorted(voters, key=lambda node: (node != own, node))
             node = order[position % len(order)]
             try:
                 await self._stream_metadata(node, voters[node])
@@ -289,6 +300,7 @@ class ControllerLink:
             raise error_from_proto(message.error)
         if message.HasField("active_controller"):
             endpoint = message.active_controller
+            self._directory.learn(endpoint.voters)
             self._directory.observe(
                 endpoint.node_id, endpoint.controller_epoch, endpoint.host, endpoint.port
             )

@@ -15,7 +15,18 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from penstock.cli import cluster, consume, dev, groups, log, node, partitions, produce, topics
+from penstock.cli import (
+    cluster,
+    consume,
+    dev,
+    groups,
+    log,
+    node,
+    partitions,
+    produce,
+    quorum,
+    topics,
+)
 from penstock.cli import format as format_command
 from penstock.cli.errors import (
     EXIT_BROKEN_PIPE,
@@ -160,5 +171,6 @@ app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.add_typer(groups.app, name="groups")
 app.add_typer(cluster.app, name="cluster")
+app.add_typer(quorum.app, name="quorum")
 app.add_typer(log.app, name="log")
 accept_tls_options(app)

@@ -188,6 +188,23 @@ class AdminClient:
         """How the controllers stand."""
         return self._run(self._client.describe_quorum)
 
+    def add_voter(self, node_id: int, address: str) -> QuorumDescription:
+        """Make a running controller a voter, reached at ``host:port``; the quorum after it.
+
+        It gets the whole log first, which may take as long as ``default_api_timeout_ms``. Safe to
+        repeat. Raises VoterNotCaughtUpError, VoterChangeInProgressError, NotEnoughVotersError, or
+        DuplicateVoterError for a voter that lost its directory: remove it first.
+        """
+        return self._run(self._client.add_voter, node_id, address)
+
+    def remove_voter(self, node_id: int) -> QuorumDescription:
+        """Make a controller no voter; the quorum after it. The active one hands over first.
+
+        Raises UnknownVoterError, LastVoterError, VoterChangeInProgressError, or
+        NotEnoughVotersError when too few of the others are alive.
+        """
+        return self._run(self._client.remove_voter, node_id)
+
     def describe_node_configs(self, node_id: int | None = None) -> list[ConfigEntry]:
         """Every setting of a node (None: of some broker) with its value in force and its source.
 

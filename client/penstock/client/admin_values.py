@@ -124,10 +124,19 @@ def quorum(proto: controller_pb2.DescribeQuorumResponse) -> QuorumDescription:
         commit_index=proto.commit_index,
         applied_index=proto.applied_index,
         voters=tuple(
-            QuorumVoter(entry.node_id, entry.host, entry.port, entry.match_index)
+            QuorumVoter(
+                entry.node_id,
+                entry.host,
+                entry.port,
+                entry.match_index,
+                entry.directory_id.hex(),
+                is_wiped=bool(entry.found_directory_id and entry.directory_id)
+                and entry.found_directory_id != entry.directory_id,
+            )
             for entry in proto.voters
         ),
         answered_by=proto.answered_by,
+        voters_index=proto.voters_index,
     )
 
 

@@ -8,7 +8,7 @@ from typing import cast
 from penstock.client import admin_values, arguments
 from penstock.client.admin_calls import READ_MS, AdminCalls, raise_if_error
 from penstock.client.descriptions import ConfigEntry, QuorumDescription
-from penstock.v1 import admin_pb2, admin_pb2_grpc, cluster_pb2
+from penstock.v1 import admin_pb2, admin_pb2_grpc, cluster_pb2, controller_pb2
 
 ConfigValue = str | int | float
 """The value of a config. Numbers, True and False are written as the cluster knows them."""
@@ -28,6 +28,28 @@ class ClusterAdmin(AdminCalls):
         return cast(
             QuorumDescription,
             await self._ask("DescribeQuorum", request, judge, stub=admin_pb2_grpc.AdminStub),
+        )
+
+    async def add_voter(self, node_id: int, address: str) -> QuorumDescription:
+        """Make a controller a voter. See ``AdminClient.add_voter``."""
+        host, port = arguments.address("address", address)
+        node_id = arguments.whole_number("node_id", node_id, 0, 2**31 - 1)
+        voter = controller_pb2.QuorumVoter(node_id=node_id, host=host, port=port)
+        return await self._alter_quorum(admin_pb2.AlterQuorumRequest(add=voter))
+
+    async def remove_voter(self, node_id: int) -> QuorumDescription:
+        """Make a controller no voter. See ``AdminClient.remove_voter``."""
+        node_id = arguments.whole_number("node_id", node_id, 0, 2**31 - 1)
+        return await self._alter_quorum(admin_pb2.AlterQuorumRequest(remove_node_id=node_id))
+
+    async def _alter_quorum(self, request: admin_pb2.AlterQuorumRequest) -> QuorumDescription:
+        def judge(response: admin_pb2.AlterQuorumResponse) -> QuorumDescription:
+            raise_if_error(response)
+            return admin_values.quorum(response.quorum)
+
+        return cast(
+            QuorumDescription,
+            await self._ask("AlterQuorum", request, judge, stub=admin_pb2_grpc.AdminStub),
         )
 
     async def describe_node_configs(self, node_id: int | None = None) -> list[ConfigEntry]:

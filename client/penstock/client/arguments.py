@@ -17,6 +17,7 @@ from penstock.client.model import OffsetAndMetadata, RebalanceListener
 from penstock.wire.errors import InvalidRequestError
 from penstock.wire.ids import TopicPartition
 from penstock.wire.names import check_group_id, check_topic_name
+from penstock.wire.transport import parse_address
 
 MAX_INT32: Final = 2**31 - 1
 MAX_INT64: Final = 2**63 - 1
@@ -78,6 +79,15 @@ def whole_number(
     if not low <= number <= high:
         raise refusal(name, value, f"{wanted} from {low} to {high}")
     return number
+
+
+def address(name: str, value: Any) -> tuple[str, int]:
+    """Host and port of ``host:port``."""
+    wanted = text(name, value, "host:port")
+    try:
+        return parse_address(wanted)
+    except ValueError as error:
+        raise InvalidRequestError(f"{name}: {error}") from None
 
 
 def int32(name: str, value: Any) -> int:

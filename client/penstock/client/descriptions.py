@@ -172,12 +172,19 @@ class GroupDescription:
 
 @dataclass(frozen=True, slots=True)
 class QuorumVoter:
-    """A controller. ``match_index`` is the log end that the leader knows of it, or -1."""
+    """A controller that votes.
+
+    ``match_index`` is the log end that the leader knows of it, or -1. ``directory_id`` is that of
+    the metadata directory that keeps its votes, in hexadecimal digits. A voter ``is_wiped`` that
+    answers the leader out of another directory: it does not count until it is removed and added.
+    """
 
     node_id: int
     host: str
     port: int
     match_index: int
+    directory_id: str = ""
+    is_wiped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,3 +197,5 @@ class QuorumDescription:
     applied_index: int
     voters: tuple[QuorumVoter, ...]
     answered_by: int
+    voters_index: int = 0
+    """The index of the log entry that holds the voters; 0 while it is in no log."""

@@ -364,6 +364,7 @@ class ControllerEndpoint(google.protobuf.message.Message):
     CONTROLLER_EPOCH_FIELD_NUMBER: builtins.int
     HOST_FIELD_NUMBER: builtins.int
     PORT_FIELD_NUMBER: builtins.int
+    VOTERS_FIELD_NUMBER: builtins.int
     node_id: builtins.int
     """The node id, or -1 while there is none."""
     controller_epoch: builtins.int
@@ -372,6 +373,10 @@ class ControllerEndpoint(google.protobuf.message.Message):
     """The host."""
     port: builtins.int
     """The controller port."""
+    @property
+    def voters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___QuorumVoter]:
+        """All controllers that vote, as the answering one knows them; their match_index means nothing."""
+
     def __init__(
         self,
         *,
@@ -379,8 +384,9 @@ class ControllerEndpoint(google.protobuf.message.Message):
         controller_epoch: builtins.int = ...,
         host: builtins.str = ...,
         port: builtins.int = ...,
+        voters: collections.abc.Iterable[global___QuorumVoter] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["controller_epoch", b"controller_epoch", "host", b"host", "node_id", b"node_id", "port", b"port"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["controller_epoch", b"controller_epoch", "host", b"host", "node_id", b"node_id", "port", b"port", "voters", b"voters"]) -> None: ...
 
 global___ControllerEndpoint = ControllerEndpoint
 

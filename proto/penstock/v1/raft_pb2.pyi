@@ -202,6 +202,11 @@ class VoterSet(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     VOTERS_FIELD_NUMBER: builtins.int
+    RECOVERED_FIELD_NUMBER: builtins.int
+    recovered: builtins.bool
+    """An operator put it in force after a majority was lost for good: it need not follow the set
+    before it.
+    """
     @property
     def voters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RaftVoter]:
         """The voters, by ascending node id."""
@@ -210,8 +215,9 @@ class VoterSet(google.protobuf.message.Message):
         self,
         *,
         voters: collections.abc.Iterable[global___RaftVoter] | None = ...,
+        recovered: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["voters", b"voters"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["recovered", b"recovered", "voters", b"voters"]) -> None: ...
 
 global___VoterSet = VoterSet
 

@@ -449,7 +449,7 @@ class VoterChangeInProgressError(
     """Voters change one at a time, and another change is not committed yet."""
 
 
-class VoterNotCaughtUpError(PenstockError, code=ErrorCode.VOTER_NOT_CAUGHT_UP, retriable=True):
+class VoterNotCaughtUpError(PenstockError, code=ErrorCode.VOTER_NOT_CAUGHT_UP):
     """The new controller is not reached, or has too little of the log to vote."""
 
 
@@ -457,7 +457,7 @@ class LastVoterError(PenstockError, code=ErrorCode.LAST_VOTER):
     """The only voter can not be removed."""
 
 
-class NotEnoughVotersError(PenstockError, code=ErrorCode.NOT_ENOUGH_VOTERS, retriable=True):
+class NotEnoughVotersError(PenstockError, code=ErrorCode.NOT_ENOUGH_VOTERS):
     """Too few of the voters that there would be are alive."""
 
 

@@ -192,7 +192,18 @@ class ControllerShell:
             controller_epoch=self.state.controller_epoch,
             host=host,
             port=port,
+            voters=self._known_voters(),
         )
+
+    def _known_voters(self) -> list[controller_pb2.QuorumVoter]:
+        """Where controllers are found: brokers may have been told of fewer, or of others."""
+        voters = self._quorum.status().voters or ()
+        return [
+            controller_pb2.QuorumVoter(node_id=member.node_id, host=host, port=port)
+            for member in voters
+            for host, port in [self._quorum.address_of(member.node_id) or member.address]
+            if host
+        ]
 
     def not_controller(self) -> NotControllerError:
         """The refusal of what the active controller alone may do, with where that one is."""

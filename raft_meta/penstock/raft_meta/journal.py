@@ -308,6 +308,20 @@ class LmdbJournal:
         self._base_dirty = True
         self.sync()
 
+    def take_over(self, voters: VoterSet) -> None:
+        """Put a set in force that need not follow the one before, durably, in a term of its own.
+
+        For an operator who gives up a lost majority, and for nobody else: what that majority may
+        have decided beyond this log is lost.
+        """
+        self._term, self._vote = self._term + 1, _NOBODY
+        index = self.last_index + 1
+        self._entries.append(JournalEntry(VOTERS + voters.encode(), index, self._term))
+        self._voters.append(index, voters)
+        self._mark(index)
+        self._hard_state_dirty = True
+        self.sync()
+
     # Changing; on disk after the next sync.
 
     def add(self, command: bytes, idx: int, term: int) -> None:

@@ -202,8 +202,8 @@ class RaftLink(raft_pb2_grpc.RaftServicer):
             self._drop(peer)
 
     def addresses_of(self, peer: int) -> list[Address]:
-        """Where a peer may be: where it says, where the settings say, where the voter set says."""
-        books = (self._told, self._configured, self._wanted)
+        """Where a peer may be: where the settings say, where it says, where the voter set says."""
+        books = (self._configured, self._told, self._wanted)
         return [book[peer] for book in books if peer in book and book[peer][0]]
 
     def _is_needed(self, peer: int) -> bool:

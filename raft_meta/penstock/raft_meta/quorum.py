@@ -167,7 +167,10 @@ class Quorum(Protocol):
         ...
 
     def add_leadership_listener(self, listener: LeadershipListener) -> None:
-        """Have every change of leadership told, in order, after what was applied before it."""
+        """Have every change of leadership told, in order, after what was applied before it.
+
+        The same is told again when the voters, or where they are, have changed.
+        """
         ...
 
     def wait_failed(self) -> asyncio.Future[None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import itertools
 import os
 import random
@@ -21,6 +20,7 @@ from penstock.raft_meta.authentication import PeerAuthentication
 from penstock.raft_meta.config import ControllerConfig
 from penstock.raft_meta.connecting import NodeConnector
 from penstock.raft_meta.credentials import NodeTls
+from penstock.raft_meta.directory_lock import lock
 from penstock.raft_meta.driver import VoterThread
 from penstock.raft_meta.elections import RaftTiming
 from penstock.raft_meta.guard import MAX_COMMAND_BYTES
@@ -51,7 +51,6 @@ from penstock.raft_meta.voter import (
 from penstock.raft_meta.voter_refusals import change_refused
 from penstock.raft_meta.voters import Address, VoterSet
 from penstock.wire.errors import (
-    DataDirectoryError,
     InvalidRequestError,
     LeaderHint,
     NotControllerError,
@@ -100,6 +99,7 @@ class RaftQuorum:
         self._directory_id = b""
         self._voters: VoterSet | None = None
         self._voters_known = asyncio.Event()
+        self._leadership: Leadership | None = None  # As it was told last.
         self._reminder: asyncio.TimerHandle | None = None
         self.link = RaftLink(
             node_id=config.node_id,
@@ -116,7 +116,7 @@ class RaftQuorum:
         """Read the disk and take part. Raises DataDirectoryError for one that is not ours."""
         self._loop = asyncio.get_running_loop()
         self._failed: asyncio.Future[None] = self._loop.create_future()
-        self._lock = self._lock_directory()
+        self._lock = lock(self._config.data_dir)
         self._thread = VoterThread(
             self._make_voter,
             on_output=self._from_thread,
@@ -135,22 +135,6 @@ class RaftQuorum:
         self.link.start(self._directory_id)
         self._thread.submit(lambda _voter, _now_s: None)  # What the disk held becomes events.
         self._reminder = self._loop.call_later(_FIRST_REMINDER_S, self._remind)
-
-    def _lock_directory(self) -> int:
-        directory = self._config.data_dir
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(directory / "raft.lock", os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise DataDirectoryError(f"cannot use metadata.dir {directory}: {error}") from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(descriptor)
-            raise DataDirectoryError(
-                f"another process uses metadata.dir {directory}; stop it first"
-            ) from None
-        return descriptor
 
     def _make_voter(self, now_s: float) -> Voter:
         config = self._config
@@ -358,6 +342,9 @@ class RaftQuorum:
             self._voters_known.set()
         known = {} if voters is None else {member.node_id: member.address for member in voters}
         self.link.reach((known or dict(self._config.voters)) | dict(observers))
+        if self._leadership is not None:  # Listeners tell others where controllers are.
+            for listener in self._listeners:
+                listener(self._leadership)
 
     def _remind(self) -> None:
         """Say what a controller that is no voter waits for."""
@@ -416,8 +403,9 @@ class RaftQuorum:
         )
         # Whoever acts on its leadership must not go on while another one may be elected.
         if not self._is_alone:
+            self._leadership = Leadership(term, -1, leading=False)
             for listener in self._listeners:
-                listener(Leadership(term, -1, leading=False))
+                listener(self._leadership)
 
     def _failed_in_thread(self, error: BaseException) -> None:
         self._to_loop(partial(self._fail, error))
@@ -487,6 +475,7 @@ class RaftQuorum:
             case Leadership(_, leader_id, _):
                 if leader_id not in (self._config.node_id, _NOBODY):
                     self._hand_over_ended(succeeded=True)
+                self._leadership = event
                 for listener in self._listeners:
                     listener(event)
             case VotersChanged() | VotersCommitted() | ChangeRefused():

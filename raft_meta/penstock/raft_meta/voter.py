@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import structlog
 
-from penstock.raft_meta.damage import damaged
+from penstock.raft_meta.alignment import align
 from penstock.raft_meta.elections import RaftTiming
 from penstock.raft_meta.engine import NEVER_APPENDED, SUCCESS, MetadataRaft
 from penstock.raft_meta.guard import Guard, Message
@@ -161,7 +161,7 @@ class Voter:
         self._proposals: deque[tuple[int, bytes]] = deque()
         self._undecided: set[int] = set()  # Tokens of commands that the engine has.
         self._decided: dict[int, int] = {}  # Index to token of commands committed in this tick.
-        self._snapshot = self._align()
+        self._snapshot = align(journal, snapshots)
         if journal.knows_no_voters and journal.voters is None and not journal.is_fresh:
             # Of a version in which the configuration said who votes; the log will say so from now.
             journal.found(VoterSet.of(voters, addresses))
@@ -192,31 +192,6 @@ class Voter:
         self._leadership = Leadership(self._raft.term(), _NOBODY, leading=False)
         self._hands_over = False
         self._told_voters: tuple[VoterSet | None, dict[int, Address]] = (None, {})
-
-    def _align(self) -> Snapshot | None:
-        """Make the journal begin where the snapshot ends, or before: a crash may lie between.
-
-        A journal without the snapshot's last entry is older than the snapshot or went another
-        way; either way nothing in it beyond the snapshot was ever committed.
-        """
-        journal, snapshot = self._journal, self._snapshots.load()
-        if snapshot is None:
-            if journal.first_index > 1:
-                raise damaged(
-                    f"the Raft journal begins at {journal.first_index}, and the snapshot of what "
-                    "came before is gone"
-                )
-            return None
-        if journal.term_at(snapshot.index) != snapshot.term:
-            if journal.first_index > snapshot.index:
-                raise damaged(
-                    f"the Raft journal begins at {journal.first_index}, but the snapshot ends at "
-                    f"{snapshot.index}"
-                )
-            journal.reset_to_snapshot(snapshot.index, snapshot.term, snapshot.voters)
-        elif journal.commit_index < snapshot.index:
-            journal.setRaftCommitIndex(snapshot.index)
-        return snapshot
 
     # In.
 

@@ -48,9 +48,14 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class VoterSet:
-    """The voters by ascending node id; at least one."""
+    """The voters by ascending node id; at least one.
+
+    One that is ``recovered`` was put in force by an operator after a majority was lost for good
+    (penstock.raft_meta.recovery), and follows whatever was before it.
+    """
 
     members: tuple[Member, ...]
+    recovered: bool = False
     _by_id: Mapping[int, Member] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -110,6 +115,8 @@ class VoterSet:
         Where no voter is, addresses and directories that were not known may be filled in.
         """
         ours, theirs = self.node_ids, before.node_ids
+        if self.recovered:
+            return True
         if len(ours ^ theirs) > 1:
             return False
         return all(before._by_id[n].is_kept_in(self._by_id[n].directory_id) for n in ours & theirs)
@@ -129,7 +136,8 @@ class VoterSet:
                     directory_id=member.directory_id,
                 )
                 for member in self.members
-            ]
+            ],
+            recovered=self.recovered,
         )
 
     @classmethod
@@ -138,7 +146,8 @@ class VoterSet:
         for voter in proto.voters:
             if voter.node_id < 0 or len(voter.directory_id) not in (0, DIRECTORY_ID_BYTES):
                 raise ValueError(f"no voter: {voter}")
-        return cls(tuple(Member(v.node_id, v.host, v.port, v.directory_id) for v in proto.voters))
+        members = tuple(Member(v.node_id, v.host, v.port, v.directory_id) for v in proto.voters)
+        return cls(members, recovered=proto.recovered)
 
     @classmethod
     def decode(cls, payload: bytes) -> VoterSet:

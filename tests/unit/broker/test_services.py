@@ -514,16 +514,6 @@ async def test_unregistering_a_broker_forwards_the_command_and_its_refusal() -> 
     assert refused.error.message == "broker 3 lives"
 
 
-async def test_what_this_version_cannot_do_is_refused_in_words() -> None:
-    controllers = FakeControllers()
-    servicer = servicer_of(image_with("orders"), controllers, led_nowhere)
-    answers = [
-        await servicer.AlterQuorum(admin_pb2.AlterQuorumRequest(), None),
-    ]
-    assert {answer.error.code for answer in answers} == {ErrorCode.UNSUPPORTED_VERSION}
-    assert not controllers.commands
-
-
 async def test_configs_show_what_is_in_force_and_why() -> None:
     servicer = servicer_of(image_with("orders"), FakeControllers(), led_nowhere)
     request = admin_pb2.DescribeConfigsRequest(topics=["orders"])

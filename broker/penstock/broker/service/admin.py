@@ -27,16 +27,8 @@ from penstock.wire.errors import (
     AccessForbiddenError,
     ErrorCode,
     PenstockError,
-    UnsupportedVersionError,
 )
 from penstock.wire.topic_config import TOPIC_CONFIGS, effective_min_isr
-
-
-def _unsupported(what: str) -> common_pb2.Error:
-    """The refusal of what the protocol has and this version's cluster cannot do."""
-    return UnsupportedVersionError(
-        f"a cluster of this version does not {what}; upgrade every node to one that does"
-    ).to_proto()
 
 
 class AdminControllers(VersionedControllers, Protocol):
@@ -44,6 +36,12 @@ class AdminControllers(VersionedControllers, Protocol):
 
     async def describe_quorum(self, timeout_ms: int) -> controller_pb2.DescribeQuorumResponse:
         """The active controller's view."""
+        ...
+
+    async def alter_voters(
+        self, request: controller_pb2.AlterVotersRequest, timeout_ms: int
+    ) -> controller_pb2.AlterVotersResponse:
+        """Add or remove one voter."""
         ...
 
 
@@ -164,8 +162,22 @@ class AdminServicer(AdminServicerBase):
     async def AlterQuorum(
         self, request: admin_pb2.AlterQuorumRequest, context: Any
     ) -> admin_pb2.AlterQuorumResponse:
-        """Refused: this version's voters are those of controller.quorum.voters."""
-        return admin_pb2.AlterQuorumResponse(error=_unsupported("change the voters"))
+        """Add or remove one voter."""
+        wish = controller_pb2.AlterVotersRequest()
+        match request.WhichOneof("change"):
+            case "add":
+                wish.add.CopyFrom(request.add)
+            case "remove_node_id":
+                wish.remove_node_id = request.remove_node_id
+        try:
+            answer = await self._controllers.alter_voters(
+                wish, request.timeout_ms or DEFAULT_TIMEOUT_MS
+            )
+        except PenstockError as error:
+            return admin_pb2.AlterQuorumResponse(error=error.to_proto())
+        if answer.HasField("error"):
+            return admin_pb2.AlterQuorumResponse(error=answer.error)
+        return admin_pb2.AlterQuorumResponse(quorum=answer.quorum)
 
     async def RaiseMetadataVersion(
         self, request: admin_pb2.RaiseMetadataVersionRequest, context: Any
