@@ -278,7 +278,17 @@ class Checkers:
                     f"broker {node_id} is let in at {index}: it has seen {seen}, and was fenced "
                     f"at {self.fenced_at[node_id]}",
                 )
-        del command, result
+        registration = command.register_broker
+        node_id = registration.node_id
+        if command.WhichOneof("body") != "register_broker" or result.HasField("error"):
+            return
+        broker, old = state.brokers[node_id], before.get(node_id)
+        clean = old is not None and registration.previous_broker_epoch == old.broker_epoch
+        if not clean and (old is None or old.broker_epoch != broker.broker_epoch):
+            for key, partition in state.all_partitions():
+                require(
+                    node_id not in partition.elr, f"{node_id} lost its cache, and may lead {key}"
+                )
 
     def _check_partitions(
         self,

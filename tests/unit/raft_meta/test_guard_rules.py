@@ -238,6 +238,14 @@ def test_each_candidacy_needs_its_own_pre_vote(lone):
     assert (lone.role, lone.status.term) == (Role.CANDIDATE, 1)
 
 
+def test_a_second_candidacy_does_not_open_the_way_to_a_third(lone):
+    lone.stand()
+    lone.stand()  # From candidate to candidate: the engine's role does not change.
+    for _ in range(10):
+        lone.wait(1.1)
+    assert (lone.role, lone.status.term) == (Role.CANDIDATE, 2)
+
+
 def test_candidates_are_ignored_while_a_leader_is_alive(lone):
     lone.tell(2, append(1, (1, 0)))
     lone.now_s += 0.4
