@@ -55,6 +55,8 @@ class ControllerConfig:
     """A snapshot is taken after so many entries; bounds replay at start and the log's memory."""
     snapshot_bytes: int = 16 * 1024 * 1024
     """... or after so many bytes of entries."""
+    snapshot_apply_ms: int = 1_000
+    """... or after applying them took so much CPU time: replaying them would take it again."""
 
     def __post_init__(self) -> None:
         if self.node_id not in self.voters:
@@ -74,5 +76,7 @@ class ControllerConfig:
                 f"controller.raft.heartbeat.ms={self.raft_heartbeat_ms} must be below a third of "
                 f"controller.election.timeout.min.ms={self.election_timeout_min_ms}"
             )
-        if self.snapshot_entries < 10 or self.snapshot_bytes < 1024:
-            raise ConfigurationError("snapshot_entries must be at least 10, snapshot_bytes 1024")
+        if self.snapshot_entries < 10 or self.snapshot_bytes < 1024 or self.snapshot_apply_ms < 1:
+            raise ConfigurationError(
+                "snapshot_entries must be at least 10, snapshot_bytes 1024, snapshot_apply_ms 1"
+            )

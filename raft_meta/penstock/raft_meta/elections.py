@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 _NEVER: Final = -math.inf
+_TURN_SHARE: Final = 0.3
+"""Of the least election timeout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +58,16 @@ class Elections:
         self._leader_seen_s = now_s
         self.restart_timer(now_s)
 
-    def lost_leader(self, now_s: float) -> None:
+    def lost_leader(self, now_s: float, turn: int) -> None:
         """The leader's connection broke: most likely its process died, so do not wait long.
 
-        Only the timer is shortened; whoever still hears the leader refuses its pre-vote.
+        Only the timer is shortened; whoever still hears the leader refuses its pre-vote. All hear
+        of it at once, and would split the vote: each waits for its ``turn``, counted from 0, which
+        gives those before it the time of an election.
         """
         self._leader_seen_s = _NEVER
-        hurried_s = now_s + self._timing.election_min_s * self._rng.uniform(0.1, 0.5)
-        self.deadline_s = min(self.deadline_s, hurried_s)
+        share = self._rng.uniform(0.1, 0.2) + _TURN_SHARE * turn
+        self.deadline_s = min(self.deadline_s, now_s + self._timing.election_min_s * share)
 
     def entered_term(self) -> None:
         """A newer term began: its leader, if it has one, was not heard yet."""

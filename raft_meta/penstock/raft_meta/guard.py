@@ -118,7 +118,9 @@ class Guard:
         if engine.role() is Role.LEADER:
             self.handing_over.peer_lost(peer)
         elif engine.leader_id() == peer:
-            self.elections.lost_leader(now_s)
+            others = (other for other in self._desk.peers if other != peer)
+            turn = sum(other < self._desk.node_id for other in others)
+            self.elections.lost_leader(now_s, turn)
 
     def resign(self) -> None:
         """Lead no more: enter the next term, as if a peer had. Nothing happens to a follower.

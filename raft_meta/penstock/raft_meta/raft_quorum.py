@@ -79,6 +79,8 @@ class RaftQuorum:
         self._running = False
         self._entries_since_snapshot = 0
         self._bytes_since_snapshot = 0
+        self._busy_s_since_snapshot = 0.0
+        self._counted_s = 0.0  # CPU time of the loop that was counted in it, or before it.
         self._applied_index = 0
         self._events: deque[Event] = deque()  # What the state machine has yet to be fed.
         self._taking_later = False
@@ -341,11 +343,13 @@ class RaftQuorum:
         if self._failed.done():
             return
         until_s = time.monotonic() + _SLICE_S
+        self._counted_s = time.thread_time()
         try:
             while self._events:
                 self._take(self._events.popleft())
                 if time.monotonic() >= until_s:
                     break
+            self._busy_s_since_snapshot += time.thread_time() - self._counted_s
             self._compact_if_due()
             if self._events:
                 self._taking_later = True
@@ -365,7 +369,7 @@ class RaftQuorum:
                 self._answer(token, result)
             case Installed(snapshot):
                 self._machine.install(snapshot.index, snapshot.data)
-                self._entries_since_snapshot = self._bytes_since_snapshot = 0
+                self._snapshot_taken()
             case ReadReady(token, index):
                 self._answer(token, index)
             case Refused(token, leader_id):
@@ -399,15 +403,23 @@ class RaftQuorum:
             future.set_result(result)
 
     def _compact_if_due(self) -> None:
-        if self._encoding or (
-            self._entries_since_snapshot < self._config.snapshot_entries
-            and self._bytes_since_snapshot < self._config.snapshot_bytes
-        ):
+        config = self._config
+        due = (
+            self._entries_since_snapshot >= config.snapshot_entries
+            or self._bytes_since_snapshot >= config.snapshot_bytes
+            or self._busy_s_since_snapshot * 1000 >= config.snapshot_apply_ms
+        )
+        if self._encoding or not due or not self._entries_since_snapshot:
             return
-        self._entries_since_snapshot = self._bytes_since_snapshot = 0
+        self._snapshot_taken()
         self._encoding = True
         encoding = self._loop.run_in_executor(None, self._machine.freeze())
         encoding.add_done_callback(partial(self._on_encoded, self._applied_index))
+
+    def _snapshot_taken(self) -> None:
+        self._entries_since_snapshot = self._bytes_since_snapshot = 0
+        self._busy_s_since_snapshot = 0.0
+        self._counted_s = time.thread_time()
 
     def _on_encoded(self, index: int, encoding: asyncio.Future[bytes]) -> None:
         self._encoding = False

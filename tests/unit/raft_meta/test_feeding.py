@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -113,6 +114,20 @@ async def test_one_snapshot_is_encoded_at_a_time(lone):
     await quorum.propose(b"next")
     await eventually(lambda: (store.load() or SNAPSHOT_OF_NOTHING).data.endswith(b"next"))
     assert len(machine.encoded_on) == 2
+
+
+async def test_commands_that_take_long_bring_a_snapshot_before_there_are_many(lone, monkeypatch):
+    quorum, machine, store = lone
+    await quorum.propose(b"quick")
+    assert not machine.encoded_on
+    used_s = iter([0.0, 5.0])
+    monkeypatch.setattr(time, "thread_time", lambda: next(used_s, 5.0))
+    await quorum.propose(b"slow")
+    monkeypatch.undo()
+    await eventually(lambda: store.load() is not None)
+    snapshot = store.load()
+    assert snapshot is not None
+    assert snapshot.data == b"quick,slow"
 
 
 async def test_a_state_that_cannot_be_encoded_ends_the_controller(lone):
