@@ -282,6 +282,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         journal.LmdbJournal.setCurrentTerm,
         "self._hard_state_dirty |= (term, vote) != (self._term, self._vote)",
         "pass",
+        (rules.test_a_vote_is_on_disk_before_it_is_said,),
     ),
     "snapshots are not flushed": Mutant(
         "the snapshot's file is renamed before it is on disk",

@@ -335,10 +335,15 @@ def _seeded() -> random.Random:
     return random.Random(loop.process.world.rng.random())
 
 
-def _impatient_time_s() -> float:
-    """The state machine's slices end where chance wills."""
-    loop: Any = asyncio.get_running_loop()
-    return float(loop.time()) + loop.process.world.rng.choice([0.0, 0.0, 0.0, 1.0])
+class ImpatientTime:
+    """Stands in for the module ``time``: the state machine's slices end where chance wills."""
+
+    def __getattr__(self, _clock: str) -> Callable[[], float]:
+        return self._read_s
+
+    def _read_s(self) -> float:
+        loop: Any = asyncio.get_running_loop()
+        return float(loop.time()) + loop.process.world.rng.choice([0.0, 0.0, 0.0, 1.0])
 
 
 @contextlib.contextmanager
@@ -353,7 +358,7 @@ def simulated(*, batch_bytes: int, chunk_bytes: int) -> Iterator[None]:
         (raft_quorum, "RaftLink", SimulatedLink),
         (raft_quorum, "LmdbJournal", _journal),
         (raft_quorum, "random", SimpleNamespace(Random=_seeded)),
-        (raft_quorum, "time", SimpleNamespace(monotonic=_impatient_time_s)),
+        (raft_quorum, "time", ImpatientTime()),
         (raft_quorum, "os", no_os),
         (raft_quorum, "fcntl", no_lock),
         (snapshots, "os", SimulatedOs),

@@ -310,10 +310,14 @@ class World:
                 raise self.failure
 
     def _read(self) -> None:
-        """Somebody reads at a controller that thinks it leads."""
+        """Somebody reads, at every controller that thinks it leads and at another one."""
         self.scheduler.after(self.rng.uniform(0.01, 0.2), self._read)
-        process = self.processes.get(self.rng.choice(list(self.settings.voters)))
-        if process is not None and not process.is_stopping and process.thread is not None:
+        asked = {self.rng.choice(list(self.settings.voters))}
+        for process in list(self.processes.values()):
+            voter = process.voter
+            leads = voter is not None and voter.status().role is Role.LEADER
+            if voter is None or process.is_stopping or not (leads or process.node_id in asked):
+                continue
             process.loop.enter(process.spawn, partial(self._read_at, process))
 
     async def _read_at(self, process: Process) -> None:
