@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from penstock.raft_meta.elections import Elections, RaftTiming
 from penstock.raft_meta.journal import LmdbJournal, RaftSafetyError
@@ -45,7 +46,12 @@ from penstock.raft_meta.rules.terms import Terms
 from penstock.raft_meta.rules.voting import Voting
 from penstock.raft_meta.snapshots import Snapshot
 
-__all__ = ["MAX_COMMAND_BYTES", "Guard", "Message"]
+__all__ = ["MAX_COMMAND_BYTES", "MAX_TERM_STEP", "Guard", "Message"]
+
+MAX_TERM_STEP: Final = 2**32
+"""No voter is ever so many elections behind: a term beyond that is no term. It would be kept for
+ever, and the last one that fits into a message could have no successor.
+"""
 
 
 class Guard:
@@ -106,7 +112,11 @@ class Guard:
         """Take a message of a peer whose identity is established. A malformed one is dropped."""
         self._desk.now_s = now_s
         handler = self._handlers.get(message.WhichOneof("message") or "")
-        if handler is None or peer not in self._desk.peers or message.term < 0:
+        if (
+            handler is None
+            or peer not in self._desk.peers
+            or not 0 <= message.term <= self._desk.engine.term() + MAX_TERM_STEP
+        ):
             self._desk.dropped += 1
             return
         handler(peer, message)

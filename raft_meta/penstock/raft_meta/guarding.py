@@ -16,11 +16,15 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import grpc
+import structlog
 from google.protobuf.message import DecodeError
 from grpc import aio
 
 from penstock.raft_meta.authentication import Peer, PeerAuthentication, Refusal
 
+log = structlog.get_logger()
+
+_TOLD_REASONS: Final = 20
 _UNREADABLE: Final = Refusal(
     grpc.StatusCode.INVALID_ARGUMENT,
     "the request's bytes are no message of this method; send what penstock.v1 describes",
@@ -91,14 +95,18 @@ class Guarded:
     def _guarded(self, name: str, handler: Any) -> Any:
         only = self._nodes_only
         if only is not None and name not in only.open_methods:
-            return _guarded(handler, _Door(only.authentication, only.speakers.get(name)))
-        return _guarded(handler, _Door(None, None))
+            return _guarded(handler, _Door(name, only.authentication, only.speakers.get(name)))
+        return _guarded(handler, _Door(name, None, None))
 
 
 class _Door:
     """Whom one method lets in."""
 
-    def __init__(self, authentication: PeerAuthentication | None, speaker: Speaker | None) -> None:
+    def __init__(
+        self, name: str, authentication: PeerAuthentication | None, speaker: Speaker | None
+    ) -> None:
+        self._name = name
+        self._told: set[str] = set()
         self._authentication = authentication
         self.is_open = authentication is None
         self._speaker = speaker
@@ -118,7 +126,16 @@ class _Door:
             return _UNREADABLE
         if peer is None or self._speaker is None:
             return None
-        return peer.refusal(self._speaker(request))
+        refusal = peer.refusal(self._speaker(request))
+        if refusal is not None:
+            self._tell(refusal.reason)
+        return refusal
+
+    def _tell(self, reason: str) -> None:
+        """Say once in the log that a node spoke for another: it is set up wrongly, or not ours."""
+        if reason not in self._told and len(self._told) < _TOLD_REASONS:
+            self._told.add(reason)
+            log.warning("a node was refused", method=self._name, reason=reason)
 
     async def admit(self, request: Any, context: Any) -> None:
         """Let a request in, or end the call."""

@@ -176,6 +176,8 @@ def test_nobody_speaks_for_another_node(tmp_path: Path) -> None:
             )
             code, said = status_of(lambda: replication.Fetch(iter([hello]), timeout=10))
             assert code is grpc.StatusCode.PERMISSION_DENIED, said
+        refused = cluster.nodes[active].log.read_text()
+        assert refused.count("a node was refused") == 5  # Once for each method that was asked.
         works(cluster, "unmoved")
 
 
