@@ -336,6 +336,8 @@ class Administrator(Client):
                 self._repeat_something()
             if self._topics and self.rng.random() < self.world.settings.deletions:
                 await self._delete()
+            elif self._topics and self.rng.random() < 0.3:
+                await self._move()
             else:
                 await self._create()
 
@@ -381,6 +383,19 @@ class Administrator(Client):
         del self.world.topics_promised[topic_id]
         delete = cluster_pb2.DeleteTopicCommand(name=name, topic_id=topic_id)
         await self.ask(cluster_pb2.Command(delete_topic=delete))
+
+    async def _move(self) -> None:
+        """Give a partition other replicas, or cancel that."""
+        _, topic_id = self.rng.choice(self._topics)
+        brokers = sorted(self.world.broker_numbers())
+        replicas = self.rng.sample(brokers, self.rng.randint(1, len(brokers)))
+        entry = cluster_pb2.ReassignmentEntry(
+            topic_id=topic_id,
+            partition=self.rng.randrange(2),
+            replicas=[] if self.rng.random() < 0.2 else replicas,
+        )
+        move = cluster_pb2.AlterReassignmentsCommand(partitions=[entry])
+        await self.ask(cluster_pb2.Command(alter_reassignments=move), attempts=3)
 
     def _repeat_something(self) -> None:
         """An entry that no rule of Raft would let into the log again: it must do nothing."""

@@ -22,6 +22,7 @@ from penstock.raft_meta.core import (
     cluster_state,
     election,
     partition_commands,
+    reassignment,
     sessions,
     tables,
 )
@@ -411,6 +412,18 @@ MUTANTS: Final[dict[str, Mutant]] = {
         broker_commands.register,
         "unclean=not clean",
         "unclean=False",
+    ),
+    "movers leave too early": Mutant(
+        "a move ends before those who come are in sync (KIP-455)",
+        reassignment.has_arrived,
+        "in_sync.issuperset(partition.adding) and",
+        "",
+    ),
+    "a replica leaves in the same epoch": Mutant(
+        "who leaves and comes back with an empty log counts for what it was",
+        reassignment.arrive,
+        "(left or there.leader != before.leader)",
+        "(there.leader != before.leader)",
     ),
     "producer ids twice": Mutant(
         "a block of producer ids is handed out again",

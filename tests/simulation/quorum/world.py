@@ -56,7 +56,7 @@ class Settings:
         """Small batches, short steps and a log that is never cut are drawn often."""
         return cls(
             controllers=rng.choice([1, 3, 3, 3, 5, 5]),
-            brokers=rng.choice([2, 3, 3]),
+            brokers=rng.choice([2, 3, 4]),
             snapshot_entries=rng.choice([10, 10, 25, 60, 1_000_000]),
             batch_bytes=rng.choice([1200, 1200, 4096, 1 << 20]),
             chunk_bytes=rng.choice([200, 1000, 1 << 18]),
@@ -132,6 +132,10 @@ class World:
     def known_controllers(self) -> list[int]:
         """Whom brokers and administrators may ask."""
         return list(self.settings.voters)
+
+    def broker_numbers(self) -> range:
+        """All brokers, up or down."""
+        return range(_FIRST_BROKER, _FIRST_BROKER + self.settings.brokers)
 
     def accept(self, target: int, end: End, method: str, timeout_s: float | None) -> bool:
         """A call arrives at a controller."""
@@ -290,8 +294,8 @@ class World:
 
         for number in self.settings.voters:
             self.start(number)
-        for offset in range(self.settings.brokers):
-            self.start_broker(_FIRST_BROKER + offset)
+        for number in self.broker_numbers():
+            self.start_broker(number)
         for offset in range(2):
             self.administrators.append(Administrator(self, _FIRST_ADMINISTRATOR + offset))
         self.scheduler.after(0.5, self._read)
