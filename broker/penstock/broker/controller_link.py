@@ -263,7 +263,10 @@ class ControllerLink:
 
     async def _stream_metadata(self, node_id: int, address: str) -> None:
         request = controller_pb2.WatchMetadataRequest(
-            cluster_id=self._identity.cluster_id, node_id=self._identity.node_id
+            cluster_id=self._identity.cluster_id,
+            node_id=self._identity.node_id,
+            known_index=max(self._image.index, 0),
+            known_controller_epoch=max(self._image.controller_epoch, 0),
         )
         self._rotate.clear()
         call: Any = self._directory.stub(node_id, address).WatchMetadata(request)

@@ -7,7 +7,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, start_http_server
 
 from penstock.v1 import log_pb2
-from penstock.wire.errors import ERRORS, AddressInUseError, PenstockError
+from penstock.wire.errors import ERRORS, AddressInUseError, ErrorCode, PenstockError
 from penstock.wire.transport import parse_address
 
 
@@ -29,6 +29,13 @@ class BrokerMetrics:
             registry=self.registry,
         )
         self._refused = {code: refused.labels(error=code.name) for code in ERRORS}
+        self._controller_refused = Counter(
+            "penstock_controller_refusals",
+            "What this node refused as the active controller, by command and error: one of each "
+            "partition of a command about partitions",
+            ["command", "error"],
+            registry=self.registry,
+        )
 
     def produced(self, size_bytes: int) -> None:
         """Count what was appended and acknowledged."""
@@ -37,6 +44,11 @@ class BrokerMetrics:
     def refused(self, error: PenstockError) -> None:
         """Count a refusal."""
         self._refused[error.code].inc()
+
+    def controller_refused(self, command: str, code: int) -> None:
+        """Count what the active controller in this process refused."""
+        name = ErrorCode(code).name
+        self._controller_refused.labels(command=command or "none", error=name).inc()
 
     def fetched(self, response: log_pb2.FetchResponse) -> None:
         """Count what was served."""

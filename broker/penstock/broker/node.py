@@ -48,7 +48,11 @@ class Node:
             if config.metrics_listen:
                 metrics.serve(config.metrics_listen)
             if "controller" in config.roles:
-                self._controller = ControllerServer(self._controller_config(meta.cluster_id), tls)
+                self._controller = ControllerServer(
+                    self._controller_config(meta.cluster_id),
+                    tls,
+                    count_refusal=metrics.controller_refused,
+                )
                 await self._controller.start()
                 self._undo.append(self._controller.stop)
             if "broker" in config.roles:

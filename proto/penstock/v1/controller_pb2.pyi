@@ -296,6 +296,7 @@ class WatchMetadataRequest(google.protobuf.message.Message):
     CLUSTER_ID_FIELD_NUMBER: builtins.int
     NODE_ID_FIELD_NUMBER: builtins.int
     KNOWN_INDEX_FIELD_NUMBER: builtins.int
+    KNOWN_CONTROLLER_EPOCH_FIELD_NUMBER: builtins.int
     cluster_id: builtins.str
     """The cluster id of the broker's disk; another is refused."""
     node_id: builtins.int
@@ -304,14 +305,19 @@ class WatchMetadataRequest(google.protobuf.message.Message):
     """The index that the broker has already, or 0: a controller that still has all changes since
     may send those instead of a snapshot.
     """
+    known_controller_epoch: builtins.int
+    """The controller epoch of what the broker has: with another one its past is another, and it is
+    sent a snapshot.
+    """
     def __init__(
         self,
         *,
         cluster_id: builtins.str = ...,
         node_id: builtins.int = ...,
         known_index: builtins.int = ...,
+        known_controller_epoch: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cluster_id", b"cluster_id", "known_index", b"known_index", "node_id", b"node_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cluster_id", b"cluster_id", "known_controller_epoch", b"known_controller_epoch", "known_index", b"known_index", "node_id", b"node_id"]) -> None: ...
 
 global___WatchMetadataRequest = WatchMetadataRequest
 
@@ -330,7 +336,7 @@ class WatchMetadataResponse(google.protobuf.message.Message):
 
     @property
     def delta(self) -> penstock.v1.cluster_pb2.MetadataDelta:
-        """A snapshot first, then what changed."""
+        """A snapshot first, unless the stream goes on where another ended; then what changed."""
 
     @property
     def active_controller(self) -> global___ControllerEndpoint:

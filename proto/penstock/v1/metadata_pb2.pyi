@@ -383,6 +383,11 @@ class WatchRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     TOPICS_FIELD_NUMBER: builtins.int
+    KNOWN_INDEX_FIELD_NUMBER: builtins.int
+    known_index: builtins.int
+    """The metadata index that the client has already, of this broker or another, or 0: what changed
+    since is sent instead of everything, if the broker still knows.
+    """
     @property
     def topics(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The names; none means every topic that is not internal."""
@@ -391,8 +396,9 @@ class WatchRequest(google.protobuf.message.Message):
         self,
         *,
         topics: collections.abc.Iterable[builtins.str] | None = ...,
+        known_index: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["topics", b"topics"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["known_index", b"known_index", "topics", b"topics"]) -> None: ...
 
 global___WatchRequest = WatchRequest
 
@@ -405,15 +411,20 @@ class WatchResponse(google.protobuf.message.Message):
     METADATA_INDEX_FIELD_NUMBER: builtins.int
     TOPICS_FIELD_NUMBER: builtins.int
     BROKERS_FIELD_NUMBER: builtins.int
+    EVERYTHING_FIELD_NUMBER: builtins.int
     metadata_index: builtins.int
-    """The metadata index of the change."""
+    """The metadata index that this is true for. One below what the client has already comes of a
+    broker that lags, and is to be ignored.
+    """
+    everything: builtins.bool
+    """All that is watched is here, and not merely what changed: a topic that is missing is gone."""
     @property
     def topics(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TopicDescription]:
         """The topics that changed, described anew (a deleted one with UNKNOWN_TOPIC_OR_PARTITION)."""
 
     @property
     def brokers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___BrokerDescription]:
-        """All brokers, when one of them changed, and in the first message."""
+        """All brokers, when one of them changed, and wherever everything is told."""
 
     def __init__(
         self,
@@ -421,7 +432,8 @@ class WatchResponse(google.protobuf.message.Message):
         metadata_index: builtins.int = ...,
         topics: collections.abc.Iterable[global___TopicDescription] | None = ...,
         brokers: collections.abc.Iterable[global___BrokerDescription] | None = ...,
+        everything: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["brokers", b"brokers", "metadata_index", b"metadata_index", "topics", b"topics"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["brokers", b"brokers", "everything", b"everything", "metadata_index", b"metadata_index", "topics", b"topics"]) -> None: ...
 
 global___WatchResponse = WatchResponse

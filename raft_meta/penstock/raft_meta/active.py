@@ -31,6 +31,7 @@ from penstock.raft_meta.core.sessions import LivenessSettings
 from penstock.raft_meta.core.versions import METADATA_VERSION
 from penstock.raft_meta.metadata_stream import MetadataFeed
 from penstock.raft_meta.quorum import Leadership, Quorum
+from penstock.raft_meta.refusals import RefusalCounter, codes_in, nobody_counts
 from penstock.v1 import cluster_pb2, controller_pb2
 from penstock.wire.errors import (
     LeaderHint,
@@ -80,10 +81,15 @@ class ControllerShell:
     """
 
     def __init__(
-        self, config: ControllerConfig, *, clock_ms: Callable[[], int] = monotonic_ms
+        self,
+        config: ControllerConfig,
+        *,
+        clock_ms: Callable[[], int] = monotonic_ms,
+        count_refusal: RefusalCounter = nobody_counts,
     ) -> None:
         self._config = config
         self._clock_ms = clock_ms
+        self._count_refusal = count_refusal
         self._quorum: Quorum = None  # type: ignore[assignment]  # bind() is called first.
         self.state = ClusterState()
         self.feed = MetadataFeed(lambda: self.state.frozen().metadata, self.endpoint)
@@ -126,6 +132,9 @@ class ControllerShell:
         else:
             proposal_id = self._proposal_ids.pop(payload, None)
             self._handle(CommandApplied(applied.result, applied.delta, proposal_id))
+        if self._core.is_active:  # One of all controllers counts, and none counts twice.
+            for code in codes_in(applied.result):
+                self._count_refusal(applied.command, code)
         self.feed.changed(applied.delta)
         return applied.result.SerializeToString()
 
@@ -137,7 +146,7 @@ class ControllerShell:
         """Replace the whole state."""
         self.state = ClusterState.restore(snapshot)
         log.info("metadata snapshot taken over", index=index, size_bytes=len(snapshot))
-        self.feed.replaced()
+        self.feed.replaced(self.state.applied_index, self.state.controller_epoch)
 
     # Leadership.
 
@@ -220,7 +229,10 @@ class ControllerShell:
         self, registration: cluster_pb2.RegisterBrokerCommand
     ) -> PenstockError | None:
         """Why a process should not be registered now; None when nothing speaks against it."""
-        return self._core.registration_conflict(registration, self._clock_ms())
+        conflict = self._core.registration_conflict(registration, self._clock_ms())
+        if conflict is not None:
+            self._count_refusal("register_broker", conflict.code)
+        return conflict
 
     def _stamp(self, command: cluster_pb2.Command) -> bytes:
         self._sequence += 1
@@ -297,6 +309,7 @@ class ControllerShell:
             return
         if isinstance(error, NotControllerError) and error.leader is None:
             error = self.not_controller()
+        self._count_refusal("heartbeat", error.code)
         stream.send(controller_pb2.BrokerHeartbeatResponse(error=error.to_proto()))
         stream.end()
 

@@ -18,6 +18,7 @@ from penstock.raft_meta.guarding import Guarded, NodesOnly, Speaker
 from penstock.raft_meta.listening import bind
 from penstock.raft_meta.quorum import QuorumStatus
 from penstock.raft_meta.raft_quorum import RaftQuorum
+from penstock.raft_meta.refusals import RefusalCounter, nobody_counts
 from penstock.raft_meta.service import ControllerServicer
 from penstock.v1 import controller_pb2_grpc, raft_pb2_grpc
 from penstock.wire.transport import SERVER_OPTIONS, format_address
@@ -40,10 +41,16 @@ says it in its hello, which the link checks. The rest is what any node may ask."
 class ControllerServer:
     """One controller process' part. Start, serve, stop, on one event loop; not to be restarted."""
 
-    def __init__(self, config: ControllerConfig, tls: NodeTls | None = None) -> None:
+    def __init__(
+        self,
+        config: ControllerConfig,
+        tls: NodeTls | None = None,
+        *,
+        count_refusal: RefusalCounter = nobody_counts,
+    ) -> None:
         self._config = config
         self._tls = tls
-        self._shell = ControllerShell(config)
+        self._shell = ControllerShell(config, count_refusal=count_refusal)
         self._quorum = RaftQuorum(config, self._shell, tls)
         self._shell.bind(self._quorum)
         self._server: aio.Server | None = None

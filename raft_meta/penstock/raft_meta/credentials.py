@@ -7,6 +7,7 @@ files: a handshake that fails later tells neither side why.
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ _Extension = TypeVar("_Extension", bound=x509.ExtensionType)
 _OTHERS_MAY_READ: Final = 0o077
 _SOON_DAYS: Final = 14
 _LONGEST_CHAIN: Final = 10
+_DNS_LABEL: Final = re.compile("[A-Za-z0-9_-]{1,63}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +196,15 @@ def _check_usage(path: Path, leaf: x509.Certificate) -> None:
         )
 
 
+def _check_cluster_id(cluster_id: str) -> None:
+    if not _DNS_LABEL.fullmatch(cluster_id):
+        raise ConfigurationError(
+            f"the cluster id {cluster_id!r} cannot be a part of a node's name in a certificate; "
+            "only a cluster that is formatted with an id of at most 63 letters, digits, '-' and "
+            "'_' can have TLS: leave tls.ca, tls.certificate and tls.key out"
+        )
+
+
 def _stamp(files: TlsFiles) -> tuple[tuple[int, int, int], ...]:
     """What changes when one of the files does, symbolic links that are swung over included."""
     return tuple(_stamp_of(path) for path in (files.ca, files.certificate, files.key))
@@ -229,6 +240,7 @@ class NodeTls:
         clock: Callable[[], datetime] = utc_now,
     ) -> None:
         """Read the files. Raises ConfigurationError; see :func:`load_credentials`."""
+        _check_cluster_id(cluster_id)
         self._files = files
         self.cluster_id = cluster_id
         self._name = node_name(node_id, cluster_id)

@@ -1,45 +1,44 @@
-"""What brokers hear of the metadata: a snapshot, then every committed change, in order."""
+"""What brokers hear of the metadata: a snapshot, then every committed change, in order.
+
+A broker that comes again names the index that it has, and is told what changed since, as long as
+that is still kept.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from functools import partial
-from typing import Final
 
+from penstock.raft_meta.change_log import ChangeLog
 from penstock.v1 import cluster_pb2, controller_pb2
-
-BUFFERED_CHANGES: Final = 1000
-"""A watcher that is further behind is given a fresh snapshot instead."""
 
 Response = controller_pb2.WatchMetadataResponse
 
 
 class Watcher:
-    """One stream. ``responses`` ends when the feed closes."""
+    """One stream. ``responses`` ends when the feed closes.
 
-    def __init__(self, snapshot: Callable[[], asyncio.Future[Response]]) -> None:
+    It has nothing but a position in the log that all of them share. One that falls behind that
+    log's beginning, since its reader is slow, is given a fresh snapshot.
+    """
+
+    def __init__(
+        self,
+        log: ChangeLog,
+        snapshot: Callable[[], asyncio.Future[Response]],
+        endpoint: Callable[[], controller_pb2.ControllerEndpoint],
+        position: int | None,
+    ) -> None:
+        self._log = log
         self._snapshot = snapshot
-        self._buffer: deque[Response] = deque()
-        self._wants_snapshot = True
+        self._endpoint = endpoint
+        self._position = position  # None: it needs a snapshot.
         self._news = asyncio.Event()
         self._closed = False
 
-    def publish(self, response: Response) -> None:
-        """Have a change sent after what was published before."""
-        if self._wants_snapshot:
-            return  # The snapshot is taken when it can be sent, and holds this already.
-        if len(self._buffer) >= BUFFERED_CHANGES:
-            self.restart()
-            return
-        self._buffer.append(response)
-        self._news.set()
-
-    def restart(self) -> None:
-        """Have a fresh snapshot sent in place of whatever waits."""
-        self._buffer.clear()
-        self._wants_snapshot = True
+    def notify(self) -> None:
+        """The log has changed."""
         self._news.set()
 
     def close(self) -> None:
@@ -49,14 +48,17 @@ class Watcher:
 
     async def responses(self) -> AsyncIterator[Response]:
         """What to send, as it comes."""
+        if self._position is not None and not self._closed:
+            yield Response(active_controller=self._endpoint())
         while not self._closed:
             self._news.clear()
-            if self._wants_snapshot:
-                self._wants_snapshot = False  # What changes from here on is not in it.
+            if self._position is None or not self._log.has(self._position):
+                self._position = self._log.end  # What changes from here on is not in it.
                 yield await asyncio.shield(self._snapshot())
-            while self._buffer and not self._closed:
-                yield self._buffer.popleft()
-            if not self._wants_snapshot and not self._closed and not self._buffer:
+            elif (response := self._log.at(self._position)) is not None:
+                self._position += 1
+                yield response
+            else:
                 await self._news.wait()
 
 
@@ -82,12 +84,18 @@ class MetadataFeed:
         self._endpoint = endpoint
         self._snapshot: asyncio.Future[Response] | None = None  # One of what is true now.
         self._told = controller_pb2.ControllerEndpoint()
+        self._log = ChangeLog()
         self._watchers: set[Watcher] = set()
         self._closed = False
 
-    def subscribe(self) -> Watcher:
-        """A new stream; unsubscribe it in the end."""
-        watcher = Watcher(self._take_snapshot)
+    def subscribe(self, known_index: int = 0, known_epoch: int = 0) -> Watcher:
+        """A new stream; unsubscribe it in the end.
+
+        It goes on after ``known_index``, where the reader has everything as of controller epoch
+        ``known_epoch``, and where nothing since is forgotten; else it begins with a snapshot.
+        """
+        position = self._log.position_after(known_index, known_epoch) if known_index > 0 else None
+        watcher = Watcher(self._log, self._take_snapshot, self._endpoint, position)
         if self._closed:
             watcher.close()
         self._watchers.add(watcher)
@@ -116,17 +124,18 @@ class MetadataFeed:
         if delta is None and not moved:
             return
         self._snapshot = None
-        response = Response(delta=delta, active_controller=endpoint if moved else None)
+        self._log.append(Response(delta=delta, active_controller=endpoint if moved else None))
         self._told = endpoint
         for watcher in self._watchers:
-            watcher.publish(response)
+            watcher.notify()
 
-    def replaced(self) -> None:
-        """Tell that the whole state was replaced by another controller's snapshot."""
+    def replaced(self, index: int, epoch: int) -> None:
+        """Tell that the whole state was replaced by a snapshot at this index and epoch."""
+        self._log.restart(index, epoch)
         self._told = self._endpoint()
         self._snapshot = None
         for watcher in self._watchers:
-            watcher.restart()
+            watcher.notify()
 
     def close(self) -> None:
         """End every stream."""

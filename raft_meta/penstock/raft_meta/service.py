@@ -156,7 +156,7 @@ class ControllerServicer(controller_pb2_grpc.ControllerServicer):
             )
             yield controller_pb2.WatchMetadataResponse(error=error.to_proto())
             return
-        watcher = self._shell.feed.subscribe()
+        watcher = self._shell.feed.subscribe(request.known_index, request.known_controller_epoch)
         try:
             async for response in watcher.responses():
                 yield response

@@ -42,6 +42,7 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
         self.told_index = 0
         self.watchers: list[asyncio.Queue[controller_pb2.WatchMetadataResponse]] = []
         self.heard = asyncio.Event()
+        self.known: list[tuple[int, int]] = []  # What each feed's broker had.
         self._server = aio.server()
 
     async def start(self) -> None:
@@ -80,6 +81,7 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
     async def WatchMetadata(self, request: Any, context: Any) -> AsyncIterator[Any]:
         queue: asyncio.Queue[controller_pb2.WatchMetadataResponse] = asyncio.Queue()
         self.watchers.append(queue)
+        self.known.append((request.known_index, request.known_controller_epoch))
         yield self._news(snapshot=True)
         while True:
             yield await queue.get()
@@ -213,6 +215,15 @@ async def test_a_dead_controller_is_left_for_another_that_knows_more(bench: Benc
     await first.stop()
     second.say(second, 2)
     await eventually(lambda: bool(second.heartbeats))
+
+
+async def test_another_controller_is_told_what_the_broker_has_already(bench: Bench) -> None:
+    first, second = bench.controllers[1], bench.controllers[2]
+    await eventually(lambda: first.known == [(0, 0)])
+    first.say(first, 2)
+    await eventually(lambda: bench.image.index == 1)
+    await first.stop()
+    await eventually(lambda: second.known[:1] == [(1, 2)])
 
 
 async def test_a_broker_that_nobody_knows_registers_anew(bench: Bench) -> None:

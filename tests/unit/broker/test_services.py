@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from grpc_health.v1 import health_pb2
 
-from penstock.broker.core.metadata_image import MetadataImage, Topic
+from penstock.broker.core.metadata_image import ImageChange, MetadataImage, Topic
 from penstock.broker.core.ports import AppendInfo
 from penstock.broker.metrics import BrokerMetrics
+from penstock.broker.service import watching
 from penstock.broker.service.admin import AdminServicer
 from penstock.broker.service.health import HealthServicer
 from penstock.broker.service.log import MAX_PENDING_REQUESTS, LogServicer
@@ -315,6 +316,81 @@ async def test_a_watcher_is_told_what_is_and_what_changes() -> None:
     second = await anext(stream)
     assert second.metadata_index == 3
     assert second.topics[0].partitions[0].leader == 2
+    await stream.aclose()  # type: ignore[attr-defined]
+
+
+def lead(servicer: MetadataServicer, image: MetadataImage, name: str, index: int) -> None:
+    """The topic's partition is led by another broker."""
+    known = image.topic(name)
+    assert known is not None
+    record = cluster_pb2.PartitionRecord(topic_id=known.topic_id, partition=0, leader=index)
+    change = image.apply(cluster_pb2.MetadataDelta(index=index, partitions=[record]))
+    assert change is not None
+    servicer.on_change(change)
+
+
+async def watched_from(
+    servicer: MetadataServicer, known_index: int, topics: tuple[str, ...] = ()
+) -> metadata_pb2.WatchResponse:
+    request = metadata_pb2.WatchRequest(known_index=known_index, topics=topics)
+    stream = servicer.Watch(request, None)
+    first = await anext(stream)
+    await stream.aclose()  # type: ignore[attr-defined]
+    return first
+
+
+def told_its_picture(servicer: MetadataServicer, image: MetadataImage) -> None:
+    """As at the start: the first delta is a snapshot."""
+    servicer.on_change(ImageChange(image.index, True, (), (), (), ()))
+
+
+async def test_a_client_that_watches_again_is_told_what_changed_since() -> None:
+    image = image_with("orders", "bills", "users")
+    servicer = MetadataServicer(1, image, no_offsets_topic)
+    told_its_picture(servicer, image)
+    for index, name in ((2, "orders"), (3, "bills"), (4, "bills")):
+        lead(servicer, image, name, index)
+    first = await watched_from(servicer, 2)
+    assert ([topic.name for topic in first.topics], first.everything) == (["bills"], False)
+    assert first.topics[0].partitions[0].leader == 4
+    assert first.metadata_index == 4
+    assert not first.brokers
+    assert [topic.name for topic in (await watched_from(servicer, 1)).topics] == ["bills", "orders"]
+    assert not (await watched_from(servicer, 4)).topics
+    assert not (await watched_from(servicer, 2, ("users",))).topics
+
+
+async def test_a_client_that_missed_too_much_is_told_everything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watching, "KEPT_CHANGES", 2)
+    image = image_with("orders", "bills")
+    servicer = MetadataServicer(1, image, no_offsets_topic)
+    told_its_picture(servicer, image)
+    for index in range(2, 6):
+        lead(servicer, image, "orders", index)
+    for known in (1, 2, 99):  # Forgotten, forgotten, and ahead of this broker.
+        first = await watched_from(servicer, known)
+        assert first.everything
+        assert [topic.name for topic in first.topics] == ["bills", "orders"]
+        assert len(first.brokers) == 3
+    assert not (await watched_from(servicer, 3)).everything
+
+
+async def test_a_watcher_that_does_not_read_costs_its_topics_names_and_no_more() -> None:
+    image = image_with("orders", "bills")
+    servicer = MetadataServicer(1, image, no_offsets_topic)
+    stream = servicer.Watch(metadata_pb2.WatchRequest(), None)
+    await anext(stream)
+    for index in range(2, 5000):
+        lead(servicer, image, ("orders", "bills")[index % 2], index)
+    told = await anext(stream)
+    assert (told.metadata_index, [topic.name for topic in told.topics]) == (
+        4999,
+        ["bills", "orders"],
+    )
+    lead(servicer, image, "orders", 5000)
+    assert [topic.name for topic in (await anext(stream)).topics] == ["orders"]
     await stream.aclose()  # type: ignore[attr-defined]
 
 

@@ -9,13 +9,16 @@ from functools import partial
 
 import pytest
 
-from penstock.raft_meta.metadata_stream import BUFFERED_CHANGES, MetadataFeed
+from penstock.raft_meta import change_log
+from penstock.raft_meta.change_log import ChangeLog
+from penstock.raft_meta.metadata_stream import MetadataFeed, Response
 from penstock.v1 import cluster_pb2, controller_pb2
 
 
 class World:
     def __init__(self) -> None:
         self.index = 0
+        self.epoch = 1
         self.active = -1
         self.frozen: list[int] = []
         self.news = asyncio.Event()
@@ -43,7 +46,7 @@ class World:
 
     def change(self) -> None:
         self.index += 1
-        self.feed.changed(cluster_pb2.MetadataDelta(index=self.index))
+        self.feed.changed(cluster_pb2.MetadataDelta(index=self.index, controller_epoch=self.epoch))
 
 
 @pytest.fixture
@@ -78,17 +81,99 @@ async def test_what_changes_before_the_snapshot_is_taken_is_in_it_and_not_sent_a
     assert (second.delta.index, second.delta.snapshot) == (3, False)
 
 
-async def test_a_slow_watcher_is_given_a_fresh_snapshot(world):
-    watcher = world.feed.subscribe()
-    responses = watcher.responses()
-    await take(responses, 1)
-    for _ in range(BUFFERED_CHANGES + 5):
+async def test_a_slow_watcher_is_given_a_fresh_snapshot(world, monkeypatch):
+    monkeypatch.setattr(change_log, "KEPT_CHANGES", 20)
+    slow, fast = (world.feed.subscribe().responses() for _ in range(2))
+    await take(slow, 1)
+    await take(fast, 1)
+    for _ in range(25):
         world.change()
-    assert len(watcher._buffer) <= BUFFERED_CHANGES
-    (fresh,) = await take(responses, 1)
-    assert (fresh.delta.index, fresh.delta.snapshot) == (BUFFERED_CHANGES + 5, True)
+        await take(fast, 1)
+    (fresh,) = await take(slow, 1)
+    assert (fresh.delta.index, fresh.delta.snapshot) == (25, True)
     world.change()
-    assert (await take(responses, 1))[0].delta.index == BUFFERED_CHANGES + 6
+    for responses in (slow, fast):
+        assert (await take(responses, 1))[0].delta.index == 26
+    assert world.frozen == [0, 0, 25], "the fast one was told each change"
+
+
+async def test_what_is_kept_for_a_reader_that_never_reads_is_bounded(world, monkeypatch):
+    monkeypatch.setattr(change_log, "KEPT_CHANGES", 100)
+    streams = [world.feed.subscribe().responses() for _ in range(50)]
+    for responses in streams:
+        await take(responses, 1)
+    for _ in range(1000):
+        world.change()
+    log = world.feed._log  # What all of them share; they have nothing else.
+    assert sum(log.at(position) is not None for position in range(log.end)) == 100
+    for responses in streams:
+        (fresh,) = await take(responses, 1)
+        assert (fresh.delta.index, fresh.delta.snapshot) == (1000, True)
+
+
+async def test_a_broker_that_comes_again_is_told_what_changed_since(world):
+    for _ in range(5):
+        world.change()
+    responses = world.feed.subscribe(3, 1).responses()
+    first, *changes = await take(responses, 3)
+    assert first.HasField("active_controller")
+    assert not first.HasField("delta")
+    assert [each.delta.index for each in changes] == [4, 5]
+    world.change()
+    assert (await take(responses, 1))[0].delta.index == 6
+    assert world.frozen == []
+
+
+@pytest.mark.parametrize(
+    ("index", "epoch"),
+    [(2, 1), (0, 0), (5, 9), (7, 1), (99, 1)],
+    ids=["forgotten", "nothing", "never", "another past", "ahead in another past"],
+)
+async def test_a_broker_that_cannot_go_on_begins_with_a_snapshot(world, monkeypatch, index, epoch):
+    monkeypatch.setattr(change_log, "KEPT_CHANGES", 4)
+    for number in range(8):
+        world.epoch = 1 if number < 6 else 2  # Indexes 7 and 8 are of the second controller.
+        world.change()
+    (first,) = await take(world.feed.subscribe(index, epoch).responses(), 1)
+    assert (first.delta.index, first.delta.snapshot) == (8, True)
+
+
+async def test_a_broker_that_is_ahead_of_this_controller_waits_for_it(world):
+    world.change()
+    responses = world.feed.subscribe(3, 1).responses()
+    (first,) = await take(responses, 1)
+    assert not first.HasField("delta")
+    for _ in range(3):
+        world.change()
+    assert [each.delta.index for each in await take(responses, 3)] == [2, 3, 4]
+
+
+async def test_nobody_goes_on_across_a_replaced_state(world):
+    world.change()
+    world.index = 50
+    world.feed.replaced(50, 2)
+    (first,) = await take(world.feed.subscribe(1, 1).responses(), 1)
+    assert first.delta.snapshot
+    world.epoch = 2
+    world.change()
+    first, second = await take(world.feed.subscribe(50, 2).responses(), 2)
+    assert (first.HasField("delta"), second.delta.index) == (False, 51)
+
+
+def test_changes_are_bounded_by_size_as_well(monkeypatch):
+    monkeypatch.setattr(change_log, "KEPT_BYTES", 10_000)
+    log = ChangeLog()
+    records = [cluster_pb2.PartitionRecord(partition=number) for number in range(30)]
+    for index in range(1, 4):
+        delta = cluster_pb2.MetadataDelta(index=index, controller_epoch=1, partitions=records)
+        log.append(Response(delta=delta))
+    assert log.position_after(1, 1) is None
+    assert log.position_after(2, 1) == 2
+    assert log.at(2).delta.index == 3
+    log.append(Response(delta=cluster_pb2.MetadataDelta(index=4, partitions=records * 9)))
+    assert log.at(3).delta.index == 4, "the newest is kept, however large"
+    assert log.at(2) is None
+    assert log.at(4) is None
 
 
 async def test_a_move_of_the_active_controller_is_told_at_once_and_only_once(world):
@@ -109,7 +194,7 @@ async def test_a_replaced_state_is_sent_whole(world):
     responses = world.feed.subscribe().responses()
     await take(responses, 1)
     world.index = 50
-    world.feed.replaced()
+    world.feed.replaced(50, 2)
     (fresh,) = await take(responses, 1)
     assert (fresh.delta.index, fresh.delta.snapshot) == (50, True)
 

@@ -169,3 +169,9 @@ def test_touched_files_change_nothing(tmp_path: Path) -> None:
     before = tls.current()
     os.utime(where.certificate, ns=(1, 1))
     assert tls.current() is before
+
+
+@pytest.mark.parametrize("cluster_id", ["", "a.b", "two words", "x" * 64, "gr\u00f6\u00dfe", "a:1"])
+def test_a_cluster_id_that_is_no_part_of_a_name(tmp_path: Path, cluster_id: str) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be a part of a node's name"):
+        NodeTls(files(tmp_path), cluster_id=cluster_id, node_id=1)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Final
+from typing import Any
 
 from penstock.broker.core.group_partition import partition_for_group
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage, Topic
+from penstock.broker.service.watching import Recent, Touched, Watcher
 from penstock.broker.topics import OFFSETS_TOPIC
 from penstock.v1 import cluster_pb2, common_pb2, metadata_pb2
 from penstock.v1.metadata_pb2_grpc import MetadataServicer as MetadataServicerBase
@@ -21,9 +21,6 @@ from penstock.wire.errors import (
     UnknownTopicOrPartitionError,
 )
 from penstock.wire.ids import TopicId, format_topic_id
-
-_WATCH_QUEUE: Final = 1024
-"""Changes that a slow watcher may fall behind by; then it is told everything anew."""
 
 
 def describe_broker(record: cluster_pb2.BrokerRecord) -> metadata_pb2.BrokerDescription:
@@ -84,12 +81,20 @@ class MetadataServicer(MetadataServicerBase):
         self._node_id = node_id
         self._image = image
         self._ensure_offsets_topic = ensure_offsets_topic
-        self._watchers: set[_Watcher] = set()
+        self._watchers: set[Watcher] = set()
+        self._recent = Recent()
 
     def on_change(self, change: ImageChange) -> None:
         """Tell the watchers. To be called after the image took the change over."""
+        if change.snapshot:
+            self._recent.restart(change.index)
+            for watcher in self._watchers:
+                watcher.offer_everything()
+            return
+        touched = self._touched_by(change)
+        self._recent.add(touched)
         for watcher in self._watchers:
-            watcher.offer(change)
+            watcher.offer(touched)
 
     async def DescribeCluster(
         self, request: metadata_pb2.DescribeClusterRequest, context: Any
@@ -141,22 +146,22 @@ class MetadataServicer(MetadataServicerBase):
     async def Watch(
         self, request: metadata_pb2.WatchRequest, context: Any
     ) -> AsyncIterator[metadata_pb2.WatchResponse]:
-        """Send what the topics are now, then whatever changes of them."""
-        watcher = _Watcher(frozenset(request.topics))
+        """Send what the topics are now, or what of them changed since, then whatever changes."""
+        watcher = Watcher(frozenset(request.topics))
         self._watchers.add(watcher)
         try:
-            yield self._everything(watcher)
+            yield self._first(watcher, request.known_index)
             while True:
                 change = await watcher.next()
-                response = (
-                    self._everything(watcher)
-                    if change is None
-                    else (self._changed(watcher, change))
-                )
-                if response.topics or response.brokers:
-                    yield response
+                yield self._everything(watcher) if change is None else self._told(*change)
         finally:
             self._watchers.discard(watcher)
+
+    def _first(self, watcher: Watcher, known_index: int) -> metadata_pb2.WatchResponse:
+        missed = self._recent.since(known_index) if known_index > 0 else None
+        if missed is None or known_index > self._image.index:
+            return self._everything(watcher)
+        return self._told(missed.watched_by(watcher.topics), missed.brokers)
 
     def _brokers(self) -> list[metadata_pb2.BrokerDescription]:
         return [describe_broker(record) for _, record in sorted(self._image.brokers.items())]
@@ -198,47 +203,28 @@ class MetadataServicer(MetadataServicerBase):
             port=broker.port,
         )
 
-    def _everything(self, watcher: _Watcher) -> metadata_pb2.WatchResponse:
-        names = sorted(
-            watcher.topics
-            or {topic.name for topic in self._image.topics() if not topic.record.internal}
-        )
+    def _everything(self, watcher: Watcher) -> metadata_pb2.WatchResponse:
+        names = watcher.topics or {
+            topic.name for topic in self._image.topics() if not topic.record.internal
+        }
+        response = self._told(frozenset(names), brokers=True)
+        response.everything = True
+        return response
+
+    def _told(self, names: frozenset[str], brokers: bool) -> metadata_pb2.WatchResponse:
         return metadata_pb2.WatchResponse(
             metadata_index=self._image.index,
-            topics=[self._describe_name(name) for name in names],
-            brokers=self._brokers(),
-        )
-
-    def _changed(self, watcher: _Watcher, change: ImageChange) -> metadata_pb2.WatchResponse:
-        touched = {TopicId(record.topic_id) for record in change.partitions} | set(change.topics)
-        names = {topic.name for topic in change.removed_topics}
-        for topic_id in touched:
-            topic = self._image.topic_by_id(topic_id)
-            if topic is not None and (watcher.topics or not topic.record.internal):
-                names.add(topic.name)
-        if watcher.topics:
-            names &= watcher.topics
-        return metadata_pb2.WatchResponse(
-            metadata_index=change.index,
             topics=[self._describe_name(name) for name in sorted(names)],
-            brokers=self._brokers() if change.brokers else [],
+            brokers=self._brokers() if brokers else [],
         )
 
-
-class _Watcher:
-    """One Watch stream's queue of changes; None in it asks for everything anew."""
-
-    def __init__(self, topics: frozenset[str]) -> None:
-        self.topics = topics
-        self._queue: asyncio.Queue[ImageChange | None] = asyncio.Queue()
-
-    def offer(self, change: ImageChange) -> None:
-        if change.snapshot or self._queue.qsize() >= _WATCH_QUEUE:
-            while not self._queue.empty():
-                self._queue.get_nowait()
-            self._queue.put_nowait(None)
-        else:
-            self._queue.put_nowait(change)
-
-    async def next(self) -> ImageChange | None:
-        return await self._queue.get()
+    def _touched_by(self, change: ImageChange) -> Touched:
+        ids = {TopicId(record.topic_id) for record in change.partitions} | set(change.topics)
+        present = (self._image.topic_by_id(topic_id) for topic_id in ids)
+        topics = [*change.removed_topics, *(topic for topic in present if topic is not None)]
+        return Touched(
+            change.index,
+            frozenset(topic.name for topic in topics if not topic.record.internal),
+            frozenset(topic.name for topic in topics if topic.record.internal),
+            bool(change.brokers),
+        )

@@ -79,6 +79,8 @@ class Applied:
 
     result: cluster_pb2.CommandResult
     delta: cluster_pb2.MetadataDelta | None
+    command: str = ""
+    """What was commanded, empty for what is no command."""
 
 
 class ClusterState:
@@ -112,9 +114,11 @@ class ClusterState:
         result = cluster_pb2.CommandResult(index=index)
         draft = Draft(self._tables, index)
         claimed = False
+        kind = ""
         try:
             command = _parse(payload)
-            if command.WhichOneof("body") == "become_controller":
+            kind = command.WhichOneof("body") or ""
+            if kind == "become_controller":
                 self._become_controller(command, draft)
                 claimed = True
             else:
@@ -123,13 +127,13 @@ class ClusterState:
             raise
         except PenstockError as error:
             result = cluster_pb2.CommandResult(index=index, error=error.to_proto())
-            return Applied(result, None)
+            return Applied(result, None, kind)
         delta = draft.commit()
         if claimed and delta is None:
             delta = cluster_pb2.MetadataDelta(index=index)
         if delta is not None:
             self._sign(delta)
-        return Applied(result, delta)
+        return Applied(result, delta, kind)
 
     def _become_controller(self, command: cluster_pb2.Command, draft: Draft) -> None:
         claim = command.become_controller

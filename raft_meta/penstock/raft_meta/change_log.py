@@ -1,0 +1,100 @@
+"""The committed changes of late, kept for whoever follows them: bounded, however slow they are."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.v1 import cluster_pb2, controller_pb2
+
+KEPT_CHANGES: Final = 10_000
+"""A reader that is further behind must be given everything anew."""
+
+KEPT_BYTES: Final = 64 * 1024 * 1024
+"""... or further than this, by what the changes take in memory, roughly."""
+
+_RECORD_BYTES: Final = 256
+"""What a record in a change takes, measured with partitions of three replicas."""
+
+Response = controller_pb2.WatchMetadataResponse
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    response: Response
+    index: int
+    """Of the last change up to here."""
+    epoch: int
+    """The controller epoch of that change: the same index of another history has another."""
+    size_bytes: int
+
+
+class ChangeLog:
+    """What is told to readers, by position. Positions only rise; old entries are forgotten."""
+
+    def __init__(self) -> None:
+        self._entries: deque[_Entry] = deque()
+        self._end = 0  # The position after the last entry.
+        self._size_bytes = 0
+        self._floor = (0, 0)  # Index and epoch of the last change before the first entry.
+
+    @property
+    def end(self) -> int:
+        """The position of what will be appended next."""
+        return self._end
+
+    def append(self, response: Response) -> None:
+        """Keep it, and forget the oldest beyond the bounds; the newest is always kept."""
+        index, epoch = self._last()
+        if response.HasField("delta"):
+            index, epoch = response.delta.index, response.delta.controller_epoch
+        size = _size_of(response.delta)
+        self._entries.append(_Entry(response, index, epoch, size))
+        self._end += 1
+        self._size_bytes += size
+        while len(self._entries) > 1 and (
+            len(self._entries) > KEPT_CHANGES or self._size_bytes > KEPT_BYTES
+        ):
+            oldest = self._entries.popleft()
+            self._size_bytes -= oldest.size_bytes
+            self._floor = (oldest.index, oldest.epoch)
+
+    def restart(self, index: int, epoch: int) -> None:
+        """Forget everything: what comes next follows a state at this index and epoch."""
+        self._entries.clear()
+        self._size_bytes = 0
+        self._end += 1  # No reader's position is the new beginning.
+        self._floor = (index, epoch)
+
+    def at(self, position: int) -> Response | None:
+        """What is there; None when it was forgotten, or is still to come."""
+        offset = position - (self._end - len(self._entries))
+        return self._entries[offset].response if 0 <= offset < len(self._entries) else None
+
+    def has(self, position: int) -> bool:
+        """A reader at this position has missed nothing."""
+        return self._end - len(self._entries) <= position <= self._end
+
+    def position_after(self, index: int, epoch: int) -> int | None:
+        """Where a reader goes on that has everything up to ``index``, as of controller ``epoch``.
+
+        None when that cannot be said: it lacks changes that were forgotten, or its past is another.
+        """
+        position = self._end
+        for entry in reversed(self._entries):
+            if entry.index <= index:
+                return position if entry.epoch == epoch else None
+            position -= 1
+        floor_index, floor_epoch = self._floor
+        return position if floor_index <= index and floor_epoch == epoch else None
+
+    def _last(self) -> tuple[int, int]:
+        if not self._entries:
+            return self._floor
+        return self._entries[-1].index, self._entries[-1].epoch
+
+
+def _size_of(delta: cluster_pb2.MetadataDelta) -> int:
+    records = (delta.partitions, delta.topics, delta.removed_topics, delta.brokers)
+    return _RECORD_BYTES * (1 + sum(len(field) for field in records))
