@@ -347,7 +347,7 @@ class Checkers:
         )
         cancelled = left <= set(old.adding)
         require(
-            cancelled or not left or set(old.adding) <= set(record.isr),
+            cancelled or not left or set(old.adding) & replicas <= set(record.isr),
             f"{where}: {left} left before {old.adding} were in sync: {list(record.isr)}",
         )
 

@@ -113,7 +113,6 @@ class Broker(Client):
         self.partitions: dict[tuple[bytes, int], cluster_pb2.PartitionRecord] = {}
         self._previous_epoch = previous_epoch
         self._incarnation = world.rng.randbytes(16)
-        self._old_changes: list[cluster_pb2.AlterPartitionCommand] = []
         self._sequence = 0
         for work in (self._register_and_heartbeat, self._follow, self._work):
             self.spawn(work)
@@ -258,7 +257,7 @@ class Broker(Client):
                 continue
             change = self._wish()
             if change is not None:
-                self._old_changes.append(change)
+                self.world.old_changes.append(change)
                 request = controller_pb2.AlterPartitionRequest(change=change)
                 response = await self.call("AlterPartition", request)
                 if response is not None and response.HasField("error"):
@@ -266,8 +265,8 @@ class Broker(Client):
 
     def _wish(self) -> cluster_pb2.AlterPartitionCommand | None:
         rng = self.rng
-        if self._old_changes and rng.random() < 0.1:
-            return rng.choice(self._old_changes)
+        if self.world.old_changes and rng.random() < 0.15:
+            return rng.choice(self.world.old_changes)  # Of this process, another, or one long dead.
         if not self.partitions:
             return None
         mine = [part for _, part in sorted(self.partitions.items()) if part.leader == self.node_id]

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import traceback
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +17,7 @@ import crc32c
 import structlog
 
 from penstock.raft_meta.quorum import Role
-from penstock.v1 import raft_pb2
+from penstock.v1 import cluster_pb2, raft_pb2
 from tests.simulation.quorum.checkers import Checkers, Violation
 from tests.simulation.quorum.clients import Administrator, Broker
 from tests.simulation.quorum.disk import Disk
@@ -28,6 +28,7 @@ from tests.simulation.quorum.virtual_time import Scheduler
 _FIRST_BROKER = 101
 _FIRST_ADMINISTRATOR = 201
 _STORY_LINES = 60
+_OLD_CHANGES = 12  # So many are there to be asked for again.
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,7 @@ class World:
         self.failure: Violation | None = None
         self.topics_promised: dict[bytes, str] = {}
         self.blocks_told: set[int] = set()
+        self.old_changes: deque[cluster_pb2.AlterPartitionCommand] = deque(maxlen=_OLD_CHANGES)
         self.disks = {number: Disk(self.rng) for number in self.settings.voters}
         self.processes: dict[int, Process] = {}
         self.brokers: dict[int, Broker] = {}

@@ -61,6 +61,15 @@ def test_a_vote_is_on_disk_before_it_is_said(lone):
     assert lone.tell(3, request_vote(1)) == []  # One vote a term, whatever happens in between.
 
 
+def test_a_vote_that_comes_with_no_entry_is_on_disk_too(lone):
+    lone.tell(2, append(1, (1, 0), entry(2, 1)))
+    lone.now_s += 3
+    assert only(lone.tell(3, request_vote(2, last=(2, 1)))).HasField("vote")
+    lone.crash()
+    assert lone.status.term == 2
+    assert lone.tell(2, request_vote(2, last=(2, 1))) == []
+
+
 def test_an_acknowledged_entry_survives(lone):
     said = only(lone.tell(2, append(1, (1, 0), entry(2, 1), entry(3, 1))))
     assert said.append_entries_reply.success
