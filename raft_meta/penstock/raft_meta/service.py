@@ -146,8 +146,8 @@ class ControllerServicer(controller_pb2_grpc.ControllerServicer):
         self,
         request: controller_pb2.WatchMetadataRequest,
         context: Any,
-    ) -> AsyncIterator[controller_pb2.WatchMetadataResponse]:
-        """Send a snapshot and then every committed change."""
+    ) -> AsyncIterator[Any]:
+        """Send a snapshot and then every committed change: WatchMetadataResponse, or Encoded."""
         if request.cluster_id != self._config.cluster_id:
             error = InconsistentClusterIdError(
                 f"broker {request.node_id} is of cluster {request.cluster_id!r}, and this "

@@ -10,6 +10,7 @@ from grpc import aio
 
 from penstock.raft_meta.config import ControllerConfig
 from penstock.raft_meta.controller import ControllerServer
+from penstock.raft_meta.core import versions
 from penstock.raft_meta.quorum import Role
 from penstock.v1 import cluster_pb2, controller_pb2
 from penstock.v1.controller_pb2_grpc import ControllerStub
@@ -96,6 +97,29 @@ async def test_an_engine_failure_ends_the_controller(tmp_path):
     with pytest.raises(OSError, match="the disk is gone"):
         await asyncio.wait_for(failed, 10)
     await server.stop()
+
+
+@pytest.mark.parametrize("snapshot_entries", [5_000, 10], ids=["log", "snapshot"])
+async def test_software_too_old_for_the_cluster_ends_before_it_takes_part(
+    tmp_path, monkeypatch, snapshot_entries
+):
+    settings = config(tmp_path, snapshot_entries=snapshot_entries)
+    server = ControllerServer(settings)
+    await server.start()
+    await leading(server)
+    for sequence in range(20):
+        await server._quorum.propose(command(sequence, 1))
+    await server.stop()
+    monkeypatch.setattr(versions, "METADATA_VERSION", 1)
+    older = ControllerServer(settings)
+
+    async def run() -> None:
+        await older.start()
+        await asyncio.wait_for(older.wait_failed(), 10)
+
+    with pytest.raises(versions.SoftwareTooOldError, match="install a newer Penstock"):
+        await run()
+    await older.stop()
 
 
 async def test_a_state_machine_failure_ends_the_controller(tmp_path):
