@@ -107,7 +107,7 @@ class Broker(Client):
         self.fenced = True
         self.wants_shutdown = False
         self.may_stop = False
-        self.index = 0
+        self.index = self.controller_epoch = 0
         self.brokers: dict[int, cluster_pb2.BrokerRecord] = {}
         self.topics: dict[bytes, cluster_pb2.TopicRecord] = {}
         self.partitions: dict[tuple[bytes, int], cluster_pb2.PartitionRecord] = {}
@@ -123,7 +123,10 @@ class Broker(Client):
         while True:
             target = self.rng.choice(self.world.known_controllers())
             request = controller_pb2.WatchMetadataRequest(
-                cluster_id=CLUSTER_ID, node_id=self.node_id, known_index=self.index
+                cluster_id=CLUSTER_ID,
+                node_id=self.node_id,
+                known_index=self.index,
+                known_controller_epoch=self.controller_epoch,
             )
             with contextlib.suppress(Broken, TimeoutError):
                 end = await self.open(target, "WatchMetadata")
@@ -149,11 +152,12 @@ class Broker(Client):
     def _take(self, delta: cluster_pb2.MetadataDelta) -> None:
         if delta.index <= self.index:
             return
+        self.world.checkers.counts["snapshots told" if delta.snapshot else "changes told"] += 1
         if delta.snapshot:
             self.brokers.clear()
             self.topics.clear()
             self.partitions.clear()
-        self.index = delta.index
+        self.index, self.controller_epoch = delta.index, delta.controller_epoch
         self.brokers.update({record.node_id: record for record in delta.brokers})
         for node_id in delta.removed_brokers:
             self.brokers.pop(node_id, None)
@@ -277,7 +281,9 @@ class Broker(Client):
         partition = rng.choice(mine)
         others = [node for node in partition.replicas if node != self.node_id]
         members = [self.node_id, *(node for node in others if rng.random() < 0.7)]
-        if rng.random() < 0.05:
+        if others and rng.random() < 0.05:
+            members = others
+        elif rng.random() < 0.05:
             members = rng.sample(sorted(self.brokers), rng.randint(1, len(self.brokers)))
         epochs = {node: record.broker_epoch for node, record in self.brokers.items()}
         return cluster_pb2.AlterPartitionCommand(

@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any
 from penstock.raft_meta import engine, raft_quorum, snapshots, transfer
 from penstock.raft_meta.active import ControllerShell
 from penstock.raft_meta.config import ControllerConfig
+from penstock.raft_meta.guarding import Encoded
 from penstock.raft_meta.journal import LmdbJournal
 from penstock.raft_meta.raft_quorum import RaftQuorum
 from penstock.raft_meta.rules import replicating
 from penstock.raft_meta.service import ControllerServicer
 from penstock.raft_meta.voter import Voter
-from penstock.v1 import raft_pb2
+from penstock.v1 import controller_pb2, raft_pb2
 from tests.simulation.quorum.checkers import Violation
 from tests.simulation.quorum.disk import Crash, Disk, SimulatedOs, SimulatedPath
 from tests.simulation.quorum.network import End
@@ -314,7 +315,9 @@ class Process:
 
     async def _answer(self, end: End, responses: AsyncIterator[Any]) -> None:
         async for response in responses:
-            end.send(response)
+            encoded = isinstance(response, Encoded)
+            watch = controller_pb2.WatchMetadataResponse
+            end.send(watch.FromString(response.data) if encoded else response)
         end.finish()
 
     async def stop(self) -> None:
