@@ -249,7 +249,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "reads are not confirmed": Mutant(
         "a leader answers a read without asking whether it still leads",
         reading.Reading._is_confirmed,
-        "return echoes + 1 > (len(desk.peers) + 1) // 2",
+        "return echoes + 1 >= desk.majority",
         "return True",
     ),
     "reads before a commit of its own": Mutant(
