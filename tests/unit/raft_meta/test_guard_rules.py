@@ -61,6 +61,15 @@ def test_a_vote_is_on_disk_before_it_is_said(lone):
     assert lone.tell(3, request_vote(1)) == []  # One vote a term, whatever happens in between.
 
 
+def test_a_vote_that_comes_with_no_entry_is_on_disk_too(lone):
+    lone.tell(2, append(1, (1, 0), entry(2, 1)))
+    lone.now_s += 3
+    assert only(lone.tell(3, request_vote(2, last=(2, 1)))).HasField("vote")
+    lone.crash()
+    assert lone.status.term == 2
+    assert lone.tell(2, request_vote(2, last=(2, 1))) == []
+
+
 def test_an_acknowledged_entry_survives(lone):
     said = only(lone.tell(2, append(1, (1, 0), entry(2, 1), entry(3, 1))))
     assert said.append_entries_reply.success
@@ -238,6 +247,14 @@ def test_each_candidacy_needs_its_own_pre_vote(lone):
     assert (lone.role, lone.status.term) == (Role.CANDIDATE, 1)
 
 
+def test_a_second_candidacy_does_not_open_the_way_to_a_third(lone):
+    lone.stand()
+    lone.stand()  # From candidate to candidate: the engine's role does not change.
+    for _ in range(10):
+        lone.wait(1.1)
+    assert (lone.role, lone.status.term) == (Role.CANDIDATE, 2)
+
+
 def test_candidates_are_ignored_while_a_leader_is_alive(lone):
     lone.tell(2, append(1, (1, 0)))
     lone.now_s += 0.4
@@ -408,9 +425,31 @@ def test_malformed_messages_are_dropped(lone, bad):
     assert lone.status.term == 0
 
 
-def test_strangers_are_not_heard(lone):
-    assert lone.tell(9, append(3, (1, 0), entry(2, 3))) == []
-    assert lone.status.term == 0
+def test_strangers_have_nothing_to_answer(lone):
+    term = lone.lead()
+    lone.propose(b"x")
+    for message in (
+        reply(term, 4),
+        reply(term + 3, 4),
+        Message(term=term + 3, vote=raft_pb2.Vote()),
+        Message(term=term + 3, term_notice=raft_pb2.TermNotice()),
+        Message(term=term + 3, pre_vote_reply=raft_pb2.PreVoteReply(granted=True)),
+    ):
+        lone.tell(9, message)
+        lone.tell(-9, message)
+    assert (lone.role, lone.status.term, lone.status.commit_index) == (Role.LEADER, term, 1)
+
+
+def test_a_stranger_that_claims_to_lead_a_term_that_has_a_leader_is_not_heard(lone):
+    lone.tell(2, append(5, (1, 0), entry(2, 5)))
+    assert lone.tell(9, append(5, (1, 0), entry(2, 5, b"other"))) == []
+    assert lone.status.leader_id == 2
+
+
+def test_a_leader_is_heard_whoever_it_is_for_it_may_be_of_a_newer_voter_set(lone):
+    said = only(lone.tell(9, append(3, (1, 0), entry(2, 3))))
+    assert said.append_entries_reply.success
+    assert (lone.status.term, lone.status.leader_id) == (3, 9)
 
 
 def test_a_follower_takes_no_proposals_and_forwards_none(lone):
