@@ -355,13 +355,15 @@ def simulated(*, batch_bytes: int, chunk_bytes: int) -> Iterator[None]:
     no_os = SimpleNamespace(
         O_RDWR=0, O_CREAT=0, open=lambda *_: 0, close=lambda _descriptor: None
     )  # fmt: skip
+    # Commands take no CPU time: snapshots come by count and size.
+    own_time = SimpleNamespace(monotonic=_impatient_time_s, thread_time=lambda: 0.0)
     no_lock = SimpleNamespace(LOCK_EX=0, LOCK_NB=0, flock=lambda *_: None)
     patches: list[tuple[Any, str, Any]] = [
         (raft_quorum, "VoterThread", SimulatedThread),
         (raft_quorum, "RaftLink", SimulatedLink),
         (raft_quorum, "LmdbJournal", _journal),
         (raft_quorum, "random", SimpleNamespace(Random=_seeded)),
-        (raft_quorum, "time", SimpleNamespace(monotonic=_impatient_time_s)),
+        (raft_quorum, "time", own_time),
         (raft_quorum, "os", no_os),
         (raft_quorum, "fcntl", no_lock),
         (snapshots, "os", SimulatedOs),
