@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any
 from penstock.raft_meta import engine, raft_quorum, snapshots, transfer
 from penstock.raft_meta.active import ControllerShell
 from penstock.raft_meta.config import ControllerConfig
+from penstock.raft_meta.guarding import Encoded
 from penstock.raft_meta.journal import LmdbJournal
 from penstock.raft_meta.raft_quorum import RaftQuorum
 from penstock.raft_meta.rules import replicating
 from penstock.raft_meta.service import ControllerServicer
 from penstock.raft_meta.voter import Voter
-from penstock.v1 import raft_pb2
+from penstock.v1 import controller_pb2, raft_pb2
 from tests.simulation.quorum.checkers import Violation
 from tests.simulation.quorum.disk import Crash, Disk, SimulatedOs, SimulatedPath
 from tests.simulation.quorum.network import End
@@ -322,7 +323,9 @@ class Process:
 
     async def _answer(self, end: End, responses: AsyncIterator[Any]) -> None:
         async for response in responses:
-            end.send(response)
+            encoded = isinstance(response, Encoded)
+            watch = controller_pb2.WatchMetadataResponse
+            end.send(watch.FromString(response.data) if encoded else response)
         end.finish()
 
     async def stop(self) -> None:
@@ -343,10 +346,17 @@ def _seeded() -> random.Random:
     return random.Random(loop.process.world.rng.random())
 
 
-def _impatient_time_s() -> float:
-    """The state machine's slices end where chance wills."""
-    loop: Any = asyncio.get_running_loop()
-    return float(loop.time()) + loop.process.world.rng.choice([0.0, 0.0, 0.0, 1.0])
+class ImpatientTime:
+    """Stands in for the module ``time``: the state machine's slices end where chance wills."""
+
+    @staticmethod
+    def thread_time() -> float:
+        return 0.0  # Nothing takes any of the processor's time.
+
+    @staticmethod
+    def monotonic() -> float:
+        loop: Any = asyncio.get_running_loop()
+        return float(loop.time()) + loop.process.world.rng.choice([0.0, 0.0, 0.0, 1.0])
 
 
 @contextlib.contextmanager
@@ -355,15 +365,13 @@ def simulated(*, batch_bytes: int, chunk_bytes: int) -> Iterator[None]:
     no_os = SimpleNamespace(
         O_RDWR=0, O_CREAT=0, open=lambda *_: 0, close=lambda _descriptor: None
     )  # fmt: skip
-    # Commands take no CPU time: snapshots come by count and size.
-    own_time = SimpleNamespace(monotonic=_impatient_time_s, thread_time=lambda: 0.0)
     no_lock = SimpleNamespace(LOCK_EX=0, LOCK_NB=0, flock=lambda *_: None)
     patches: list[tuple[Any, str, Any]] = [
         (raft_quorum, "VoterThread", SimulatedThread),
         (raft_quorum, "RaftLink", SimulatedLink),
         (raft_quorum, "LmdbJournal", _journal),
         (raft_quorum, "random", SimpleNamespace(Random=_seeded)),
-        (raft_quorum, "time", own_time),
+        (raft_quorum, "time", ImpatientTime()),
         (raft_quorum, "os", no_os),
         (raft_quorum, "fcntl", no_lock),
         (snapshots, "os", SimulatedOs),
