@@ -26,6 +26,7 @@ _ADDRESSES: Final = (
     "broker.listen",
     "broker.advertised",
     "controller.listen",
+    "controller.advertised",
     "replication.listen",
     "metrics.listen",
 )
@@ -68,8 +69,15 @@ class NodeConfig:
         "", "The address that clients and brokers are told; default: broker.listen."
     )
     controller_listen: str = _key("127.0.0.1:10092", "The address that the controller listens on.")
+    controller_advertised: str = _key(
+        "",
+        "The address that the other controllers reach this one by; default: as "
+        "controller.quorum.voters say, or else controller.listen.",
+    )
     controller_quorum_voters: str = _key(
-        "", "All controllers as id@host:port, with commas; the same on every node."
+        "",
+        "The controllers as id@host:port, with commas. At a cluster's first start these are its "
+        "voters, the same on every node; later they say where controllers are found.",
     )
     controller_insecure_allow: bool = _key(
         False,
@@ -194,6 +202,11 @@ class NodeConfig:
         return parse_address(self.broker_advertised or self.broker_listen)
 
     @property
+    def controller_address(self) -> tuple[str, int] | None:
+        """Where the others reach this controller, if controller.quorum.voters do not say it."""
+        return parse_address(self.controller_advertised) if self.controller_advertised else None
+
+    @property
     def voters(self) -> dict[int, tuple[str, int]]:
         """The controllers: host and port by node id."""
         return dict(_parse_voter(part) for part in _parts(self.controller_quorum_voters))
@@ -293,11 +306,14 @@ class NodeConfig:
             len(voters) == len(_parts(self.controller_quorum_voters)),
             "controller.quorum.voters names a node id twice",
         )
-        if "controller" in self.roles:
+        if "controller" in self.roles and self.node_id not in voters:
+            host, port = parse_address(self.controller_advertised or self.controller_listen)
             _require(
-                self.node_id in voters,
-                f"node {self.node_id} has the controller role but is not among "
-                f"controller.quorum.voters ({self.controller_quorum_voters})",
+                host not in ("0.0.0.0", "::"),  # noqa: S104 - this refuses it.
+                f"node {self.node_id} has the controller role and is not among "
+                f"controller.quorum.voters ({self.controller_quorum_voters}): it would say that it "
+                f"is reached at {format_address(host, port)}, where nobody can connect to; set "
+                "controller.advertised to the address that other controllers reach it by",
             )
 
 

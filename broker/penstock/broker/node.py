@@ -108,6 +108,7 @@ class Node:
             data_dir=config.metadata_directory,
             listen=parse_address(config.controller_listen),
             voters=config.voters,
+            advertised=config.controller_address,
             insecure_allowed=config.controller_insecure_allow,
             election_timeout_min_ms=config.controller_election_timeout_min_ms,
             election_timeout_max_ms=config.controller_election_timeout_max_ms,

@@ -408,6 +408,9 @@ class DescribeQuorumResponse(google.protobuf.message.Message):
     APPLIED_INDEX_FIELD_NUMBER: builtins.int
     VOTERS_FIELD_NUMBER: builtins.int
     ANSWERED_BY_FIELD_NUMBER: builtins.int
+    VOTERS_INDEX_FIELD_NUMBER: builtins.int
+    AWAITED_NODE_IDS_FIELD_NUMBER: builtins.int
+    DIRECTORY_ID_FIELD_NUMBER: builtins.int
     SUPPORTED_METADATA_VERSION_FIELD_NUMBER: builtins.int
     leader_id: builtins.int
     """The leader's node id, or -1."""
@@ -419,11 +422,19 @@ class DescribeQuorumResponse(google.protobuf.message.Message):
     """The applied index."""
     answered_by: builtins.int
     """The node id of the controller that answered."""
+    voters_index: builtins.int
+    """The index of the log entry that holds the voters; 0 while it is in no log."""
+    directory_id: builtins.bytes
+    """The 16-byte id of the answering controller's metadata directory."""
     supported_metadata_version: builtins.int
     """The newest feature level that its software knows."""
     @property
     def voters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___QuorumVoter]:
         """The voters."""
+
+    @property
+    def awaited_node_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Without whom the first start of the cluster cannot go on; known by the founder only."""
 
     def __init__(
         self,
@@ -434,11 +445,67 @@ class DescribeQuorumResponse(google.protobuf.message.Message):
         applied_index: builtins.int = ...,
         voters: collections.abc.Iterable[global___QuorumVoter] | None = ...,
         answered_by: builtins.int = ...,
+        voters_index: builtins.int = ...,
+        awaited_node_ids: collections.abc.Iterable[builtins.int] | None = ...,
+        directory_id: builtins.bytes = ...,
         supported_metadata_version: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["answered_by", b"answered_by", "applied_index", b"applied_index", "commit_index", b"commit_index", "leader_id", b"leader_id", "supported_metadata_version", b"supported_metadata_version", "term", b"term", "voters", b"voters"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["answered_by", b"answered_by", "applied_index", b"applied_index", "awaited_node_ids", b"awaited_node_ids", "commit_index", b"commit_index", "directory_id", b"directory_id", "leader_id", b"leader_id", "supported_metadata_version", b"supported_metadata_version", "term", b"term", "voters", b"voters", "voters_index", b"voters_index"]) -> None: ...
 
 global___DescribeQuorumResponse = DescribeQuorumResponse
+
+@typing.final
+class AlterVotersRequest(google.protobuf.message.Message):
+    """AlterVotersRequest adds or removes one voter."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ADD_FIELD_NUMBER: builtins.int
+    REMOVE_NODE_ID_FIELD_NUMBER: builtins.int
+    remove_node_id: builtins.int
+    """The node id of a voter to remove."""
+    @property
+    def add(self) -> global___QuorumVoter:
+        """A voter to add, or to find at another address."""
+
+    def __init__(
+        self,
+        *,
+        add: global___QuorumVoter | None = ...,
+        remove_node_id: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["add", b"add", "change", b"change", "remove_node_id", b"remove_node_id"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["add", b"add", "change", b"change", "remove_node_id", b"remove_node_id"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["change", b"change"]) -> typing.Literal["add", "remove_node_id"] | None: ...
+
+global___AlterVotersRequest = AlterVotersRequest
+
+@typing.final
+class AlterVotersResponse(google.protobuf.message.Message):
+    """AlterVotersResponse answers it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: builtins.int
+    QUORUM_FIELD_NUMBER: builtins.int
+    @property
+    def error(self) -> penstock.v1.common_pb2.Error:
+        """Absent on success."""
+
+    @property
+    def quorum(self) -> global___DescribeQuorumResponse:
+        """The quorum after it."""
+
+    def __init__(
+        self,
+        *,
+        error: penstock.v1.common_pb2.Error | None = ...,
+        quorum: global___DescribeQuorumResponse | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error", "quorum", b"quorum"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "quorum", b"quorum"]) -> None: ...
+
+global___AlterVotersResponse = AlterVotersResponse
 
 @typing.final
 class QuorumVoter(google.protobuf.message.Message):
@@ -450,6 +517,8 @@ class QuorumVoter(google.protobuf.message.Message):
     HOST_FIELD_NUMBER: builtins.int
     PORT_FIELD_NUMBER: builtins.int
     MATCH_INDEX_FIELD_NUMBER: builtins.int
+    DIRECTORY_ID_FIELD_NUMBER: builtins.int
+    FOUND_DIRECTORY_ID_FIELD_NUMBER: builtins.int
     node_id: builtins.int
     """The node id."""
     host: builtins.str
@@ -458,6 +527,12 @@ class QuorumVoter(google.protobuf.message.Message):
     """The controller port."""
     match_index: builtins.int
     """The log end that the leader knows of it, or -1 (known by the leader only)."""
+    directory_id: builtins.bytes
+    """The 16-byte id of the metadata directory that keeps its votes."""
+    found_directory_id: builtins.bytes
+    """The directory that it answers the leader out of; another one does not vote. Empty: it did not
+    answer, or this is not the leader.
+    """
     def __init__(
         self,
         *,
@@ -465,7 +540,9 @@ class QuorumVoter(google.protobuf.message.Message):
         host: builtins.str = ...,
         port: builtins.int = ...,
         match_index: builtins.int = ...,
+        directory_id: builtins.bytes = ...,
+        found_directory_id: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["host", b"host", "match_index", b"match_index", "node_id", b"node_id", "port", b"port"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["directory_id", b"directory_id", "found_directory_id", b"found_directory_id", "host", b"host", "match_index", b"match_index", "node_id", b"node_id", "port", b"port"]) -> None: ...
 
 global___QuorumVoter = QuorumVoter

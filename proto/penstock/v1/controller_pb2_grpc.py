@@ -71,6 +71,11 @@ class ControllerStub(object):
                 request_serializer=penstock_dot_v1_dot_controller__pb2.DescribeQuorumRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_controller__pb2.DescribeQuorumResponse.FromString,
                 _registered_method=True)
+        self.AlterVoters = channel.unary_unary(
+                '/penstock.v1.Controller/AlterVoters',
+                request_serializer=penstock_dot_v1_dot_controller__pb2.AlterVotersRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_controller__pb2.AlterVotersResponse.FromString,
+                _registered_method=True)
 
 
 class ControllerServicer(object):
@@ -130,6 +135,14 @@ class ControllerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AlterVoters(self, request, context):
+        """AlterVoters adds or removes one voter. A voter to add must run; it is added once it has
+        caught up.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControllerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -167,6 +180,11 @@ def add_ControllerServicer_to_server(servicer, server):
                     servicer.DescribeQuorum,
                     request_deserializer=penstock_dot_v1_dot_controller__pb2.DescribeQuorumRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_controller__pb2.DescribeQuorumResponse.SerializeToString,
+            ),
+            'AlterVoters': grpc.unary_unary_rpc_method_handler(
+                    servicer.AlterVoters,
+                    request_deserializer=penstock_dot_v1_dot_controller__pb2.AlterVotersRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_controller__pb2.AlterVotersResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -360,6 +378,33 @@ class Controller(object):
             '/penstock.v1.Controller/DescribeQuorum',
             penstock_dot_v1_dot_controller__pb2.DescribeQuorumRequest.SerializeToString,
             penstock_dot_v1_dot_controller__pb2.DescribeQuorumResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AlterVoters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Controller/AlterVoters',
+            penstock_dot_v1_dot_controller__pb2.AlterVotersRequest.SerializeToString,
+            penstock_dot_v1_dot_controller__pb2.AlterVotersResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -70,6 +70,14 @@ class ControllerStub:
     ]
     """DescribeQuorum tells how the answering controller sees the quorum."""
 
+    AlterVoters: grpc.UnaryUnaryMultiCallable[
+        penstock.v1.controller_pb2.AlterVotersRequest,
+        penstock.v1.controller_pb2.AlterVotersResponse,
+    ]
+    """AlterVoters adds or removes one voter. A voter to add must run; it is added once it has
+    caught up.
+    """
+
 class ControllerAsyncStub:
     """Controller is what brokers ask of the controllers. All but WatchMetadata and
     DescribeQuorum need the active one; another answers NOT_CONTROLLER and names it.
@@ -121,6 +129,14 @@ class ControllerAsyncStub:
         penstock.v1.controller_pb2.DescribeQuorumResponse,
     ]
     """DescribeQuorum tells how the answering controller sees the quorum."""
+
+    AlterVoters: grpc.aio.UnaryUnaryMultiCallable[
+        penstock.v1.controller_pb2.AlterVotersRequest,
+        penstock.v1.controller_pb2.AlterVotersResponse,
+    ]
+    """AlterVoters adds or removes one voter. A voter to add must run; it is added once it has
+    caught up.
+    """
 
 class ControllerServicer(metaclass=abc.ABCMeta):
     """Controller is what brokers ask of the controllers. All but WatchMetadata and
@@ -187,5 +203,15 @@ class ControllerServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[penstock.v1.controller_pb2.DescribeQuorumResponse, collections.abc.Awaitable[penstock.v1.controller_pb2.DescribeQuorumResponse]]:
         """DescribeQuorum tells how the answering controller sees the quorum."""
+
+    @abc.abstractmethod
+    def AlterVoters(
+        self,
+        request: penstock.v1.controller_pb2.AlterVotersRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[penstock.v1.controller_pb2.AlterVotersResponse, collections.abc.Awaitable[penstock.v1.controller_pb2.AlterVotersResponse]]:
+        """AlterVoters adds or removes one voter. A voter to add must run; it is added once it has
+        caught up.
+        """
 
 def add_ControllerServicer_to_server(servicer: ControllerServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

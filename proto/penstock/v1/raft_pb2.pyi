@@ -31,6 +31,8 @@ class _RaftEntryKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._
     """A leader's first entry of its term."""
     RAFT_ENTRY_KIND_COMMAND: _RaftEntryKind.ValueType  # 2
     """A command of the state machine."""
+    RAFT_ENTRY_KIND_VOTERS: _RaftEntryKind.ValueType  # 3
+    """A VoterSet, in force from the moment it is in the log (Raft thesis 4.1)."""
 
 class RaftEntryKind(_RaftEntryKind, metaclass=_RaftEntryKindEnumTypeWrapper):
     """RaftEntryKind is the kind of an entry."""
@@ -41,6 +43,8 @@ RAFT_ENTRY_KIND_NO_OP: RaftEntryKind.ValueType  # 1
 """A leader's first entry of its term."""
 RAFT_ENTRY_KIND_COMMAND: RaftEntryKind.ValueType  # 2
 """A command of the state machine."""
+RAFT_ENTRY_KIND_VOTERS: RaftEntryKind.ValueType  # 3
+"""A VoterSet, in force from the moment it is in the log (Raft thesis 4.1)."""
 global___RaftEntryKind = RaftEntryKind
 
 @typing.final
@@ -50,6 +54,7 @@ class RaftExchangeRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     TERM_FIELD_NUMBER: builtins.int
+    DIRECTORY_ID_FIELD_NUMBER: builtins.int
     HELLO_FIELD_NUMBER: builtins.int
     REQUEST_VOTE_FIELD_NUMBER: builtins.int
     VOTE_FIELD_NUMBER: builtins.int
@@ -60,8 +65,14 @@ class RaftExchangeRequest(google.protobuf.message.Message):
     PRE_VOTE_REPLY_FIELD_NUMBER: builtins.int
     TERM_NOTICE_FIELD_NUMBER: builtins.int
     TIMEOUT_NOW_FIELD_NUMBER: builtins.int
+    INVITATION_FIELD_NUMBER: builtins.int
+    INVITATION_REPLY_FIELD_NUMBER: builtins.int
     term: builtins.int
     """The sender's term when it was sent."""
+    directory_id: builtins.bytes
+    """The 16-byte id of the directory that keeps the sender's promises. A vote or an acknowledgement
+    counts only for the directory that the voter set names.
+    """
     @property
     def hello(self) -> global___RaftHello:
         """The first message of a stream, and only that."""
@@ -102,10 +113,19 @@ class RaftExchangeRequest(google.protobuf.message.Message):
     def timeout_now(self) -> global___TimeoutNow:
         """The leader has its successor stand at once (Raft thesis 3.10)."""
 
+    @property
+    def invitation(self) -> global___Invitation:
+        """The first start of a cluster: the founder asks for a promise."""
+
+    @property
+    def invitation_reply(self) -> global___InvitationReply:
+        """The answer to it."""
+
     def __init__(
         self,
         *,
         term: builtins.int = ...,
+        directory_id: builtins.bytes = ...,
         hello: global___RaftHello | None = ...,
         request_vote: global___RequestVote | None = ...,
         vote: global___Vote | None = ...,
@@ -116,10 +136,12 @@ class RaftExchangeRequest(google.protobuf.message.Message):
         pre_vote_reply: global___PreVoteReply | None = ...,
         term_notice: global___TermNotice | None = ...,
         timeout_now: global___TimeoutNow | None = ...,
+        invitation: global___Invitation | None = ...,
+        invitation_reply: global___InvitationReply | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["append_entries", b"append_entries", "append_entries_reply", b"append_entries_reply", "hello", b"hello", "message", b"message", "pre_vote", b"pre_vote", "pre_vote_reply", b"pre_vote_reply", "request_vote", b"request_vote", "snapshot_chunk", b"snapshot_chunk", "term_notice", b"term_notice", "timeout_now", b"timeout_now", "vote", b"vote"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["append_entries", b"append_entries", "append_entries_reply", b"append_entries_reply", "hello", b"hello", "message", b"message", "pre_vote", b"pre_vote", "pre_vote_reply", b"pre_vote_reply", "request_vote", b"request_vote", "snapshot_chunk", b"snapshot_chunk", "term", b"term", "term_notice", b"term_notice", "timeout_now", b"timeout_now", "vote", b"vote"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "request_vote", "vote", "append_entries", "append_entries_reply", "snapshot_chunk", "pre_vote", "pre_vote_reply", "term_notice", "timeout_now"] | None: ...
+    def HasField(self, field_name: typing.Literal["append_entries", b"append_entries", "append_entries_reply", b"append_entries_reply", "hello", b"hello", "invitation", b"invitation", "invitation_reply", b"invitation_reply", "message", b"message", "pre_vote", b"pre_vote", "pre_vote_reply", b"pre_vote_reply", "request_vote", b"request_vote", "snapshot_chunk", b"snapshot_chunk", "term_notice", b"term_notice", "timeout_now", b"timeout_now", "vote", b"vote"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["append_entries", b"append_entries", "append_entries_reply", b"append_entries_reply", "directory_id", b"directory_id", "hello", b"hello", "invitation", b"invitation", "invitation_reply", b"invitation_reply", "message", b"message", "pre_vote", b"pre_vote", "pre_vote_reply", b"pre_vote_reply", "request_vote", b"request_vote", "snapshot_chunk", b"snapshot_chunk", "term", b"term", "term_notice", b"term_notice", "timeout_now", b"timeout_now", "vote", b"vote"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "request_vote", "vote", "append_entries", "append_entries_reply", "snapshot_chunk", "pre_vote", "pre_vote_reply", "term_notice", "timeout_now", "invitation", "invitation_reply"] | None: ...
 
 global___RaftExchangeRequest = RaftExchangeRequest
 
@@ -144,22 +166,130 @@ class RaftHello(google.protobuf.message.Message):
     CLUSTER_ID_FIELD_NUMBER: builtins.int
     NODE_ID_FIELD_NUMBER: builtins.int
     RECEIVER_NODE_ID_FIELD_NUMBER: builtins.int
+    DIRECTORY_ID_FIELD_NUMBER: builtins.int
+    HOST_FIELD_NUMBER: builtins.int
+    PORT_FIELD_NUMBER: builtins.int
     cluster_id: builtins.str
     """The cluster id; another is refused."""
     node_id: builtins.int
     """The sender's node id."""
     receiver_node_id: builtins.int
     """The receiver that is meant; another is refused."""
+    directory_id: builtins.bytes
+    """The id of the sender's metadata directory, 16 bytes."""
+    host: builtins.str
+    """The host by which others reach the sender's controller port."""
+    port: builtins.int
+    """The port of it."""
     def __init__(
         self,
         *,
         cluster_id: builtins.str = ...,
         node_id: builtins.int = ...,
         receiver_node_id: builtins.int = ...,
+        directory_id: builtins.bytes = ...,
+        host: builtins.str = ...,
+        port: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cluster_id", b"cluster_id", "node_id", b"node_id", "receiver_node_id", b"receiver_node_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cluster_id", b"cluster_id", "directory_id", b"directory_id", "host", b"host", "node_id", b"node_id", "port", b"port", "receiver_node_id", b"receiver_node_id"]) -> None: ...
 
 global___RaftHello = RaftHello
+
+@typing.final
+class VoterSet(google.protobuf.message.Message):
+    """VoterSet says whose votes and acknowledgements count (Raft 6)."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VOTERS_FIELD_NUMBER: builtins.int
+    @property
+    def voters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RaftVoter]:
+        """The voters, by ascending node id."""
+
+    def __init__(
+        self,
+        *,
+        voters: collections.abc.Iterable[global___RaftVoter] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["voters", b"voters"]) -> None: ...
+
+global___VoterSet = VoterSet
+
+@typing.final
+class RaftVoter(google.protobuf.message.Message):
+    """RaftVoter is one voter."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: builtins.int
+    HOST_FIELD_NUMBER: builtins.int
+    PORT_FIELD_NUMBER: builtins.int
+    DIRECTORY_ID_FIELD_NUMBER: builtins.int
+    node_id: builtins.int
+    """The node id."""
+    host: builtins.str
+    """The host of its controller port."""
+    port: builtins.int
+    """The controller port."""
+    directory_id: builtins.bytes
+    """The 16-byte id of the directory that keeps its promises. Empty in a set that was made before
+    directories had ids: then any directory of that node counts.
+    """
+    def __init__(
+        self,
+        *,
+        node_id: builtins.int = ...,
+        host: builtins.str = ...,
+        port: builtins.int = ...,
+        directory_id: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["directory_id", b"directory_id", "host", b"host", "node_id", b"node_id", "port", b"port"]) -> None: ...
+
+global___RaftVoter = RaftVoter
+
+@typing.final
+class Invitation(google.protobuf.message.Message):
+    """Invitation is sent by the founder, the least node id of controller.quorum.voters, to all others
+    until each has promised to belong to no other founding.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_IDS_FIELD_NUMBER: builtins.int
+    @property
+    def node_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """The node ids of controller.quorum.voters; the receiver's must be the same."""
+
+    def __init__(
+        self,
+        *,
+        node_ids: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["node_ids", b"node_ids"]) -> None: ...
+
+global___Invitation = Invitation
+
+@typing.final
+class InvitationReply(google.protobuf.message.Message):
+    """InvitationReply answers an invitation."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ACCEPTED_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    accepted: builtins.bool
+    """The sender has an empty directory and follows this founder's directory, and no other."""
+    reason: builtins.str
+    """Why not, for the log."""
+    def __init__(
+        self,
+        *,
+        accepted: builtins.bool = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["accepted", b"accepted", "reason", b"reason"]) -> None: ...
+
+global___InvitationReply = InvitationReply
 
 @typing.final
 class RequestVote(google.protobuf.message.Message):
@@ -312,6 +442,7 @@ class SnapshotChunk(google.protobuf.message.Message):
     CRC32C_FIELD_NUMBER: builtins.int
     COMMIT_INDEX_FIELD_NUMBER: builtins.int
     ROUND_FIELD_NUMBER: builtins.int
+    VOTERS_FIELD_NUMBER: builtins.int
     DATA_FIELD_NUMBER: builtins.int
     last_index: builtins.int
     """The index of the last entry that the snapshot covers."""
@@ -329,6 +460,10 @@ class SnapshotChunk(google.protobuf.message.Message):
     """Identifies the chunk; echoed."""
     data: builtins.bytes
     """The part; empty to show a live leader."""
+    @property
+    def voters(self) -> global___VoterSet:
+        """The voter set at the last entry that the snapshot covers."""
+
     def __init__(
         self,
         *,
@@ -339,9 +474,11 @@ class SnapshotChunk(google.protobuf.message.Message):
         crc32c: builtins.int = ...,
         commit_index: builtins.int = ...,
         round: builtins.int = ...,
+        voters: global___VoterSet | None = ...,
         data: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["commit_index", b"commit_index", "crc32c", b"crc32c", "data", b"data", "last_index", b"last_index", "last_term", b"last_term", "offset_bytes", b"offset_bytes", "round", b"round", "total_bytes", b"total_bytes"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["voters", b"voters"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["commit_index", b"commit_index", "crc32c", b"crc32c", "data", b"data", "last_index", b"last_index", "last_term", b"last_term", "offset_bytes", b"offset_bytes", "round", b"round", "total_bytes", b"total_bytes", "voters", b"voters"]) -> None: ...
 
 global___SnapshotChunk = SnapshotChunk
 

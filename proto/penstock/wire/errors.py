@@ -73,12 +73,18 @@ class ErrorCode(enum.IntEnum):
     UNRELEASED_INSTANCE_ID = 111
     UNSUPPORTED_ASSIGNOR = 112
     STALE_MEMBER_EPOCH = 113
+    DUPLICATE_VOTER = 126
+    UNKNOWN_VOTER = 127
     STALE_CONTROLLER_EPOCH = 1001
     DUPLICATE_PROPOSAL = 1002
     BROKER_FENCED = 1003
     DISK_FULL = 1004
     UNSUPPORTED_METADATA_VERSION = 1005
     ACCESS_FORBIDDEN = 1006
+    VOTER_CHANGE_IN_PROGRESS = 1007
+    VOTER_NOT_CAUGHT_UP = 1008
+    LAST_VOTER = 1009
+    NOT_ENOUGH_VOTERS = 1010
     CONFIGURATION = 2001
     BOOTSTRAP_FAILED = 2002
     BUFFER_EXHAUSTED = 2003
@@ -427,6 +433,32 @@ class UnsupportedMetadataVersionError(PenstockError, code=ErrorCode.UNSUPPORTED_
 
 class AccessForbiddenError(PenstockError, code=ErrorCode.ACCESS_FORBIDDEN):
     """The operation is not allowed on an internal topic."""
+
+
+class DuplicateVoterError(PenstockError, code=ErrorCode.DUPLICATE_VOTER):
+    """The controller is a voter with another directory; remove that one first."""
+
+
+class UnknownVoterError(PenstockError, code=ErrorCode.UNKNOWN_VOTER):
+    """The controller is no voter."""
+
+
+class VoterChangeInProgressError(
+    PenstockError, code=ErrorCode.VOTER_CHANGE_IN_PROGRESS, retriable=True
+):
+    """Voters change one at a time, and another change is not committed yet."""
+
+
+class VoterNotCaughtUpError(PenstockError, code=ErrorCode.VOTER_NOT_CAUGHT_UP, retriable=True):
+    """The new controller is not reached, or has too little of the log to vote."""
+
+
+class LastVoterError(PenstockError, code=ErrorCode.LAST_VOTER):
+    """The only voter can not be removed."""
+
+
+class NotEnoughVotersError(PenstockError, code=ErrorCode.NOT_ENOUGH_VOTERS, retriable=True):
+    """Too few of the voters that there would be are alive."""
 
 
 class ConfigurationError(PenstockError, code=ErrorCode.CONFIGURATION):

@@ -185,7 +185,8 @@ class ControllerShell:
         node_id = self.state.controller_id
         if node_id == self._config.node_id and not self._core.is_active:
             node_id = _NOBODY  # It was this one, until a moment ago or before a restart.
-        host, port = self._config.voters.get(node_id, ("", 0))
+        address = None if node_id == _NOBODY else self._quorum.address_of(node_id)
+        host, port = address or ("", 0)
         return controller_pb2.ControllerEndpoint(
             node_id=node_id if host else _NOBODY,
             controller_epoch=self.state.controller_epoch,
@@ -198,8 +199,9 @@ class ControllerShell:
         status = self._quorum.status()
         leader, me = status.leader_id, self._config.node_id
         hint: LeaderHint | None = None
-        if leader != me and leader in self._config.voters:
-            hint = LeaderHint(leader, status.term, *self._config.voters[leader])
+        address = self._quorum.address_of(leader)
+        if leader != me and address is not None:
+            hint = LeaderHint(leader, status.term, *address)
         where = f"ask node {leader}" if hint else "none is known; try again soon"
         return NotControllerError(f"controller {me} is not the active one: {where}", leader=hint)
 

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from penstock.raft_meta.journal import (
     COMMAND,
     FIRST_INDEX,
     NO_OP,
+    VOTERS,
     JournalEntry,
     LmdbJournal,
     RaftSafetyError,
 )
+from penstock.raft_meta.voters import VoterSet
 from penstock.v1 import raft_pb2
 
 
@@ -35,7 +38,8 @@ def decode_entries(
 ) -> list[JournalEntry] | None:
     """The message's entries, or None when it is malformed and must be dropped.
 
-    Only no-ops and commands are let through: the engine has other kinds, which unpickle.
+    Only no-ops, commands and voter sets are let through: the engine has other kinds, which
+    unpickle.
     """
     if append.previous_index < FIRST_INDEX or not 0 <= append.previous_term <= term:
         return None
@@ -53,20 +57,33 @@ def decode_entries(
             and len(entry.payload) <= max_command_bytes
         ):
             command = COMMAND + entry.payload
+        elif entry.kind == raft_pb2.RAFT_ENTRY_KIND_VOTERS and _is_voter_set(entry.payload):
+            command = VOTERS + entry.payload
         else:
             return None
         entries.append(JournalEntry(command, entry.index, entry.term))
     return entries
 
 
+def _is_voter_set(payload: bytes) -> bool:
+    try:
+        VoterSet.decode(payload)
+    except ValueError:
+        return False
+    return True
+
+
+_KINDS: Final = {
+    NO_OP: raft_pb2.RAFT_ENTRY_KIND_NO_OP,
+    COMMAND: raft_pb2.RAFT_ENTRY_KIND_COMMAND,
+    VOTERS: raft_pb2.RAFT_ENTRY_KIND_VOTERS,
+}
+
+
 def encode_entries(entries: Sequence[tuple[bytes, int, int]]) -> list[raft_pb2.RaftEntry]:
     """The engine's entries as they cross the network."""
     return [
-        raft_pb2.RaftEntry(index=index, term=term, kind=raft_pb2.RAFT_ENTRY_KIND_NO_OP)
-        if command == NO_OP
-        else raft_pb2.RaftEntry(
-            index=index, term=term, kind=raft_pb2.RAFT_ENTRY_KIND_COMMAND, payload=command[1:]
-        )
+        raft_pb2.RaftEntry(index=index, term=term, kind=_KINDS[command[:1]], payload=command[1:])
         for command, index, term in entries
     ]
 

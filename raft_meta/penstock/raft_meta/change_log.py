@@ -6,23 +6,21 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.v1 import cluster_pb2, controller_pb2
+from penstock.raft_meta.guarding import Encoded
 
 KEPT_CHANGES: Final = 10_000
 """A reader that is further behind must be given everything anew."""
 
-KEPT_BYTES: Final = 64 * 1024 * 1024
-"""... or further than this, by what the changes take in memory, roughly."""
+KEPT_BYTES: Final = 16 * 1024 * 1024
+"""... or further than this."""
 
-_RECORD_BYTES: Final = 256
-"""What a record in a change takes, measured with partitions of three replicas."""
-
-Response = controller_pb2.WatchMetadataResponse
+_ENTRY_BYTES: Final = 200
+"""What an entry takes besides."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    response: Response
+    response: Encoded
     index: int
     """Of the last change up to here."""
     epoch: int
@@ -44,12 +42,13 @@ class ChangeLog:
         """The position of what will be appended next."""
         return self._end
 
-    def append(self, response: Response) -> None:
-        """Keep it, and forget the oldest beyond the bounds; the newest is always kept."""
-        index, epoch = self._last()
-        if response.HasField("delta"):
-            index, epoch = response.delta.index, response.delta.controller_epoch
-        size = _size_of(response.delta)
+    def append(self, response: Encoded, change: tuple[int, int] | None) -> None:
+        """Keep it, and forget the oldest beyond the bounds; the newest is always kept.
+
+        ``change`` is the index and epoch of the change that it tells, if it tells one.
+        """
+        index, epoch = change or self._last()
+        size = len(response.data) + _ENTRY_BYTES
         self._entries.append(_Entry(response, index, epoch, size))
         self._end += 1
         self._size_bytes += size
@@ -67,7 +66,7 @@ class ChangeLog:
         self._end += 1  # No reader's position is the new beginning.
         self._floor = (index, epoch)
 
-    def at(self, position: int) -> Response | None:
+    def at(self, position: int) -> Encoded | None:
         """What is there; None when it was forgotten, or is still to come."""
         offset = position - (self._end - len(self._entries))
         return self._entries[offset].response if 0 <= offset < len(self._entries) else None
@@ -93,8 +92,3 @@ class ChangeLog:
         if not self._entries:
             return self._floor
         return self._entries[-1].index, self._entries[-1].epoch
-
-
-def _size_of(delta: cluster_pb2.MetadataDelta) -> int:
-    records = (delta.partitions, delta.topics, delta.removed_topics, delta.brokers)
-    return _RECORD_BYTES * (1 + sum(len(field) for field in records))

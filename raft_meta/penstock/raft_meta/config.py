@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.raft_meta.voters import Address
 from penstock.wire.errors import ConfigurationError
-
-Address = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +27,10 @@ class ControllerConfig:
     listen: Address
     """Where the Raft and Controller services listen; port 0 takes a free one."""
     voters: Mapping[int, Address]
-    """Every voter by node id, this one too: where the others reach it."""
+    """The voters of the cluster's first start by node id, and where they are. From then on the log
+    says who votes; a node that is not among them waits until it is added."""
+    advertised: Address | None = None
+    """Where the others reach this controller; by default as ``voters`` say, or else ``listen``."""
     insecure_allowed: bool = False
     """Whether ``listen`` may be an address that other machines reach although there is no TLS."""
     election_timeout_min_ms: int = 500
@@ -58,11 +60,15 @@ class ControllerConfig:
     snapshot_apply_ms: int = 1_000
     """... or after applying them took so much CPU time: replaying them would take it again."""
 
+    @property
+    def reached_at(self) -> Address:
+        """Where the others reach this controller."""
+        return self.advertised or self.voters.get(self.node_id) or self.listen
+
     def __post_init__(self) -> None:
-        if self.node_id not in self.voters:
+        if not self.voters:
             raise ConfigurationError(
-                f"controller {self.node_id} is not among controller.quorum.voters "
-                f"{sorted(self.voters)}; add it, or leave the role controller out of node.roles"
+                "controller.quorum.voters is empty; name the controllers as id@host:port"
             )
         if not self.cluster_id:
             raise ConfigurationError("the cluster id is empty; format the data directory first")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -35,16 +34,19 @@ class _PreVoteRound:
 class Elections:
     """One voter's election timer and pre-vote rounds. Times are those of a monotonic clock."""
 
-    def __init__(
-        self, node_id: int, peers: Iterable[int], timing: RaftTiming, rng: random.Random
-    ) -> None:
+    def __init__(self, node_id: int, timing: RaftTiming, rng: random.Random) -> None:
         self._node_id = node_id
-        self._majority = (len(tuple(peers)) + 1) // 2 + 1
+        self._majority = 1
         self._timing = timing
         self._rng = rng
         self._round: _PreVoteRound | None = None
         self._leader_seen_s = _NEVER
         self.deadline_s = math.inf
+
+    def count_with(self, majority: int) -> None:
+        """So many pre-votes are a majority from now on; those of before are void."""
+        self._majority = majority
+        self._round = None
 
     def restart_timer(self, now_s: float) -> None:
         """Wait a whole timeout, drawn anew, before standing."""
@@ -52,6 +54,10 @@ class Elections:
         self.deadline_s = now_s + self._rng.uniform(
             self._timing.election_min_s, self._timing.election_max_s
         )
+
+    def stand_at_once(self, now_s: float) -> None:
+        """There is no leader to wait for."""
+        self.deadline_s = now_s
 
     def heard_leader(self, now_s: float) -> None:
         """The leader of the current term is alive."""

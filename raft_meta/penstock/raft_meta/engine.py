@@ -7,7 +7,7 @@ pinned by tests/unit/raft_meta/test_engine_contract.py; S:n is a line of its syn
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import Any, Final, NoReturn
 
 import pysyncobj.pickle
@@ -20,7 +20,7 @@ from pysyncobj.syncobj import SyncObj
 from pysyncobj.transport import Transport
 
 from penstock.raft_meta.elections import RaftTiming
-from penstock.raft_meta.journal import COMMAND, LmdbJournal, RaftSafetyError
+from penstock.raft_meta.journal import COMMAND, VOTERS, LmdbJournal, RaftSafetyError
 from penstock.raft_meta.quorum import Role
 from penstock.raft_meta.rules.desk import MAX_BATCH_BYTES, EngineMessage
 from penstock.raft_meta.snapshots import Snapshot
@@ -28,6 +28,8 @@ from penstock.raft_meta.snapshots import Snapshot
 _ROLES: Final = (Role.FOLLOWER, Role.CANDIDATE, Role.LEADER)  # By the engine's numbers.
 _NEVER: Final = 1 << 60
 _COMMAND_TYPE: Final = COMMAND[0]
+_VOTERS_TYPE: Final = VOTERS[0]
+_NOBODY: Final = -1
 
 NEVER_APPENDED: Final = frozenset(
     {
@@ -150,7 +152,6 @@ class MetadataRaft(SyncObj):  # type: ignore[misc]  # pysyncobj has no types.
         self,
         *,
         node_id: int,
-        peers: Iterable[int],
         journal: LmdbJournal,
         timing: RaftTiming,
         send: Callable[[int, EngineMessage], None],
@@ -159,7 +160,8 @@ class MetadataRaft(SyncObj):  # type: ignore[misc]  # pysyncobj has no types.
         now_s: float,
     ) -> None:
         self.at(now_s)
-        self._peers = {peer: _Peer(peer) for peer in sorted(peers)}
+        self._nodes: dict[int, _Peer] = {}
+        self._journal = journal
         self._bridge = _Bridge(send)
         self._install = install
         conf = SyncObjConf(
@@ -180,9 +182,9 @@ class MetadataRaft(SyncObj):  # type: ignore[misc]  # pysyncobj has no types.
             logCompactionMinTime=_NEVER,
             onStateChanged=lambda _old, new: role_changed(_ROLES[new]),
         )
-        super().__init__(_Peer(node_id), self._peers.values(), conf=conf, transport=self._bridge)
-        if not self._peers:
-            self.stand()
+        # It is no voter until set_voters says so.
+        nobody = [self._node(_NOBODY)]
+        super().__init__(_Peer(node_id), nobody, conf=conf, transport=self._bridge)
 
     def at(self, now_s: float) -> None:
         """Set the engine's clock. Before every other call of a step."""
@@ -205,15 +207,15 @@ class MetadataRaft(SyncObj):  # type: ignore[misc]  # pysyncobj has no types.
 
     def deliver(self, peer: int, message: EngineMessage) -> None:
         """Hand the engine a message in its own form."""
-        self._bridge.deliver(self._peers[peer], message)
+        self._bridge.deliver(self._node(peer), message)
 
     def connect(self, peer: int) -> None:
         """Have the engine send to a peer."""
-        self._bridge.connected(self._peers[peer])
+        self._bridge.connected(self._node(peer))
 
     def disconnect(self, peer: int) -> None:
         """Have the engine send nothing to a peer."""
-        self._bridge.disconnected(self._peers[peer])
+        self._bridge.disconnected(self._node(peer))
 
     def stand(self) -> None:
         """Let the engine's election timer run out; it stands at the next tick if connected."""
@@ -228,9 +230,9 @@ class MetadataRaft(SyncObj):  # type: ignore[misc]  # pysyncobj has no types.
 
         The engine would also go back to just after it, and send again what is under way.
         """
-        next_index = self._SyncObj__raftNextIndex[self._peers[peer]]
+        next_index = self._SyncObj__raftNextIndex[self._node(peer)]
         self._next_node_idx(peer, index + 1, success=True)
-        self._SyncObj__raftNextIndex[self._peers[peer]] = max(next_index, index + 1)
+        self._SyncObj__raftNextIndex[self._node(peer)] = max(next_index, index + 1)
 
     def send_from(self, peer: int, index: int) -> None:
         """Go on at ``index`` for a peer."""
@@ -243,6 +245,54 @@ class MetadataRaft(SyncObj):  # type: ignore[misc]  # pysyncobj has no types.
     def install(self, snapshot: Snapshot) -> None:
         """Replace log and state by a snapshot, durably: the voter does it."""
         self._install(snapshot)
+
+    # Who votes. The engine counts majorities over its "other nodes" and itself (S:646, S:664,
+    # S:680, S:1068), and sends to its "readonly nodes" without counting them (S:1267).
+
+    def _node(self, peer: int) -> _Peer:
+        found = self._nodes.get(peer)
+        if found is None:
+            found = self._nodes[peer] = _Peer(peer)
+        return found
+
+    def set_voters(self, peers: Collection[int], *, is_voter: bool) -> None:
+        """Count majorities over these peers and this node; one that is no voter never stands.
+
+        A peer that was observed goes on where it was, and counts.
+        """
+        if not is_voter and self.role() is Role.LEADER:
+            raise RaftSafetyError("a leader was to be no voter")
+        wanted = {self._node(peer) for peer in peers}
+        if not is_voter:
+            # Somebody who is never connected keeps the gate shut (S:635), with no peers too.
+            wanted.add(self._node(_NOBODY))
+        others: set[_Peer] = self.__dict__["_SyncObj__otherNodes"]
+        readonly: set[_Peer] = self._SyncObj__readonlyNodes
+        for gone in others - wanted:
+            self._forget(gone)
+        readonly -= wanted
+        for peer in wanted - others:
+            self._SyncObj__raftNextIndex.setdefault(peer, self._journal.last_index + 1)
+            self._SyncObj__raftMatchIndex.setdefault(peer, 0)
+            self._SyncObj__lastResponseTime.setdefault(peer, _engine_now_s())
+        self._SyncObj__otherNodes = wanted
+
+    def observe(self, peer: int) -> None:
+        """As the leader, send to a peer that does not count."""
+        self._SyncObj__onReadonlyNodeConnected(self._node(peer))
+
+    def stop_observing(self, peer: int) -> None:
+        """Send nothing to a peer that does not count."""
+        node = self._node(peer)
+        if node in self._SyncObj__readonlyNodes:
+            self._SyncObj__readonlyNodes.discard(node)
+            self._forget(node)
+
+    def _forget(self, node: _Peer) -> None:
+        self.disconnect(node.number)
+        self._SyncObj__raftNextIndex.pop(node, None)
+        self._SyncObj__raftMatchIndex.pop(node, None)
+        self._SyncObj__lastResponseTime.pop(node, None)
 
     def _next_node_idx(
         self, peer: int, index: int, *, success: bool = False, reset: bool = False
@@ -283,9 +333,12 @@ class MetadataRaft(SyncObj):  # type: ignore[misc]  # pysyncobj has no types.
 
     def bounce(self, request_id: int) -> None:
         """Tell the caller of a command, which the engine forwarded, that it was not taken."""
-        if self._peers:
-            response = {"type": "apply_command_response", "request_id": request_id}
-            self.deliver(next(iter(self._peers)), response | {"error": FAIL_REASON.NOT_LEADER})
+        response = {"type": "apply_command_response", "request_id": request_id}
+        self.deliver(_NOBODY, response | {"error": FAIL_REASON.NOT_LEADER})
+
+    def submit_voters(self, payload: bytes, outcome: Outcome) -> None:
+        """As submit, for a voter set: for the engine it is one more command that it ignores."""
+        self._applyCommand(payload, outcome, _VOTERS_TYPE)
 
     def forget_commands(self) -> None:
         """Drop the outcomes that are awaited: their callers were told that nobody knows."""
@@ -301,7 +354,8 @@ class MetadataRaft(SyncObj):  # type: ignore[misc]  # pysyncobj has no types.
 
     def match_index(self) -> dict[int, int]:
         """How far each peer's disk agrees, as the leader knows it."""
-        return {peer.number: index for peer, index in self._SyncObj__raftMatchIndex.items()}
+        match = self._SyncObj__raftMatchIndex
+        return {peer.number: index for peer, index in match.items() if peer.number != _NOBODY}
 
     def jump_to(self, index: int) -> None:
         """A snapshot brought the state up to ``index``, which the journal now begins with."""

@@ -14,22 +14,24 @@ penstock.raft_meta.rules that names its section of the paper:
 5. ``voting`` (5.2; thesis 9.6, 4.2.3): the engine may stand only after a majority would vote for
    it, and candidates are ignored while a leader is alive.
 6. ``snapshotting`` (7): snapshots are ours: checksummed, and taken only by a log that lacks them.
-7. ``following``: only no-ops and commands are entries; nothing else that the engine can say is
-   passed on.
+7. ``following``: only no-ops, commands and voter sets are entries; nothing else that the engine can
+   say is passed on.
 8. ``reading`` (thesis 6.4): a majority echoes a round that began after the read did.
 
-And what Raft has and the engine has not: ``handing_over`` (thesis 3.10).
+And what Raft has and the engine has not: ``handing_over`` (thesis 3.10), ``founding`` and
+``changing`` (6; thesis 4): who votes, and how that changes.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from penstock.raft_meta.elections import Elections, RaftTiming
 from penstock.raft_meta.journal import LmdbJournal, RaftSafetyError
 from penstock.raft_meta.quorum import Role
+from penstock.raft_meta.rules.changing import Changing
 from penstock.raft_meta.rules.desk import (
     MAX_COMMAND_BYTES,
     Desk,
@@ -38,6 +40,7 @@ from penstock.raft_meta.rules.desk import (
     Message,
 )
 from penstock.raft_meta.rules.following import Following
+from penstock.raft_meta.rules.founding import Founding
 from penstock.raft_meta.rules.handing_over import HandingOver
 from penstock.raft_meta.rules.reading import Reading
 from penstock.raft_meta.rules.replicating import Replicating
@@ -45,6 +48,11 @@ from penstock.raft_meta.rules.snapshotting import Receiving, Sending
 from penstock.raft_meta.rules.terms import Terms
 from penstock.raft_meta.rules.voting import Voting
 from penstock.raft_meta.snapshots import Snapshot
+from penstock.raft_meta.voters import Address
+
+_ANSWERS: Final = frozenset({"vote", "pre_vote_reply", "append_entries_reply", "term_notice"})
+"""Nobody but a voter or observer is asked anything, so that nobody else has an answer. Leaders and
+candidates are heard whoever they are: they may be of a voter set that is not here yet."""
 
 __all__ = ["MAX_COMMAND_BYTES", "MAX_TERM_STEP", "Guard", "Message"]
 
@@ -61,24 +69,23 @@ class Guard:
         self,
         *,
         node_id: int,
-        peers: Iterable[int],
+        configured: Collection[int],
+        addresses: Mapping[int, Address],
         journal: LmdbJournal,
         timing: RaftTiming,
         rng: random.Random,
         load_snapshot: Callable[[], Snapshot | None],
     ) -> None:
         self._desk = desk = Desk(
-            node_id=node_id,
-            peers=peers,
-            journal=journal,
-            timing=timing,
-            load_snapshot=load_snapshot,
+            node_id=node_id, journal=journal, timing=timing, load_snapshot=load_snapshot
         )
-        self.elections = Elections(node_id, desk.peers, timing, rng)
+        self.elections = Elections(node_id, timing, rng)
         self.bounced: list[int] = []  # The engine's request ids of commands that it forwarded.
         self.reading = Reading(desk)
         self.handing_over = HandingOver(desk)
         self._terms = Terms(desk, self.elections)
+        self.founding = Founding(desk, configured, addresses)
+        self.changing = Changing(desk, self.handing_over)
         self._voting = Voting(desk, self._terms, self.elections, self.handing_over)
         following = Following(desk, self._terms)
         self._sending = Sending(desk)
@@ -93,6 +100,8 @@ class Guard:
             "pre_vote_reply": self._voting.on_pre_vote_reply,
             "term_notice": self._terms.on_term_notice,
             "timeout_now": self.handing_over.on_timeout_now,
+            "invitation": self.founding.on_invitation,
+            "invitation_reply": self.founding.on_reply,
         }
 
     def bind(self, engine: Engine, now_s: float) -> None:
@@ -100,26 +109,68 @@ class Guard:
         self._desk.engine = engine
         self._desk.now_s = now_s
         self.elections.restart_timer(now_s)
+        self._take_voters()
 
     @property
     def dropped(self) -> int:
         """Messages that were malformed, or from nobody who may send them."""
         return self._desk.dropped
 
+    @property
+    def is_alone(self) -> bool:
+        """This node is the only voter."""
+        return self._desk.is_voter and not self._desk.peers
+
+    def directory_of(self, peer: int) -> bytes:
+        """The directory that a voter or observer last answered this leader out of."""
+        return self._desk.progress(peer).directory_id
+
+    def _take_voters(self) -> None:
+        """Count with the newest voter set of the log, committed or not (thesis 4.1).
+
+        Whatever may have put one into the log, or cut one off, is followed by a call of this
+        before the engine counts anything again.
+        """
+        desk = self._desk
+        if desk.journal.voters is desk.voters:
+            return
+        before = set(desk.peers)
+        desk.take_voters(desk.journal.voters)
+        desk.engine.set_voters(desk.peers, is_voter=desk.is_voter)
+        self.elections.count_with(desk.majority)
+        now = set(desk.peers)
+        for gone in before - now:
+            self._sending.forget(gone)
+        if desk.leads:
+            for peer in now - before - desk.observers:
+                desk.progress(peer).begin_term()
+                desk.engine.connect(peer)
+            desk.observers -= now
+            desk.engine.hurry()
+        else:
+            self.elections.restart_timer(desk.now_s)
+
     # From the network.
 
     def receive(self, peer: int, message: Message, now_s: float) -> None:
         """Take a message of a peer whose identity is established. A malformed one is dropped."""
         self._desk.now_s = now_s
-        handler = self._handlers.get(message.WhichOneof("message") or "")
+        kind = message.WhichOneof("message") or ""
+        handler = self._handlers.get(kind)
         if (
             handler is None
-            or peer not in self._desk.peers
+            or peer == self._desk.node_id
+            or peer < 0
             or not 0 <= message.term <= self._desk.engine.term() + MAX_TERM_STEP
+            or (kind in _ANSWERS and not self._is_known(peer))
         ):
             self._desk.dropped += 1
             return
         handler(peer, message)
+        self._take_voters()
+
+    def _is_known(self, peer: int) -> bool:
+        return peer in self._desk.peers or peer in self._desk.observers
 
     def peer_lost(self, peer: int, now_s: float) -> None:
         """The connection from a peer broke."""
@@ -170,12 +221,17 @@ class Guard:
         if self._desk.leads:
             self._sending.before_tick()
             self.handing_over.before_tick()
-        else:
-            self._voting.before_tick()
+            self.changing.before_tick()
+            return
+        if self.founding.before_tick():
+            self._take_voters()
+            self.elections.stand_at_once(now_s)
+        self._voting.before_tick()
 
     def after_tick(self) -> None:
-        """The engine stood for election, or not."""
+        """The engine stood for election, or not, and appended what was proposed."""
         self._voting.after_tick()
+        self._take_voters()
 
     def role_changed(self, role: Role) -> None:
         """The engine's role changed, just now and before it has acted in it."""
@@ -188,14 +244,20 @@ class Guard:
                 desk.progress(peer).begin_term()
             else:
                 desk.engine.disconnect(peer)
+        if role is not Role.LEADER:
+            self.changing.stop()
         if role is Role.FOLLOWER:
             self.elections.restart_timer(desk.now_s)
 
     def next_deadline_s(self) -> float:
         """When ``before_tick`` has something to do, apart from the engine's heartbeats."""
         if self._desk.leads:
-            return min(self._sending.deadline_s(), self.handing_over.deadline_s())
-        return self.elections.deadline_s
+            return min(
+                self._sending.deadline_s(),
+                self.handing_over.deadline_s(),
+                self.changing.deadline_s(),
+            )
+        return min(self._voting.deadline_s(), self.founding.deadline_s())
 
     def flush(self) -> list[tuple[int, Message]]:
         """Make everything durable, and only then say what may leave, in order.

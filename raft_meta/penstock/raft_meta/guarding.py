@@ -34,6 +34,13 @@ Speaker = Callable[[Any], int]
 """The node that a request says it comes from."""
 
 
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A response that is bytes already, since many are sent the same. For streams of responses."""
+
+    data: bytes
+
+
 class _Malformed:
     """Stands for a request that cannot be read, on its way from gRPC to the refusal."""
 
@@ -178,7 +185,7 @@ def _guarded(handler: Any, door: _Door) -> Any:
         )
     if inspect.isasyncgenfunction(handler.unary_stream):
         return grpc.unary_stream_rpc_method_handler(
-            _guarded_generator(handler.unary_stream, door), _lenient(parse), serialize
+            _guarded_generator(handler.unary_stream, door), _lenient(parse), _once(serialize)
         )
     if inspect.iscoroutinefunction(handler.stream_unary):
         return grpc.stream_unary_rpc_method_handler(
@@ -195,6 +202,13 @@ def _guarded(handler: Any, door: _Door) -> Any:
     if not inspect.isasyncgenfunction(handler.stream_stream):
         raise TypeError(f"no guard is known for a method of this kind: {handler}")
     return handler  # It uses refusing_malformed.
+
+
+def _once(serialize: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+    def write(response: Any) -> bytes:
+        return response.data if isinstance(response, Encoded) else serialize(response)
+
+    return write
 
 
 def _lenient(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:

@@ -1,4 +1,7 @@
-"""The durable half of Raft: term, vote, log and commit index, in one LMDB transaction a sync.
+"""The durable half of Raft: term, vote, log, voter set and commit index, one transaction a sync.
+
+The directory's id is kept with them: who loses one loses all, and is another voter from then on
+(penstock.raft_meta.voters).
 
 Nothing here knows the engine; it has the methods that pysyncobj calls on a journal (add,
 deleteEntriesFrom, setCurrentTerm ...) because it takes that journal's place.
@@ -7,6 +10,7 @@ deleteEntriesFrom, setCurrentTerm ...) because it takes that journal's place.
 from __future__ import annotations
 
 import struct
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple, overload
@@ -16,12 +20,15 @@ import lmdb
 
 from penstock.raft_meta.damage import damaged
 from penstock.raft_meta.room import AwaitRoom, give_up, is_full
+from penstock.raft_meta.voters import DIRECTORY_ID_BYTES, VoterHistory, VoterSet
 from penstock.wire.errors import DataDirectoryError
 
 NO_OP: Final = b"\x01"
 """The command of a leader's first entry in its term, as the engine writes it."""
 COMMAND: Final = b"\x42"
 """What every command of the state machine begins with, as the engine sees it."""
+VOTERS: Final = b"\x43"
+"""What an entry that holds a voter set begins with; for the engine it is a command too."""
 FIRST_INDEX: Final = 1
 """Every log begins with an entry of this index and term 0, which means nothing (S:168)."""
 
@@ -30,6 +37,7 @@ _ENTRY_HEADER: Final = struct.Struct(">IQ")  # CRC32C of index, term and command
 _INDEX: Final = struct.Struct(">Q")
 _CRC_PREFIX: Final = struct.Struct(">QQ")
 _HARD_STATE: Final = struct.Struct(">IQqQQQ")  # CRC, term, vote, commit, first and last index.
+_BASE_VOTERS: Final = struct.Struct(">IQ")  # CRC of the rest; the index of the set that follows.
 _INITIAL_MAP_BYTES: Final = 64 * 1024 * 1024
 _NOBODY: Final = -1
 
@@ -39,7 +47,7 @@ class RaftSafetyError(Exception):
 
 
 class JournalEntry(NamedTuple):
-    """One entry as the engine knows it; ``command`` begins with NO_OP or COMMAND."""
+    """One entry as the engine knows it; ``command`` begins with NO_OP, COMMAND or VOTERS."""
 
     command: bytes
     log_index: int
@@ -53,7 +61,8 @@ class LmdbJournal:
     methods belong to one thread. Invariants, each raising RaftSafetyError: indices have no gap,
     terms never fall along the log, the current term never goes back and neither does a vote
     within it, nothing at or below the commit index is cut, and the commit index is never ahead of
-    what is durable (raising it further syncs first).
+    what is durable (raising it further syncs first), and voter sets that follow each other differ
+    by one voter.
 
     Raises DataDirectoryError for a damaged journal or another node's.
     """
@@ -66,6 +75,7 @@ class LmdbJournal:
         node_id: int,
         open_environment: Callable[..., Any] = lmdb.open,
         await_room: AwaitRoom = give_up,
+        new_directory_id: Callable[[], bytes] = lambda: uuid.uuid4().bytes,
     ) -> None:
         self._path = path
         self._await_room = await_room
@@ -77,6 +87,13 @@ class LmdbJournal:
         self._durable_first = 0  # The rows in the database: durable_first .. durable_last.
         self._durable_last = -1
         self._hard_state_dirty = False
+        self._voters = VoterHistory()
+        self._base_dirty = False
+        self._pledge = b""
+        self.directory_id = b""
+        """Tells this directory from every other one; drawn when it is made."""
+        self.knows_no_voters = False
+        """The journal is of a version that kept neither voter sets nor directory ids."""
         path.mkdir(parents=True, exist_ok=True)
         try:
             self._environment = open_environment(
@@ -88,7 +105,7 @@ class LmdbJournal:
         try:
             self._log = self._environment.open_db(b"log")
             self._meta = self._environment.open_db(b"meta")
-            self._open(f"{_FORMAT_VERSION} {cluster_id} {node_id}".encode())
+            self._open(f"{_FORMAT_VERSION} {cluster_id} {node_id}".encode(), new_directory_id)
         except (lmdb.Error, struct.error) as error:
             self.abandon()
             if is_full(error):
@@ -103,17 +120,24 @@ class LmdbJournal:
 
     # Reading the disk.
 
-    def _open(self, identity: bytes) -> None:
+    def _open(self, identity: bytes, new_directory_id: Callable[[], bytes]) -> None:
         with self._environment.begin() as transaction:
             found = transaction.get(b"identity", db=self._meta)
             if found is not None:
                 self._check_identity(bytes(found), identity)
                 self._load_hard_state(transaction)
+                self._load_voters(transaction)
                 self._load_entries(transaction)
-                return
+        if self.directory_id:
+            return
+        self.directory_id = new_directory_id()
+        if found is not None:
+            self.knows_no_voters = True  # Its id is written with the voter set that it gets.
+            return
         with self._environment.begin(write=True) as transaction:
             transaction.put(b"identity", identity, db=self._meta)
             transaction.put(b"hard-state", self._pack_hard_state(0, -1), db=self._meta)
+            transaction.put(b"directory", self.directory_id, db=self._meta)
 
     def _check_identity(self, found: bytes, expected: bytes) -> None:
         if found != expected:
@@ -133,6 +157,25 @@ class LmdbJournal:
         self._term, self._vote, self._commit = term, vote, commit
         self._durable_first, self._durable_last = first, end - 1
 
+    def _load_voters(self, transaction: Any) -> None:
+        self.directory_id = bytes(transaction.get(b"directory", db=self._meta) or b"")
+        if self.directory_id and len(self.directory_id) != DIRECTORY_ID_BYTES:
+            raise self._damaged("its directory id has a wrong length")
+        self._pledge = bytes(transaction.get(b"pledge", db=self._meta) or b"")
+        row = transaction.get(b"voters", db=self._meta)
+        if row is None:
+            return
+        crc, index = _BASE_VOTERS.unpack_from(row)
+        if crc != crc32c.crc32c(bytes(row)[4:]):
+            raise self._damaged("its voter set fails its checksum")
+        self._voters = VoterHistory(self._decode_voters(bytes(row)[_BASE_VOTERS.size :]), index)
+
+    def _decode_voters(self, payload: bytes) -> VoterSet:
+        try:
+            return VoterSet.decode(payload)
+        except ValueError as error:
+            raise self._damaged(str(error)) from None
+
     def _load_entries(self, transaction: Any) -> None:
         expected = self._durable_first
         for key, row in transaction.cursor(db=self._log):
@@ -144,6 +187,8 @@ class LmdbJournal:
             if crc != _crc(command, index, term):
                 raise self._damaged(f"entry {index} fails its checksum")
             self._entries.append(JournalEntry(command, index, term))
+            if command[:1] == VOTERS:
+                self._voters.append(index, self._decode_voters(command[1:]))
             expected += 1
         if expected != self._durable_last + 1:
             raise self._damaged(f"it ends at entry {expected - 1}, not at {self._durable_last}")
@@ -215,6 +260,54 @@ class LmdbJournal:
         """The commit index."""
         return self._commit
 
+    # Voters.
+
+    @property
+    def voters(self) -> VoterSet | None:
+        """The voter set in force: the newest in the log, committed or not. None: none is known."""
+        return self._voters.newest
+
+    @property
+    def voters_index(self) -> int:
+        """The index of the set in force; 0 while no log holds it."""
+        return self._voters.newest_index
+
+    def voters_at(self, index: int) -> VoterSet | None:
+        """The voter set that was in force when the log ended with ``index``."""
+        return self._voters.at(index)
+
+    @property
+    def is_fresh(self) -> bool:
+        """Nothing was ever promised or stored here."""
+        return (
+            self.last_index <= FIRST_INDEX
+            and (self._term, self._vote) == (0, _NOBODY)
+            and self.voters is None
+        )
+
+    @property
+    def pledge(self) -> bytes:
+        """The founder's directory that a fresh one promised to follow; empty: none."""
+        return self._pledge
+
+    def give_pledge(self, founder_directory_id: bytes) -> None:
+        """Promise to follow a founder; another one is refused from then on."""
+        if not self.is_fresh or self._pledge not in (b"", founder_directory_id):
+            raise RaftSafetyError("a second pledge, or one by a directory that is in use")
+        self._base_dirty |= self._pledge != founder_directory_id
+        self._pledge = founder_directory_id
+
+    def found(self, voters: VoterSet, *, index: int = 0) -> None:
+        """Begin with a voter set that no log holds yet, durably.
+
+        ``index`` is that of the entry that is known to hold it, if there is one.
+        """
+        if self._voters.newest is not None:
+            raise RaftSafetyError("a second founding")
+        self._voters = VoterHistory(voters, index)
+        self._base_dirty = True
+        self.sync()
+
     # Changing; on disk after the next sync.
 
     def add(self, command: bytes, idx: int, term: int) -> None:
@@ -223,10 +316,22 @@ class LmdbJournal:
             raise RaftSafetyError(f"entry {idx} cannot follow entry {self._entries[-1].log_index}")
         if self._entries and term < self._entries[-1].term:
             raise RaftSafetyError(f"entry {idx} of term {term} follows one of a later term")
-        if command != NO_OP and command[:1] != COMMAND:
+        if command[:1] == VOTERS:
+            self._add_voters(command[1:], idx)
+        elif command != NO_OP and command[:1] != COMMAND:
             raise RaftSafetyError(f"entry {idx} is of a kind that is never replicated")
         self._entries.append(JournalEntry(command, idx, term))
         self._mark(idx)
+
+    def _add_voters(self, payload: bytes, index: int) -> None:
+        try:
+            voters = VoterSet.decode(payload)
+        except ValueError as error:
+            raise RaftSafetyError(f"entry {index}: {error}") from None
+        before = self._voters.newest
+        if before is not None and not voters.may_follow(before):
+            raise RaftSafetyError(f"entry {index} changes more than one voter of {before.members}")
+        self._voters.append(index, voters)
 
     def deleteEntriesFrom(self, position: int) -> None:  # noqa: N802 - the engine's name for it.
         """Cut the list from ``position`` on."""
@@ -238,6 +343,7 @@ class LmdbJournal:
                 f"entry {index} was to be cut, but {self._commit} is committed already"
             )
         del self._entries[position:]
+        self._voters.cut_from(index)
         self._mark(index)
 
     def deleteEntriesTo(self, position: int) -> None:  # noqa: N802 - the engine's name for it.
@@ -278,17 +384,21 @@ class LmdbJournal:
             )
         del self._entries[: index - self.first_index]
         self._hard_state_dirty = True
+        self._base_dirty |= self._voters.compact_to(index)
 
-    def reset_to_snapshot(self, index: int, term: int) -> None:
+    def reset_to_snapshot(self, index: int, term: int, voters: VoterSet | None = None) -> None:
         """Drop every entry: a snapshot that ends with this one takes their place, and sync.
 
-        Term and vote stay. Raises RaftSafetyError for a snapshot of what is committed here.
+        Term and vote stay, and the voter set where the snapshot is so old that it has none.
+        Raises RaftSafetyError for a snapshot of what is committed here.
         """
         if self._entries and index <= self._commit:
             raise RaftSafetyError(f"a snapshot up to {index} when {self._commit} is committed")
         if term > self._term:
             self._term, self._vote = term, _NOBODY
         self._entries = [JournalEntry(NO_OP, index, term)]
+        self._voters = VoterHistory(voters or self._voters.newest, index)
+        self._base_dirty = True
         self._commit = index
         self._dirty_from = index
         self._hard_state_dirty = True
@@ -303,7 +413,7 @@ class LmdbJournal:
     @property
     def dirty(self) -> bool:
         """There is something that must be on disk before any message leaves."""
-        return self._dirty_from is not None or self._hard_state_dirty
+        return self._dirty_from is not None or self._hard_state_dirty or self._base_dirty
 
     def sync(self) -> None:
         """Make everything so far durable, in one transaction; nothing to do costs nothing.
@@ -326,11 +436,15 @@ class LmdbJournal:
                     raise
                 self._await_room(error)
         self._dirty_from = None
-        self._hard_state_dirty = False
-        self._durable_first, self._durable_last = self.first_index, self.last_index
+        self._hard_state_dirty = self._base_dirty = False
+        self._durable_first, self._durable_last = self._bounds()
+
+    def _bounds(self) -> tuple[int, int]:
+        """The first and last index; the last is before the first while there is no entry."""
+        return (self.first_index, self.last_index) if self._entries else (0, -1)
 
     def _write(self) -> None:
-        first, last = self.first_index, self.last_index
+        first, last = self._bounds()
         changed_from = last + 1 if self._dirty_from is None else self._dirty_from
         with self._environment.begin(write=True) as transaction:
             for index in range(self._durable_first, min(first, self._durable_last + 1)):
@@ -341,6 +455,17 @@ class LmdbJournal:
                 row = _ENTRY_HEADER.pack(_crc(*entry), entry.term) + entry.command
                 transaction.put(_INDEX.pack(entry.log_index), row, db=self._log)
             transaction.put(b"hard-state", self._pack_hard_state(first, last), db=self._meta)
+            if self._base_dirty:
+                self._write_base(transaction)
+
+    def _write_base(self, transaction: Any) -> None:
+        transaction.put(b"directory", self.directory_id, db=self._meta)
+        if self._pledge:
+            transaction.put(b"pledge", self._pledge, db=self._meta)
+        if self._voters.base is not None:
+            row = _BASE_VOTERS.pack(0, self._voters.base_index)[4:] + self._voters.base.encode()
+            crc = crc32c.crc32c(row).to_bytes(4, "big")
+            transaction.put(b"voters", crc + row, db=self._meta)
 
     def _pack_hard_state(self, first: int, last: int) -> bytes:
         body = _HARD_STATE.pack(0, self._term, self._vote, self._commit, first, last + 1)[4:]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Final
 
 import grpc
@@ -17,8 +17,8 @@ import structlog
 from grpc import aio
 
 from penstock.raft_meta.authentication import PeerAuthentication
-from penstock.raft_meta.config import Address
 from penstock.raft_meta.connecting import NodeConnector
+from penstock.raft_meta.voters import DIRECTORY_ID_BYTES, Address
 from penstock.v1 import raft_pb2, raft_pb2_grpc
 from penstock.wire.transport import format_address
 
@@ -28,6 +28,8 @@ QUEUE_BYTES: Final = 32 * 1024 * 1024
 """What may wait for one peer. Beyond it messages are dropped, as by a network."""
 _BACKOFF_MIN_S: Final = 0.05
 _BACKOFF_MAX_S: Final = 1.0
+_TRY_ADDRESS_S: Final = 1.0
+"""So long an address is tried where there is another one to try."""
 _CONNECT_S: Final = 5.0
 """After so long without a connection its reason is told, and the certificate is looked at again:
 a peer may have refused an old one."""
@@ -39,17 +41,22 @@ class _Outlet:
     """The stream to one peer. Keeps it open; drops what was meant for an earlier one."""
 
     def __init__(
-        self, peer: int, address: Address, hello: Message, connector: NodeConnector
+        self,
+        peer: int,
+        addresses: Callable[[], Sequence[Address]],
+        hello: Message,
+        connector: NodeConnector,
     ) -> None:
         self._peer = peer
-        self._address = format_address(*address)
+        self._addresses = addresses
         self._connector = connector
         self._hello = hello
         self._queue: deque[Message] = deque()
         self._queued_bytes = 0
         self._news = asyncio.Event()
+        self._address = addresses()[0]
         self._credentials = connector.credentials()
-        self._channel = connector.open(self._address, peer)
+        self._channel = connector.open(format_address(*self._address), peer)
         self._complaint = ""
         self._task = asyncio.create_task(self._keep_open(), name=f"raft to {peer}")
 
@@ -74,19 +81,26 @@ class _Outlet:
                 await self._stream()
             except (aio.AioRpcError, asyncio.InvalidStateError) as error:
                 self._complain(error)
-            if asyncio.get_running_loop().time() - began_s > _BACKOFF_MAX_S:
+            if asyncio.get_running_loop().time() - began_s > 2 * _BACKOFF_MAX_S:
                 backoff_s = _BACKOFF_MIN_S
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
             backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
             await self._renew_channel()
 
     async def _renew_channel(self) -> None:
-        """Connect with the certificate that the files hold now, if they have changed."""
-        credentials = self._connector.credentials()
-        if credentials is not self._credentials:
+        """Go on to the next address that is known, if there are several, and connect with the
+        certificate that the files hold now, if they have changed.
+        """
+        credentials, address = self._connector.credentials(), self._next_address()
+        if credentials is not self._credentials or address != self._address:
             await self._channel.close(None)
-            self._credentials = credentials
-            self._channel = self._connector.open(self._address, self._peer)
+            self._credentials, self._address = credentials, address
+            self._channel = self._connector.open(format_address(*address), self._peer)
+
+    def _next_address(self) -> Address:
+        addresses = list(dict.fromkeys(self._addresses())) or [self._address]
+        position = addresses.index(self._address) + 1 if self._address in addresses else 0
+        return addresses[position % len(addresses)]
 
     async def _stream(self) -> None:
         """Send what comes until the stream ends, and raise why it did."""
@@ -95,8 +109,9 @@ class _Outlet:
         call: Any = stub.Exchange(wait_for_ready=True)  # type: ignore[call-arg]  # So are the stubs.
         call.add_done_callback(lambda _call: self._news.set())
         try:
+            several = len(set(self._addresses())) > 1
             try:
-                async with asyncio.timeout(_CONNECT_S):
+                async with asyncio.timeout(_TRY_ADDRESS_S if several else _CONNECT_S):
                     await call.write(self._hello)
             except TimeoutError:
                 await self._tell_why_not_connected(stub)
@@ -149,7 +164,8 @@ class RaftLink(raft_pb2_grpc.RaftServicer):
     """The streams to and from all peers, and the Raft service. One event loop.
 
     ``on_message(peer, message)`` and ``on_lost(peer)`` are called on the loop, for the newest
-    stream of each peer only.
+    stream of each peer only. Any node of the cluster may open a stream: who counts is decided by
+    the voter set, which a new leader may know and this node not yet.
     """
 
     def __init__(
@@ -158,6 +174,7 @@ class RaftLink(raft_pb2_grpc.RaftServicer):
         node_id: int,
         cluster_id: str,
         voters: Mapping[int, Address],
+        advertised: Address,
         connector: NodeConnector,
         authentication: PeerAuthentication,
         on_message: Callable[[int, Message], None],
@@ -165,31 +182,78 @@ class RaftLink(raft_pb2_grpc.RaftServicer):
     ) -> None:
         self._node_id = node_id
         self._cluster_id = cluster_id
-        self._peers = {peer: address for peer, address in voters.items() if peer != node_id}
+        self._advertised = advertised
+        self._configured = {peer: address for peer, address in voters.items() if peer != node_id}
+        self._wanted = dict(self._configured)  # Whom to keep a stream to.
+        self._told: dict[int, Address] = {}  # Where peers say that they are.
+        self._directory_id = b""
         self._connector = connector
         self._authentication = authentication
         self._on_message = on_message
         self._on_lost = on_lost
+        self._running = False
         self._outlets: dict[int, _Outlet] = {}
+        self._closing: set[asyncio.Task[None]] = set()
         self._newest: dict[int, object] = {}  # Each peer's incoming stream.
         self._refused: set[str] = set()
 
-    def start(self) -> None:
-        """Connect to every peer, and keep doing so."""
-        for peer, address in self._peers.items():
+    def start(self, directory_id: bytes) -> None:
+        """Begin to connect; ``directory_id`` is that of this node's metadata directory."""
+        self._directory_id = directory_id
+        self._running = True
+        self.reach(self._wanted)
+
+    def reach(self, peers: Mapping[int, Address]) -> None:
+        """Keep streams to these peers, and to whoever has one to this node."""
+        self._wanted = {peer: address for peer, address in peers.items() if peer != self._node_id}
+        if not self._running:
+            return
+        for peer in self._wanted:
+            self._outlet(peer)
+        for peer in [peer for peer in self._outlets if not self._is_needed(peer)]:
+            self._drop(peer)
+
+    def addresses_of(self, peer: int) -> list[Address]:
+        """Where a peer may be: where it says, where the settings say, where the voter set says."""
+        books = (self._told, self._configured, self._wanted)
+        return [book[peer] for book in books if peer in book and book[peer][0]]
+
+    def _is_needed(self, peer: int) -> bool:
+        return peer in self._wanted or peer in self._newest
+
+    def _outlet(self, peer: int) -> _Outlet | None:
+        outlet = self._outlets.get(peer)
+        if outlet is None and self._running and self.addresses_of(peer):
             hello = raft_pb2.RaftHello(
-                cluster_id=self._cluster_id, node_id=self._node_id, receiver_node_id=peer
+                cluster_id=self._cluster_id,
+                node_id=self._node_id,
+                receiver_node_id=peer,
+                directory_id=self._directory_id,
+                host=self._advertised[0],
+                port=self._advertised[1],
             )
-            self._outlets[peer] = _Outlet(peer, address, Message(hello=hello), self._connector)
+            outlet = self._outlets[peer] = _Outlet(
+                peer, lambda: self.addresses_of(peer), Message(hello=hello), self._connector
+            )
+        return outlet
+
+    def _drop(self, peer: int) -> None:
+        self._told.pop(peer, None)
+        outlet = self._outlets.pop(peer, None)
+        if outlet is not None:
+            task = asyncio.ensure_future(outlet.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
 
     async def stop(self) -> None:
         """Close every stream to a peer."""
+        self._running = False
         outlets, self._outlets = self._outlets, {}
-        await asyncio.gather(*(outlet.close() for outlet in outlets.values()))
+        await asyncio.gather(*(outlet.close() for outlet in outlets.values()), *self._closing)
 
     def send(self, peer: int, message: Message) -> None:
         """Queue a message; it may be lost."""
-        outlet = self._outlets.get(peer)
+        outlet = self._outlet(peer)
         if outlet is not None:
             outlet.send(message)
 
@@ -208,6 +272,8 @@ class RaftLink(raft_pb2_grpc.RaftServicer):
         finally:
             if self._newest.get(peer) is stream:
                 del self._newest[peer]
+                if peer not in self._wanted:
+                    self._drop(peer)
                 self._on_lost(peer)
         return raft_pb2.RaftExchangeResponse()
 
@@ -233,11 +299,15 @@ class RaftLink(raft_pb2_grpc.RaftServicer):
                 f"node {hello.node_id} looks for node {hello.receiver_node_id} here, but this is "
                 f"node {self._node_id}: controller.quorum.voters disagree"
             )
-        elif hello.node_id not in self._peers:
-            refusal = f"node {hello.node_id} is not among the other voters of {self._node_id}"
+        elif hello.node_id == self._node_id or hello.node_id < 0:
+            refusal = f"node {hello.node_id} is not another node than {self._node_id}"
+        elif len(hello.directory_id) != DIRECTORY_ID_BYTES:
+            refusal = f"node {hello.node_id} does not say which directory is its own"
         if refusal:
             if refusal not in self._refused and len(self._refused) < 100:
                 self._refused.add(refusal)
                 log.warning("raft stream refused", reason=refusal, peer=context.peer())
             await context.abort(status, refusal)
+        if hello.host and hello.port > 0:
+            self._told[hello.node_id] = (hello.host, hello.port)
         return int(hello.node_id)

@@ -9,11 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from functools import partial
+from typing import Final
 
 from penstock.raft_meta.change_log import ChangeLog
+from penstock.raft_meta.core.encoding import nested
+from penstock.raft_meta.guarding import Encoded
 from penstock.v1 import cluster_pb2, controller_pb2
 
 Response = controller_pb2.WatchMetadataResponse
+_DELTA: Final = Response.DESCRIPTOR.fields_by_name["delta"]
 
 
 class Watcher:
@@ -26,7 +30,7 @@ class Watcher:
     def __init__(
         self,
         log: ChangeLog,
-        snapshot: Callable[[], asyncio.Future[Response]],
+        snapshot: Callable[[], asyncio.Future[Encoded]],
         endpoint: Callable[[], controller_pb2.ControllerEndpoint],
         position: int | None,
     ) -> None:
@@ -46,10 +50,10 @@ class Watcher:
         self._closed = True
         self._news.set()
 
-    async def responses(self) -> AsyncIterator[Response]:
-        """What to send, as it comes."""
+    async def responses(self) -> AsyncIterator[Encoded]:
+        """What to send, as it comes: WatchMetadataResponse, encoded once for all watchers."""
         if self._position is not None and not self._closed:
-            yield Response(active_controller=self._endpoint())
+            yield _encoded(None, self._endpoint())
         while not self._closed:
             self._news.clear()
             if self._position is None or not self._log.has(self._position):
@@ -62,10 +66,19 @@ class Watcher:
                 await self._news.wait()
 
 
+def _encoded(
+    delta: cluster_pb2.MetadataDelta | None, endpoint: controller_pb2.ControllerEndpoint | None
+) -> Encoded:
+    data = Response(active_controller=endpoint).SerializeToString()
+    if delta is not None:  # Joined as bytes: put into the message it would be copied.
+        data += nested(_DELTA, delta.SerializeToString())
+    return Encoded(data)
+
+
 def _first_response(
     encode: Callable[[], cluster_pb2.MetadataDelta], endpoint: controller_pb2.ControllerEndpoint
-) -> Response:
-    return Response(delta=encode(), active_controller=endpoint)
+) -> Encoded:
+    return _encoded(encode(), endpoint)
 
 
 class MetadataFeed:
@@ -82,7 +95,7 @@ class MetadataFeed:
     ) -> None:
         self._freeze = freeze
         self._endpoint = endpoint
-        self._snapshot: asyncio.Future[Response] | None = None  # One of what is true now.
+        self._snapshot: asyncio.Future[Encoded] | None = None  # One of what is true now.
         self._told = controller_pb2.ControllerEndpoint()
         self._log = ChangeLog()
         self._watchers: set[Watcher] = set()
@@ -101,7 +114,7 @@ class MetadataFeed:
         self._watchers.add(watcher)
         return watcher
 
-    def _take_snapshot(self) -> asyncio.Future[Response]:
+    def _take_snapshot(self) -> asyncio.Future[Encoded]:
         if self._snapshot is None:
             encode = partial(_first_response, self._freeze(), self._endpoint())
             loop = asyncio.get_running_loop()
@@ -109,7 +122,7 @@ class MetadataFeed:
             self._snapshot.add_done_callback(self._forget_snapshot)
         return self._snapshot
 
-    def _forget_snapshot(self, snapshot: asyncio.Future[Response]) -> None:
+    def _forget_snapshot(self, snapshot: asyncio.Future[Encoded]) -> None:
         if self._snapshot is snapshot:  # Whoever waits for it has it; it is large.
             self._snapshot = None
 
@@ -124,7 +137,9 @@ class MetadataFeed:
         if delta is None and not moved:
             return
         self._snapshot = None
-        self._log.append(Response(delta=delta, active_controller=endpoint if moved else None))
+        response = _encoded(delta, endpoint if moved else None)
+        last = (delta.index, delta.controller_epoch) if delta is not None else None
+        self._log.append(response, last)
         self._told = endpoint
         for watcher in self._watchers:
             watcher.notify()

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from penstock.raft_meta.voters import Address, VoterSet
+
 
 class Role(enum.Enum):
     """What a voter is in its term."""
@@ -41,6 +43,22 @@ class QuorumStatus:
     applied_index: int
     last_index: int
     match_index: Mapping[int, int] = field(default_factory=dict)
+    directory_id: bytes = b""
+    """Of this node's own metadata directory."""
+    voters: VoterSet | None = None
+    """The voter set in force here; None while none is known."""
+    voters_index: int = 0
+    """The index of the log entry that holds it; 0 while it is in no log."""
+    directories: Mapping[int, bytes] = field(default_factory=dict)
+    """The directory that each voter answers the leader out of; empty elsewhere."""
+    awaited: tuple[int, ...] = ()
+    """Without whom the first start of the cluster cannot go on."""
+
+    @property
+    def is_voter(self) -> bool:
+        """Whether this node votes."""
+        voters = self.voters
+        return voters is not None and voters.includes(self.node_id, self.directory_id)
 
 
 class StateMachine(Protocol):
@@ -114,6 +132,34 @@ class Quorum(Protocol):
 
         Returns the index. Raises as propose does.
         """
+        ...
+
+    async def add_voter(
+        self, node_id: int, address: Address, *, timeout_ms: int | None = None
+    ) -> VoterSet:
+        """Make a controller a voter once it is caught up; the voters from then on.
+
+        Safe to repeat. Raises DuplicateVoterError, VoterChangeInProgressError,
+        VoterNotCaughtUpError or NotEnoughVotersError when nothing was changed, and what propose
+        raises.
+        """
+        ...
+
+    async def remove_voter(self, node_id: int, *, timeout_ms: int | None = None) -> VoterSet:
+        """Make a controller no voter; the voters from then on.
+
+        A leader that is to be removed hands over and raises NotControllerError: ask its successor.
+        Raises UnknownVoterError, LastVoterError, VoterChangeInProgressError or
+        NotEnoughVotersError when nothing was changed, and what propose raises.
+        """
+        ...
+
+    async def wait_voters(self) -> None:
+        """Return once a voter set is known here: before that this node is of no cluster."""
+        ...
+
+    def address_of(self, node_id: int) -> Address | None:
+        """Where a controller is reached; None for one that is not known."""
         ...
 
     def status(self) -> QuorumStatus:

@@ -10,7 +10,7 @@ import os
 import random
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -33,8 +33,10 @@ from penstock.raft_meta.quorum import (
     Role,
     StateMachine,
 )
+from penstock.raft_meta.rules.changing import Refusal
 from penstock.raft_meta.snapshots import SnapshotStore
 from penstock.raft_meta.voter import (
+    ChangeRefused,
     Committed,
     Event,
     HandOverFailed,
@@ -43,7 +45,11 @@ from penstock.raft_meta.voter import (
     Refused,
     Undecided,
     Voter,
+    VotersChanged,
+    VotersCommitted,
 )
+from penstock.raft_meta.voter_refusals import change_refused
+from penstock.raft_meta.voters import Address, VoterSet
 from penstock.wire.errors import (
     DataDirectoryError,
     InvalidRequestError,
@@ -55,6 +61,10 @@ from penstock.wire.errors import (
 log = structlog.get_logger()
 
 _NOBODY: Final = -1
+_FIRST_REMINDER_S: Final = 5.0
+_NEXT_REMINDER_S: Final = 60.0
+_PATIENCE: Final = 0.8
+"""The part of a request's time in which a new voter must have caught up."""
 _SLICE_S: Final = 0.02
 """The state machine is fed for so long at a time."""
 
@@ -73,6 +83,7 @@ class RaftQuorum:
         self._machine = machine
         self._tokens = itertools.count()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._changing: dict[int, int] = {}  # Token to the node that is added or removed.
         self._listeners: list[LeadershipListener] = []
         self._successor: asyncio.Future[bool] | None = None  # While the office is handed over.
         self._lock = -1
@@ -86,10 +97,15 @@ class RaftQuorum:
         self._taking_later = False
         self._encoding = False  # A snapshot is being encoded.
         self._status = QuorumStatus(config.node_id, Role.FOLLOWER, 0, -1, 0, 0, 0)
+        self._directory_id = b""
+        self._voters: VoterSet | None = None
+        self._voters_known = asyncio.Event()
+        self._reminder: asyncio.TimerHandle | None = None
         self.link = RaftLink(
             node_id=config.node_id,
             cluster_id=config.cluster_id,
             voters=config.voters,
+            advertised=config.reached_at,
             connector=NodeConnector(tls),
             authentication=PeerAuthentication(config.cluster_id, tls=tls is not None),
             on_message=self._on_message,
@@ -116,8 +132,9 @@ class RaftQuorum:
             self._thread.stop()
             os.close(self._lock)
             raise
-        self.link.start()
+        self.link.start(self._directory_id)
         self._thread.submit(lambda _voter, _now_s: None)  # What the disk held becomes events.
+        self._reminder = self._loop.call_later(_FIRST_REMINDER_S, self._remind)
 
     def _lock_directory(self) -> int:
         directory = self._config.data_dir
@@ -143,10 +160,12 @@ class RaftQuorum:
             node_id=config.node_id,
             await_room=self._thread.await_room,
         )
+        self._directory_id = journal.directory_id
         try:
             return Voter(
                 node_id=config.node_id,
                 voters=config.voters,
+                addresses=config.voters,
                 journal=journal,
                 snapshots=SnapshotStore(config.data_dir),
                 timing=RaftTiming(
@@ -186,6 +205,8 @@ class RaftQuorum:
         if not self._running:
             return
         self._running = False
+        if self._reminder is not None:
+            self._reminder.cancel()
         await self.link.stop()
         self._thread.stop()
         await self._loop.run_in_executor(None, self._thread.join)
@@ -221,7 +242,7 @@ class RaftQuorum:
                 f"the command has {len(payload)} bytes, and {MAX_COMMAND_BYTES} are allowed; "
                 "split the request"
             )
-        return self._ask(lambda voter, token: voter.propose(token, payload), len(payload))
+        return self._ask(lambda voter, token, _now_s: voter.propose(token, payload), len(payload))
 
     async def propose(self, payload: bytes, *, timeout_ms: int | None = None) -> bytes:
         """Submit a command and wait for its result; see Quorum.propose for what is raised."""
@@ -230,21 +251,29 @@ class RaftQuorum:
 
     async def read_index(self, *, timeout_ms: int | None = None) -> int:
         """Wait until everything committed before the call is applied here."""
-        future = self._ask(lambda voter, token: voter.read(token), 0)
+        future = self._ask(lambda voter, token, _now_s: voter.read(token))
         index: int = await self._wait(future, timeout_ms)
         return index
 
-    def _ask(self, operation: Callable[[Voter, int], None], size_bytes: int) -> asyncio.Future[Any]:
+    def _ask(
+        self,
+        operation: Callable[[Voter, int, float], None],
+        size_bytes: int = 0,
+        about: int = _NOBODY,
+    ) -> asyncio.Future[Any]:
         if not self._running:
             raise NotControllerError("this controller is stopped; ask another")
         token = next(self._tokens)
-        if not self._thread.offer(lambda voter, _now_s: operation(voter, token), size_bytes):
+        if not self._thread.offer(lambda voter, now_s: operation(voter, token, now_s), size_bytes):
             raise NotControllerError(
                 f"controller {self._config.node_id} waits for its disk and takes nothing more; "
                 "nothing was done: ask again soon, or another one"
             )
         future: asyncio.Future[Any] = self._loop.create_future()
         self._waiting[token] = future
+        if about != _NOBODY:
+            self._changing[token] = about
+            future.add_done_callback(lambda _future: self._changing.pop(token, None))
         future.add_done_callback(lambda _future: self._waiting.pop(token, None))
         return future
 
@@ -262,15 +291,91 @@ class RaftQuorum:
             future.set_exception(
                 RequestTimedOutError(
                     f"not committed within {wait_ms} ms: too few of the controllers "
-                    f"{sorted(self._config.voters)} answer; the command may still take effect"
+                    f"{self._voter_ids()} answer; the command may still take effect"
                 )
             )
 
+    def _voter_ids(self) -> list[int]:
+        return sorted(self._config.voters if self._voters is None else self._voters.node_ids)
+
+    @property
+    def _is_alone(self) -> bool:
+        return len(self._voter_ids()) == 1
+
+    def address_of(self, node_id: int) -> Address | None:
+        """Where a controller is reached; None for one that is not known."""
+        if node_id == self._config.node_id:
+            return self._config.reached_at
+        return next(iter(self.link.addresses_of(node_id)), None)
+
     def leader_hint(self, leader_id: int, term: int) -> LeaderHint | None:
-        """Where a leader is, if it is known."""
-        if leader_id not in self._config.voters:
+        """Where a leader is, if it is another node and known."""
+        address = self.address_of(leader_id)
+        if address is None or leader_id == self._config.node_id:
             return None
-        return LeaderHint(leader_id, term, *self._config.voters[leader_id])
+        return LeaderHint(leader_id, term, *address)
+
+    # Who votes.
+
+    async def add_voter(
+        self, node_id: int, address: Address, *, timeout_ms: int | None = None
+    ) -> VoterSet:
+        """Make a controller a voter once it is caught up; see Quorum.add_voter."""
+        wait_ms = self._config.propose_timeout_ms if timeout_ms is None else timeout_ms
+        # The voter gives up first, and knows why.
+        patience_s = wait_ms / 1000 * _PATIENCE
+        voters: VoterSet = await self._wait(
+            self._ask(
+                lambda voter, token, now_s: voter.add_voter(
+                    token, node_id, address, now_s, timeout_s=patience_s
+                ),
+                about=node_id,
+            ),
+            wait_ms,
+        )
+        return voters
+
+    async def remove_voter(self, node_id: int, *, timeout_ms: int | None = None) -> VoterSet:
+        """Make a controller no voter; see Quorum.remove_voter."""
+        voters: VoterSet = await self._wait(
+            self._ask(
+                lambda voter, token, now_s: voter.remove_voter(token, node_id, now_s),
+                about=node_id,
+            ),
+            timeout_ms,
+        )
+        return voters
+
+    async def wait_voters(self) -> None:
+        """Return once a voter set is known here."""
+        await self._voters_known.wait()
+
+    def _voters_changed(self, voters: VoterSet | None, observers: Mapping[int, Address]) -> None:
+        if voters is not None and voters != self._voters:
+            log.info("voters", node_ids=sorted(voters.node_ids))
+        self._voters = voters
+        if voters is not None:
+            self._voters_known.set()
+        known = {} if voters is None else {member.node_id: member.address for member in voters}
+        self.link.reach((known or dict(self._config.voters)) | dict(observers))
+
+    def _remind(self) -> None:
+        """Say what a controller that is no voter waits for."""
+        status = self._status
+        self._reminder = self._loop.call_later(_NEXT_REMINDER_S, self._remind)
+        if status.awaited:
+            log.warning(
+                "the first start of a cluster waits for every one of its controllers",
+                missing=list(status.awaited),
+                next_step="start them; controller.quorum.voters must be the same on all",
+            )
+        elif not status.is_voter:
+            log.warning(
+                "this controller does not vote",
+                voters=self._voter_ids(),
+                next_step="penstock quorum add, unless the cluster is being started for the first "
+                "time",
+            )
 
     # Between loop and thread.
 
@@ -295,7 +400,7 @@ class RaftQuorum:
 
     def _room_changed_in_thread(self, error: Exception | None) -> None:
         status = self._status
-        if error is not None and len(self._config.voters) > 1:
+        if error is not None and not self._is_alone:
             self._status = replace(status, role=Role.FOLLOWER, leader_id=-1, match_index={})
         self._to_loop(partial(self._room_changed, error, status.term))
 
@@ -310,7 +415,7 @@ class RaftQuorum:
             next_step="free space on that disk; no restart is needed",
         )
         # Whoever acts on its leadership must not go on while another one may be elected.
-        if len(self._config.voters) > 1:
+        if not self._is_alone:
             for listener in self._listeners:
                 listener(Leadership(term, -1, leading=False))
 
@@ -373,10 +478,7 @@ class RaftQuorum:
             case ReadReady(token, index):
                 self._answer(token, index)
             case Refused(token, leader_id):
-                hint = self.leader_hint(leader_id, self._status.term)
-                where = f"ask node {leader_id}" if hint else "ask again when one is elected"
-                message = f"controller {self._config.node_id} is not the active one; {where}"
-                self._answer(token, NotControllerError(message, leader=hint))
+                self._answer(token, self._not_controller(leader_id))
             case Undecided(token):
                 message = "leadership was lost before the command was decided; it may take effect"
                 self._answer(token, RequestTimedOutError(message))
@@ -387,13 +489,37 @@ class RaftQuorum:
                     self._hand_over_ended(succeeded=True)
                 for listener in self._listeners:
                     listener(event)
+            case VotersChanged() | VotersCommitted() | ChangeRefused():
+                self._take_change(event)
+
+    def _take_change(self, event: VotersChanged | VotersCommitted | ChangeRefused) -> None:
+        match event:
+            case VotersChanged(voters, observers):
+                self._voters_changed(voters, observers)
+            case VotersCommitted(voters, token):
+                self._answer(token, voters)
+            case ChangeRefused(token, reason, behind):
+                self._answer(token, self._refusal(token, reason, behind))
+
+    def _not_controller(self, leader_id: int) -> NotControllerError:
+        hint = self.leader_hint(leader_id, self._status.term)
+        where = f"ask node {leader_id}" if hint else "ask again when one is elected"
+        message = f"controller {self._config.node_id} is not the active one; {where}"
+        return NotControllerError(message, leader=hint)
+
+    def _refusal(self, token: int, reason: Refusal, behind: int) -> Exception:
+        if reason in (Refusal.NOT_LEADER, Refusal.HANDED_OVER):
+            return self._not_controller(self._status.leader_id)
+        return change_refused(
+            reason, self._changing.get(token, _NOBODY), self._status, behind=behind
+        )
 
     def _hand_over_ended(self, *, succeeded: bool) -> None:
         successor, self._successor = self._successor, None
         if successor is not None and not successor.done():
             successor.set_result(succeeded)
 
-    def _answer(self, token: int, result: bytes | int | Exception) -> None:
+    def _answer(self, token: int, result: bytes | int | VoterSet | Exception) -> None:
         future = self._waiting.get(token)
         if future is None or future.done():
             return

@@ -12,6 +12,7 @@ from penstock.raft_meta.active import ControllerShell, HeartbeatStream
 from penstock.raft_meta.config import ControllerConfig
 from penstock.raft_meta.core.versions import METADATA_VERSION
 from penstock.raft_meta.quorum import Quorum
+from penstock.raft_meta.quorum_service import QuorumServicer
 from penstock.v1 import cluster_pb2, controller_pb2, controller_pb2_grpc
 from penstock.wire.errors import (
     InconsistentClusterIdError,
@@ -35,13 +36,12 @@ ADMIN_COMMANDS: Final = frozenset(
 """What brokers may forward for an administrator. The rest is between broker and controller."""
 
 
-class ControllerServicer(controller_pb2_grpc.ControllerServicer):
+class ControllerServicer(QuorumServicer, controller_pb2_grpc.ControllerServicer):
     """The service over the shell and the quorum. One event loop."""
 
     def __init__(self, config: ControllerConfig, shell: ControllerShell, quorum: Quorum) -> None:
-        self._config = config
+        super().__init__(config, quorum)
         self._shell = shell
-        self._quorum = quorum
 
     async def RegisterBroker(
         self, request: controller_pb2.RegisterBrokerRequest, context: Any
@@ -146,8 +146,8 @@ class ControllerServicer(controller_pb2_grpc.ControllerServicer):
         self,
         request: controller_pb2.WatchMetadataRequest,
         context: Any,
-    ) -> AsyncIterator[controller_pb2.WatchMetadataResponse]:
-        """Send a snapshot and then every committed change."""
+    ) -> AsyncIterator[Any]:
+        """Send a snapshot and then every committed change: WatchMetadataResponse, or Encoded."""
         if request.cluster_id != self._config.cluster_id:
             error = InconsistentClusterIdError(
                 f"broker {request.node_id} is of cluster {request.cluster_id!r}, and this "
@@ -156,29 +156,11 @@ class ControllerServicer(controller_pb2_grpc.ControllerServicer):
             )
             yield controller_pb2.WatchMetadataResponse(error=error.to_proto())
             return
+        # An empty directory has nothing to tell, and must not be taken for the metadata.
+        await self._quorum.wait_voters()
         watcher = self._shell.feed.subscribe(request.known_index, request.known_controller_epoch)
         try:
             async for response in watcher.responses():
                 yield response
         finally:
             self._shell.feed.unsubscribe(watcher)
-
-    async def DescribeQuorum(
-        self,
-        request: controller_pb2.DescribeQuorumRequest,
-        context: Any,
-    ) -> controller_pb2.DescribeQuorumResponse:
-        """Tell how this controller sees the quorum."""
-        status = self._quorum.status()
-        response = controller_pb2.DescribeQuorumResponse(
-            leader_id=status.leader_id,
-            term=status.term,
-            commit_index=status.commit_index,
-            applied_index=status.applied_index,
-            answered_by=status.node_id,
-            supported_metadata_version=METADATA_VERSION,
-        )
-        for node_id, (host, port) in sorted(self._config.voters.items()):
-            match_index = status.match_index.get(node_id, -1)
-            response.voters.add(node_id=node_id, host=host, port=port, match_index=match_index)
-        return response

@@ -13,6 +13,7 @@ from typing import Final
 import crc32c
 
 from penstock.raft_meta.damage import damaged
+from penstock.raft_meta.voters import VoterSet
 from penstock.wire.errors import DataDirectoryError
 
 MAX_SNAPSHOT_BYTES: Final = 512 * 1024 * 1024
@@ -21,7 +22,10 @@ MAX_SNAPSHOT_BYTES: Final = 512 * 1024 * 1024
 _HEADER: Final = struct.Struct(">4sIQQQI")  # Magic, version, index, term, length, data's CRC.
 _TRAILER: Final = struct.Struct(">I")  # CRC of the header.
 _MAGIC: Final = b"PSNP"
-_VERSION: Final = 1
+_VERSIONS: Final = range(1, 3)
+_VERSION: Final = 2
+"""Since version 2 the voter set stands between header and data, after its length."""
+_VOTERS_LENGTH: Final = struct.Struct(">I")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +35,18 @@ class Snapshot:
     index: int
     term: int
     data: bytes
+    voters: VoterSet | None = None
+    """The voter set in force at ``index``; None in a snapshot of a version that had none."""
 
     @property
     def crc(self) -> int:
-        """CRC32C of the data."""
-        return int(crc32c.crc32c(self.data))
+        """CRC32C of the data, and of the voter set after it."""
+        return int(crc32c.crc32c(self.encoded_voters, crc32c.crc32c(self.data)))
+
+    @property
+    def encoded_voters(self) -> bytes:
+        """The voter set as it is stored; empty without one."""
+        return b"" if self.voters is None else self.voters.encode()
 
 
 class SnapshotStore:
@@ -64,12 +75,23 @@ class SnapshotStore:
         (header_crc,) = _TRAILER.unpack_from(raw, _HEADER.size)
         if magic != _MAGIC or crc32c.crc32c(raw[: _HEADER.size]) != header_crc:
             raise self._damaged("its header fails its checksum")
-        if version != _VERSION:
+        if version not in _VERSIONS:
             raise self._damaged(f"its version is {version}, and {_VERSION} is known")
-        snapshot = Snapshot(index, term, raw[head:])
-        if length != len(snapshot.data) or crc != snapshot.crc:
+        voters, data = (b"", raw[head:]) if version == 1 else self._split(raw[head:])
+        if length != len(data) or crc != crc32c.crc32c(voters, crc32c.crc32c(data)):
             raise self._damaged("its content fails its checksum")
-        return snapshot
+        try:
+            return Snapshot(index, term, data, VoterSet.decode(voters) if voters else None)
+        except ValueError as error:
+            raise self._damaged(str(error)) from None
+
+    def _split(self, body: bytes) -> tuple[bytes, bytes]:
+        """Voter set and data of a version 2 snapshot."""
+        if len(body) < _VOTERS_LENGTH.size:
+            raise self._damaged("it is too short")
+        (length,) = _VOTERS_LENGTH.unpack_from(body)
+        end = _VOTERS_LENGTH.size + length
+        return body[_VOTERS_LENGTH.size : end], body[end:]
 
     def save(self, snapshot: Snapshot) -> None:
         """Replace the newest snapshot. Durable when this returns; a crash leaves old or new.
@@ -79,11 +101,13 @@ class SnapshotStore:
         header = _HEADER.pack(
             _MAGIC, _VERSION, snapshot.index, snapshot.term, len(snapshot.data), snapshot.crc
         )
+        voters = snapshot.encoded_voters
         self._directory.mkdir(parents=True, exist_ok=True)
         temporary = self._path.with_suffix(".tmp")
         try:
             with temporary.open("wb") as file:
                 file.write(header + _TRAILER.pack(crc32c.crc32c(header)))
+                file.write(_VOTERS_LENGTH.pack(len(voters)) + voters)
                 file.write(snapshot.data)
                 file.flush()
                 os.fsync(file.fileno())

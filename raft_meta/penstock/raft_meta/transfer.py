@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.raft_meta.snapshots import MAX_SNAPSHOT_BYTES, Snapshot
+from penstock.raft_meta.voters import VoterSet
 from penstock.v1 import raft_pb2
 
 CHUNK_BYTES: Final = 256 * 1024
@@ -37,6 +38,7 @@ class OutgoingSnapshot:
             offset_bytes=self.offset_bytes,
             total_bytes=len(self.snapshot.data),
             crc32c=self.crc,
+            voters=None if self.snapshot.voters is None else self.snapshot.voters.to_proto(),
             data=self.snapshot.data[self.offset_bytes : end],
         )
 
@@ -76,4 +78,15 @@ def is_well_formed(chunk: raft_pb2.SnapshotChunk, term: int) -> bool:
         and len(chunk.data) <= CHUNK_BYTES
         and chunk.last_index > 1
         and 0 <= chunk.last_term <= term
+        and _has_sound_voters(chunk)
     )
+
+
+def _has_sound_voters(chunk: raft_pb2.SnapshotChunk) -> bool:
+    if not chunk.HasField("voters"):
+        return True
+    try:
+        VoterSet.from_proto(chunk.voters)
+    except ValueError:
+        return False
+    return True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,10 +18,33 @@ from penstock.raft_meta.damage import damaged
 from penstock.raft_meta.elections import RaftTiming
 from penstock.raft_meta.engine import NEVER_APPENDED, SUCCESS, MetadataRaft
 from penstock.raft_meta.guard import Guard, Message
-from penstock.raft_meta.journal import COMMAND, LmdbJournal, RaftSafetyError
+from penstock.raft_meta.journal import COMMAND, VOTERS, LmdbJournal, RaftSafetyError
 from penstock.raft_meta.quorum import Leadership, QuorumStatus, Role
 from penstock.raft_meta.room import AwaitRoom, give_up, is_full
+from penstock.raft_meta.rules.changing import (
+    NO_TOKEN,
+    AddVoter,
+    ChangeRefused,
+    Propose,
+    RemoveVoter,
+    Unchanged,
+)
 from penstock.raft_meta.snapshots import Snapshot, SnapshotStore
+from penstock.raft_meta.voters import Address, VoterSet
+
+__all__ = [
+    "ChangeRefused",
+    "Committed",
+    "Event",
+    "HandOverFailed",
+    "Installed",
+    "ReadReady",
+    "Refused",
+    "Undecided",
+    "Voter",
+    "VotersChanged",
+    "VotersCommitted",
+]
 
 _NOBODY: Final = -1
 _log = structlog.get_logger()
@@ -72,11 +95,45 @@ class HandOverFailed:
     """No other voter took over in time, or there is none: this one leads on, if it led."""
 
 
-Event = Committed | Installed | Refused | Undecided | ReadReady | HandOverFailed | Leadership
+@dataclass(frozen=True, slots=True)
+class VotersChanged:
+    """Another voter set is in force here, committed or not; or others are to be reached.
+
+    ``observers`` are those who get the log and are no voters, with their addresses.
+    """
+
+    voters: VoterSet | None
+    observers: Mapping[int, Address]
+
+
+@dataclass(frozen=True, slots=True)
+class VotersCommitted:
+    """A change of the voter set is committed, or was in force already. ``token`` as above."""
+
+    voters: VoterSet
+    token: int
+
+
+Event = (
+    Committed
+    | Installed
+    | Refused
+    | Undecided
+    | ReadReady
+    | HandOverFailed
+    | VotersChanged
+    | VotersCommitted
+    | ChangeRefused
+    | Leadership
+)
 
 
 class Voter:
     """One voter. One thread; ``now_s`` is a monotonic clock's and never goes back.
+
+    ``voters`` are those of controller.quorum.voters. They matter at the first start of a cluster
+    alone (penstock.raft_meta.rules.founding): from then on its log says who votes. A node that
+    the voter set lacks, with its very directory, follows and never votes for itself.
 
     Raises RaftSafetyError, lmdb.Error or OSError when it cannot go on: the process must then end.
     """
@@ -93,6 +150,7 @@ class Voter:
         retained_entries: int,
         now_s: float,
         await_room: AwaitRoom = give_up,
+        addresses: Mapping[int, Address] | None = None,
     ) -> None:
         self._node_id = node_id
         self._await_room = await_room
@@ -103,11 +161,14 @@ class Voter:
         self._proposals: deque[tuple[int, bytes]] = deque()
         self._undecided: set[int] = set()  # Tokens of commands that the engine has.
         self._decided: dict[int, int] = {}  # Index to token of commands committed in this tick.
-        self._peers = [voter for voter in voters if voter != node_id]
         self._snapshot = self._align()
+        if journal.knows_no_voters and journal.voters is None and not journal.is_fresh:
+            # Of a version in which the configuration said who votes; the log will say so from now.
+            journal.found(VoterSet.of(voters, addresses))
         self._guard = Guard(
             node_id=node_id,
-            peers=self._peers,
+            configured=voters,
+            addresses=addresses or {},
             journal=journal,
             timing=timing,
             rng=rng,
@@ -115,7 +176,6 @@ class Voter:
         )
         self._raft = MetadataRaft(
             node_id=node_id,
-            peers=self._peers,
             journal=journal,
             timing=timing,
             send=self._guard.send,
@@ -131,6 +191,7 @@ class Voter:
             self._events.append(Installed(self._snapshot))
         self._leadership = Leadership(self._raft.term(), _NOBODY, leading=False)
         self._hands_over = False
+        self._told_voters: tuple[VoterSet | None, dict[int, Address]] = (None, {})
 
     def _align(self) -> Snapshot | None:
         """Make the journal begin where the snapshot ends, or before: a crash may lie between.
@@ -152,7 +213,7 @@ class Voter:
                     f"the Raft journal begins at {journal.first_index}, but the snapshot ends at "
                     f"{snapshot.index}"
                 )
-            journal.reset_to_snapshot(snapshot.index, snapshot.term)
+            journal.reset_to_snapshot(snapshot.index, snapshot.term, snapshot.voters)
         elif journal.commit_index < snapshot.index:
             journal.setRaftCommitIndex(snapshot.index)
         return snapshot
@@ -190,6 +251,18 @@ class Voter:
         self._guard.handing_over.begin(now_s)
         self._hands_over = True
 
+    def add_voter(
+        self, token: int, node_id: int, address: Address, now_s: float, *, timeout_s: float
+    ) -> None:
+        """Make a node a voter once it is caught up; ends with an event of the token."""
+        self._raft.at(now_s)
+        self._guard.changing.add(AddVoter(token, node_id, address, now_s + timeout_s))
+
+    def remove_voter(self, token: int, node_id: int, now_s: float) -> None:
+        """Make a node no voter; ends with an event of the token."""
+        self._raft.at(now_s)
+        self._guard.changing.remove(RemoveVoter(token, node_id))
+
     def read(self, token: int) -> None:
         """Begin a linearizable read."""
         if not self._guard.reading.begin(token):
@@ -206,7 +279,7 @@ class Voter:
         if term is None or index > self._delivered:
             raise RaftSafetyError(f"a snapshot up to {index}, and {self._delivered} is applied")
         try:
-            self._store(Snapshot(index, term, data))
+            self._store(Snapshot(index, term, data, self._journal.voters_at(index)))
         except OSError as error:
             if not is_full(error):
                 raise
@@ -228,7 +301,7 @@ class Voter:
                 if not is_full(error):
                     raise
                 self._await_room(error)
-        self._journal.reset_to_snapshot(snapshot.index, snapshot.term)
+        self._journal.reset_to_snapshot(snapshot.index, snapshot.term, snapshot.voters)
         self._raft.jump_to(snapshot.index)
         self._delivered = snapshot.index
         self._events.append(Installed(snapshot))
@@ -247,6 +320,7 @@ class Voter:
         raft, guard = self._raft, self._guard
         raft.at(now_s)
         guard.before_tick(now_s)
+        self._change_voters()
         self._submit()
         raft.tick()
         guard.after_tick()
@@ -255,11 +329,30 @@ class Voter:
         self._drain()
         self._note_leadership()
         self._note_hand_over()
+        self._note_voters()
         for token, index in guard.reading.ready():
             self._events.append(ReadReady(token, index))
         messages = guard.flush()
         events, self._events = self._events, []
         return events, messages
+
+    def _change_voters(self) -> None:
+        for outcome in self._guard.changing.take_outcomes():
+            match outcome:
+                case Propose(token, voters):
+                    if token != NO_TOKEN:
+                        self._undecided.add(token)
+                    self._raft.submit_voters(voters.encode(), self._outcome_of(token))
+                case Unchanged(token) if self._journal.voters is not None:
+                    self._events.append(VotersCommitted(self._journal.voters, token))
+                case ChangeRefused(token) if token != NO_TOKEN:
+                    self._events.append(outcome)
+
+    def _note_voters(self) -> None:
+        now = (self._journal.voters, self._guard.changing.addresses())
+        if now != self._told_voters:
+            self._told_voters = now
+            self._events.append(VotersChanged(*now))
 
     def _submit(self) -> None:
         leading = self._raft.role() is Role.LEADER
@@ -295,6 +388,8 @@ class Voter:
                 token = self._decided.pop(index, _NOBODY)
                 if command[:1] == COMMAND:
                     self._events.append(Committed(index, term, command[1:], token))
+                elif command[:1] == VOTERS:
+                    self._events.append(VotersCommitted(VoterSet.decode(command[1:]), token))
             self._delivered = applied
 
     def _note_hand_over(self) -> None:
@@ -320,11 +415,11 @@ class Voter:
     def next_deadline_s(self) -> float:
         """When ``step`` is due though nothing came in."""
         deadline_s = self._guard.next_deadline_s()
-        if self._raft.role() is Role.LEADER:
-            if not self._peers and self._journal.commit_index < self._journal.last_index:
-                return 0.0  # The only voter is its own majority: it commits at its next tick.
-            return min(deadline_s, self._raft.next_heartbeat_s())
-        return deadline_s if self._peers else 0.0
+        if self._raft.role() is not Role.LEADER:
+            return deadline_s
+        if self._guard.is_alone and self._journal.commit_index < self._journal.last_index:
+            return 0.0  # The only voter is its own majority: it commits at its next tick.
+        return min(deadline_s, self._raft.next_heartbeat_s())
 
     def status(self) -> QuorumStatus:
         """This voter's view."""
@@ -340,6 +435,13 @@ class Voter:
             applied_index=self._delivered,
             last_index=journal.last_index,
             match_index=match,
+            directory_id=journal.directory_id,
+            voters=journal.voters,
+            voters_index=journal.voters_index,
+            directories={peer: self._guard.directory_of(peer) for peer in raft.match_index()}
+            if leading
+            else {},
+            awaited=self._guard.founding.missing,
         )
 
     def close(self) -> None:

@@ -183,7 +183,7 @@ async def test_reads_are_linearizable_and_large_commands_refused(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"node_id": 5}, "not among controller.quorum.voters"),
+        ({"voters": {}}, "controller.quorum.voters is empty"),
         ({"cluster_id": ""}, "cluster id is empty"),
         ({"election_timeout_max_ms": 500}, "must be above"),
         ({"raft_heartbeat_ms": 200}, "below a third"),

@@ -12,7 +12,7 @@ import contextlib
 import random
 import traceback
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -137,8 +137,10 @@ class SimulatedLink:
         node_id: int,
         on_message: Callable[[int, Any], None],
         on_lost: Callable[[int], None],
+        voters: Mapping[int, tuple[str, int]],
         **_named: object,
     ) -> None:
+        self._addresses = voters
         loop: Any = asyncio.get_running_loop()
         self._world: World = loop.process.world
         self._node_id = node_id
@@ -147,8 +149,14 @@ class SimulatedLink:
         self.on_lost = on_lost
         loop.process.link = self
 
-    def start(self) -> None:
+    def start(self, _directory_id: bytes) -> None:
         self._is_open = True
+
+    def reach(self, peers: Mapping[int, tuple[str, int]]) -> None:
+        """Everybody is reached as it is."""
+
+    def addresses_of(self, peer: int) -> list[tuple[str, int]]:
+        return [self._addresses[peer]] if peer in self._addresses else []
 
     async def stop(self) -> None:
         self._is_open = False

@@ -105,8 +105,11 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
         ("node.id = 1", "data.dir is not set"),
         ("node.id = 1\ndata.dir = '/d'", "controller.quorum.voters is not set"),
         (
-            "node.id = 2\ndata.dir = '/d'\ncontroller.quorum.voters = '1@h:1'",
-            "node 2 has the controller role but is not among controller.quorum.voters",
+            (
+                "node.id = 2\ndata.dir = '/d'\ncontroller.quorum.voters = '1@h:1'\n"
+                "controller.listen = '0.0.0.0:10092'"
+            ),
+            "node 2 has the controller role and is not among controller.quorum.voters",
         ),
         (
             "node.id = 1\ndata.dir = '/d'\ncontroller.quorum.voters = 'h:1'",

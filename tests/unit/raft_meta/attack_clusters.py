@@ -26,6 +26,7 @@ from penstock.raft_meta.quorum import Role
 from penstock.raft_meta.snapshots import SnapshotStore
 from penstock.raft_meta.voter import Committed, Installed, Voter
 from tests.simulation.quorum.disk import Disk, SimulatedOs, SimulatedPath
+from tests.unit.raft_meta.founded import directory_of, found
 from tests.unit.raft_meta.raft_fuzz import TIMING
 
 ROUND_S = 0.16  # Longer than either heartbeat.
@@ -343,7 +344,9 @@ class GuardedCluster(AttackedCluster):
             cluster_id="attacked",
             node_id=number,
             open_environment=disk.open_environment,
+            new_directory_id=lambda: directory_of(number),
         )
+        found(journal, self.numbers)
         voter = Voter(
             node_id=number,
             voters=self.numbers,

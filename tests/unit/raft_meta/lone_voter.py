@@ -9,6 +9,7 @@ from penstock.raft_meta.journal import LmdbJournal
 from penstock.raft_meta.quorum import Role
 from penstock.raft_meta.snapshots import SnapshotStore
 from penstock.raft_meta.voter import Voter
+from penstock.raft_meta.voters import Member, VoterSet
 from penstock.v1 import raft_pb2
 from tests.unit.raft_meta.raft_fuzz import TIMING, open_fast
 
@@ -74,6 +75,8 @@ class Lone:
         self.journal = LmdbJournal(
             self.directory / "journal", cluster_id="lone", node_id=1, **named
         )
+        if self.journal.voters is None:
+            self.found()
         self.voter = Voter(
             node_id=1,
             voters=range(1, self.nodes + 1),
@@ -84,6 +87,12 @@ class Lone:
             retained_entries=2,
             now_s=self.now_s,
         )
+
+    def found(self) -> None:
+        """As if an entry before the test's held the voters; the peers' directories may be any."""
+        voters = VoterSet.of(range(1, self.nodes + 1))
+        me = Member(1, "", 0, self.journal.directory_id)
+        self.journal.found(voters.with_member(me), index=1)
 
     def crash(self) -> None:
         self.journal.abandon()

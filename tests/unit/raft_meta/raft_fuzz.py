@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,15 @@ from penstock.raft_meta.elections import RaftTiming
 from penstock.raft_meta.journal import LmdbJournal
 from penstock.raft_meta.quorum import Leadership, Role
 from penstock.raft_meta.snapshots import SnapshotStore
-from penstock.raft_meta.voter import Committed, Installed, Refused, Undecided, Voter
+from penstock.raft_meta.voter import (
+    ChangeRefused,
+    Committed,
+    Installed,
+    Refused,
+    Undecided,
+    Voter,
+    VotersCommitted,
+)
 from penstock.v1 import raft_pb2
 
 TIMING = RaftTiming(election_min_s=0.5, election_max_s=1.0, heartbeat_s=0.15)
@@ -55,9 +64,18 @@ class Host:
     crash_after_sync: bool = False
     generation: int = 0
 
+    @property
+    def is_member(self) -> bool:
+        """It lives, and by its own account it is a voter."""
+        return self.voter is not None and self.voter.status().is_voter
+
 
 class Network:
-    """Voters 1..n. ``run`` until a time; ``propose`` at the leader; ``crash`` and ``start``."""
+    """Voters 1..n. ``run`` until a time; ``propose`` at the leader; ``crash`` and ``start``.
+
+    ``join`` starts a node that is no voter, ``wipe`` gives one an empty disk, and ``add`` and
+    ``remove`` ask a leader to change the voter set.
+    """
 
     def __init__(
         self,
@@ -77,7 +95,9 @@ class Network:
         self.loss = self.duplication = 0.0
         self.delay_s = (0.0005, 0.002)
         self.cut: Callable[[int, int], bool] = lambda _source, _target: False
-        self.hosts = {n: Host(n, directory / f"node-{n}") for n in range(1, nodes + 1)}
+        self.directory = directory
+        self.founders = range(1, nodes + 1)
+        self.hosts = {n: Host(n, directory / f"node-{n}") for n in self.founders}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
         self.leaders: dict[int, int] = {}  # Term to the node that led it.
@@ -86,6 +106,9 @@ class Network:
         self.pending: dict[int, bytes] = {}
         self.refused = self.undecided = self.crashes = self.leader_changes = self.installs = 0
         self.sent = 0
+        self.changes: dict[int, str] = {}  # Token of a change of voters to what became of it.
+        self.changed = 0  # Changes of voters that are committed.
+        self._disks = itertools.count(1)
         for host in self.hosts.values():
             self.start(host)
 
@@ -97,6 +120,7 @@ class Network:
             cluster_id="fuzz",
             node_id=host.node_id,
             open_environment=open_fast,
+            new_directory_id=lambda: next(self._disks).to_bytes(16, "big"),
         )
         host.journal = journal
         host.generation += 1
@@ -105,7 +129,7 @@ class Network:
         self._arm(host, journal)
         host.voter = Voter(
             node_id=host.node_id,
-            voters=self.hosts,
+            voters=self.founders,
             journal=journal,
             snapshots=SnapshotStore(host.directory),
             timing=TIMING,
@@ -134,6 +158,9 @@ class Network:
         host.generation += 1
         for token in [t for t, _ in self.pending.items() if t % 100 == host.node_id]:
             del self.pending[token]
+        for token, outcome in self.changes.items():
+            if token % 100 == host.node_id and outcome == "pending":
+                self.changes[token] = "lost"
         if self.disconnects:
             for other in self.hosts.values():
                 if other.voter is not None:
@@ -144,6 +171,19 @@ class Network:
                     )
         host.down_until_s = self.now_s + (self.rng.uniform(0.01, 1.2) if down_s is None else down_s)
         self._push(host.down_until_s, lambda: self.start(host) if host.voter is None else None)
+
+    def join(self) -> Host:
+        """A new node with an empty disk: it waits to be added."""
+        node_id = max(self.hosts) + 1
+        host = self.hosts[node_id] = Host(node_id, self.directory / f"node-{node_id}")
+        self.start(host)
+        return host
+
+    def wipe(self, host: Host, down_s: float = 0.5) -> None:
+        """Its disk is lost; it comes back with an empty one."""
+        if host.voter is not None:
+            self.crash(host, down_s)
+        shutil.rmtree(host.directory)
 
     # Time.
 
@@ -235,11 +275,24 @@ class Network:
             case Refused(token, _):
                 self.refused += 1
                 self.pending.pop(token, None)
+                self._changed(token, "refused")
             case Undecided(token):
                 self.undecided += 1
                 self.pending.pop(token, None)
+                self._changed(token, "undecided")
             case Leadership():
                 self.leader_changes += event.leading
+            case VotersCommitted(_, token):
+                self.changed += host.voter.status().role is Role.LEADER
+                self._changed(token, "done")
+            case ChangeRefused(token, reason, _):
+                self._changed(token, reason.value)
+
+    def _changed(self, token: int, outcome: str) -> None:
+        if token in self.changes:
+            before = self.changes[token]
+            assert before == "pending", f"a change has two outcomes: {before} and {outcome}"
+            self.changes[token] = outcome
 
     def _check_order(self, host: Host) -> None:
         position = len(host.state) - 1
@@ -269,6 +322,52 @@ class Network:
         self._at(self.now_s, host, lambda voter: voter.propose(token, payload))
         return payload
 
+    def add(self, node_id: int, host: Host | None = None, timeout_s: float = 5.0) -> int | None:
+        """Ask a leader to make a node a voter; the token of the change."""
+        return self._change(
+            host,
+            lambda voter, token: voter.add_voter(
+                token, node_id, ("", 0), self.now_s, timeout_s=timeout_s
+            ),
+        )
+
+    def remove(self, node_id: int, host: Host | None = None) -> int | None:
+        """Ask a leader to make a node no voter; the token of the change."""
+        return self._change(
+            host, lambda voter, token: voter.remove_voter(token, node_id, self.now_s)
+        )
+
+    def _change(self, host: Host | None, operation: Callable[[Voter, int], None]) -> int | None:
+        host = host or self.leader()
+        if host is None or host.voter is None:
+            return None
+        token = next(_ids) * 100 + host.node_id
+        self.changes[token] = "pending"
+        self._at(self.now_s, host, lambda voter: operation(voter, token))
+        return token
+
+    def insist(self, ask: Callable[[], int | None], seconds: float = 20.0) -> None:
+        """Ask a leader for a change again and again, as a client does, until it is done."""
+        asked: list[int] = []
+
+        def done() -> bool:
+            outcomes = [self.changes[token] for token in asked]
+            if "done" in outcomes:
+                return True
+            if "pending" not in outcomes and (token := ask()) is not None:
+                asked.append(token)
+            return False
+
+        try:
+            self.run_until(done, seconds)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {[self.changes[token] for token in asked]}") from None
+
+    def voters(self) -> set[int]:
+        """The node ids of the leader's voter set."""
+        leader = self.leader()
+        return set() if leader is None else set(leader.voter.status().voters.node_ids)
+
     def wait_leader(self, seconds: float = 10.0) -> Host:
         self.run_until(lambda: self.leader() is not None, seconds)
         return self.leader()
@@ -290,17 +389,23 @@ class Network:
                 if payload is not None:
                     last.append(payload)
                 return False
-            return all(
-                host.voter is not None and last[-1] in host.state for host in self.hosts.values()
-            )
+            voters = self.leader().voter.status().voters if self.leader() else ()
+            members = [
+                host
+                for host in self.hosts.values()
+                if voters and voters.includes(host.node_id, host.journal.directory_id)
+            ]
+            return len(members) > 0 and all(last[-1] in host.state for host in members)
 
         self.run_until(everywhere, seconds)
         for host in self.hosts.values():
             assert host.state == self.decided[: len(host.state)]
-            assert self.acknowledged <= set(host.state), "an acknowledged command is lost"
+            if last[-1] in host.state:
+                assert self.acknowledged <= set(host.state), "an acknowledged command is lost"
             assert len(set(host.state)) == len(host.state), "a command was applied twice"
 
     def close(self) -> None:
         for host in self.hosts.values():
             if host.voter is not None:
+                host.crash_before_sync = host.crash_after_sync = False
                 host.voter.close()

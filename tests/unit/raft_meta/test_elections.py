@@ -14,7 +14,7 @@ seeds = st.integers(0, 1 << 32)
 
 
 def elections(seed: int) -> Elections:
-    made = Elections(1, (2, 3), TIMING, random.Random(seed))
+    made = Elections(1, TIMING, random.Random(seed))
     made.heard_leader(10.0)
     return made
 

@@ -40,7 +40,6 @@ class Bare:
         self.now_s = 10.0
         self.raft = MetadataRaft(
             node_id=1,
-            peers=peers,
             journal=self.journal,
             timing=TIMING,
             send=lambda peer, message: self.sent.append((peer, message)),
@@ -48,6 +47,7 @@ class Bare:
             install=lambda _snapshot: None,
             now_s=self.now_s,
         )
+        self.raft.set_voters(peers, is_voter=True)
 
     def tick(self, seconds=0.0) -> list[tuple[int, dict]]:
         self.now_s += seconds

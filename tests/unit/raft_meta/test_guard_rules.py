@@ -408,9 +408,31 @@ def test_malformed_messages_are_dropped(lone, bad):
     assert lone.status.term == 0
 
 
-def test_strangers_are_not_heard(lone):
-    assert lone.tell(9, append(3, (1, 0), entry(2, 3))) == []
-    assert lone.status.term == 0
+def test_strangers_have_nothing_to_answer(lone):
+    term = lone.lead()
+    lone.propose(b"x")
+    for message in (
+        reply(term, 4),
+        reply(term + 3, 4),
+        Message(term=term + 3, vote=raft_pb2.Vote()),
+        Message(term=term + 3, term_notice=raft_pb2.TermNotice()),
+        Message(term=term + 3, pre_vote_reply=raft_pb2.PreVoteReply(granted=True)),
+    ):
+        lone.tell(9, message)
+        lone.tell(-9, message)
+    assert (lone.role, lone.status.term, lone.status.commit_index) == (Role.LEADER, term, 1)
+
+
+def test_a_stranger_that_claims_to_lead_a_term_that_has_a_leader_is_not_heard(lone):
+    lone.tell(2, append(5, (1, 0), entry(2, 5)))
+    assert lone.tell(9, append(5, (1, 0), entry(2, 5, b"other"))) == []
+    assert lone.status.leader_id == 2
+
+
+def test_a_leader_is_heard_whoever_it_is_for_it_may_be_of_a_newer_voter_set(lone):
+    said = only(lone.tell(9, append(3, (1, 0), entry(2, 3))))
+    assert said.append_entries_reply.success
+    assert (lone.status.term, lone.status.leader_id) == (3, 9)
 
 
 def test_a_follower_takes_no_proposals_and_forwards_none(lone):

@@ -74,6 +74,14 @@ def test_nobody_is_called_before_it_has_the_whole_log(lone):
     assert of(lone.tell(3, reply(term, 5, round_=1)), "timeout_now")
 
 
+def test_a_leader_whose_successor_is_behind_sleeps_until_it_answers(lone):
+    leader_with_followers(lone, {2: 2, 3: 3})
+    lone.voter.hand_over(lone.now_s)
+    lone.step()
+    assert lone.voter.next_deadline_s() >= lone.now_s + 0.1
+    assert of(lone.step(), "append_entries") == []
+
+
 def test_a_leader_that_hands_over_takes_no_proposals(lone):
     leader_with_followers(lone, {2: 4, 3: 4})
     lone.voter.hand_over(lone.now_s)

@@ -11,7 +11,8 @@ import pytest
 
 from penstock.raft_meta import change_log
 from penstock.raft_meta.change_log import ChangeLog
-from penstock.raft_meta.metadata_stream import MetadataFeed, Response
+from penstock.raft_meta.guarding import Encoded
+from penstock.raft_meta.metadata_stream import MetadataFeed
 from penstock.v1 import cluster_pb2, controller_pb2
 
 
@@ -55,7 +56,11 @@ def world():
 
 
 async def take(responses, count):
-    return [await asyncio.wait_for(anext(responses), 5) for _ in range(count)]
+    return [decoded(await asyncio.wait_for(anext(responses), 5)) for _ in range(count)]
+
+
+def decoded(response: Encoded) -> controller_pb2.WatchMetadataResponse:
+    return controller_pb2.WatchMetadataResponse.FromString(response.data)
 
 
 async def test_a_watcher_gets_a_snapshot_and_then_each_change(world):
@@ -163,15 +168,13 @@ async def test_nobody_goes_on_across_a_replaced_state(world):
 def test_changes_are_bounded_by_size_as_well(monkeypatch):
     monkeypatch.setattr(change_log, "KEPT_BYTES", 10_000)
     log = ChangeLog()
-    records = [cluster_pb2.PartitionRecord(partition=number) for number in range(30)]
     for index in range(1, 4):
-        delta = cluster_pb2.MetadataDelta(index=index, controller_epoch=1, partitions=records)
-        log.append(Response(delta=delta))
+        log.append(Encoded(b"%d" % index + bytes(6000)), (index, 1))
     assert log.position_after(1, 1) is None
     assert log.position_after(2, 1) == 2
-    assert log.at(2).delta.index == 3
-    log.append(Response(delta=cluster_pb2.MetadataDelta(index=4, partitions=records * 9)))
-    assert log.at(3).delta.index == 4, "the newest is kept, however large"
+    assert log.at(2).data[:1] == b"3"
+    log.append(Encoded(b"4" + bytes(20_000)), (4, 1))
+    assert log.at(3).data[:1] == b"4", "the newest is kept, however large"
     assert log.at(2) is None
     assert log.at(4) is None
 
@@ -215,7 +218,7 @@ async def test_changes_while_a_snapshot_is_encoded_follow_it(world):
     world.change()
     world.change()
     world.may_encode.set()
-    assert (await asyncio.wait_for(first, 5)).delta.index == 0
+    assert decoded(await asyncio.wait_for(first, 5)).delta.index == 0
     assert [each.delta.index for each in await take(responses, 2)] == [1, 2]
 
 
@@ -229,7 +232,7 @@ async def test_watchers_that_come_together_share_a_snapshot_of_what_is_true(worl
     await world.froze(2)
     world.may_encode.set()
     firsts = await asyncio.wait_for(asyncio.gather(*early, *late), 5)
-    assert [first.delta.index for first in firsts] == [0, 0, 1, 1]
+    assert [decoded(first).delta.index for first in firsts] == [0, 0, 1, 1]
     assert world.frozen == [0, 1]
 
 
@@ -242,4 +245,13 @@ async def test_a_watcher_that_goes_takes_no_snapshot_from_the_others(world):
     goes.cancel()
     await asyncio.gather(goes, return_exceptions=True)
     world.may_encode.set()
-    assert (await asyncio.wait_for(stays, 5)).delta.index == 0
+    assert decoded(await asyncio.wait_for(stays, 5)).delta.index == 0
+
+
+async def test_all_watchers_are_sent_the_same_bytes(world):
+    streams = [world.feed.subscribe().responses() for _ in range(2)]
+    for stream in streams:
+        await take(stream, 1)
+    world.change()
+    one, other = [await asyncio.wait_for(anext(stream), 5) for stream in streams]
+    assert one.data is other.data

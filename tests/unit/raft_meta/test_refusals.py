@@ -23,6 +23,9 @@ class LoneQuorum:
         self.listeners: list[LeadershipListener] = []
         self.index = 0
 
+    def address_of(self, node_id: int) -> tuple[str, int]:
+        return "127.0.0.1", node_id
+
     def add_leadership_listener(self, listener: LeadershipListener) -> None:
         self.listeners.append(listener)
 

@@ -61,7 +61,9 @@ class Checked(Driver):
         before = dict(self.state.all_partitions())
         claimed = self.state.controller_epoch
         old = self.state.metadata()
+        frozen, old_snapshot = self.state.frozen(), self.state.snapshot()
         applied = super().apply_bytes(payload)
+        assert frozen.snapshot() == old_snapshot, "what is frozen does not change"
         self.state.validate()
         snapshot = self.state.snapshot()
         if self.restored is not None:

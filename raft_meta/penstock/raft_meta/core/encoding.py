@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from google.protobuf.descriptor import FieldDescriptor
+
 from penstock.raft_meta.core.model import Partition
 from penstock.v1 import cluster_pb2
 
@@ -45,6 +47,11 @@ _IN_DELTA: Final = _varint(
 def _number(value: int) -> bytes:
     """A number that is not negative, as all of a partition but its leader are."""
     return _VARINTS[value] if value < len(_VARINTS) else _varint(value)
+
+
+def nested(field: FieldDescriptor, encoded: bytes) -> bytes:
+    """A message field as bytes, given the bytes of the message: to be joined to others'."""
+    return _varint(field.number << 3 | _BYTES_TYPE) + _varint(len(encoded)) + encoded
 
 
 class PartitionEncoder:

@@ -48,7 +48,7 @@ class Tables:
         """These tables as they are now; nobody changes them any more. On any thread."""
         copied = copy(self)
         for name, table in vars(self).items():
-            if isinstance(table, dict):
+            if isinstance(table, dict | list | set):
                 setattr(copied, name, table.copy())
         copied.partitions = {topic_id: kept.copy() for topic_id, kept in self.partitions.items()}
         copied.encoder = PartitionEncoder()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -11,6 +11,7 @@ from penstock.raft_meta.elections import RaftTiming
 from penstock.raft_meta.journal import LmdbJournal
 from penstock.raft_meta.quorum import Role
 from penstock.raft_meta.snapshots import Snapshot
+from penstock.raft_meta.voters import VoterSet
 from penstock.v1 import raft_pb2
 
 MAX_COMMAND_BYTES: Final = 256 * 1024
@@ -77,6 +78,21 @@ class Engine(Protocol):
         """Replace log and state by a snapshot, durably."""
         ...
 
+    def set_voters(self, peers: Collection[int], *, is_voter: bool) -> None:
+        """Count majorities over these peers and, if it is a voter, this node.
+
+        A node that is no voter never stands.
+        """
+        ...
+
+    def observe(self, peer: int) -> None:
+        """As the leader, send to a peer that does not count."""
+        ...
+
+    def stop_observing(self, peer: int) -> None:
+        """Send nothing to a peer that does not count."""
+        ...
+
 
 @dataclass(slots=True)
 class Progress:
@@ -91,6 +107,8 @@ class Progress:
     last_hint: int = 0
     heard_s: float = -math.inf
     """When it last answered this leader."""
+    directory_id: bytes = b""
+    """The directory that its last answer came from."""
 
     def begin_term(self) -> None:
         """This node leads from now on."""
@@ -100,25 +118,30 @@ class Progress:
 
 
 class Desk:
-    """One voter's engine, journal, time and outbox. One thread."""
+    """One voter's engine, journal, time and outbox, and who votes. One thread.
+
+    Whoever is in ``peers`` and answers out of the directory that the voter set names, counts.
+    """
 
     def __init__(
         self,
         *,
         node_id: int,
-        peers: Iterable[int],
         journal: LmdbJournal,
         timing: RaftTiming,
         load_snapshot: Callable[[], Snapshot | None],
     ) -> None:
         self.node_id = node_id
-        self.peers = tuple(sorted(peers))
         self.journal = journal
         self.timing = timing
         self.load_snapshot = load_snapshot
         self.engine: Engine = None  # type: ignore[assignment]  # Guard.bind() is called first.
         self.now_s = 0.0
-        self.dropped = 0  # Messages that were malformed or from nobody.
+        self.dropped = 0  # Messages that were malformed, or from nobody who may send them.
+        self.voters: VoterSet | None = None  # The one that the engine counts with.
+        self.peers: tuple[int, ...] = ()  # The other voters.
+        self.is_voter = False
+        self.observers: set[int] = set()  # Who is sent the log by this leader and does not count.
         self._progress: dict[int, Progress] = {}
         self._outbox: list[tuple[int, Message]] = []
 
@@ -127,16 +150,41 @@ class Desk:
         """This node is the leader of the current term."""
         return self.engine.role() is Role.LEADER
 
+    @property
+    def majority(self) -> int:
+        """So many voters decide."""
+        return 1 if self.voters is None else self.voters.majority
+
+    def take_voters(self, voters: VoterSet | None) -> None:
+        """Count with another voter set from now on."""
+        self.voters = voters
+        others = () if voters is None else sorted(voters.node_ids - {self.node_id})
+        self.peers = tuple(others)
+        self.is_voter = voters is not None and voters.includes(
+            self.node_id, self.journal.directory_id
+        )
+        for gone in set(self._progress) - set(others) - self.observers:
+            del self._progress[gone]
+
+    def counts(self, peer: int, message: Message) -> bool:
+        """Whether this message is a voter's, out of the directory that keeps its promises."""
+        return self.voters is not None and self.voters.includes(peer, message.directory_id)
+
     def progress(self, peer: int) -> Progress:
-        """What is known of a peer."""
+        """What is known of a voter or observer."""
         found = self._progress.get(peer)
         if found is None:
             found = self._progress[peer] = Progress()
         return found
 
+    def is_alive(self, peer: int) -> bool:
+        """The peer answered this leader within an election timeout."""
+        return self.progress(peer).heard_s > self.now_s - self.timing.election_min_s
+
     def queue(self, peer: int, message: Message) -> None:
         """Have a message leave once everything said in it is on disk, stamped with the term."""
         message.term = self.engine.term()
+        message.directory_id = self.journal.directory_id
         self._outbox.append((peer, message))
 
     def take_outbox(self) -> list[tuple[int, Message]]:

@@ -7,6 +7,7 @@ only where the candidate says that this very leader, in the term before, has cal
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from penstock.raft_meta.quorum import Role
@@ -50,14 +51,10 @@ class HandingOver:
     def _choose(self) -> None:
         """Call on the most caught-up voter that answers."""
         desk, match = self._desk, self._desk.engine.match_index()
-        since_s = desk.now_s - desk.timing.election_min_s
-        able = [
-            peer
-            for peer in desk.peers
-            if peer not in self._refused and desk.progress(peer).heard_s > since_s
-        ]
+        able = [peer for peer in desk.peers if peer not in self._refused and desk.is_alive(peer)]
         self._successor = max(able, key=lambda peer: match.get(peer, 0), default=_NOBODY)
         self._call_again_s = desk.now_s
+        desk.engine.hurry()
 
     def before_tick(self) -> None:
         """As the leader: call the successor once it has the whole log, and give up in time."""
@@ -66,11 +63,14 @@ class HandingOver:
             return
         if desk.now_s >= self._deadline_s:
             self.stop()
-        elif desk.engine.match_index().get(self._successor, 0) < desk.journal.last_index:
-            desk.engine.hurry()
-        elif desk.now_s >= self._call_again_s:
+        elif self._is_ready() and desk.now_s >= self._call_again_s:
             self._call_again_s = desk.now_s + desk.timing.heartbeat_s
             desk.queue(self._successor, Message(timeout_now=raft_pb2.TimeoutNow()))
+
+    def _is_ready(self) -> bool:
+        """The successor has the whole log."""
+        match = self._desk.engine.match_index()
+        return match.get(self._successor, 0) >= self._desk.journal.last_index
 
     def peer_lost(self, peer: int) -> None:
         """A connection broke: that voter is no successor."""
@@ -85,7 +85,10 @@ class HandingOver:
 
     def deadline_s(self) -> float:
         """When ``before_tick`` has something to do."""
-        return min(self._deadline_s, self._call_again_s) if self.is_under_way else float("inf")
+        if not self.is_under_way:
+            return math.inf
+        # Until the successor has everything, its answers are what there is to wait for.
+        return min(self._deadline_s, self._call_again_s) if self._is_ready() else self._deadline_s
 
     # The voters' side.
 
@@ -105,6 +108,7 @@ class HandingOver:
         engine = self._desk.engine
         if (
             message.term == engine.term()
+            and self._desk.is_voter
             and engine.role() is Role.FOLLOWER
             and engine.leader_id() == peer
         ):

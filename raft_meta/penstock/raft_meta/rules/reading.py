@@ -56,7 +56,7 @@ class Reading:
     def _is_confirmed(self, read: _Read) -> bool:
         desk = self._desk
         echoes = sum(desk.progress(peer).echoed > read.rounds.get(peer, 0) for peer in desk.peers)
-        return echoes + 1 > (len(desk.peers) + 1) // 2
+        return echoes + 1 >= desk.majority
 
     def _is_older_term(self, index: int) -> bool:
         return self._desk.journal.term_at(index) != self._desk.engine.term()

@@ -28,12 +28,17 @@ class Replicating:
         desk = self._desk
         if not self._terms.is_current(peer, message) or not desk.leads:
             return
+        if peer not in desk.observers and not desk.counts(peer, message):
+            self._hear_of_directory(peer, message)
+            desk.dropped += 1
+            return
         reply, progress = message.append_entries_reply, desk.progress(peer)
         if reply.round > progress.round or reply.next_index > desk.journal.last_index + 1:
             desk.dropped += 1
             return
         progress.echoed = max(progress.echoed, reply.round)
         progress.heard_s = desk.now_s
+        progress.directory_id = message.directory_id
         desk.engine.saw(peer)
         if self._sending.is_under_way(peer):
             self._sending.on_reply(peer, reply)
@@ -46,6 +51,11 @@ class Replicating:
             if hint != progress.last_hint:
                 desk.engine.hurry()
             progress.last_hint = hint
+
+    def _hear_of_directory(self, peer: int, message: Message) -> None:
+        """A voter answers out of another directory: it is another voter, and does not count."""
+        if peer in self._desk.peers:
+            self._desk.progress(peer).directory_id = message.directory_id
 
     def send(self, peer: int, message: EngineMessage) -> None:
         """Queue the engine's entries for a peer."""

@@ -15,6 +15,7 @@ from penstock.raft_meta.transfer import (
     OutgoingSnapshot,
     is_well_formed,
 )
+from penstock.raft_meta.voters import VoterSet
 from penstock.v1 import raft_pb2
 
 
@@ -78,6 +79,10 @@ class Sending:
             elif now_s >= outgoing.sent_s + self._desk.timing.heartbeat_s:
                 self._send_chunk(peer, outgoing, probe=True)
 
+    def forget(self, peer: int) -> None:
+        """The peer gets nothing more."""
+        self._outgoing.pop(peer, None)
+
     def stop(self) -> None:
         """A term ended, and with it everything that was under way."""
         self._outgoing.clear()
@@ -124,7 +129,8 @@ class Receiving:
         incoming = self._incoming
         if incoming is not None and len(incoming.data) == chunk.total_bytes:
             self._incoming = None
-            snapshot = Snapshot(last, chunk.last_term, bytes(incoming.data))
+            voters = VoterSet.from_proto(chunk.voters) if chunk.HasField("voters") else None
+            snapshot = Snapshot(last, chunk.last_term, bytes(incoming.data), voters)
             if snapshot.crc != chunk.crc32c:
                 following.reply(peer, chunk.round, success=False, next_index=0)
                 return

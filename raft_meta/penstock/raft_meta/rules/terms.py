@@ -24,9 +24,9 @@ class Terms:
         self._elections.entered_term()
 
     def is_current(self, peer: int, message: Message) -> bool:
-        """Whether an answer is of this very term; a newer term is entered."""
+        """Whether an answer is of this very term; a newer term of a voter's is entered."""
         term = self._desk.engine.term()
-        if message.term > term:
+        if message.term > term and self._desk.counts(peer, message):
             self.step_down(peer, message.term)
         return message.term == term
 
@@ -48,6 +48,9 @@ class Terms:
             return False
         leader = desk.engine.leader_id()
         if message.term == desk.engine.term() and leader not in (-1, peer):
+            if not desk.counts(peer, message):
+                desk.dropped += 1
+                return False
             raise RaftSafetyError(
                 f"node {peer} claims to lead term {message.term}, which {leader} leads"
             )

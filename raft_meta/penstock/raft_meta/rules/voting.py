@@ -1,12 +1,16 @@
 """Rules 4 and 5, elections (Raft 5.2, 5.4.1; thesis 9.6 and 4.2.3): who stands, who votes.
 
-A voter votes once a term, which the engine and its journal see to; a vote counts once, which they
-do not. The engine may stand only after a majority would vote for it (PreVote), and candidates are
-ignored while a leader is alive (stickiness). When it comes to standing is decided in
-penstock.raft_meta.elections; the exception for a planned hand-over in handing_over.
+A voter votes once a term, which the engine and its journal see to; a vote counts once, and only
+out of the directory that the voter set names, which they do not. The engine may stand only after a
+majority would vote for it (PreVote), and candidates are ignored while a leader is alive
+(stickiness). Any candidate is heard, one that this node's voter set lacks too: it may know a newer
+one (thesis 4.2.2). When it comes to standing is decided in penstock.raft_meta.elections; the
+exception for a planned hand-over in handing_over.
 """
 
 from __future__ import annotations
+
+import math
 
 from penstock.raft_meta.elections import Elections
 from penstock.raft_meta.journal import FIRST_INDEX
@@ -79,8 +83,11 @@ class Voting:
     def before_tick(self) -> None:
         """Ask for pre-votes when the timer ran out; open the gate when a majority agreed."""
         desk, elections = self._desk, self._elections
+        if not desk.is_voter:
+            return
         if not desk.peers:
-            return  # The only voter needs no leave: the engine elects itself.
+            desk.engine.stand()  # The only voter needs nobody's leave.
+            return
         next_term = desk.engine.term() + 1
         if elections.may_stand(next_term) or self._handing_over.was_called(next_term):
             self._open_gate()
@@ -110,9 +117,18 @@ class Voting:
                 self._desk.engine.disconnect(peer)
         self._gate_open = False
 
+    def deadline_s(self) -> float:
+        """When ``before_tick`` has something to do."""
+        desk = self._desk
+        if not desk.is_voter:
+            return math.inf
+        return self._elections.deadline_s if desk.peers else desk.now_s
+
     def on_pre_vote_reply(self, peer: int, message: Message) -> None:
         """A voter says whether it would vote."""
-        if message.term > self._desk.engine.term():
+        if not self._desk.counts(peer, message):
+            self._desk.dropped += 1
+        elif message.term > self._desk.engine.term():
             self._terms.step_down(peer, message.term)
         elif message.pre_vote_reply.granted:
             self._elections.count_pre_vote(message.pre_vote_reply.candidate_term, peer)
@@ -128,6 +144,9 @@ class Voting:
     def on_vote(self, peer: int, message: Message) -> None:
         """A vote, which counts once."""
         desk = self._desk
+        if not desk.counts(peer, message):
+            desk.dropped += 1
+            return
         if not self._terms.is_current(peer, message) or desk.engine.role() is not Role.CANDIDATE:
             return
         if peer not in self._votes:

@@ -1,0 +1,296 @@
+"""How the voter set changes (Raft 6; thesis 4.1 and 4.2): one voter at a time, by a log entry.
+
+A set is in force once it is in the log. Two that follow each other differ by one voter, so their
+majorities meet; and the next is begun only when
+
+- the last one is committed, and
+- this leader has committed an entry of its own term: otherwise it may not know of a set that an
+  earlier leader has in force elsewhere (the flaw of the thesis' first edition).
+
+A new voter is an observer first (4.2.1): it gets the log and does not count, until it is caught up.
+A set is not begun whose majority does not answer now: it would be in force, and stop everything. A
+leader never removes itself; it hands over first, and its successor removes it.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass, replace
+from typing import Final
+
+from penstock.raft_meta.rules.desk import Desk
+from penstock.raft_meta.rules.handing_over import HandingOver
+from penstock.raft_meta.voters import (
+    ANY_DIRECTORY,
+    DIRECTORY_ID_BYTES,
+    Address,
+    Member,
+    VoterSet,
+)
+
+NO_TOKEN: Final = -1
+"""Of a change that nobody asked for."""
+MOST_VOTERS: Final = 7
+"""More make every commit dearer and no cluster safer."""
+
+
+class Refusal(enum.Enum):
+    """Why a voter set is not changed."""
+
+    NOT_LEADER = "not leader"
+    HANDED_OVER = "handed over"
+    IN_PROGRESS = "in progress"
+    DUPLICATE = "duplicate"
+    UNKNOWN = "unknown"
+    LAST = "last"
+    TOO_MANY = "too many"
+    NOT_CAUGHT_UP = "not caught up"
+    NOT_ENOUGH_LIVE = "not enough live"
+
+
+@dataclass(frozen=True, slots=True)
+class AddVoter:
+    """Make a node a voter, with the directory that it answers out of."""
+
+    token: int
+    node_id: int
+    address: Address
+    give_up_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveVoter:
+    """Make a node no voter."""
+
+    token: int
+    node_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeRefused:
+    """A change did not happen. ``behind`` is by how much an observer was behind, if that was it."""
+
+    token: int
+    reason: Refusal
+    behind: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Unchanged:
+    """A change that was asked for is in force already."""
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Propose:
+    """This voter set is to be appended now, in this very step."""
+
+    token: int
+    voters: VoterSet
+
+
+Outcome = ChangeRefused | Unchanged | Propose
+
+
+@dataclass(slots=True)
+class _Catching:
+    """An observer on its way. It is caught up when a round takes less than an election timeout."""
+
+    change: AddVoter
+    target: int  # The log's end when the round began.
+    round_began_s: float
+
+
+class Changing:
+    """The leader's side; followers take what the log says.
+
+    A set that is proposed is appended in the very step in which it is, or never.
+    """
+
+    def __init__(self, desk: Desk, handing_over: HandingOver) -> None:
+        self._desk = desk
+        self._handing_over = handing_over
+        self._catching: _Catching | None = None
+        self._founded_in_term = 0  # When the set of no log was proposed.
+        self._outcomes: list[Outcome] = []
+
+    def take_outcomes(self) -> list[Outcome]:
+        """What is to be told and appended, once."""
+        taken, self._outcomes = self._outcomes, []
+        if not self._desk.leads:
+            return [
+                ChangeRefused(each.token, Refusal.NOT_LEADER) if isinstance(each, Propose) else each
+                for each in taken
+            ]
+        return taken
+
+    # Asked by an operator.
+
+    def add(self, change: AddVoter) -> None:
+        """Begin to make a node a voter; it ends with an outcome of its token."""
+        desk, voters = self._desk, self._desk.voters
+        if (refusal := self._not_now()) is not None:
+            self._outcomes.append(ChangeRefused(change.token, refusal))
+            return
+        assert voters is not None
+        member = voters.get(change.node_id)
+        if member is not None:
+            self._add_again(change, member)
+        elif len(voters) >= MOST_VOTERS:
+            self._outcomes.append(ChangeRefused(change.token, Refusal.TOO_MANY))
+        else:
+            self._catching = _Catching(change, desk.journal.last_index, desk.now_s)
+            desk.observers.add(change.node_id)
+            desk.progress(change.node_id).begin_term()
+            desk.engine.observe(change.node_id)
+            desk.engine.hurry()
+
+    def _add_again(self, change: AddVoter, member: Member) -> None:
+        """The node is a voter: this one, maybe at another address, or one that lost its disk."""
+        found = self._desk.progress(change.node_id).directory_id
+        if change.node_id == self._desk.node_id:
+            found = self._desk.journal.directory_id
+        if found and not member.is_kept_in(found):
+            self._outcomes.append(ChangeRefused(change.token, Refusal.DUPLICATE))
+        elif member.address == change.address:
+            self._outcomes.append(Unchanged(change.token))
+        elif not found:
+            self._outcomes.append(ChangeRefused(change.token, Refusal.NOT_CAUGHT_UP))
+        elif (voters := self._desk.voters) is not None:
+            host, port = change.address
+            moved = voters.with_member(replace(member, host=host, port=port))
+            self._outcomes.append(Propose(change.token, moved))
+
+    def remove(self, change: RemoveVoter) -> None:
+        """Make a node no voter; it ends with an outcome of its token."""
+        desk, voters = self._desk, self._desk.voters
+        if (refusal := self._not_now()) is not None:
+            self._outcomes.append(ChangeRefused(change.token, refusal))
+            return
+        assert voters is not None
+        if change.node_id not in voters:
+            self._outcomes.append(ChangeRefused(change.token, Refusal.UNKNOWN))
+        elif len(voters) == 1:
+            self._outcomes.append(ChangeRefused(change.token, Refusal.LAST))
+        elif not self._would_work(VoterSet(voters.without(change.node_id))):
+            self._outcomes.append(ChangeRefused(change.token, Refusal.NOT_ENOUGH_LIVE))
+        elif change.node_id == desk.node_id:
+            self._handing_over.begin(desk.now_s)
+            handed = self._handing_over.is_under_way
+            reason = Refusal.HANDED_OVER if handed else Refusal.NOT_ENOUGH_LIVE
+            self._outcomes.append(ChangeRefused(change.token, reason))
+        else:
+            self._outcomes.append(Propose(change.token, VoterSet(voters.without(change.node_id))))
+
+    def _not_now(self) -> Refusal | None:
+        if not self._desk.leads or self._handing_over.is_under_way:
+            return Refusal.NOT_LEADER
+        proposed = any(isinstance(outcome, Propose) for outcome in self._outcomes)
+        if proposed or self._catching is not None or not self._is_settled():
+            return Refusal.IN_PROGRESS
+        return None
+
+    def _is_settled(self) -> bool:
+        """The set in force is committed, and so is an entry of this leader's term."""
+        journal = self._desk.journal
+        return (
+            0 < journal.voters_index <= journal.commit_index
+            and journal.term_at(journal.commit_index) == self._desk.engine.term()
+        )
+
+    def _would_work(self, voters: VoterSet) -> bool:
+        """A majority of these answers now."""
+        desk = self._desk
+        alive = sum(n == desk.node_id or desk.is_alive(n) for n in voters.node_ids)
+        return alive >= voters.majority
+
+    # By itself.
+
+    def before_tick(self) -> None:
+        """Log the founders' set, fill in directories, and bring an observer on its way."""
+        desk = self._desk
+        if desk.voters is None or self._handing_over.is_under_way:
+            return
+        if not desk.journal.voters_index:
+            self._log_founders()
+        elif self._catching is not None:
+            self._catch_up(self._catching)
+        elif any(member.directory_id == ANY_DIRECTORY for member in desk.voters):
+            self._fill_in()
+
+    def _log_founders(self) -> None:
+        """The first leader's first entry after its no-op: before it there is no command."""
+        term, voters = self._desk.engine.term(), self._desk.voters
+        if voters is not None and self._founded_in_term != term:
+            self._founded_in_term = term
+            self._outcomes.append(Propose(NO_TOKEN, voters))
+
+    def _fill_in(self) -> None:
+        """Note the directories of a set that was made when they had no ids, once all are known."""
+        desk, voters = self._desk, self._desk.voters
+        if voters is None or not self._is_settled():
+            return
+        known = {peer: desk.progress(peer).directory_id for peer in desk.peers}
+        known[desk.node_id] = desk.journal.directory_id
+        if all(len(directory) == DIRECTORY_ID_BYTES for directory in known.values()):
+            members = tuple(replace(m, directory_id=known[m.node_id]) for m in voters)
+            self._outcomes.append(Propose(NO_TOKEN, VoterSet(members)))
+
+    def _catch_up(self, catching: _Catching) -> None:
+        desk, change = self._desk, catching.change
+        behind = desk.journal.last_index - desk.engine.match_index().get(change.node_id, 0)
+        if desk.now_s >= change.give_up_s:
+            self._give_up(ChangeRefused(change.token, Refusal.NOT_CAUGHT_UP, behind))
+            return
+        has_round = desk.journal.last_index - behind >= catching.target
+        if not has_round or not desk.is_alive(change.node_id):
+            return
+        if desk.now_s - catching.round_began_s > desk.timing.election_min_s:
+            catching.target, catching.round_began_s = desk.journal.last_index, desk.now_s
+        elif self._is_settled():
+            self._promote(change)
+
+    def _promote(self, change: AddVoter) -> None:
+        """The observer is caught up: have it count."""
+        desk, voters = self._desk, self._desk.voters
+        directory_id = desk.progress(change.node_id).directory_id
+        if len(directory_id) != DIRECTORY_ID_BYTES or voters is None:
+            return
+        member = Member(change.node_id, *change.address, directory_id)
+        changed = voters.with_member(member)
+        if self._would_work(changed):
+            self._catching = None  # It stays an observer until the set is in the log.
+            self._outcomes.append(Propose(change.token, changed))
+        else:
+            self._give_up(ChangeRefused(change.token, Refusal.NOT_ENOUGH_LIVE))
+
+    def _give_up(self, outcome: ChangeRefused) -> None:
+        if self._catching is not None:
+            peer = self._catching.change.node_id
+            self._catching = None
+            self._desk.observers.discard(peer)
+            self._desk.engine.stop_observing(peer)
+        self._outcomes.append(outcome)
+
+    def stop(self) -> None:
+        """This node leads no more: what was under way is another leader's business."""
+        if self._catching is not None:
+            self._give_up(ChangeRefused(self._catching.change.token, Refusal.NOT_LEADER))
+        for peer in tuple(self._desk.observers):
+            self._desk.engine.stop_observing(peer)
+        self._desk.observers.clear()
+
+    def addresses(self) -> dict[int, Address]:
+        """Where those are who are sent to and are no voters."""
+        if self._catching is None:
+            return {}
+        change = self._catching.change
+        return {change.node_id: change.address}
+
+    def deadline_s(self) -> float:
+        """When ``before_tick`` has something to do; heartbeats make the rounds."""
+        if self._catching is None or self._handing_over.is_under_way:
+            return math.inf
+        return self._catching.change.give_up_s
