@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 
+from tests.simulation.quorum import faults, healing  # noqa: F401 - workers are forked with them.
 from tests.simulation.quorum.mutants import MUTANTS, Caught, hunt
 from tests.simulation.quorum.world import Report, World, totals_of
 

@@ -278,7 +278,17 @@ class Checkers:
                     f"broker {node_id} is let in at {index}: it has seen {seen}, and was fenced "
                     f"at {self.fenced_at[node_id]}",
                 )
-        del command, result
+        registration = command.register_broker
+        node_id = registration.node_id
+        if command.WhichOneof("body") != "register_broker" or result.HasField("error"):
+            return
+        broker, old = state.brokers[node_id], before.get(node_id)
+        clean = old is not None and registration.previous_broker_epoch == old.broker_epoch
+        if not clean and (old is None or old.broker_epoch != broker.broker_epoch):
+            for key, partition in state.all_partitions():
+                require(
+                    node_id not in partition.elr, f"{node_id} lost its cache, and may lead {key}"
+                )
 
     def _check_partitions(
         self,
@@ -304,6 +314,7 @@ class Checkers:
             if old is None:
                 continue
             require(record.partition_epoch > old.partition_epoch, f"{where}: its epoch stands")
+            self._check_move(where, kind, old, record)
             changed = record.leader != old.leader
             require(
                 record.leader_epoch >= old.leader_epoch + changed,
@@ -318,6 +329,27 @@ class Checkers:
                     f"{where}: {record.leader} leads, and {old.isr} and {old.elr} could: "
                     f"{kind} {old} -> {record}",
                 )
+
+    def _check_move(self, where: str, kind: str, old: Any, record: Any) -> None:
+        """A reassignment (KIP-455) takes nobody away before those who come are in sync."""
+        adding, removing = set(record.adding_replicas), set(record.removing_replicas)
+        replicas = set(record.replicas)
+        require(adding | removing <= replicas, f"{where}: {adding} and {removing} of {replicas}")
+        require(not adding & removing, f"{where}: {adding & removing} come and go")
+        left, come = set(old.replicas) - replicas, replicas - set(old.replicas)
+        if not left and not come:
+            return
+        self.counts["moves begun or changed" if come else "moves ended"] += 1
+        require(not come or kind == "alter_reassignments", f"{where}: {come} come by {kind}")
+        require(
+            not left or record.leader_epoch > old.leader_epoch,
+            f"{where}: {left} left in leader epoch {record.leader_epoch}",
+        )
+        cancelled = left <= set(old.adding)
+        require(
+            cancelled or not left or set(old.adding) & replicas <= set(record.isr),
+            f"{where}: {left} left before {old.adding} were in sync: {list(record.isr)}",
+        )
 
     # What is told outside.
 

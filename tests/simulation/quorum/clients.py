@@ -107,13 +107,12 @@ class Broker(Client):
         self.fenced = True
         self.wants_shutdown = False
         self.may_stop = False
-        self.index = 0
+        self.index = self.controller_epoch = 0
         self.brokers: dict[int, cluster_pb2.BrokerRecord] = {}
         self.topics: dict[bytes, cluster_pb2.TopicRecord] = {}
         self.partitions: dict[tuple[bytes, int], cluster_pb2.PartitionRecord] = {}
         self._previous_epoch = previous_epoch
         self._incarnation = world.rng.randbytes(16)
-        self._old_changes: list[cluster_pb2.AlterPartitionCommand] = []
         self._sequence = 0
         for work in (self._register_and_heartbeat, self._follow, self._work):
             self.spawn(work)
@@ -124,7 +123,10 @@ class Broker(Client):
         while True:
             target = self.rng.choice(self.world.known_controllers())
             request = controller_pb2.WatchMetadataRequest(
-                cluster_id=CLUSTER_ID, node_id=self.node_id, known_index=self.index
+                cluster_id=CLUSTER_ID,
+                node_id=self.node_id,
+                known_index=self.index,
+                known_controller_epoch=self.controller_epoch,
             )
             with contextlib.suppress(Broken, TimeoutError):
                 end = await self.open(target, "WatchMetadata")
@@ -150,11 +152,12 @@ class Broker(Client):
     def _take(self, delta: cluster_pb2.MetadataDelta) -> None:
         if delta.index <= self.index:
             return
+        self.world.checkers.counts["snapshots told" if delta.snapshot else "changes told"] += 1
         if delta.snapshot:
             self.brokers.clear()
             self.topics.clear()
             self.partitions.clear()
-        self.index = delta.index
+        self.index, self.controller_epoch = delta.index, delta.controller_epoch
         self.brokers.update({record.node_id: record for record in delta.brokers})
         for node_id in delta.removed_brokers:
             self.brokers.pop(node_id, None)
@@ -258,7 +261,7 @@ class Broker(Client):
                 continue
             change = self._wish()
             if change is not None:
-                self._old_changes.append(change)
+                self.world.old_changes.append(change)
                 request = controller_pb2.AlterPartitionRequest(change=change)
                 response = await self.call("AlterPartition", request)
                 if response is not None and response.HasField("error"):
@@ -266,8 +269,8 @@ class Broker(Client):
 
     def _wish(self) -> cluster_pb2.AlterPartitionCommand | None:
         rng = self.rng
-        if self._old_changes and rng.random() < 0.1:
-            return rng.choice(self._old_changes)
+        if self.world.old_changes and rng.random() < 0.15:
+            return rng.choice(self.world.old_changes)  # Of this process, another, or one long dead.
         if not self.partitions:
             return None
         mine = [part for _, part in sorted(self.partitions.items()) if part.leader == self.node_id]
@@ -278,7 +281,9 @@ class Broker(Client):
         partition = rng.choice(mine)
         others = [node for node in partition.replicas if node != self.node_id]
         members = [self.node_id, *(node for node in others if rng.random() < 0.7)]
-        if rng.random() < 0.05:
+        if others and rng.random() < 0.05:
+            members = others
+        elif rng.random() < 0.05:
             members = rng.sample(sorted(self.brokers), rng.randint(1, len(self.brokers)))
         epochs = {node: record.broker_epoch for node, record in self.brokers.items()}
         return cluster_pb2.AlterPartitionCommand(
@@ -336,6 +341,8 @@ class Administrator(Client):
                 self._repeat_something()
             if self._topics and self.rng.random() < self.world.settings.deletions:
                 await self._delete()
+            elif self._topics and self.rng.random() < 0.3:
+                await self._move()
             else:
                 await self._create()
 
@@ -381,6 +388,19 @@ class Administrator(Client):
         del self.world.topics_promised[topic_id]
         delete = cluster_pb2.DeleteTopicCommand(name=name, topic_id=topic_id)
         await self.ask(cluster_pb2.Command(delete_topic=delete))
+
+    async def _move(self) -> None:
+        """Give a partition other replicas, or cancel that."""
+        _, topic_id = self.rng.choice(self._topics)
+        brokers = sorted(self.world.broker_numbers())
+        replicas = self.rng.sample(brokers, self.rng.randint(1, len(brokers)))
+        entry = cluster_pb2.ReassignmentEntry(
+            topic_id=topic_id,
+            partition=self.rng.randrange(2),
+            replicas=[] if self.rng.random() < 0.2 else replicas,
+        )
+        move = cluster_pb2.AlterReassignmentsCommand(partitions=[entry])
+        await self.ask(cluster_pb2.Command(alter_reassignments=move), attempts=3)
 
     def _repeat_something(self) -> None:
         """An entry that no rule of Raft would let into the log again: it must do nothing."""

@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING
 from tests.simulation.quorum.network import CALM_DELAY_S
 
 if TYPE_CHECKING:
+    from tests.simulation.quorum.virtual_time import ProcessLoop
     from tests.simulation.quorum.world import World
 
 _DISK_OPERATIONS = 12  # A snapshot, its file and its directory take about so many.
+_WEATHERS = (
+    "calm", "calm", "lossy", "slow", "rough", "rough", "cut", "one way", "isolate", "split",
+    "stale leader",
+)  # fmt: skip
 
 
 class Faults:
@@ -36,20 +41,7 @@ class Faults:
     def _weather(self) -> None:
         world, rng, weather = self._world, self._rng, self._world.network.weather
         voters, everybody = list(world.settings.voters), self._everybody()
-        kind = rng.choice(
-            [
-                "calm",
-                "calm",
-                "lossy",
-                "slow",
-                "rough",
-                "rough",
-                "cut",
-                "one way",
-                "isolate",
-                "split",
-            ]
-        )
+        kind = rng.choice(_WEATHERS)
         weather.clear()
         if kind in ("lossy", "rough"):
             weather.loss, weather.duplication = rng.uniform(0.02, 0.3), rng.uniform(0, 0.3)
@@ -71,7 +63,23 @@ class Faults:
             weather.cut = lambda source, target: (
                 (source == lone and target in voters) or (target == lone and source in voters)
             )
+        if kind == "stale leader":
+            self._make_stale()
         world.note(f"weather: {kind}")
+
+    def _make_stale(self) -> None:
+        """The leader is alone, its clock slow: it goes on to think that it leads."""
+        world, leader = self._world, self._world.some_leader()
+        if leader is None:
+            return
+        lone, voters = leader.node_id, list(world.settings.voters)
+        world.network.weather.cut = lambda source, target: (
+            lone in (source, target) and source in voters and target in voters
+        )
+        leader.loop.clock.set(rate=0.1)
+        leader.loop.clock_changed()
+        world.scheduler.after(self._rng.uniform(2.0, 4.0), lambda: self._mend(leader.loop))
+        world.let(self._rng.uniform(1.0, 3.0))  # Others must have the time to be elected.
 
     def _everybody(self) -> list[int]:
         world = self._world
@@ -146,13 +154,12 @@ class Faults:
         loop.clock_changed()
         world.note(f"the clock of controller {process.node_id}: {kind}")
 
-        def mend() -> None:
-            if world.is_healed:
-                return
-            clock.set(rate=1.0)
-            loop.clock_changed()
+        world.scheduler.after(rng.uniform(0.1, 3.0), lambda: self._mend(loop))
 
-        world.scheduler.after(rng.uniform(0.1, 3.0), mend)
+    def _mend(self, loop: ProcessLoop) -> None:
+        if not self._world.is_healed:
+            loop.clock.set(rate=1.0)
+            loop.clock_changed()
 
     def _strobe(self) -> None:
         """A clock stands still and leaps, again and again."""

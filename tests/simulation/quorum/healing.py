@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 _LEADER_S = 10.0
 _SETTLED_S = 30.0
-_CALM_S = 3.0
+_BAD_LINK_S = 2.5
+_CALM_S = 1.0
 
 
 def heal(world: World) -> None:
@@ -120,7 +121,7 @@ def _healthy_leader_stays(world: World) -> None:
     ):
         world.note(f"controller {other} {what}")
         weather.cut = cut
-        world.let(_CALM_S)
+        world.let(_BAD_LINK_S)
         weather.clear()
         world.let(_CALM_S)
         now = leader.voter

@@ -1,63 +1,434 @@
 """The rules, one left out at a time: what each of them is for, and that its absence is noticed.
 
-A mutant is caught by seeds of the simulator, or by a deterministic test where chance would take
-too long. ``hunt`` says by which.
+A mutant changes a few words in one function of the production code. It is caught by seeds of the
+simulator, or by a deterministic test where chance would take too long; ``hunt`` says by which.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
+import tempfile
+import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
 from typing import Any, Final
 
+from penstock.raft_meta import appending, elections, guard, journal, raft_quorum, snapshots, voter
+from penstock.raft_meta.core import (
+    broker_commands,
+    cluster_state,
+    election,
+    partition_commands,
+    reassignment,
+    sessions,
+    tables,
+)
+from penstock.raft_meta.rules import reading, replicating, snapshotting, terms, voting
 from tests.simulation.quorum.world import World
+from tests.unit.raft_meta import test_guard_rules as rules
+from tests.unit.raft_meta.lone_voter import Lone
+
+Test = Callable[..., object]
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """``target.name`` is replaced, for as long as it is planted."""
+    """``old`` is ``new`` in a function's text. ``tests`` are those that must notice."""
 
     description: str
-    target: Any
-    name: str
-    replacement: Any
-    tests: tuple[str, ...] = ()
-    """Deterministic tests that must fail with it, tried before any seed."""
+    function: Any
+    old: str
+    new: str
+    tests: tuple[Test, ...] = ()
+
+    def code(self) -> CodeType:
+        """The function's code with the rule left out.
+
+        Raises ValueError where the text is not found just once: the mutant must follow the code.
+        """
+        text = textwrap.dedent(inspect.getsource(self.function))
+        if text.count(self.old) != 1:
+            raise ValueError(f"{self.function.__qualname__} has {self.old!r} not just once")
+        made: dict[str, Any] = {}
+        exec(text.replace(self.old, self.new), self.function.__globals__, made)
+        code: CodeType = made[self.function.__name__].__code__
+        return code
 
     @contextlib.contextmanager
     def planted(self) -> Iterator[None]:
-        """The rule is left out inside of the ``with`` block."""
-        kept = vars(self.target)[self.name]
-        setattr(self.target, self.name, self.replacement)
+        """The rule is left out inside of the ``with`` block, whoever holds the function."""
+        kept, self.function.__code__ = self.function.__code__, self.code()
         try:
             yield
         finally:
-            setattr(self.target, self.name, kept)
+            self.function.__code__ = kept
 
 
 @dataclass(frozen=True)
 class Caught:
-    """What noticed it."""
+    """What noticed it: a test, or a seed after so many."""
 
     by: str
     how: str
     seeds: int = 0
 
 
-MUTANTS: Final[dict[str, Mutant]] = {}
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else "failed"
+
+
+def _fails(test: Test) -> str:
+    """Run one test of a lone voter; what it complains of, or nothing."""
+    with tempfile.TemporaryDirectory() as directory:
+        takes_lone = "lone" in inspect.signature(test).parameters
+        lone = Lone(Path(directory)) if takes_lone else None
+        try:
+            test(lone if takes_lone else Path(directory))
+        except Exception as error:
+            return _last_line(f"{type(error).__name__}: {error}")
+        finally:
+            if lone is not None:
+                lone.journal.abandon()
+    return ""
 
 
 def hunt(mutant: Mutant, first: int, seeds: int) -> Caught | None:
-    """Run tests and then seeds with the rule left out, until one of them notices."""
+    """Run its tests, or else seeds, with the rule left out, until one of them notices."""
     with mutant.planted():
+        for test in mutant.tests:
+            how = _fails(test)
+            if how:
+                return Caught(f"{test.__module__.rpartition('.')[2]}.{test.__name__}", how)
         for number in range(first, first + seeds):
             report = World(number).run()
             if report.violation:
-                return Caught(
-                    f"seed {number}", report.violation.strip().splitlines()[-1], number - first + 1
-                )
+                return Caught(f"seed {number}", _last_line(report.violation), number - first + 1)
     return None
 
 
-Runner = Callable[[str], bool]
+MUTANTS: Final[dict[str, Mutant]] = {
+    # Rule 1.
+    "newer terms are not entered": Mutant(
+        "an answer of a newer term does not end a leadership",
+        terms.Terms.is_current,
+        "self.step_down(peer, message.term)",
+        "pass",
+        (rules.test_a_newer_term_in_an_answer_ends_leadership,),
+    ),
+    "older terms are obeyed": Mutant(
+        "whoever leads an older term is followed",
+        terms.Terms.is_over,
+        "message.term >= self._desk.engine.term()",
+        "True",
+    ),
+    "no term notice": Mutant(
+        "a leader of an older term is not told",
+        terms.Terms.is_over,
+        "self._desk.queue(peer, Message(term_notice=raft_pb2.TermNotice()))",
+        "pass",
+        (rules.test_a_leader_of_an_old_term_is_told_and_obeyed_no_more,),
+    ),
+    # Rule 2.
+    "appends always cut": Mutant(
+        "what a follower has already is cut and appended again (S:991)",
+        appending.decide,
+        "        agreeing += 1\n",
+        "        break\n",
+    ),
+    "previous term not compared": Mutant(
+        "a follower appends after an entry of another term",
+        appending.decide,
+        "journal.term_at(previous) != append.previous_term",
+        "False",
+    ),
+    "commit index not capped": Mutant(
+        "a follower commits what a message did not show to be the leader's",
+        appending.decide,
+        "min(append.commit_index, matched)",
+        "min(append.commit_index, max(journal.last_index, matched))",
+        (rules.test_the_commit_index_stays_within_what_the_message_matched,),
+    ),
+    "matches its whole log": Mutant(
+        "a follower acknowledges all that it has, not what the message showed",
+        appending.decide,
+        "next_index=matched + 1",
+        "next_index=max(matched, journal.last_index) + 1",
+        (rules.test_a_message_delivered_twice_cuts_nothing,),
+    ),
+    # Rule 3.
+    "refusals are not void": Mutant(
+        "every refusal of what was under way is acted upon",
+        replicating.Replicating.on_reply,
+        "reply.reset and reply.round > progress.void_until",
+        "reply.reset",
+        (rules.test_refusals_of_what_was_under_way_are_void,),
+    ),
+    "refusals go back one entry": Mutant(
+        "a refusal goes back one entry, not a whole term",
+        appending._start_of_term,
+        "index -= 1",
+        "break",
+        (rules.test_a_refusal_goes_back_a_whole_term_but_not_to_what_is_committed,),
+    ),
+    # Rule 4.
+    "answers of any term count": Mutant(
+        "an acknowledgement of an older term commits (S:1070)",
+        terms.Terms.is_current,
+        "return message.term == term",
+        "return True",
+        (rules.test_answers_of_another_term_commit_nothing,),
+    ),
+    "answers beyond the log count": Mutant(
+        "an acknowledgement of what this leader does not have",
+        replicating.Replicating.on_reply,
+        "reply.round > progress.round or reply.next_index > desk.journal.last_index + 1",
+        "False",
+        (rules.test_answers_beyond_the_log_are_dropped,),
+    ),
+    "votes are counted by message": Mutant(
+        "a vote that comes twice counts twice (S:1063)",
+        voting.Voting.on_vote,
+        "peer not in self._votes",
+        "True",
+        (rules.test_a_vote_delivered_again_and_again_is_one_vote,),
+    ),
+    "votes for a shorter log": Mutant(
+        "pre-votes go to whoever asks, whatever it has",
+        voting.Voting.on_pre_vote,
+        "(request.last_log_term, request.last_log_index) >= ours",
+        "True",
+        (rules.test_a_pre_vote_changes_nothing_and_wants_a_fresh_log,),
+    ),
+    # Rule 5.
+    "no PreVote": Mutant(
+        "a voter whose timer ran out stands at once",
+        elections.Elections.may_stand,
+        "and len(self._round.granted) >= self._majority",
+        "",
+    ),
+    "no stickiness": Mutant(
+        "candidates are heard while a leader is alive",
+        voting.Voting._hears_leader,
+        "return self._desk.leads or self._elections.leader_is_alive(self._desk.now_s)",
+        "return self._desk.leads",
+    ),
+    "the gate stays open": Mutant(
+        "the engine may stand again without another pre-vote",
+        voting.Voting.after_tick,
+        "self._desk.engine.disconnect(peer)",
+        "pass",
+        (rules.test_a_second_candidacy_does_not_open_the_way_to_a_third,),
+    ),
+    # Rule 6.
+    "snapshots replace what is there": Mutant(
+        "a snapshot is installed though the log has its last entry",
+        snapshotting.Receiving.on_chunk,
+        "last <= journal.commit_index or journal.term_at(last) == chunk.last_term",
+        "False",
+    ),
+    "snapshots are not checked": Mutant(
+        "a snapshot is installed whatever its checksum says",
+        snapshotting.Receiving.on_chunk,
+        "snapshot.crc != chunk.crc32c",
+        "False",
+        (rules.test_a_damaged_snapshot_is_refused,),
+    ),
+    # Rule 7.
+    "entries of any kind": Mutant(
+        "an entry whose kind is not known counts as a no-op",
+        appending.decode_entries,
+        "        else:\n            return None\n",
+        "        else:\n            command = NO_OP\n",
+        (lambda lone: rules.test_malformed_entries_are_dropped(lone, _bad_entry()),),
+    ),
+    # Rule 8.
+    "reads are not confirmed": Mutant(
+        "a leader answers a read without asking whether it still leads",
+        reading.Reading._is_confirmed,
+        "return echoes + 1 >= desk.majority",
+        "return True",
+    ),
+    "reads before a commit of its own": Mutant(
+        "a new leader answers reads before it knows what is committed",
+        reading.Reading.ready,
+        "    if self._is_older_term(commit):\n        return []\n",
+        "",
+        (rules.test_a_new_leader_answers_no_read_before_it_committed_in_its_term,),
+    ),
+    # The disk.
+    "said before it is on disk": Mutant(
+        "messages leave before the journal is synced",
+        guard.Guard.flush,
+        "self._desk.journal.sync()",
+        "self._desk.journal.sync() if self._desk.now_s % 1 < 0.5 else None",
+    ),
+    "the journal is not flushed": Mutant(
+        "LMDB is opened without fsync",
+        journal.LmdbJournal.__init__,
+        "sync=True, metasync=True",
+        "sync=False, metasync=False",
+    ),
+    "votes are not kept": Mutant(
+        "a vote is written with the next entry, not by itself",
+        journal.LmdbJournal.setCurrentTerm,
+        "self._hard_state_dirty |= (term, vote) != (self._term, self._vote)",
+        "pass",
+        (rules.test_a_vote_that_comes_with_no_entry_is_on_disk_too,),
+    ),
+    "snapshots are not flushed": Mutant(
+        "the snapshot's file is renamed before it is on disk",
+        snapshots.SnapshotStore.save,
+        "os.fsync(file.fileno())",
+        "file.fileno()",
+    ),
+    "a snapshot's name is not flushed": Mutant(
+        "the directory is not synced after the rename",
+        snapshots.SnapshotStore.save,
+        "os.fsync(descriptor)",
+        "pass",
+    ),
+    "the log is cut before the snapshot": Mutant(
+        "a snapshot is installed into the journal before it is in its file",
+        voter.Voter._install,
+        "    while True:\n",
+        "    self._journal.reset_to_snapshot(snapshot.index, snapshot.term)\n    while True:\n",
+    ),
+    "snapshots of another index": Mutant(
+        "a snapshot is taken for one of the next index",
+        raft_quorum.RaftQuorum._on_encoded,
+        "voter.compact(index, data)",
+        "voter.compact(index - 1, data)",
+    ),
+    # The controllers.
+    "stale broker epochs": Mutant(
+        "whoever has a broker's number may speak for it",
+        broker_commands.require_registration,
+        "broker.broker_epoch != broker_epoch",
+        "False",
+    ),
+    "stale leader epochs": Mutant(
+        "a former leadership may change the in-sync set",
+        partition_commands._check_authority,
+        "entry.leader_epoch < partition.leader_epoch",
+        "False",
+    ),
+    "stale partition epochs": Mutant(
+        "a change may rest on an in-sync set that is not in force",
+        partition_commands._check_authority,
+        "entry.partition_epoch != partition.partition_epoch",
+        "False",
+    ),
+    "anybody changes in-sync sets": Mutant(
+        "who does not lead a partition may change its in-sync set",
+        partition_commands._check_authority,
+        "partition.leader != leader.node_id",
+        "False",
+    ),
+    "strangers in sync": Mutant(
+        "who is no replica may be in sync",
+        partition_commands._checked_members,
+        "or not wanted.issubset(partition.replicas)",
+        "",
+        (),
+    ),
+    "a leader leaves the in-sync set": Mutant(
+        "a leader may take itself out",
+        partition_commands._checked_members,
+        "leader.node_id not in wanted",
+        "False",
+    ),
+    "fenced brokers in sync": Mutant(
+        "a fenced broker may be in sync",
+        partition_commands._ineligible,
+        "if broker.fenced:",
+        "if False:",
+    ),
+    "earlier lives in sync": Mutant(
+        "a broker that registered anew since it caught up is in sync (KIP-903)",
+        partition_commands._ineligible,
+        "broker.broker_epoch != member.broker_epoch",
+        "False",
+    ),
+    "brokers that shut down in sync": Mutant(
+        "a broker that shuts down may join an in-sync set",
+        partition_commands._ineligible,
+        "if broker.in_controlled_shutdown and broker.node_id != leader.node_id:",
+        "if False:",
+    ),
+    "duplicates take effect": Mutant(
+        "a proposal may be applied twice",
+        cluster_state.ClusterState._check_epoch,
+        "command.sequence <= self._last_sequence",
+        "False",
+    ),
+    "stale controller epochs": Mutant(
+        "what a former controller proposed takes effect",
+        cluster_state.ClusterState._check_epoch,
+        "self._controller_epoch == 0 or command.controller_epoch != self._controller_epoch",
+        "False",
+    ),
+    "an epoch is claimed again": Mutant(
+        "a controller claims an epoch that is over",
+        cluster_state.ClusterState._become_controller,
+        "command.controller_epoch <= self._controller_epoch",
+        "False",
+    ),
+    "let in before caught up": Mutant(
+        "a fenced broker is let in whatever it has seen of the metadata",
+        sessions.Session.wish,
+        "request.metadata_index >= max(self.broker_epoch, self.unfence_index)",
+        "True",
+    ),
+    "leader epochs stay": Mutant(
+        "a new leader has the epoch of the one before",
+        election.bumped,
+        "partition.leader_epoch + (partition.leader != led_before_by)",
+        "partition.leader_epoch",
+    ),
+    "anybody leads": Mutant(
+        "a replica that is not in sync is elected though the topic forbids it",
+        election._elect,
+        "if leader == NO_LEADER and rules.unclean:",
+        "if leader == NO_LEADER:",
+    ),
+    "fenced brokers keep what they have": Mutant(
+        "fencing takes neither leaderships nor memberships",
+        broker_commands.fence,
+        "_withdraw(draft, broker.node_id, unclean=False)",
+        "pass",
+    ),
+    "unclean restarts stay eligible": Mutant(
+        "a broker that lost its page cache stays an eligible leader (KIP-966)",
+        broker_commands.register,
+        "unclean=not clean",
+        "unclean=False",
+    ),
+    "movers leave too early": Mutant(
+        "a move ends before those who come are in sync (KIP-455)",
+        reassignment.has_arrived,
+        "in_sync.issuperset(partition.adding) and",
+        "",
+    ),
+    "a replica leaves in the same epoch": Mutant(
+        "who leaves and comes back with an empty log counts for what it was",
+        reassignment.arrive,
+        "(left or there.leader != before.leader)",
+        "(there.leader != before.leader)",
+    ),
+    "producer ids twice": Mutant(
+        "a block of producer ids is handed out again",
+        tables.Draft.commit,
+        "tables.next_producer_id = self.next_producer_id",
+        "pass",
+    ),
+}
+
+
+def _bad_entry() -> Any:
+    from penstock.v1 import raft_pb2  # Only this one needs it.
+
+    return raft_pb2.RaftEntry(index=2, term=1)

@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any
 from penstock.raft_meta import engine, raft_quorum, snapshots, transfer
 from penstock.raft_meta.active import ControllerShell
 from penstock.raft_meta.config import ControllerConfig
+from penstock.raft_meta.guarding import Encoded
 from penstock.raft_meta.journal import LmdbJournal
 from penstock.raft_meta.raft_quorum import RaftQuorum
 from penstock.raft_meta.rules import replicating
 from penstock.raft_meta.service import ControllerServicer
 from penstock.raft_meta.voter import Voter
-from penstock.v1 import raft_pb2
+from penstock.v1 import controller_pb2, raft_pb2
 from tests.simulation.quorum.checkers import Violation
 from tests.simulation.quorum.disk import Crash, Disk, SimulatedOs, SimulatedPath
 from tests.simulation.quorum.network import End
@@ -322,7 +323,9 @@ class Process:
 
     async def _answer(self, end: End, responses: AsyncIterator[Any]) -> None:
         async for response in responses:
-            end.send(response)
+            encoded = isinstance(response, Encoded)
+            watch = controller_pb2.WatchMetadataResponse
+            end.send(watch.FromString(response.data) if encoded else response)
         end.finish()
 
     async def stop(self) -> None:
@@ -343,10 +346,17 @@ def _seeded() -> random.Random:
     return random.Random(loop.process.world.rng.random())
 
 
-def _impatient_time_s() -> float:
-    """The state machine's slices end where chance wills."""
-    loop: Any = asyncio.get_running_loop()
-    return float(loop.time()) + loop.process.world.rng.choice([0.0, 0.0, 0.0, 1.0])
+class ImpatientTime:
+    """Stands in for the module ``time``: the state machine's slices end where chance wills."""
+
+    @staticmethod
+    def thread_time() -> float:
+        return 0.0  # Nothing takes any of the processor's time.
+
+    @staticmethod
+    def monotonic() -> float:
+        loop: Any = asyncio.get_running_loop()
+        return float(loop.time()) + loop.process.world.rng.choice([0.0, 0.0, 0.0, 1.0])
 
 
 @contextlib.contextmanager
@@ -361,7 +371,7 @@ def simulated(*, batch_bytes: int, chunk_bytes: int) -> Iterator[None]:
         (raft_quorum, "RaftLink", SimulatedLink),
         (raft_quorum, "LmdbJournal", _journal),
         (raft_quorum, "random", SimpleNamespace(Random=_seeded)),
-        (raft_quorum, "time", SimpleNamespace(monotonic=_impatient_time_s)),
+        (raft_quorum, "time", ImpatientTime()),
         (raft_quorum, "os", no_os),
         (raft_quorum, "fcntl", no_lock),
         (snapshots, "os", SimulatedOs),

@@ -11,7 +11,7 @@ import pytest
 
 from tests.simulation.quorum.world import World
 
-SEEDS = 120
+SEEDS = 100
 SEEDS_A_TEST = 10
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import traceback
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +17,7 @@ import crc32c
 import structlog
 
 from penstock.raft_meta.quorum import Role
-from penstock.v1 import raft_pb2
+from penstock.v1 import cluster_pb2, raft_pb2
 from tests.simulation.quorum.checkers import Checkers, Violation
 from tests.simulation.quorum.clients import Administrator, Broker
 from tests.simulation.quorum.disk import Disk
@@ -28,6 +28,7 @@ from tests.simulation.quorum.virtual_time import Scheduler
 _FIRST_BROKER = 101
 _FIRST_ADMINISTRATOR = 201
 _STORY_LINES = 60
+_OLD_CHANGES = 12  # So many are there to be asked for again.
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Settings:
         """Small batches, short steps and a log that is never cut are drawn often."""
         return cls(
             controllers=rng.choice([1, 3, 3, 3, 5, 5]),
-            brokers=rng.choice([2, 3, 3]),
+            brokers=rng.choice([2, 3, 4]),
             snapshot_entries=rng.choice([10, 10, 25, 60, 1_000_000]),
             batch_bytes=rng.choice([1200, 1200, 4096, 1 << 20]),
             chunk_bytes=rng.choice([200, 1000, 1 << 18]),
@@ -110,6 +111,7 @@ class World:
         self.failure: Violation | None = None
         self.topics_promised: dict[bytes, str] = {}
         self.blocks_told: set[int] = set()
+        self.old_changes: deque[cluster_pb2.AlterPartitionCommand] = deque(maxlen=_OLD_CHANGES)
         self.disks = {number: Disk(self.rng) for number in self.settings.voters}
         self.processes: dict[int, Process] = {}
         self.brokers: dict[int, Broker] = {}
@@ -132,6 +134,10 @@ class World:
     def known_controllers(self) -> list[int]:
         """Whom brokers and administrators may ask."""
         return list(self.settings.voters)
+
+    def broker_numbers(self) -> range:
+        """All brokers, up or down."""
+        return range(_FIRST_BROKER, _FIRST_BROKER + self.settings.brokers)
 
     def accept(self, target: int, end: End, method: str, timeout_s: float | None) -> bool:
         """A call arrives at a controller."""
@@ -290,8 +296,8 @@ class World:
 
         for number in self.settings.voters:
             self.start(number)
-        for offset in range(self.settings.brokers):
-            self.start_broker(_FIRST_BROKER + offset)
+        for number in self.broker_numbers():
+            self.start_broker(number)
         for offset in range(2):
             self.administrators.append(Administrator(self, _FIRST_ADMINISTRATOR + offset))
         self.scheduler.after(0.5, self._read)
@@ -310,10 +316,14 @@ class World:
                 raise self.failure
 
     def _read(self) -> None:
-        """Somebody reads at a controller that thinks it leads."""
+        """Somebody reads, at every controller that thinks it leads and at another one."""
         self.scheduler.after(self.rng.uniform(0.01, 0.2), self._read)
-        process = self.processes.get(self.rng.choice(list(self.settings.voters)))
-        if process is not None and not process.is_stopping and process.thread is not None:
+        asked = {self.rng.choice(list(self.settings.voters))}
+        for process in list(self.processes.values()):
+            voter = process.voter
+            leads = voter is not None and voter.status().role is Role.LEADER
+            if voter is None or process.is_stopping or not (leads or process.node_id in asked):
+                continue
             process.loop.enter(process.spawn, partial(self._read_at, process))
 
     async def _read_at(self, process: Process) -> None:

@@ -61,6 +61,15 @@ def test_a_vote_is_on_disk_before_it_is_said(lone):
     assert lone.tell(3, request_vote(1)) == []  # One vote a term, whatever happens in between.
 
 
+def test_a_vote_that_comes_with_no_entry_is_on_disk_too(lone):
+    lone.tell(2, append(1, (1, 0), entry(2, 1)))
+    lone.now_s += 3
+    assert only(lone.tell(3, request_vote(2, last=(2, 1)))).HasField("vote")
+    lone.crash()
+    assert lone.status.term == 2
+    assert lone.tell(2, request_vote(2, last=(2, 1))) == []
+
+
 def test_an_acknowledged_entry_survives(lone):
     said = only(lone.tell(2, append(1, (1, 0), entry(2, 1), entry(3, 1))))
     assert said.append_entries_reply.success
@@ -236,6 +245,14 @@ def test_each_candidacy_needs_its_own_pre_vote(lone):
     for _ in range(10):
         lone.wait(1.1)
     assert (lone.role, lone.status.term) == (Role.CANDIDATE, 1)
+
+
+def test_a_second_candidacy_does_not_open_the_way_to_a_third(lone):
+    lone.stand()
+    lone.stand()  # From candidate to candidate: the engine's role does not change.
+    for _ in range(10):
+        lone.wait(1.1)
+    assert (lone.role, lone.status.term) == (Role.CANDIDATE, 2)
 
 
 def test_candidates_are_ignored_while_a_leader_is_alive(lone):

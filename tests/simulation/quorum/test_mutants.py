@@ -1,0 +1,47 @@
+"""The short version of ``make sim-mutants``: rules left out are noticed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.quorum.mutants import MUTANTS, hunt
+
+BY_TESTS = [name for name, mutant in MUTANTS.items() if mutant.tests]
+QUICKLY = [  # In the first seeds; the rest takes ``make sim-mutants``.
+    "appends always cut",
+    "previous term not compared",
+    "no PreVote",
+    "the journal is not flushed",
+    "snapshots are not flushed",
+    "stale broker epochs",
+    "stale partition epochs",
+    "fenced brokers in sync",
+    "duplicates take effect",
+    "let in before caught up",
+    "leader epochs stay",
+]
+ENOUGH_SEEDS = 40
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_every_mutant_changes_the_code_as_it_is(name):
+    assert MUTANTS[name].code() != MUTANTS[name].function.__code__
+
+
+@pytest.mark.parametrize("name", BY_TESTS)
+def test_a_rule_left_out_fails_its_test(name):
+    assert hunt(MUTANTS[name], 0, 0) is not None
+
+
+@pytest.mark.simulation
+@pytest.mark.parametrize("name", QUICKLY)
+def test_a_rule_left_out_is_noticed_by_a_seed(name):
+    assert hunt(MUTANTS[name], 0, ENOUGH_SEEDS) is not None
+
+
+def test_a_mutant_is_gone_when_its_block_ends():
+    for mutant in MUTANTS.values():
+        before = mutant.function.__code__
+        with mutant.planted():
+            assert mutant.function.__code__ is not before
+        assert mutant.function.__code__ is before
