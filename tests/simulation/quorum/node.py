@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from penstock.raft_meta import engine, raft_quorum, snapshots, transfer
+from penstock.raft_meta import directory_lock, engine, raft_quorum, snapshots, transfer
 from penstock.raft_meta.active import ControllerShell
 from penstock.raft_meta.config import ControllerConfig
 from penstock.raft_meta.guarding import Encoded
@@ -373,7 +373,8 @@ def simulated(*, batch_bytes: int, chunk_bytes: int) -> Iterator[None]:
         (raft_quorum, "random", SimpleNamespace(Random=_seeded)),
         (raft_quorum, "time", ImpatientTime()),
         (raft_quorum, "os", no_os),
-        (raft_quorum, "fcntl", no_lock),
+        (directory_lock, "os", no_os),
+        (directory_lock, "fcntl", no_lock),
         (snapshots, "os", SimulatedOs),
         (engine, "MAX_BATCH_BYTES", batch_bytes),
         (replicating, "MAX_BATCH_BYTES", batch_bytes),
