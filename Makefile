@@ -18,7 +18,7 @@ SERVICE_FILES := $(shell grep -l '^service ' $(PROTO_FILES))
 .NOTPARALLEL:
 .PHONY: help venv install demo test lint types format test-unit test-simulation test-integration \
 	proto proto-check bench-failover bench-idle bench-quorum bench-controller-failover \
-	bench-metadata sim sim-mutants build clean distclean
+	bench-metadata bench-tls sim sim-mutants build clean distclean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-26s %s\n", $$1, $$2 }' \
@@ -71,6 +71,9 @@ bench-controller-failover: $(VENV)/.installed-dev ## Measure how long metadata s
 
 bench-metadata: $(VENV)/.installed-dev ## Measure controllers with up to 100,000 partitions
 	@$(BIN)/python bench/metadata_scale.py $(ARGS)
+
+bench-tls: $(VENV)/.installed-dev ## Measure what TLS costs on producing and on a commit
+	@$(BIN)/python bench/tls.py $(ARGS)
 
 # --- Checking -------------------------------------------------------------------------------------
 

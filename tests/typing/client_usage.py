@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+from pathlib import Path
 from typing import assert_type
 
 from penstock.client import (
@@ -24,6 +25,8 @@ def produce() -> None:
         future = producer.send("orders", value=b"v", key=b"k", headers={"a": None})
         assert_type(future, concurrent.futures.Future[RecordMetadata])
         assert_type(future.result(), RecordMetadata)
+    Producer("localhost:9092", tls_ca=Path("ca.pem"), tls_certificate="own.pem", tls_key="key.pem")
+    Producer("localhost:9092", tls_ca=b"ca.pem")  # type: ignore[arg-type]
     Producer("localhost:9092", acks="most")  # type: ignore[arg-type]
     Producer("localhost:9092", linger=5)  # type: ignore[call-arg]
 

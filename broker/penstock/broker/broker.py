@@ -36,6 +36,7 @@ from penstock.broker.topics import OffsetsTopic
 from penstock.raft_meta.authentication import PeerAuthentication
 from penstock.raft_meta.connecting import NodeConnector
 from penstock.raft_meta.credentials import NodeTls
+from penstock.raft_meta.exposure import is_loopback
 from penstock.raft_meta.guarding import Guarded, NodesOnly
 from penstock.raft_meta.listening import bind
 from penstock.v1 import (
@@ -203,6 +204,14 @@ class Broker:
         )
 
     async def _listen(self) -> None:
+        listen = parse_address(self._config.broker_listen)
+        if self._tls is None and not is_loopback(listen[0]):
+            log.warning(
+                "whoever reaches this broker may read, write and delete everything",
+                address=self._config.broker_listen,
+                next_step="set tls.ca, tls.certificate and tls.key, or see that the network keeps "
+                "strangers out",
+            )
         server = aio.server(options=SERVER_OPTIONS)
         guarded: Any = Guarded(server)  # Not all of a server: what the generated code calls.
         self._metadata = MetadataServicer(
@@ -231,7 +240,7 @@ class Broker:
         reflection.enable_server_reflection([*_SERVICES, reflection.SERVICE_NAME], server)
         bind(
             server,
-            parse_address(self._config.broker_listen),
+            listen,
             setting="broker.listen",
             tls=self._tls,
             client_certificates=self._config.tls_client_auth == "required",

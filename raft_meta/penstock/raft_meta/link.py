@@ -132,12 +132,24 @@ class _Outlet:
             call.cancel()
 
     async def _tell_why_not_connected(self, stub: raft_pb2_grpc.RaftStub) -> None:
-        """Raise what keeps the channel from connecting: a call that waits is not told."""
-        call: Any = stub.Exchange()  # type: ignore[call-arg]  # As above.
+        """Say what keeps the channel from connecting: a call that waits is not told."""
+        call: Any = stub.Exchange(timeout=_CONNECT_S)  # type: ignore[call-arg]  # As above.
         try:
             await call.write(self._hello)
             await call.done_writing()
             await call
+        except aio.AioRpcError as error:
+            reason = error.details() or ""
+            if reason != self._complaint:
+                self._complaint = reason
+                log.warning(
+                    "no connection to another controller",
+                    peer=self._peer,
+                    address=self._address,
+                    reason=reason,
+                    next_step="check that it runs there, and that tls.* is set on both or on "
+                    "neither, with certificates of one authority",
+                )
         finally:
             call.cancel()
 

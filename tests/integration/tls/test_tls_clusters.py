@@ -23,6 +23,7 @@ from penstock.v1 import (
 from penstock.wire.transport import CHANNEL_OPTIONS
 from tests.integration import raw
 from tests.integration.cluster import LOCAL_HOSTS, Cluster, NodeProcess, running_cluster
+from tests.support import wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -217,6 +218,36 @@ def test_a_client_is_no_node(tmp_path: Path, client_auth: str) -> None:
                 assert code is grpc.StatusCode.UNAUTHENTICATED
                 located = replication.Locate(replication_pb2.LocateRequest(), timeout=10).port
                 assert bool(located) == (client_auth == "none")
+
+
+@pytest.mark.parametrize("mistake", ["no TLS", "another authority"])
+def test_a_node_that_does_not_belong_says_what_to_check(tmp_path: Path, mistake: str) -> None:
+    cluster = Cluster(tmp_path, authority=Authority())
+    odd = cluster.nodes[3]
+    if mistake == "no TLS":
+        lines = odd.config.read_text().splitlines(keepends=True)
+        odd.config.write_text("".join(line for line in lines if not line.startswith("tls.")))
+    else:
+        stranger = Authority("stranger")
+        issued = issue_node(stranger, 3, cluster.cluster_id, LOCAL_HOSTS)
+        write_files(odd.directory / "tls", "node", stranger, issued)
+    try:
+        for node in cluster.nodes.values():
+            node.start()
+        wait_until(
+            lambda: odd.log.read_text().count("no connection to another controller") == 2,
+            "the odd one has told of both others",
+            40,
+        )
+        assert "that tls.* is set on both or on neither" in odd.log.read_text()
+        assert odd.alive
+        odd.kill()
+        cluster.wait_ready()  # The others need it not, and let nothing of it in.
+        picture = cluster.describe(1)
+        assert picture is not None
+        assert {broker.node_id for broker in picture.brokers} == {1, 2}
+    finally:
+        cluster.close()
 
 
 def start_in_vain(node: NodeProcess, override: str) -> str:

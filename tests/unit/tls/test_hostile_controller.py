@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from penstock.raft_meta import controller
 from penstock.raft_meta.config import ControllerConfig
 from penstock.raft_meta.controller import ControllerServer
+from penstock.raft_meta.voters import DIRECTORY_ID_BYTES
 from penstock.v1 import cluster_pb2, controller_pb2, controller_pb2_grpc, raft_pb2
 from penstock.wire.errors import ErrorCode
 from tests.absurd import absurd
@@ -106,7 +107,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controller]:
 
 def test_every_method_says_whom_it_serves() -> None:
     # A new one must be entered among those that check their speaker, or here.
-    any_node = {"ExecuteAdmin", "DescribeQuorum"}
+    any_node = {"AlterVoters", "DescribeQuorum", "ExecuteAdmin"}
     assert set(METHODS) == controller._SPEAKERS.keys() | any_node
 
 
@@ -160,3 +161,37 @@ def test_absurd_messages_are_answered_clearly(
     check()
     assert not [record for record in caplog.records if record.exc_info]
     assert alone.commits()
+
+
+HOSTS = st.one_of(
+    st.sampled_from(["127.0.0.1", "::1", "unix:/x", "dns:///x", "[", "a b", "\x00", "x" * 70_000]),
+    st.text(max_size=20),
+)
+
+
+def test_whatever_follows_a_sound_hello_is_borne(
+    alone: Controller, caplog: pytest.LogCaptureFixture
+) -> None:
+    @FUZZ
+    @given(
+        st.integers(2, 2**31 - 1),
+        HOSTS,
+        st.integers(-(2**31), 2**31 - 1),
+        st.lists(absurd(raft_pb2.RaftExchangeRequest.DESCRIPTOR), max_size=6),
+    )
+    def check(node_id: int, host: str, port: int, messages: list[Any]) -> None:
+        hello = raft_pb2.RaftHello(
+            cluster_id=CLUSTER,
+            node_id=node_id,
+            receiver_node_id=1,
+            directory_id=bytes(DIRECTORY_ID_BYTES),
+            host=host,
+            port=port,
+        )
+        sent = [raft_pb2.RaftExchangeRequest(hello=hello), *messages]
+        code, details = alone.call(EXCHANGE, *(each.SerializeToString() for each in sent))
+        assert code in CLEAR, (code, details)
+
+    check()
+    assert not [record for record in caplog.records if record.exc_info]
+    wait_until(alone.commits, "it leads, or leads again", 20)

@@ -179,6 +179,7 @@ class SimulatedBroker:
             self._caught_up = True
             self._brokers_changed()
             self._take_all()
+            self._remove_strays()
 
     def _follow(self, change: ImageChange) -> None:
         if change.brokers or change.snapshot:
@@ -189,7 +190,7 @@ class SimulatedBroker:
         for topic_id in change.topics:
             self._configs_changed(topic_id)
         for record in change.partitions:
-            self._partition_changed(record)
+            self._partition_changed(record, ordered=True)
 
     def _take_all(self) -> None:
         for topic in self.image.topics():
@@ -216,10 +217,13 @@ class SimulatedBroker:
                 min_isr = effective_min_isr(topic.record.configs, replication_factor(record))
                 partition.handle(MinIsrChanged(min_isr))
 
-    def _partition_changed(self, record: cluster_pb2.PartitionRecord) -> None:
+    def _partition_changed(
+        self, record: cluster_pb2.PartitionRecord, *, ordered: bool = False
+    ) -> None:
         key = TopicIdPartition(TopicId(record.topic_id), record.partition)
         topic = self.image.topic_by_id(key.topic_id)
         if topic is None or self.node_id not in record.replicas:
+            self._drop(key, record, ordered=ordered)
             return
         partition = self.partitions.get(key)
         if partition is None:
@@ -240,6 +244,26 @@ class SimulatedBroker:
                 now_ms=self.now_ms,
             )
         )
+
+    def _drop(
+        self, key: TopicIdPartition, record: cluster_pb2.PartitionRecord, *, ordered: bool
+    ) -> None:
+        """As penstock.broker.replication.hosting does: delete on an order, or on a proof."""
+        partition = self.partitions.pop(key, None)
+        if partition is None:
+            return
+        self.links.unfollow(key)
+        partition.close()
+        if ordered or record.leader_epoch > partition.log.last_epoch:
+            self.disk.erase(key)
+
+    def _remove_strays(self) -> None:
+        for key in self.disk.partitions():
+            record = self.image.partition_by_id(key)
+            if key in self.partitions or record is None:
+                continue
+            if record.leader_epoch > self.disk.log(key).last_epoch:
+                self.disk.erase(key)
 
     # Registration and heartbeats.
 

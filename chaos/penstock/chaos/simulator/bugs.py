@@ -18,7 +18,7 @@ from penstock.broker.core.producer_state import Append, ProducerState
 from penstock.broker.core.replica import Replica
 from penstock.chaos.simulator import links
 from penstock.chaos.simulator.faults import KINDS
-from penstock.raft_meta.core import election
+from penstock.raft_meta.core import election, reassignment
 from penstock.raft_meta.core.model import Partition
 from penstock.wire.records import BatchHeader
 
@@ -152,6 +152,21 @@ def _everybody_is_eligible(
     return tuple(node for node in partition.replicas if node not in isr and node not in lost)
 
 
+_with_replicas = vars(reassignment)["_with_replicas"]
+
+
+def _newcomers_are_in_sync(
+    partition: Partition, rules: election.Rules, *, replicas: tuple[int, ...], **rest: Any
+) -> Partition:
+    moved: Partition = _with_replicas(partition, rules, replicas=replicas, **rest)
+    isr = tuple(node for node in replicas if node in moved.isr or rules.usable(node))
+    return moved._replace(isr=isr, elr=())
+
+
+def _anew_for_another_leader_alone(before: Partition, now: Partition) -> bool:
+    return now.leader != before.leader
+
+
 BUGS: Final[dict[str, Bug]] = {
     "hw-ignores-a-member": Bug(
         "the high watermark waits for all members of the in-sync set but one",
@@ -235,5 +250,19 @@ BUGS: Final[dict[str, Bug]] = {
         election,
         "bumped",
         _leader_epoch_stays,
+    ),
+    "newcomers-are-in-sync": Bug(
+        "the replicas that a partition moves to count as in sync before they have anything",
+        reassignment,
+        "_with_replicas",
+        _newcomers_are_in_sync,
+        ("move", "kill leader", "restart"),
+    ),
+    "leader-epoch-stays-when-replicas-leave": Bug(
+        "a replica that left and comes back empty is taken for the one that it was",
+        reassignment,
+        "_starts_anew",
+        _anew_for_another_leader_alone,
+        ("move", "slow network", "split", "one way"),
     ),
 }

@@ -27,6 +27,7 @@ from penstock.raft_meta.core.controller_events import (
     Tick,
 )
 from penstock.raft_meta.core.sessions import LivenessSettings
+from penstock.raft_meta.core.versions import METADATA_VERSION
 from penstock.v1 import cluster_pb2, controller_pb2
 from penstock.wire.errors import NotControllerError
 
@@ -92,7 +93,9 @@ class SimulatedController:
         self._term = term
         self._sequence = 0
         claim = cluster_pb2.BecomeControllerCommand(
-            controller_id=self.node_id, cluster_id=CLUSTER_ID
+            controller_id=self.node_id,
+            cluster_id=CLUSTER_ID,
+            metadata_version=METADATA_VERSION,
         )
 
         def claimed(applied: Applied | None) -> None:

@@ -327,6 +327,16 @@ class Disk:
             self._open[key] = MemoryLog(self._kept.pop(key, Contents()))
         return self._open[key]
 
+    def partitions(self) -> list[TopicIdPartition]:
+        """The partitions that there is a log of."""
+        return sorted({*self._kept, *self._open})
+
+    def erase(self, key: TopicIdPartition) -> None:
+        """Delete a partition's log."""
+        self._open.pop(key, None)
+        self._kept.pop(key, None)
+        self.high_watermarks.pop(key, None)
+
     def flush_soon(self, log: MemoryLog, on_durable: Callable[[], None]) -> None:
         """Flush; what comes meanwhile is flushed after it."""
         if id(log) in self._flushing:

@@ -57,17 +57,21 @@ _KINDS: dict[str, tuple[int, Callable[[Random, tuple[int, ...]], tuple[int, ...]
     "stale entry": (1, _none),  # An entry of a former controller comes late.
     "min isr": (2, _none),  # The topic's min.insync.replicas changes.
     "delete records": (2, _none),  # Somebody deletes what is committed up to somewhere.
+    "move": (8, _none),  # A partition is to move to other brokers, or its move is cancelled.
 }
 
 
-KINDS: Final[tuple[str, ...]] = tuple(_KINDS)
+KINDS: Final[tuple[str, ...]] = tuple(kind for kind in _KINDS if kind != "move")
+"""What goes wrong unless more is asked for."""
+
+KINDS_WITH_MOVES: Final[tuple[str, ...]] = tuple(_KINDS)
 
 
 def draw_faults(
     rng: Random, nodes: tuple[int, ...], *, until_ms: int, only: Collection[str] = KINDS
 ) -> list[Fault]:
     """A schedule of faults of some kinds, in the order of its times."""
-    kinds = [kind for kind in KINDS if kind in only]
+    kinds = [kind for kind in _KINDS if kind in only]
     weights = [_KINDS[kind][0] for kind in kinds]
     gap_ms = rng.choice((250, 600, 1200))  # Some runs are wild, some give time to recover.
     faults: list[Fault] = []

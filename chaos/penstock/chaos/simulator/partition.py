@@ -81,6 +81,7 @@ class SimulatedPartition:
         self._durable = Waiters()  # acks=1
         self._timer: Timer | None = None
         self._proposing = False
+        self.closed = False
 
     @property
     def is_leader(self) -> bool:
@@ -89,6 +90,8 @@ class SimulatedPartition:
 
     def handle(self, event: Event) -> None:
         """Hand an event to the state machine and do what it asks for."""
+        if self.closed:
+            return
         self.broker.touch(self)
         touched_log = False
         for effect in self.replica.handle(event):
@@ -102,6 +105,18 @@ class SimulatedPartition:
             self.log_moved()
         self._arm()
 
+    def close(self) -> None:
+        """It is hosted here no longer: nothing more happens to it."""
+        self.closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for waiters in (self._durable, self._committed):
+            waiters.fail(ErrorCode.NOT_LEADER)
+        feeds, self.feeds = self.feeds, {}
+        for session in feeds.values():
+            self.broker.feeds.refuse(session, self, ErrorCode.NOT_LEADER)
+
     def log_moved(self) -> None:
         """The log's start, end or durable offset moved."""
         if self.log.needs_flush:
@@ -110,7 +125,7 @@ class SimulatedPartition:
         self.handle(LogAdvanced(self.broker.now_ms))
 
     def _flushed(self) -> None:
-        if self.broker.alive:
+        if self.broker.alive and not self.closed:
             self.log_moved()
             self.broker.links.durable(self)
 

@@ -228,6 +228,8 @@ class Simulation:
                 self._change_min_isr()
             case "delete records":
                 self._delete_records()
+            case "move":
+                self._move(self._rng.choice(self._partitions), self._drawn_replicas())
 
     def _down(self, nodes: Sequence[int], fault: Fault) -> None:
         for node_id in nodes:
@@ -265,6 +267,22 @@ class Simulation:
         body = cluster_pb2.AlterTopicConfigsCommand(topic="simulated")
         body.set["min.insync.replicas"] = str(self._rng.randint(1, 2))
         self._administer(cluster_pb2.Command(alter_topic_configs=body))
+
+    def _drawn_replicas(self) -> list[int]:
+        """None at times, which cancels."""
+        count = self._rng.choice((0, 1, 2, 2, 2, 3, 3))
+        return self._rng.sample(self.nodes, count)
+
+    def _move(self, key: TopicIdPartition, replicas: Sequence[int]) -> None:
+        body = cluster_pb2.AlterReassignmentsCommand()
+        body.partitions.add(topic_id=key.topic_id, partition=key.partition, replicas=replicas)
+        self._administer(cluster_pb2.Command(alter_reassignments=body))
+
+    def _move_back(self) -> None:
+        """Again and again: to three replicas, as those who wait for the end expect."""
+        for key in self._partitions:
+            self._move(key, self.nodes[:3])
+        self.scheduler.after(1000, self._move_back)
 
     def _delete_records(self) -> None:
         for partition in self._hosted():
@@ -314,6 +332,8 @@ class Simulation:
         self.scheduler.run_until(self.scheduler.now_ms + FAULTS_UNTIL_MS, self._after_step)
         self._faulty = False
         self.network.calm()
+        if any(fault.kind == "move" for fault in self.faults):
+            self._move_back()
         for node in self._nodes.values():
             node.disk.hurry()
         for node_id in self.nodes:
