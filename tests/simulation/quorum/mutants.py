@@ -443,9 +443,9 @@ MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "a replica leaves in the same epoch": Mutant(
         "who leaves and comes back with an empty log counts for what it was",
-        reassignment.arrive,
-        "(left or there.leader != before.leader)",
-        "(there.leader != before.leader)",
+        reassignment._starts_anew,
+        "or not set(before.replicas).issubset(now.replicas)",
+        "",
     ),
     "producer ids twice": Mutant(
         "a block of producer ids is handed out again",
