@@ -98,3 +98,59 @@ def test_new_partitions_even_out_those_that_are_there() -> None:
 def test_placement_is_fast_enough_for_the_largest_topic() -> None:
     placed = place(10_000, 3, dict.fromkeys(range(12), ""), cluster_leaders={}, cluster_replicas={})
     assert spread(Counter(replicas[0] for replicas in placed), list(range(12))) <= 1
+
+
+def plainly(count, factor, racks, *, topic, cluster_leaders, cluster_replicas):
+    """The rules as they are written, for each partition over all brokers."""
+    nodes, placed = sorted(racks), []
+    rack_of = {node: racks[node] or f"alone {node}" for node in nodes}
+    led, everywhere_led = Counter(), Counter(cluster_leaders)
+    held, everywhere_held = Counter(), Counter(cluster_replicas)
+    heirs: Counter[tuple[int, ...]] = Counter()
+
+    def note(replicas, *, new):
+        led[replicas[0]] += 1
+        held.update(replicas)
+        heirs[replicas[:2]] += 1
+        if new:
+            everywhere_led[replicas[0]] += 1
+            everywhere_held.update(replicas)
+
+    def as_leader(node):
+        return led[node], held[node], everywhere_led[node], everywhere_held[node], node
+
+    for replicas in topic:
+        note(replicas, new=False)
+    for _ in range(count):
+        chosen = [min(nodes, key=as_leader)]
+
+        def as_follower(node, chosen=chosen):
+            return (
+                sum(rack_of[other] == rack_of[node] for other in chosen),
+                held[node] + 2 * heirs[chosen[0], node] * (len(chosen) == 1),
+                everywhere_held[node],
+                (nodes.index(node) - nodes.index(chosen[0])) % len(nodes),
+            )
+
+        while len(chosen) < factor:
+            chosen.append(min((node for node in nodes if node not in chosen), key=as_follower))
+        placed.append(tuple(chosen))
+        note(placed[-1], new=True)
+    return placed
+
+
+counts = st.dictionaries(st.integers(0, 12), st.integers(0, 50))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    racks=st.dictionaries(st.integers(0, 9), st.sampled_from(["", "a", "b"]), min_size=1),
+    factor=st.integers(1, 10),
+    count=st.integers(1, 25),
+    topic=st.lists(st.lists(st.integers(0, 12), min_size=1, max_size=4, unique=True).map(tuple)),
+    cluster_leaders=counts,
+    cluster_replicas=counts,
+)
+def test_the_fast_way_places_as_the_rules_say(racks, factor, count, **present):
+    factor = min(factor, len(racks))
+    assert place(count, factor, racks, **present) == plainly(count, factor, racks, **present)
