@@ -163,6 +163,10 @@ def _newcomers_are_in_sync(
     return moved._replace(isr=isr, elr=())
 
 
+def _anew_for_another_leader_alone(before: Partition, now: Partition) -> bool:
+    return now.leader != before.leader
+
+
 BUGS: Final[dict[str, Bug]] = {
     "hw-ignores-a-member": Bug(
         "the high watermark waits for all members of the in-sync set but one",
@@ -253,5 +257,12 @@ BUGS: Final[dict[str, Bug]] = {
         "_with_replicas",
         _newcomers_are_in_sync,
         ("move", "kill leader", "restart"),
+    ),
+    "leader-epoch-stays-when-replicas-leave": Bug(
+        "a replica that left and comes back empty is taken for the one that it was",
+        reassignment,
+        "_starts_anew",
+        _anew_for_another_leader_alone,
+        ("move", "slow network", "split", "one way"),
     ),
 }

@@ -73,11 +73,15 @@ def arrive(before: Partition, partition: Partition, rules: election.Rules) -> Pa
     there = _with_replicas(
         partition, rules, replicas=partition.target, adding=(), removing=(), target=()
     )
-    left = not set(before.replicas).issubset(there.replicas)
     return there._replace(
-        leader_epoch=before.leader_epoch + (left or there.leader != before.leader),
+        leader_epoch=before.leader_epoch + _starts_anew(before, there),
         partition_epoch=before.partition_epoch + 1,
     )
+
+
+def _starts_anew(before: Partition, now: Partition) -> bool:
+    """Another leads, or somebody left: what the leader knew of the followers counts no more."""
+    return now.leader != before.leader or not set(before.replicas).issubset(now.replicas)
 
 
 def _with_replicas(
@@ -99,8 +103,7 @@ def _with_replicas(
         elr=tuple(node for node in replicas if node in partition.elr),
     )
     revised = election.revise(moved, rules, isr=moved.isr)
-    left = not set(partition.replicas).issubset(replicas)
     return revised._replace(
-        leader_epoch=partition.leader_epoch + (left or revised.leader != partition.leader),
+        leader_epoch=partition.leader_epoch + _starts_anew(partition, revised),
         partition_epoch=partition.partition_epoch + 1,
     )
