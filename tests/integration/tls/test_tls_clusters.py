@@ -222,32 +222,37 @@ def test_a_client_is_no_node(tmp_path: Path, client_auth: str) -> None:
 
 @pytest.mark.parametrize("mistake", ["no TLS", "another authority"])
 def test_a_node_that_does_not_belong_says_what_to_check(tmp_path: Path, mistake: str) -> None:
-    cluster = Cluster(tmp_path, authority=Authority())
-    odd = cluster.nodes[3]
-    if mistake == "no TLS":
-        lines = odd.config.read_text().splitlines(keepends=True)
-        odd.config.write_text("".join(line for line in lines if not line.startswith("tls.")))
-    else:
-        stranger = Authority("stranger")
-        issued = issue_node(stranger, 3, cluster.cluster_id, LOCAL_HOSTS)
-        write_files(odd.directory / "tls", "node", stranger, issued)
-    try:
-        for node in cluster.nodes.values():
-            node.start()
-        wait_until(
-            lambda: odd.log.read_text().count("no connection to another controller") == 2,
-            "the odd one has told of both others",
-            40,
-        )
-        assert "that tls.* is set on both or on neither" in odd.log.read_text()
+    with running_cluster(tmp_path, authority=Authority()) as cluster:
+        odd = cluster.nodes[3]
+        odd.stop()
+        if mistake == "no TLS":
+            lines = odd.config.read_text().splitlines(keepends=True)
+            odd.config.write_text("".join(line for line in lines if not line.startswith("tls.")))
+        else:
+            stranger = Authority("stranger")
+            issued = issue_node(stranger, 3, cluster.cluster_id, LOCAL_HOSTS)
+            write_files(odd.directory / "tls", "node", stranger, issued)
+        already = len(odd.log.read_text())
+        odd.start()
+
+        def told() -> str:
+            return odd.log.read_text()[already:]
+
+        for peer in (1, 2):
+            wait_until(
+                lambda peer=peer: any(
+                    "no connection to another controller" in line and f"peer={peer} " in line
+                    for line in told().splitlines()
+                ),
+                f"the odd one has told of {peer}",
+                60,
+            )
+        assert "that tls.* is set on both or on neither" in told()
         assert odd.alive
-        odd.kill()
-        cluster.wait_ready()  # The others need it not, and let nothing of it in.
-        picture = cluster.describe(1)
+        picture = cluster.describe(1)  # The others need it not, and let nothing of it in.
         assert picture is not None
-        assert {broker.node_id for broker in picture.brokers} == {1, 2}
-    finally:
-        cluster.close()
+        assert {broker.node_id for broker in picture.brokers if not broker.fenced} == {1, 2}
+        raw.create_topic(cluster, "without", replication_factor=2)
 
 
 def start_in_vain(node: NodeProcess, override: str) -> str:

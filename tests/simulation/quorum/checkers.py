@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import crc32c
 
 from penstock.raft_meta.core.cluster_state import ClusterState
+from penstock.raft_meta.journal import VOTERS
 from penstock.raft_meta.quorum import Role
+from penstock.raft_meta.voters import VoterSet
 from penstock.v1 import cluster_pb2
 
 if TYPE_CHECKING:
@@ -78,6 +80,7 @@ class Checkers:
         self.metadata_index_of: dict[tuple[int, int], int] = {}  # By broker and broker epoch.
         self.fenced_at: dict[int, int] = {}  # By broker: when it was fenced or registered last.
         self.leader_changes = 0
+        self.voters: frozenset[int] | None = None  # The last set that was decided.
         self._commit_seen: dict[Any, int] = {}
         self._reference = ClusterState()
 
@@ -103,7 +106,30 @@ class Checkers:
             require(term is not None, f"node {process.node_id} committed {index} and lacks it")
             entry = journal.entries(index, index)[0]
             self._decide(process, index, term or 0, entry.command)
+        if commit > seen and status.role is Role.LEADER:
+            self._majority_has_it(process, journal, commit)
         self._commit_seen[process] = commit
+
+    def _majority_has_it(self, process: Process, journal: Any, index: int) -> None:
+        """What a leader counts as committed, a majority of the voters in force has.
+
+        Who is down is given the benefit of the doubt.
+        """
+        voters, processes = journal.voters, process.world.processes
+        if voters is None:
+            return
+        term, having = journal.term_at(index), 0
+        for member in voters:
+            other = processes.get(member.node_id)
+            theirs = None if other is None or other.voter is None else other.voter._journal
+            having += theirs is None or (
+                member.is_kept_in(theirs.directory_id)
+                and (theirs.term_at(index) == term or theirs.first_index > index)
+            )
+        require(
+            having >= len(voters) // 2 + 1,
+            f"node {process.node_id} commits {index}, and {having} of {len(voters)} voters have it",
+        )
 
     def _leader_is_complete(self, process: Process, journal: Any) -> None:
         """Raft 5.4.3: who is elected has everything that was ever committed."""
@@ -116,11 +142,22 @@ class Checkers:
                 )
 
     def _decide(self, process: Process, index: int, term: int, command: bytes) -> None:
+        if index not in self.decided and command[:1] == VOTERS:
+            self._follows(VoterSet.decode(command[1:]).node_ids)
         known = self.decided.setdefault(index, (term, command))
         require(
             known == (term, command),
             f"entry {index} is of term {known[0]}, but node {process.node_id} committed another "
             f"one of term {term}",
+        )
+
+    def _follows(self, node_ids: frozenset[int]) -> None:
+        """Two voter sets that follow each other have majorities that meet (thesis 4.1)."""
+        before, self.voters = self.voters, node_ids
+        self.counts["voter sets committed"] += 1
+        require(
+            before is None or len(before ^ node_ids) <= 1,
+            f"the voters {sorted(node_ids)} follow {sorted(before or ())}",
         )
 
     # The state machine.

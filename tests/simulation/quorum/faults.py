@@ -40,7 +40,7 @@ class Faults:
 
     def _weather(self) -> None:
         world, rng, weather = self._world, self._rng, self._world.network.weather
-        voters, everybody = list(world.settings.voters), self._everybody()
+        voters, everybody = list(world.settings.nodes), self._everybody()
         kind = rng.choice(_WEATHERS)
         weather.clear()
         if kind in ("lossy", "rough"):
@@ -72,7 +72,7 @@ class Faults:
         world, leader = self._world, self._world.some_leader()
         if leader is None:
             return
-        lone, voters = leader.node_id, list(world.settings.voters)
+        lone, voters = leader.node_id, list(world.settings.nodes)
         world.network.weather.cut = lambda source, target: (
             lone in (source, target) and source in voters and target in voters
         )
@@ -84,7 +84,7 @@ class Faults:
     def _everybody(self) -> list[int]:
         world = self._world
         clients = [client.node_id for client in world.administrators]
-        return [*world.settings.voters, *sorted(world.brokers), *clients]
+        return [*world.settings.nodes, *sorted(world.brokers), *clients]
 
     # Processes.
 
@@ -92,7 +92,7 @@ class Faults:
         harms: list[Callable[[], None]] = [
             self._kill, self._kill, self._kill_leader, self._kill_all, self._stop, self._hold,
             self._clock, self._clock, self._strobe, self._kill_broker, self._stop_broker,
-            self._hold_broker,
+            self._hold_broker, self._wipe,
         ]  # fmt: skip
         self._rng.choice(harms)()
 
@@ -134,6 +134,19 @@ class Faults:
             seconds = self._rng.uniform(0.05, 2.0)
             process.loop.hold(seconds)
             self._world.note(f"controller {process.node_id} is held up for {seconds:.2f} s")
+
+    def _wipe(self) -> None:
+        """A voter loses its disk: it must count for nothing until somebody has removed it.
+
+        One at a time, and where the others are a majority: more is more than Raft can bear.
+        """
+        world = self._world
+        if world.operator.may_lose_a_disk():
+            number = self._rng.choice(world.voters())
+            world.note(f"controller {number} loses its disk")
+            world.counts["disks lost"] += 1
+            world.wiped.add(number)
+            world.empty(number)
 
     # Clocks.
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from tests.simulation.quorum.checkers import require
 
 if TYPE_CHECKING:
-    from tests.simulation.quorum.node import Process
     from tests.simulation.quorum.world import World
 
 _LEADER_S = 10.0
@@ -22,7 +21,7 @@ def heal(world: World) -> None:
     world.note("everything heals")
     world.is_healed = True
     world.network.weather.clear()
-    for number in world.settings.voters:
+    for number in world.settings.nodes:
         world.disks[number].fuse = None
         world.start(number)
     for process in world.processes.values():
@@ -31,7 +30,7 @@ def heal(world: World) -> None:
         process.loop.clock_changed()
     for broker in world.brokers.values():
         broker.loop.release()
-    _within(world, _LEADER_S, lambda: _active(world) is not None, "there is no active controller")
+    _within(world, _LEADER_S, lambda: world.active() is not None, "there is no active controller")
     decided = len(world.checkers.decided)
     _within(
         world,
@@ -39,11 +38,12 @@ def heal(world: World) -> None:
         lambda: len(world.checkers.decided) > decided,
         "nothing is committed any more",
     )
+    _within(world, _SETTLED_S, world.operator.is_done, "the operator has not mended the voters")
     for client in world.administrators:
         client.kill()
     _within(world, _SETTLED_S, lambda: not _unsettled(world), lambda: _unsettled(world))
     _promises(world)
-    if len(world.settings.voters) > 1:
+    if len(world.voters()) > 2:  # Of two, one with a bad link is half of them.
         _healthy_leader_stays(world)
 
 
@@ -57,25 +57,14 @@ def _within(
         world.let(0.1)
 
 
-def _active(world: World) -> Process | None:
-    return next(
-        (
-            process
-            for process in world.processes.values()
-            if process.thread is not None and process.shell._core.is_active
-        ),
-        None,
-    )
-
-
 def _unsettled(world: World) -> str:
     """What is not in order yet, or nothing."""
-    if len(world.processes) < len(world.settings.voters):
+    if len(world.processes) < len(world.settings.nodes):
         return "a controller is down"
-    active = _active(world)
+    active = world.active()
     if active is None:
         return "there is no active controller"
-    ends = {process.applied_index for process in world.processes.values()}
+    ends = {world.processes[number].applied_index for number in world.voters()}
     if len(ends) > 1:
         return f"controllers are at {sorted(ends)}"
     if len(world.brokers) < world.settings.brokers:
@@ -94,7 +83,8 @@ def _unsettled(world: World) -> str:
 
 def _promises(world: World) -> None:
     """What was promised is there, on every controller."""
-    for process in world.processes.values():
+    for number in world.voters():
+        process = world.processes[number]
         topics = process.shell.state.topics
         for topic_id, name in world.topics_promised.items():
             require(topic_id in topics, f"node {process.node_id} lost topic {name}")
@@ -112,7 +102,7 @@ def _healthy_leader_stays(world: World) -> None:
     voter = leader.voter
     assert voter is not None
     term = voter.status().term
-    other = next(number for number in world.settings.voters if number != leader.node_id)
+    other = next(number for number in world.voters() if number != leader.node_id)
     both = {leader.node_id, other}
     weather = world.network.weather
     for what, cut in (

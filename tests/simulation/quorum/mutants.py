@@ -16,7 +16,16 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, Final
 
-from penstock.raft_meta import appending, elections, guard, journal, raft_quorum, snapshots, voter
+from penstock.raft_meta import (
+    appending,
+    elections,
+    guard,
+    journal,
+    raft_quorum,
+    snapshots,
+    voter,
+    voters,
+)
 from penstock.raft_meta.core import (
     broker_commands,
     cluster_state,
@@ -26,7 +35,7 @@ from penstock.raft_meta.core import (
     sessions,
     tables,
 )
-from penstock.raft_meta.rules import reading, replicating, snapshotting, terms, voting
+from penstock.raft_meta.rules import changing, reading, replicating, snapshotting, terms, voting
 from tests.simulation.quorum.world import World
 from tests.unit.raft_meta import test_guard_rules as rules
 from tests.unit.raft_meta.lone_voter import Lone
@@ -259,6 +268,25 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "",
         (rules.test_a_new_leader_answers_no_read_before_it_committed_in_its_term,),
     ),
+    # The voters.
+    "an empty directory is a voter": Mutant(
+        "whoever has a voter's number counts, whatever its directory has forgotten",
+        voters.Member.is_kept_in,
+        "return self.directory_id in (ANY_DIRECTORY, directory_id)",
+        "return True",
+    ),
+    "voter sets in a row": Mutant(
+        "a set is begun before the last one is committed",
+        changing.Changing._is_settled,
+        "0 < journal.voters_index <= journal.commit_index",
+        "0 < journal.voters_index",
+    ),
+    "a set before an entry of its own": Mutant(
+        "a new leader changes the voters before it knows what is in force (thesis 4.1)",
+        changing.Changing._is_settled,
+        "journal.term_at(journal.commit_index) == self._desk.engine.term()",
+        "True",
+    ),
     # The disk.
     "said before it is on disk": Mutant(
         "messages leave before the journal is synced",
@@ -415,9 +443,9 @@ MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "a replica leaves in the same epoch": Mutant(
         "who leaves and comes back with an empty log counts for what it was",
-        reassignment.arrive,
-        "(left or there.leader != before.leader)",
-        "(there.leader != before.leader)",
+        reassignment._starts_anew,
+        "or not set(before.replicas).issubset(now.replicas)",
+        "",
     ),
     "producer ids twice": Mutant(
         "a block of producer ids is handed out again",

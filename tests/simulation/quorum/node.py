@@ -138,10 +138,8 @@ class SimulatedLink:
         node_id: int,
         on_message: Callable[[int, Any], None],
         on_lost: Callable[[int], None],
-        voters: Mapping[int, tuple[str, int]],
         **_named: object,
     ) -> None:
-        self._addresses = voters
         loop: Any = asyncio.get_running_loop()
         self._world: World = loop.process.world
         self._node_id = node_id
@@ -157,7 +155,7 @@ class SimulatedLink:
         """Everybody is reached as it is."""
 
     def addresses_of(self, peer: int) -> list[tuple[str, int]]:
-        return [self._addresses[peer]] if peer in self._addresses else []
+        return [("simulated", peer)] if peer in self._world.settings.nodes else []
 
     async def stop(self) -> None:
         self._is_open = False
@@ -269,8 +267,11 @@ class Process:
             node_id=self.node_id,
             cluster_id=CLUSTER_ID,
             data_dir=SimulatedPath(self.disk, "metadata"),  # type: ignore[arg-type]  # Enough of one.
-            listen=("simulated", 1),
-            voters={number: ("simulated", number) for number in settings.voters},
+            listen=("simulated", self.node_id),
+            voters={
+                number: ("simulated", number)
+                for number in self.world.configured_voters(self.node_id)
+            },
             snapshot_entries=settings.snapshot_entries,
             propose_timeout_ms=3000,
         )
@@ -338,7 +339,12 @@ class Process:
 
 
 def _journal(path: Any, **named: Any) -> LmdbJournal:
-    return LmdbJournal(path, open_environment=path.disk.open_environment, **named)
+    return LmdbJournal(
+        path,
+        open_environment=path.disk.open_environment,
+        new_directory_id=lambda: path.disk.rng.randbytes(16),
+        **named,
+    )
 
 
 def _seeded() -> random.Random:

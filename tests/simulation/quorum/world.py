@@ -23,6 +23,7 @@ from tests.simulation.quorum.clients import Administrator, Broker
 from tests.simulation.quorum.disk import Disk
 from tests.simulation.quorum.network import End, Network
 from tests.simulation.quorum.node import Process, simulated
+from tests.simulation.quorum.operator import Operator
 from tests.simulation.quorum.virtual_time import Scheduler
 
 _FIRST_BROKER = 101
@@ -36,6 +37,7 @@ class Settings:
     """What a seed draws before anything happens."""
 
     controllers: int
+    spares: int
     brokers: int
     snapshot_entries: int
     batch_bytes: int
@@ -49,14 +51,20 @@ class Settings:
 
     @property
     def voters(self) -> range:
-        """The controllers' numbers."""
+        """The voters of the first start."""
         return range(1, self.controllers + 1)
+
+    @property
+    def nodes(self) -> range:
+        """All controllers, those that wait to be added too."""
+        return range(1, self.controllers + self.spares + 1)
 
     @classmethod
     def drawn(cls, rng: Random) -> Settings:
         """Small batches, short steps and a log that is never cut are drawn often."""
         return cls(
             controllers=rng.choice([1, 3, 3, 3, 5, 5]),
+            spares=rng.choice([0, 0, 1, 2]),
             brokers=rng.choice([2, 3, 4]),
             snapshot_entries=rng.choice([10, 10, 25, 60, 1_000_000]),
             batch_bytes=rng.choice([1200, 1200, 4096, 1 << 20]),
@@ -112,7 +120,10 @@ class World:
         self.topics_promised: dict[bytes, str] = {}
         self.blocks_told: set[int] = set()
         self.old_changes: deque[cluster_pb2.AlterPartitionCommand] = deque(maxlen=_OLD_CHANGES)
-        self.disks = {number: Disk(self.rng) for number in self.settings.voters}
+        self.disks = {number: Disk(self.rng) for number in self.settings.nodes}
+        self.wiped: set[int] = set()  # Voters that lost their disks, and were not removed since.
+        self.emptied: set[int] = set()
+        self.operator = Operator(self)
         self.processes: dict[int, Process] = {}
         self.brokers: dict[int, Broker] = {}
         self.administrators: list[Administrator] = []
@@ -133,7 +144,13 @@ class World:
 
     def known_controllers(self) -> list[int]:
         """Whom brokers and administrators may ask."""
-        return list(self.settings.voters)
+        return list(self.settings.nodes)
+
+    def voters(self) -> list[int]:
+        """Who votes now, as far as the newest leader knows."""
+        leader = self.some_leader()
+        known = None if leader is None else leader.quorum._voters
+        return sorted(self.settings.voters if known is None else known.node_ids)
 
     def broker_numbers(self) -> range:
         """All brokers, up or down."""
@@ -181,6 +198,32 @@ class World:
             if voter is not None and voter.status().role is Role.LEADER:
                 found.append((voter.status().term, process))
         return max(found, key=lambda each: each[0], default=(0, None))[1]
+
+    def configured_voters(self, number: int) -> list[int]:
+        """What controller.quorum.voters says on a node.
+
+        A cluster of one that has grown says more there: an empty directory that knows of nobody
+        else would found another cluster, since it has nobody to ask.
+        """
+        grown = self.checkers.voters
+        if self.settings.controllers == 1 and number in self.emptied and grown is not None:
+            return sorted(grown)
+        return list(self.settings.voters)
+
+    def empty(self, number: int) -> None:
+        """A node loses its disk, and what runs on it."""
+        self.crash(number, power=True)
+        self.disks[number].wipe()
+        self.emptied.add(number)
+
+    def active(self) -> Process | None:
+        """Who is the active controller, by its own account and of the newest epoch."""
+        found = [
+            process
+            for process in self.processes.values()
+            if process.thread is not None and process.shell._core.is_active
+        ]
+        return max(found, key=lambda process: process.shell._epoch, default=None)
 
     # Life and death.
 
@@ -294,8 +337,10 @@ class World:
         from tests.simulation.quorum.faults import Faults  # It needs World, for its types.
         from tests.simulation.quorum.healing import heal
 
-        for number in self.settings.voters:
+        for number in self.settings.nodes:
             self.start(number)
+        if self.settings.spares:
+            self.scheduler.after(1.0, self.operator.turn)
         for number in self.broker_numbers():
             self.start_broker(number)
         for offset in range(2):
@@ -318,7 +363,7 @@ class World:
     def _read(self) -> None:
         """Somebody reads, at every controller that thinks it leads and at another one."""
         self.scheduler.after(self.rng.uniform(0.01, 0.2), self._read)
-        asked = {self.rng.choice(list(self.settings.voters))}
+        asked = {self.rng.choice(list(self.settings.nodes))}
         for process in list(self.processes.values()):
             voter = process.voter
             leads = voter is not None and voter.status().role is Role.LEADER
