@@ -143,6 +143,7 @@ class RaftQuorum:
             cluster_id=config.cluster_id,
             node_id=config.node_id,
             await_room=self._thread.await_room,
+            may_found=config.may_found,
         )
         self._directory_id = journal.directory_id
         try:
@@ -361,7 +362,8 @@ class RaftQuorum:
                 "this controller does not vote",
                 voters=self._voter_ids(),
                 next_step="penstock quorum add, unless the cluster is being started for the first "
-                "time",
+                "time; a cluster of one is founded in a directory of penstock format without "
+                "--cluster-id, or with --found",
             )
 
     # Between loop and thread.

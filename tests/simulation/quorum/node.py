@@ -264,6 +264,7 @@ class Process:
     def _start(self) -> None:
         settings = self.world.settings
         config = ControllerConfig(
+            may_found=True,
             node_id=self.node_id,
             cluster_id=CLUSTER_ID,
             data_dir=SimulatedPath(self.disk, "metadata"),  # type: ignore[arg-type]  # Enough of one.

@@ -297,6 +297,7 @@ class Stumbling:
 async def test_an_error_in_the_state_machine_ends_the_controller(tmp_path):
     machine = Stumbling()
     config = ControllerConfig(
+        may_found=True,
         node_id=1,
         cluster_id="c",
         data_dir=tmp_path / "data",

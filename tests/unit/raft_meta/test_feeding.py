@@ -54,6 +54,7 @@ class Machine:
 async def lone(tmp_path):
     """A quorum of one, its machine, and its directory."""
     config = ControllerConfig(
+        may_found=True,
         node_id=1,
         cluster_id="c",
         data_dir=tmp_path,

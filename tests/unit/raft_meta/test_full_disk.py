@@ -286,6 +286,7 @@ class Machine:
 
 async def test_a_proposal_waits_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = ControllerConfig(
+        may_found=True,
         node_id=1,
         cluster_id="full",
         data_dir=tmp_path,

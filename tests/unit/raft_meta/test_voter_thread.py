@@ -97,6 +97,7 @@ def test_what_waits_for_a_thread_that_hangs_is_bounded_in_bytes(hanging) -> None
 
 def config(directory: Path) -> ControllerConfig:
     return ControllerConfig(
+        may_found=True,
         node_id=1,
         cluster_id="hanging",
         data_dir=directory,
