@@ -80,6 +80,10 @@ class SnapshotStore:
         voters, data = (b"", raw[head:]) if version == 1 else self._split(raw[head:])
         if length != len(data) or crc != crc32c.crc32c(voters, crc32c.crc32c(data)):
             raise self._damaged("its content fails its checksum")
+        # Whoever reads it will cut the log to it: a process that was killed between the rename and
+        # the sync of the directory left a name that a loss of power could still take away.
+        with _open_directory(self._directory) as descriptor:
+            os.fsync(descriptor)
         try:
             return Snapshot(index, term, data, VoterSet.decode(voters) if voters else None)
         except ValueError as error:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 
 import pytest
 
+from penstock.raft_meta import snapshots
+from penstock.raft_meta.snapshots import Snapshot, SnapshotStore
+from tests.simulation.quorum.disk import Crash, Disk, SimulatedOs, SimulatedPath
 from tests.simulation.quorum.world import World
 
 SEEDS = 100
@@ -43,3 +48,25 @@ def digest(hash_seed: str) -> str:
 @pytest.mark.simulation
 def test_a_seed_gives_the_same_run_in_every_process():
     assert digest("1") == digest("2")
+
+
+def test_a_snapshot_whose_name_was_not_synced_is_synced_by_who_reads_it(monkeypatch):
+    """Seed 20374: killed after the rename; read, and the log cut to it; then power was lost."""
+    monkeypatch.setattr(snapshots, "os", SimulatedOs)
+    for chance in range(20):
+        disk = Disk(Random(chance))
+        store = SnapshotStore(SimulatedPath(disk, "metadata"))
+        while store_dies(store, disk):
+            pass
+        disk.lose_power()
+        assert store.load() == Snapshot(66, 3, b"state")
+
+
+def store_dies(store: SnapshotStore, disk: Disk) -> bool:
+    """Die at a later disk operation each time, until what was saved can be read."""
+    tried = getattr(disk, "tried", 0)
+    disk.tried, disk.fuse = tried + 1, tried
+    with contextlib.suppress(Crash):
+        store.save(Snapshot(66, 3, b"state"))
+    disk.fuse = None
+    return store.load() is None
