@@ -37,7 +37,7 @@ NEXT_STEPS: Final[Mapping[ErrorCode, str]] = {
     ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE: "start the brokers that `Isr` and `Elr` name",
     ErrorCode.GROUP_ID_NOT_FOUND: "`penstock groups list` shows the groups",
     ErrorCode.INCONSISTENT_CLUSTER_ID: "choose another directory, or mount the right disk",
-    ErrorCode.INVALID_CONFIG: "correct what --config KEY=VALUE or --reset KEY names",
+    ErrorCode.INVALID_CONFIG: "correct what --config KEY=VALUE or --delete-config KEY names",
     ErrorCode.INVALID_GROUP_ID: "choose a group id of 1 to 255 bytes",
     ErrorCode.INVALID_PARTITIONS: "choose another number with --partitions",
     ErrorCode.INVALID_REPLICA_ASSIGNMENT: (
@@ -47,6 +47,7 @@ NEXT_STEPS: Final[Mapping[ErrorCode, str]] = {
         "choose a --replication-factor of at most the live brokers; "
         "`penstock cluster describe` lists them"
     ),
+    ErrorCode.INVALID_REQUEST: "correct what the message names; --help lists what is taken",
     ErrorCode.INVALID_TOPIC: "letters, digits, '.', '_' and '-' make a name",
     ErrorCode.LEADER_NOT_AVAILABLE: "see `penstock topics describe` for the partition's replicas",
     ErrorCode.MESSAGE_TOO_LARGE: (
@@ -90,13 +91,15 @@ NODE_STEPS: Final[Mapping[ErrorCode, str]] = {
 
 _DIRECTORY_ERRORS: Final = (ErrorCode.DATA_DIRECTORY, ErrorCode.INCONSISTENT_CLUSTER_ID)
 _STEP: Final = "next: "
+_OWN_STEP: Final = "; next: "
 _GENERAL_STEP: Final = "see the nodes' logs (DIR/node-N/node.log under `penstock dev`)"
 
 
 def explain(error: PenstockError, steps: Mapping[ErrorCode, str] = NEXT_STEPS) -> str:
     """The lines for ``error``: what is wrong, its notes (none, or lines of a log), what to do.
 
-    A note that begins with ``next:`` is what to do in this very case.
+    A note that begins with ``next:`` is what to do in this very case; so is what follows ``next:``
+    in the message itself.
     """
     message = " ".join(error.message.split())
     # What was waited for in vain knows better what to do than the waiting that ended.
@@ -105,6 +108,8 @@ def explain(error: PenstockError, steps: Mapping[ErrorCode, str] = NEXT_STEPS) -
     if error.code in _DIRECTORY_ERRORS and "; " in message:
         # These say it themselves: only they know which of the many ways it is.
         message, _, step = message.rpartition("; ")
+    elif _OWN_STEP in message:
+        message, _, step = message.partition(_OWN_STEP)
     notes: list[str] = []
     for note in getattr(error, "__notes__", ()):
         if note.startswith(_STEP):

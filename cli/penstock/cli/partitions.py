@@ -259,21 +259,27 @@ def _read_plan(path: Path) -> Plan:
     """The plan in a file, in the shape that Kafka's tool takes as well."""
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))["partitions"]
-        plan = {
-            TopicPartition(str(entry["topic"]), int(entry["partition"])): [
-                int(node) for node in entry["replicas"]
-            ]
+        moves = [
+            (
+                TopicPartition(str(entry["topic"]), int(entry["partition"])),
+                [int(node) for node in entry["replicas"]],
+            )
             for entry in entries
-        }
+        ]
     except OSError as error:
         raise InvalidRequestError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError):
         raise InvalidRequestError(
-            f"{path} is no plan ({type(error).__name__}: {error}): wanted is "
+            f"{path} is no plan: wanted is "
             '{"partitions": [{"topic": "orders", "partition": 0, "replicas": [4, 5, 6]}]}'
         ) from None
+    plan = dict(moves)
     if not plan or not all(plan.values()):
         raise InvalidRequestError(
             f"{path} names no partitions, or one without replicas, where both are wanted"
         )
+    if len(plan) < len(moves):
+        named = [where for where, _ in moves]
+        twice = next(where for where in named if named.count(where) > 1)
+        raise InvalidRequestError(f"{path} names {twice} more than once; which one is meant?")
     return plan

@@ -96,7 +96,7 @@ class LmdbJournal:
         self.directory_id = b""
         """Tells this directory from every other one; drawn when it is made."""
         self.knows_no_voters = False
-        """The journal is of a version that kept neither voter sets nor directory ids."""
+        """The journal is in use, and of a version that kept no voter sets and no directory ids."""
         path.mkdir(parents=True, exist_ok=True)
         try:
             self._environment = open_environment(
@@ -136,13 +136,14 @@ class LmdbJournal:
         if self.directory_id:
             return
         self.directory_id = new_directory_id()
-        if found is not None:
+        if found is not None and not self.is_fresh:
             self.knows_no_voters = True  # Its id is written with the voter set that it gets.
             return
         with self._environment.begin(write=True) as transaction:
-            transaction.put(b"identity", identity, db=self._meta)
-            transaction.put(b"hard-state", self._pack_hard_state(0, -1), db=self._meta)
             transaction.put(b"directory", self.directory_id, db=self._meta)
+            if found is None:
+                transaction.put(b"identity", identity, db=self._meta)
+                transaction.put(b"hard-state", self._pack_hard_state(0, -1), db=self._meta)
 
     def _permit_founding(self) -> None:
         """Keep the permission here: it is lost with this directory, and used up by the founding."""

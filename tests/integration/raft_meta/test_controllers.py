@@ -64,11 +64,11 @@ async def same_everywhere(controllers, nodes, wanted) -> None:
     for node in nodes:
         await until(lambda node=node: controllers.metadata(node), lambda d: topics(d) == wanted)
 
-    async def states() -> set[bytes]:
-        return {(await controllers.metadata(node)).SerializeToString() for node in nodes}
+    async def states() -> list[str]:
+        return [str(await controllers.metadata(node)) for node in nodes]
 
     # Brokers that are gone are fenced meanwhile, at one controller a little before the others.
-    await until(states, lambda found: len(found) == 1)
+    await until(states, lambda found: len(set(found)) == 1)
 
 
 @pytest.mark.parametrize("controllers", [1, 2, 3], indirect=True)

@@ -32,6 +32,7 @@ from penstock.wire.errors import (
     EligibleLeadersNotAvailableError,
     InconsistentClusterIdError,
     InvalidGroupIdError,
+    InvalidRequestError,
     NotEnoughReplicasError,
     PenstockError,
     UnknownTopicOrPartitionError,
@@ -215,6 +216,11 @@ def test_an_error_is_one_line_and_a_next_step(admin: FakeAdmin) -> None:
     first, second = result.stderr.splitlines()
     assert first == "error: no broker at nowhere:1 (it resolved to nothing)"
     assert second.startswith("next: start a cluster with `penstock dev`")
+
+
+def test_what_an_error_says_to_do_is_not_said_twice() -> None:
+    error = InvalidRequestError("controller 1 is the only voter; next: add another one first")
+    assert explain(error) == ("error: controller 1 is the only voter\nnext: add another one first")
 
 
 def test_every_error_of_the_table_can_be_explained() -> None:
