@@ -306,15 +306,20 @@ class RaftQuorum:
         wait_ms = self._config.propose_timeout_ms if timeout_ms is None else timeout_ms
         # The voter gives up first, and knows why.
         patience_s = wait_ms / 1000 * _PATIENCE
-        voters: VoterSet = await self._wait(
-            self._ask(
-                lambda voter, token, now_s: voter.add_voter(
-                    token, node_id, address, now_s, timeout_s=patience_s
+        try:
+            voters: VoterSet = await self._wait(
+                self._ask(
+                    lambda voter, token, now_s: voter.add_voter(
+                        token, node_id, address, now_s, timeout_s=patience_s
+                    ),
+                    about=node_id,
                 ),
-                about=node_id,
-            ),
-            wait_ms,
-        )
+                wait_ms,
+            )
+        except asyncio.CancelledError:
+            # The client is gone, and its change would hold up all others.
+            self._thread.submit(lambda voter, _now_s: voter.stop_adding(node_id))
+            raise
         return voters
 
     async def remove_voter(self, node_id: int, *, timeout_ms: int | None = None) -> VoterSet:

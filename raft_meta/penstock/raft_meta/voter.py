@@ -233,6 +233,10 @@ class Voter:
         self._raft.at(now_s)
         self._guard.changing.add(AddVoter(token, node_id, address, now_s + timeout_s))
 
+    def stop_adding(self, node_id: int) -> None:
+        """Nobody waits any more for a node to become a voter."""
+        self._guard.changing.stop_adding(node_id)
+
     def remove_voter(self, token: int, node_id: int, now_s: float) -> None:
         """Make a node no voter; ends with an event of the token."""
         self._raft.at(now_s)

@@ -10,6 +10,7 @@ from penstock.raft_meta.rules.changing import MOST_VOTERS, Refusal
 from penstock.raft_meta.voter import (
     ChangeRefused,
     HandOverFailed,
+    ReadReady,
     Refused,
     VotersChanged,
     VotersCommitted,
@@ -438,3 +439,90 @@ def test_entries_of_voter_sets_are_no_commands(net):
     net.settle()
     assert net.decided[0] == payload
     assert any(each.command[:1] == VOTERS for each in host.journal[:])
+
+
+# What a fresh pair of eyes found.
+
+
+def test_an_observer_on_a_new_disk_does_not_count_as_the_one_before(leader):
+    leader.settled()
+    leader.add(4)
+    term, last = leader.status.term, leader.journal.last_index
+    for directory, message in (
+        (directory_of(4), reply(term, last + 1, round_=1)),
+        (b"E" * 16, reply(term, 2, success=False, reset=True, round_=1)),
+    ):
+        message.directory_id = directory
+        leader.voter.receive(4, message, leader.now_s)
+    leader.step()
+    assert leader.ids == {1, 2, 3}
+    assert leader.status.match_index.get(4, 0) == 0
+    leader.answer(4, directory=b"E" * 16)
+    assert leader.journal.voters.get(4).directory_id == b"E" * 16
+
+
+def test_a_removal_is_not_undone_by_noting_the_directories(tmp_path):
+    class Old(Leader):
+        def found(self) -> None:
+            addresses = {n: (f"host-{n}", 1) for n in (1, 2, 3)}
+            self.journal.found(VoterSet.of([1, 2, 3], addresses), index=1)
+
+    leader = Old(tmp_path)
+    leader.lead()
+    leader.answer(2)
+    message = reply(leader.status.term, leader.journal.last_index + 1, round_=1)
+    message.directory_id = directory_of(3)
+    leader.voter.receive(3, message, leader.now_s)
+    leader.remove(3)  # In the step in which the last directory is known.
+    for peer in (2, 3, 2):
+        leader.answer(peer)
+    assert leader.ids == {1, 2}
+    leader.journal.abandon()
+
+
+def test_no_observer_holds_up_other_changes_for_as_long_as_its_client_would(leader):
+    leader.settled()
+    token = leader.add(9, timeout_s=365 * 86400)
+    for _ in range(1000):
+        leader.now_s += 0.15
+        for peer in (2, 3):
+            leader.answer(peer)
+    assert leader.refusal(token) is Refusal.NOT_CAUGHT_UP
+    assert leader.refusal(leader.remove(3)) is None
+
+
+def test_removing_a_node_that_is_being_added_ends_that(leader):
+    leader.settled()
+    token = leader.add(9)
+    assert leader.refusal(leader.remove(9)) is None
+    assert leader.refusal(token) is Refusal.NOT_CAUGHT_UP
+    assert leader.refusal(leader.remove(3)) is None
+    assert leader.ids == {1, 2}
+
+
+def test_an_echo_of_before_a_removal_confirms_no_read_after_it(leader):
+    term = leader.settled()
+    for _ in range(20):
+        leader.now_s += 0.15
+        for peer in (2, 3):
+            leader.answer(peer)
+    old = reply(term, 2, round_=15)  # Of long ago, and still on its way.
+    leader.remove(3)
+    leader.answer(2)
+    leader.add(3)
+    leader.answer(3)
+    for peer in (2, 3, 2, 3):
+        leader.answer(peer)
+    assert leader.ids == {1, 2, 3}
+    for _ in range(3):
+        leader.now_s += 0.1
+        leader.step()
+        for peer in (2, 3):
+            leader.answer(peer)
+    leader.voter.read(5)
+    for _ in range(14):
+        leader.now_s += 0.03
+        leader.wait(0)
+        leader.voter._guard._desk.engine.hurry()
+    leader.receive(3, old)
+    assert not leader.of(ReadReady)

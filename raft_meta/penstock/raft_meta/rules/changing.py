@@ -29,6 +29,8 @@ from penstock.raft_meta.voters import (
     VoterSet,
 )
 
+MOST_CATCHING_UP_S: Final = 120.0
+"""No change waits longer for an observer, whatever its client would: it holds up all others."""
 NO_TOKEN: Final = -1
 """Of a change that nobody asked for."""
 MOST_VOTERS: Final = 7
@@ -141,6 +143,8 @@ class Changing:
         elif len(voters) >= MOST_VOTERS:
             self._outcomes.append(ChangeRefused(change.token, Refusal.TOO_MANY))
         else:
+            give_up_s = min(change.give_up_s, desk.now_s + MOST_CATCHING_UP_S)
+            change = replace(change, give_up_s=give_up_s)
             self._catching = _Catching(change, desk.journal.last_index, desk.now_s)
             desk.observers.add(change.node_id)
             desk.progress(change.node_id).begin_term()
@@ -164,7 +168,14 @@ class Changing:
             self._outcomes.append(Propose(change.token, moved))
 
     def remove(self, change: RemoveVoter) -> None:
-        """Make a node no voter; it ends with an outcome of its token."""
+        """Make a node no voter; it ends with an outcome of its token.
+
+        A node that is still to become one is not added any more.
+        """
+        if self._catching is not None and self._catching.change.node_id == change.node_id:
+            self.stop_adding(change.node_id)
+            self._outcomes.append(Unchanged(change.token))
+            return
         desk, voters = self._desk, self._desk.voters
         if (refusal := self._not_now()) is not None:
             self._outcomes.append(ChangeRefused(change.token, refusal))
@@ -183,6 +194,11 @@ class Changing:
             self._outcomes.append(ChangeRefused(change.token, reason))
         else:
             self._outcomes.append(Propose(change.token, VoterSet(voters.without(change.node_id))))
+
+    def stop_adding(self, node_id: int) -> None:
+        """Give a node up that is not caught up yet."""
+        if self._catching is not None and self._catching.change.node_id == node_id:
+            self._give_up(ChangeRefused(self._catching.change.token, Refusal.NOT_CAUGHT_UP))
 
     def _not_now(self) -> Refusal | None:
         if not self._desk.leads or self._handing_over.is_under_way:
@@ -230,7 +246,7 @@ class Changing:
     def _fill_in(self) -> None:
         """Note the directories of a set that was made when they had no ids, once all are known."""
         desk, voters = self._desk, self._desk.voters
-        if voters is None or not self._is_settled():
+        if voters is None or self._not_now() is not None:
             return
         known = {peer: desk.progress(peer).directory_id for peer in desk.peers}
         known[desk.node_id] = desk.journal.directory_id

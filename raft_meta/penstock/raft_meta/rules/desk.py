@@ -100,6 +100,8 @@ class Progress:
 
     round: int = 0
     """Of the last message to it that wants an answer. Never goes back."""
+    began: int = 0
+    """Rounds up to this one were sent before the peer became a voter or observer, this time."""
     echoed: int = 0
     """The newest round that it answered in this term."""
     void_until: int = 0
@@ -143,6 +145,7 @@ class Desk:
         self.is_voter = False
         self.observers: set[int] = set()  # Who is sent the log by this leader and does not count.
         self._progress: dict[int, Progress] = {}
+        self._last_round = 0  # Of all who were forgotten: rounds never go back.
         self._outbox: list[tuple[int, Message]] = []
 
     @property
@@ -164,7 +167,7 @@ class Desk:
             self.node_id, self.journal.directory_id
         )
         for gone in set(self._progress) - set(others) - self.observers:
-            del self._progress[gone]
+            self._last_round = max(self._last_round, self._progress.pop(gone).round)
 
     def counts(self, peer: int, message: Message) -> bool:
         """Whether this message is a voter's, out of the directory that keeps its promises."""
@@ -174,7 +177,8 @@ class Desk:
         """What is known of a voter or observer."""
         found = self._progress.get(peer)
         if found is None:
-            found = self._progress[peer] = Progress()
+            last = self._last_round
+            found = self._progress[peer] = Progress(round=last, began=last, void_until=last)
         return found
 
     def is_alive(self, peer: int) -> bool:

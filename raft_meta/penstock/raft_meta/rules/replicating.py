@@ -36,7 +36,11 @@ class Replicating:
         if reply.round > progress.round or reply.next_index > desk.journal.last_index + 1:
             desk.dropped += 1
             return
-        progress.echoed = max(progress.echoed, reply.round)
+        if peer in desk.observers and progress.directory_id not in (b"", message.directory_id):
+            self._observe_anew(peer, message)
+            return
+        if reply.round > progress.began:
+            progress.echoed = max(progress.echoed, reply.round)
         progress.heard_s = desk.now_s
         progress.directory_id = message.directory_id
         desk.engine.saw(peer)
@@ -51,6 +55,17 @@ class Replicating:
             if hint != progress.last_hint:
                 desk.engine.hurry()
             progress.last_hint = hint
+
+    def _observe_anew(self, peer: int, message: Message) -> None:
+        """An observer answers out of another directory: what the one before held is not in it."""
+        desk, progress = self._desk, self._desk.progress(peer)
+        desk.dropped += 1
+        progress.begin_term()
+        progress.directory_id = message.directory_id
+        self._sending.forget(peer)
+        desk.engine.stop_observing(peer)
+        desk.engine.observe(peer)
+        desk.engine.hurry()
 
     def _hear_of_directory(self, peer: int, message: Message) -> None:
         """A voter answers out of another directory: it is another voter, and does not count."""
