@@ -75,7 +75,7 @@ class Fleet:
     def start_controller(self, node_id: int) -> None:
         """Start a node that is a controller alone."""
         directory = self._directory / f"controller-{node_id}"
-        format_directory(directory, CLUSTER_ID, node_id)
+        format_directory(directory, CLUSTER_ID, node_id, may_found=True)
         voters = ",".join(f"{node}@{HOST}:{port}" for node, port in self.ports.items())
         config = directory / "node.toml"
         settings = {

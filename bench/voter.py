@@ -96,7 +96,7 @@ async def main(given: Answer) -> None:
     given["listen"] = tuple(given["listen"])
     given["voters"] = {int(n): tuple(at) for n, at in given["voters"].items()}
     files = given.pop("tls")
-    config = ControllerConfig(**given)
+    config = ControllerConfig(**given, may_found=True)
     tls: NodeTls | None = None
     if files is not None:
         paths = TlsFiles(*(Path(path) for path in files))

@@ -104,7 +104,7 @@ class Cluster:
         for index in range(count):
             node_id = index + 1
             node = NodeProcess(directory / f"node-{node_id}", node_id, brokers[index])
-            format_directory(node.directory, self.cluster_id, node_id)
+            format_directory(node.directory, self.cluster_id, node_id, may_found=True)
             values: dict[str, object] = {
                 "node.id": node_id,
                 "data.dir": str(node.directory),

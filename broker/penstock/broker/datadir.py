@@ -27,13 +27,15 @@ class DirectoryMeta:
     """The owner of a directory.
 
     ``contains`` names the directories inside that were put to use: one of them that is gone has
-    taken votes or records with it, and must not come back empty.
+    taken votes or records with it, and must not come back empty. ``may_found`` permits the first
+    start of a new cluster, until that start.
     """
 
     cluster_id: str
     node_id: int
     version: int = _VERSION
     contains: tuple[str, ...] = ()
+    may_found: bool = False
 
 
 def new_cluster_id() -> str:
@@ -45,13 +47,16 @@ def new_cluster_id() -> str:
             return identity
 
 
-def format_directory(path: Path, cluster_id: str, node_id: int) -> bool:
+def format_directory(path: Path, cluster_id: str, node_id: int, *, may_found: bool = False) -> bool:
     """Make ``path`` a directory of this cluster and node; False when it was one already.
+
+    ``may_found`` lets a controller found the cluster in it alone: for a cluster that is new for
+    certain. A directory that was formatted before does not get it.
 
     Raises DataDirectoryError when it belongs to another cluster or node, holds data of nobody
     knows whom, or can't be written.
     """
-    wanted = DirectoryMeta(cluster_id, node_id)
+    wanted = DirectoryMeta(cluster_id, node_id, may_found=may_found)
     try:
         path.mkdir(parents=True, exist_ok=True)
         if (path / META_FILE).exists():
@@ -73,6 +78,7 @@ def read_meta(path: Path) -> DirectoryMeta:
             str(fields["cluster_id"]),
             int(fields["node_id"]),
             contains=tuple(str(name) for name in fields.get("contains", ())),
+            may_found=fields.get("may_found", False) is True,
         )
     except FileNotFoundError:
         raise DataDirectoryError(
@@ -128,11 +134,22 @@ def _put_to_use(root: Path, path: Path, meta: DirectoryMeta) -> DirectoryMeta:
     format_directory(path, meta.cluster_id, meta.node_id)
     # Noted after it is made: a crash in between leaves a directory that is found to be ours.
     noted = replace(meta, contains=(*meta.contains, name))
+    _rewrite_meta(root, noted)
+    return noted
+
+
+def use_up_founding(root: Path) -> None:
+    """Take the permission to found out of ``root``: the metadata directory keeps it by now."""
+    meta = read_meta(root)
+    if meta.may_found:
+        _rewrite_meta(root, replace(meta, may_found=False))
+
+
+def _rewrite_meta(root: Path, meta: DirectoryMeta) -> None:
     try:
-        _write_durably(root / META_FILE, json.dumps(asdict(noted)) + "\n")
+        _write_durably(root / META_FILE, json.dumps(asdict(meta)) + "\n")
     except OSError as error:
         raise DataDirectoryError(f"cannot write {root / META_FILE}: {error.strerror}") from None
-    return noted
 
 
 def lock_directory(path: Path) -> int:

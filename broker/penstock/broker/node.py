@@ -12,7 +12,12 @@ import structlog
 
 from penstock.broker.broker import Broker
 from penstock.broker.config import NodeConfig
-from penstock.broker.datadir import lock_directory, open_directories
+from penstock.broker.datadir import (
+    DirectoryMeta,
+    lock_directory,
+    open_directories,
+    use_up_founding,
+)
 from penstock.broker.metrics import BrokerMetrics
 from penstock.raft_meta.config import ControllerConfig
 from penstock.raft_meta.controller import ControllerServer
@@ -49,12 +54,13 @@ class Node:
                 metrics.serve(config.metrics_listen)
             if "controller" in config.roles:
                 self._controller = ControllerServer(
-                    self._controller_config(meta.cluster_id),
+                    self._controller_config(meta),
                     tls,
                     count_refusal=metrics.controller_refused,
                 )
                 await self._controller.start()
                 self._undo.append(self._controller.stop)
+                use_up_founding(root)
             if "broker" in config.roles:
                 self._broker = Broker(config, meta.cluster_id, metrics, tls)
                 self._undo.append(self._broker.stop)
@@ -100,11 +106,12 @@ class Node:
             return None
         return NodeTls(files, cluster_id=cluster_id, node_id=self._config.node_id)
 
-    def _controller_config(self, cluster_id: str) -> ControllerConfig:
+    def _controller_config(self, meta: DirectoryMeta) -> ControllerConfig:
         config = self._config
         return ControllerConfig(
             node_id=config.node_id,
-            cluster_id=cluster_id,
+            cluster_id=meta.cluster_id,
+            may_found=meta.may_found,
             data_dir=config.metadata_directory,
             listen=parse_address(config.controller_listen),
             voters=config.voters,

@@ -197,7 +197,9 @@ def _write_files(
     if cluster.tls:
         _write_certificates(directory, cluster, plans)
     for plan in plans:
-        format_directory(plan.directory, cluster.cluster_id, plan.node_id)
+        format_directory(
+            plan.directory, cluster.cluster_id, plan.node_id, may_found=not cluster.complete
+        )
         own = _own_settings(plan, plans, tls=cluster.tls)
         _write_node_file(plan, own, {**_defaults(len(plans)), **settings})
     if not cluster.complete:

@@ -11,7 +11,7 @@ from penstock.cli.output import print_json
 from penstock.cli.settings import Output, resolve
 
 
-def format_node(
+def format_node(  # noqa: PLR0917 - one parameter for each option.
     ctx: typer.Context,
     data_dir: Annotated[Path, typer.Option("--data-dir", help="The node's data.dir.")],
     node_id: Annotated[int, typer.Option("--node-id", min=0, help="The node's number.")],
@@ -23,6 +23,14 @@ def format_node(
             show_default=False,
         ),
     ] = None,
+    found: Annotated[
+        bool,
+        typer.Option(
+            "--found",
+            help="With --cluster-id: the cluster is new, and a node that is its only controller "
+            "may found it. Never for a node that joins a cluster or comes back to it.",
+        ),
+    ] = False,
     output: Output = None,
 ) -> None:
     """Prepare a data directory. A node refuses one of another cluster or node.
@@ -36,7 +44,9 @@ def format_node(
 
     settings = resolve(ctx, None, output)
     identity = cluster_id or new_cluster_id()
-    fresh = format_directory(data_dir, identity, node_id)
+    # Nobody else can have an id that is made here: the cluster is new.
+    may_found = found or cluster_id is None
+    fresh = format_directory(data_dir, identity, node_id, may_found=may_found)
     if settings.as_json:
         print_json(
             {

@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16penstock/v1/raft.proto\x12\x0bpenstock.v1\"\x97\x05\n\x13RaftExchangeRequest\x12\x0c\n\x04term\x18\x01 \x01(\x03\x12\x14\n\x0c\x64irectory_id\x18\x0e \x01(\x0c\x12\'\n\x05hello\x18\x02 \x01(\x0b\x32\x16.penstock.v1.RaftHelloH\x00\x12\x30\n\x0crequest_vote\x18\x03 \x01(\x0b\x32\x18.penstock.v1.RequestVoteH\x00\x12!\n\x04vote\x18\x04 \x01(\x0b\x32\x11.penstock.v1.VoteH\x00\x12\x34\n\x0e\x61ppend_entries\x18\x05 \x01(\x0b\x32\x1a.penstock.v1.AppendEntriesH\x00\x12?\n\x14\x61ppend_entries_reply\x18\x06 \x01(\x0b\x32\x1f.penstock.v1.AppendEntriesReplyH\x00\x12\x34\n\x0esnapshot_chunk\x18\x07 \x01(\x0b\x32\x1a.penstock.v1.SnapshotChunkH\x00\x12(\n\x08pre_vote\x18\x08 \x01(\x0b\x32\x14.penstock.v1.PreVoteH\x00\x12\x33\n\x0epre_vote_reply\x18\t \x01(\x0b\x32\x19.penstock.v1.PreVoteReplyH\x00\x12.\n\x0bterm_notice\x18\n \x01(\x0b\x32\x17.penstock.v1.TermNoticeH\x00\x12.\n\x0btimeout_now\x18\x0b \x01(\x0b\x32\x17.penstock.v1.TimeoutNowH\x00\x12-\n\ninvitation\x18\x0c \x01(\x0b\x32\x17.penstock.v1.InvitationH\x00\x12\x38\n\x10invitation_reply\x18\r \x01(\x0b\x32\x1c.penstock.v1.InvitationReplyH\x00\x42\t\n\x07message\"\x16\n\x14RaftExchangeResponse\"|\n\tRaftHello\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\x05\x12\x18\n\x10receiver_node_id\x18\x03 \x01(\x05\x12\x14\n\x0c\x64irectory_id\x18\x04 \x01(\x0c\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\x0c\n\x04port\x18\x06 \x01(\x05\"E\n\x08VoterSet\x12&\n\x06voters\x18\x01 \x03(\x0b\x32\x16.penstock.v1.RaftVoter\x12\x11\n\trecovered\x18\x02 \x01(\x08\"N\n\tRaftVoter\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\x05\x12\x14\n\x0c\x64irectory_id\x18\x04 \x01(\x0c\"\x1e\n\nInvitation\x12\x10\n\x08node_ids\x18\x01 \x03(\x05\"3\n\x0fInvitationReply\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\"l\n\x0bRequestVote\x12\x16\n\x0elast_log_index\x18\x01 \x01(\x03\x12\x15\n\rlast_log_term\x18\x02 \x01(\x03\x12\x1b\n\x0ehanded_over_by\x18\x03 \x01(\x05H\x00\x88\x01\x01\x42\x11\n\x0f_handed_over_by\"\x06\n\x04Vote\"\x8c\x01\n\rAppendEntries\x12\x16\n\x0eprevious_index\x18\x01 \x01(\x03\x12\x15\n\rprevious_term\x18\x02 \x01(\x03\x12\x14\n\x0c\x63ommit_index\x18\x03 \x01(\x03\x12\r\n\x05round\x18\x04 \x01(\x03\x12\'\n\x07\x65ntries\x18\x0f \x03(\x0b\x32\x16.penstock.v1.RaftEntry\"c\n\tRaftEntry\x12\r\n\x05index\x18\x01 \x01(\x03\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12(\n\x04kind\x18\x03 \x01(\x0e\x32\x1a.penstock.v1.RaftEntryKind\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\"W\n\x12\x41ppendEntriesReply\x12\x0f\n\x07success\x18\x01 \x01(\x08\x12\x12\n\nnext_index\x18\x02 \x01(\x03\x12\r\n\x05round\x18\x03 \x01(\x03\x12\r\n\x05reset\x18\x04 \x01(\x08\"\xcb\x01\n\rSnapshotChunk\x12\x12\n\nlast_index\x18\x01 \x01(\x03\x12\x11\n\tlast_term\x18\x02 \x01(\x03\x12\x14\n\x0coffset_bytes\x18\x03 \x01(\x03\x12\x13\n\x0btotal_bytes\x18\x04 \x01(\x03\x12\x0e\n\x06\x63rc32c\x18\x05 \x01(\x07\x12\x14\n\x0c\x63ommit_index\x18\x06 \x01(\x03\x12\r\n\x05round\x18\x07 \x01(\x03\x12%\n\x06voters\x18\x08 \x01(\x0b\x32\x15.penstock.v1.VoterSet\x12\x0c\n\x04\x64\x61ta\x18\x0f \x01(\x0c\"P\n\x07PreVote\x12\x16\n\x0e\x63\x61ndidate_term\x18\x01 \x01(\x03\x12\x16\n\x0elast_log_index\x18\x02 \x01(\x03\x12\x15\n\rlast_log_term\x18\x03 \x01(\x03\"7\n\x0cPreVoteReply\x12\x16\n\x0e\x63\x61ndidate_term\x18\x01 \x01(\x03\x12\x0f\n\x07granted\x18\x02 \x01(\x08\"\x0c\n\nTimeoutNow\"\x0c\n\nTermNotice*\x84\x01\n\rRaftEntryKind\x12\x1f\n\x1bRAFT_ENTRY_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15RAFT_ENTRY_KIND_NO_OP\x10\x01\x12\x1b\n\x17RAFT_ENTRY_KIND_COMMAND\x10\x02\x12\x1a\n\x16RAFT_ENTRY_KIND_VOTERS\x10\x03\x32Y\n\x04Raft\x12Q\n\x08\x45xchange\x12 .penstock.v1.RaftExchangeRequest\x1a!.penstock.v1.RaftExchangeResponse(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16penstock/v1/raft.proto\x12\x0bpenstock.v1\"\x97\x05\n\x13RaftExchangeRequest\x12\x0c\n\x04term\x18\x01 \x01(\x03\x12\x14\n\x0c\x64irectory_id\x18\x0e \x01(\x0c\x12\'\n\x05hello\x18\x02 \x01(\x0b\x32\x16.penstock.v1.RaftHelloH\x00\x12\x30\n\x0crequest_vote\x18\x03 \x01(\x0b\x32\x18.penstock.v1.RequestVoteH\x00\x12!\n\x04vote\x18\x04 \x01(\x0b\x32\x11.penstock.v1.VoteH\x00\x12\x34\n\x0e\x61ppend_entries\x18\x05 \x01(\x0b\x32\x1a.penstock.v1.AppendEntriesH\x00\x12?\n\x14\x61ppend_entries_reply\x18\x06 \x01(\x0b\x32\x1f.penstock.v1.AppendEntriesReplyH\x00\x12\x34\n\x0esnapshot_chunk\x18\x07 \x01(\x0b\x32\x1a.penstock.v1.SnapshotChunkH\x00\x12(\n\x08pre_vote\x18\x08 \x01(\x0b\x32\x14.penstock.v1.PreVoteH\x00\x12\x33\n\x0epre_vote_reply\x18\t \x01(\x0b\x32\x19.penstock.v1.PreVoteReplyH\x00\x12.\n\x0bterm_notice\x18\n \x01(\x0b\x32\x17.penstock.v1.TermNoticeH\x00\x12.\n\x0btimeout_now\x18\x0b \x01(\x0b\x32\x17.penstock.v1.TimeoutNowH\x00\x12-\n\ninvitation\x18\x0c \x01(\x0b\x32\x17.penstock.v1.InvitationH\x00\x12\x38\n\x10invitation_reply\x18\r \x01(\x0b\x32\x1c.penstock.v1.InvitationReplyH\x00\x42\t\n\x07message\"\x16\n\x14RaftExchangeResponse\"|\n\tRaftHello\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\x05\x12\x18\n\x10receiver_node_id\x18\x03 \x01(\x05\x12\x14\n\x0c\x64irectory_id\x18\x04 \x01(\x0c\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\x0c\n\x04port\x18\x06 \x01(\x05\"E\n\x08VoterSet\x12&\n\x06voters\x18\x01 \x03(\x0b\x32\x16.penstock.v1.RaftVoter\x12\x11\n\trecovered\x18\x02 \x01(\x08\"N\n\tRaftVoter\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\x05\x12\x14\n\x0c\x64irectory_id\x18\x04 \x01(\x0c\"\x1e\n\nInvitation\x12\x10\n\x08node_ids\x18\x01 \x03(\x05\"Q\n\x0fInvitationReply\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x1c\n\x14\x66ounder_directory_id\x18\x03 \x01(\x0c\"l\n\x0bRequestVote\x12\x16\n\x0elast_log_index\x18\x01 \x01(\x03\x12\x15\n\rlast_log_term\x18\x02 \x01(\x03\x12\x1b\n\x0ehanded_over_by\x18\x03 \x01(\x05H\x00\x88\x01\x01\x42\x11\n\x0f_handed_over_by\"\x06\n\x04Vote\"\x8c\x01\n\rAppendEntries\x12\x16\n\x0eprevious_index\x18\x01 \x01(\x03\x12\x15\n\rprevious_term\x18\x02 \x01(\x03\x12\x14\n\x0c\x63ommit_index\x18\x03 \x01(\x03\x12\r\n\x05round\x18\x04 \x01(\x03\x12\'\n\x07\x65ntries\x18\x0f \x03(\x0b\x32\x16.penstock.v1.RaftEntry\"c\n\tRaftEntry\x12\r\n\x05index\x18\x01 \x01(\x03\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12(\n\x04kind\x18\x03 \x01(\x0e\x32\x1a.penstock.v1.RaftEntryKind\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\"W\n\x12\x41ppendEntriesReply\x12\x0f\n\x07success\x18\x01 \x01(\x08\x12\x12\n\nnext_index\x18\x02 \x01(\x03\x12\r\n\x05round\x18\x03 \x01(\x03\x12\r\n\x05reset\x18\x04 \x01(\x08\"\xcb\x01\n\rSnapshotChunk\x12\x12\n\nlast_index\x18\x01 \x01(\x03\x12\x11\n\tlast_term\x18\x02 \x01(\x03\x12\x14\n\x0coffset_bytes\x18\x03 \x01(\x03\x12\x13\n\x0btotal_bytes\x18\x04 \x01(\x03\x12\x0e\n\x06\x63rc32c\x18\x05 \x01(\x07\x12\x14\n\x0c\x63ommit_index\x18\x06 \x01(\x03\x12\r\n\x05round\x18\x07 \x01(\x03\x12%\n\x06voters\x18\x08 \x01(\x0b\x32\x15.penstock.v1.VoterSet\x12\x0c\n\x04\x64\x61ta\x18\x0f \x01(\x0c\"P\n\x07PreVote\x12\x16\n\x0e\x63\x61ndidate_term\x18\x01 \x01(\x03\x12\x16\n\x0elast_log_index\x18\x02 \x01(\x03\x12\x15\n\rlast_log_term\x18\x03 \x01(\x03\"7\n\x0cPreVoteReply\x12\x16\n\x0e\x63\x61ndidate_term\x18\x01 \x01(\x03\x12\x0f\n\x07granted\x18\x02 \x01(\x08\"\x0c\n\nTimeoutNow\"\x0c\n\nTermNotice*\x84\x01\n\rRaftEntryKind\x12\x1f\n\x1bRAFT_ENTRY_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15RAFT_ENTRY_KIND_NO_OP\x10\x01\x12\x1b\n\x17RAFT_ENTRY_KIND_COMMAND\x10\x02\x12\x1a\n\x16RAFT_ENTRY_KIND_VOTERS\x10\x03\x32Y\n\x04Raft\x12Q\n\x08\x45xchange\x12 .penstock.v1.RaftExchangeRequest\x1a!.penstock.v1.RaftExchangeResponse(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.v1.raft_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RAFTENTRYKIND']._serialized_start=1916
-  _globals['_RAFTENTRYKIND']._serialized_end=2048
+  _globals['_RAFTENTRYKIND']._serialized_start=1946
+  _globals['_RAFTENTRYKIND']._serialized_end=2078
   _globals['_RAFTEXCHANGEREQUEST']._serialized_start=40
   _globals['_RAFTEXCHANGEREQUEST']._serialized_end=703
   _globals['_RAFTEXCHANGERESPONSE']._serialized_start=705
@@ -46,27 +46,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INVITATION']._serialized_start=1006
   _globals['_INVITATION']._serialized_end=1036
   _globals['_INVITATIONREPLY']._serialized_start=1038
-  _globals['_INVITATIONREPLY']._serialized_end=1089
-  _globals['_REQUESTVOTE']._serialized_start=1091
-  _globals['_REQUESTVOTE']._serialized_end=1199
-  _globals['_VOTE']._serialized_start=1201
-  _globals['_VOTE']._serialized_end=1207
-  _globals['_APPENDENTRIES']._serialized_start=1210
-  _globals['_APPENDENTRIES']._serialized_end=1350
-  _globals['_RAFTENTRY']._serialized_start=1352
-  _globals['_RAFTENTRY']._serialized_end=1451
-  _globals['_APPENDENTRIESREPLY']._serialized_start=1453
-  _globals['_APPENDENTRIESREPLY']._serialized_end=1540
-  _globals['_SNAPSHOTCHUNK']._serialized_start=1543
-  _globals['_SNAPSHOTCHUNK']._serialized_end=1746
-  _globals['_PREVOTE']._serialized_start=1748
-  _globals['_PREVOTE']._serialized_end=1828
-  _globals['_PREVOTEREPLY']._serialized_start=1830
-  _globals['_PREVOTEREPLY']._serialized_end=1885
-  _globals['_TIMEOUTNOW']._serialized_start=1887
-  _globals['_TIMEOUTNOW']._serialized_end=1899
-  _globals['_TERMNOTICE']._serialized_start=1901
-  _globals['_TERMNOTICE']._serialized_end=1913
-  _globals['_RAFT']._serialized_start=2050
-  _globals['_RAFT']._serialized_end=2139
+  _globals['_INVITATIONREPLY']._serialized_end=1119
+  _globals['_REQUESTVOTE']._serialized_start=1121
+  _globals['_REQUESTVOTE']._serialized_end=1229
+  _globals['_VOTE']._serialized_start=1231
+  _globals['_VOTE']._serialized_end=1237
+  _globals['_APPENDENTRIES']._serialized_start=1240
+  _globals['_APPENDENTRIES']._serialized_end=1380
+  _globals['_RAFTENTRY']._serialized_start=1382
+  _globals['_RAFTENTRY']._serialized_end=1481
+  _globals['_APPENDENTRIESREPLY']._serialized_start=1483
+  _globals['_APPENDENTRIESREPLY']._serialized_end=1570
+  _globals['_SNAPSHOTCHUNK']._serialized_start=1573
+  _globals['_SNAPSHOTCHUNK']._serialized_end=1776
+  _globals['_PREVOTE']._serialized_start=1778
+  _globals['_PREVOTE']._serialized_end=1858
+  _globals['_PREVOTEREPLY']._serialized_start=1860
+  _globals['_PREVOTEREPLY']._serialized_end=1915
+  _globals['_TIMEOUTNOW']._serialized_start=1917
+  _globals['_TIMEOUTNOW']._serialized_end=1929
+  _globals['_TERMNOTICE']._serialized_start=1931
+  _globals['_TERMNOTICE']._serialized_end=1943
+  _globals['_RAFT']._serialized_start=2080
+  _globals['_RAFT']._serialized_end=2169
 # @@protoc_insertion_point(module_scope)

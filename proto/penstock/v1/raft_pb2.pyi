@@ -283,17 +283,21 @@ class InvitationReply(google.protobuf.message.Message):
 
     ACCEPTED_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
+    FOUNDER_DIRECTORY_ID_FIELD_NUMBER: builtins.int
     accepted: builtins.bool
     """The sender has an empty directory and follows this founder's directory, and no other."""
     reason: builtins.str
     """Why not, for the log."""
+    founder_directory_id: builtins.bytes
+    """The founder's directory that asked. An answer to another one is void."""
     def __init__(
         self,
         *,
         accepted: builtins.bool = ...,
         reason: builtins.str = ...,
+        founder_directory_id: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["accepted", b"accepted", "reason", b"reason"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["accepted", b"accepted", "founder_directory_id", b"founder_directory_id", "reason", b"reason"]) -> None: ...
 
 global___InvitationReply = InvitationReply
 

@@ -29,6 +29,9 @@ class ControllerConfig:
     voters: Mapping[int, Address]
     """The voters of the cluster's first start by node id, and where they are. From then on the log
     says who votes; a node that is not among them waits until it is added."""
+    may_found: bool = False
+    """This start is the first of a new cluster: with ``voters`` that name this node alone it founds
+    it. Kept by the journal until then; without it such a node waits to be added."""
     advertised: Address | None = None
     """Where the others reach this controller; by default as ``voters`` say, or else ``listen``."""
     insecure_allowed: bool = False

@@ -56,11 +56,34 @@ def load_credentials(files: TlsFiles, *, name: str, now: datetime) -> Credential
 
     Raises ConfigurationError that names the setting and the file: one that cannot be read or is
     no PEM, an encrypted key, a key of another certificate, a certificate that is out of its
-    time, not signed by the authority, not made out to this node, or not for both sides of TLS.
+    time, not signed by the authority, not made out to this node, or not for both sides of TLS, or
+    one that cannot be made sense of.
     """
     ca_pem = _read("tls.ca", files.ca)
     certificate_pem = _read("tls.certificate", files.certificate)
     key_pem = _read("tls.key", files.key)
+    try:
+        return _checked(files, ca_pem, certificate_pem, key_pem, name=name, now=now)
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        # A certificate is taken apart only when it is asked, and each kind of nonsense in one has
+        # an exception class of its own.
+        raise ConfigurationError(
+            f"tls.certificate, tls.ca: a certificate in {files.certificate} or {files.ca} is "
+            f"malformed ({type(error).__name__}: {error}); have it issued anew"
+        ) from error
+
+
+def _checked(
+    files: TlsFiles,
+    ca_pem: bytes,
+    certificate_pem: bytes,
+    key_pem: bytes,
+    *,
+    name: str,
+    now: datetime,
+) -> Credentials:
     authorities = _certificates("tls.ca", files.ca, ca_pem)
     leaf, *others = _certificates("tls.certificate", files.certificate, certificate_pem)
     if _spki(leaf.public_key()) != _spki(_public_key(files.key, key_pem)):

@@ -76,6 +76,7 @@ class LmdbJournal:
         open_environment: Callable[..., Any] = lmdb.open,
         await_room: AwaitRoom = give_up,
         new_directory_id: Callable[[], bytes] = lambda: uuid.uuid4().bytes,
+        may_found: bool = False,
     ) -> None:
         self._path = path
         self._await_room = await_room
@@ -90,10 +91,12 @@ class LmdbJournal:
         self._voters = VoterHistory()
         self._base_dirty = False
         self._pledge = b""
+        self.may_found = False
+        """This directory alone may found a cluster; never again once it has."""
         self.directory_id = b""
         """Tells this directory from every other one; drawn when it is made."""
         self.knows_no_voters = False
-        """The journal is of a version that kept neither voter sets nor directory ids."""
+        """The journal is in use, and of a version that kept no voter sets and no directory ids."""
         path.mkdir(parents=True, exist_ok=True)
         try:
             self._environment = open_environment(
@@ -106,6 +109,8 @@ class LmdbJournal:
             self._log = self._environment.open_db(b"log")
             self._meta = self._environment.open_db(b"meta")
             self._open(f"{_FORMAT_VERSION} {cluster_id} {node_id}".encode(), new_directory_id)
+            if may_found and self.is_fresh and not self.may_found:
+                self._permit_founding()
         except (lmdb.Error, struct.error) as error:
             self.abandon()
             if is_full(error):
@@ -131,13 +136,20 @@ class LmdbJournal:
         if self.directory_id:
             return
         self.directory_id = new_directory_id()
-        if found is not None:
+        if found is not None and not self.is_fresh:
             self.knows_no_voters = True  # Its id is written with the voter set that it gets.
             return
         with self._environment.begin(write=True) as transaction:
-            transaction.put(b"identity", identity, db=self._meta)
-            transaction.put(b"hard-state", self._pack_hard_state(0, -1), db=self._meta)
             transaction.put(b"directory", self.directory_id, db=self._meta)
+            if found is None:
+                transaction.put(b"identity", identity, db=self._meta)
+                transaction.put(b"hard-state", self._pack_hard_state(0, -1), db=self._meta)
+
+    def _permit_founding(self) -> None:
+        """Keep the permission here: it is lost with this directory, and used up by the founding."""
+        with self._environment.begin(write=True) as transaction:
+            transaction.put(b"may-found", b"1", db=self._meta)
+        self.may_found = True
 
     def _check_identity(self, found: bytes, expected: bytes) -> None:
         if found != expected:
@@ -162,6 +174,7 @@ class LmdbJournal:
         if self.directory_id and len(self.directory_id) != DIRECTORY_ID_BYTES:
             raise self._damaged("its directory id has a wrong length")
         self._pledge = bytes(transaction.get(b"pledge", db=self._meta) or b"")
+        self.may_found = transaction.get(b"may-found", db=self._meta) is not None
         row = transaction.get(b"voters", db=self._meta)
         if row is None:
             return

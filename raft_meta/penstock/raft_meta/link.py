@@ -77,15 +77,19 @@ class _Outlet:
         backoff_s = _BACKOFF_MIN_S
         while True:
             began_s = asyncio.get_running_loop().time()
+            # Whatever goes wrong is said and tried again: nobody else sends to this peer.
             try:
                 await self._stream()
-            except (aio.AioRpcError, asyncio.InvalidStateError) as error:
+            except Exception as error:
                 self._complain(error)
             if asyncio.get_running_loop().time() - began_s > 2 * _BACKOFF_MAX_S:
                 backoff_s = _BACKOFF_MIN_S
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
             backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
-            await self._renew_channel()
+            try:
+                await self._renew_channel()
+            except Exception as error:
+                self._complain(error)
 
     async def _renew_channel(self) -> None:
         """Go on to the next address that is known, if there are several, and connect with the
@@ -93,9 +97,10 @@ class _Outlet:
         """
         credentials, address = self._connector.credentials(), self._next_address()
         if credentials is not self._credentials or address != self._address:
-            await self._channel.close(None)
+            renewed = self._connector.open(format_address(*address), self._peer)
+            retired, self._channel = self._channel, renewed
             self._credentials, self._address = credentials, address
-            self._channel = self._connector.open(format_address(*address), self._peer)
+            await retired.close(None)
 
     def _next_address(self) -> Address:
         addresses = list(dict.fromkeys(self._addresses())) or [self._address]
@@ -155,9 +160,13 @@ class _Outlet:
 
     def _complain(self, error: Exception) -> None:
         reason = error.details() if isinstance(error, aio.AioRpcError) else str(error)
-        if reason and reason != self._complaint:
+        reason = reason or type(error).__name__
+        if reason != self._complaint:
             self._complaint = reason
-            log.info("raft stream ended", peer=self._peer, reason=reason)
+            if isinstance(error, aio.AioRpcError | asyncio.InvalidStateError):
+                log.info("raft stream ended", peer=self._peer, reason=reason)
+            else:  # Nothing of the network's.
+                log.error("the raft stream failed", peer=self._peer, exc_info=error)
 
 
 class RaftLink(raft_pb2_grpc.RaftServicer):

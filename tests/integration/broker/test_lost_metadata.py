@@ -23,6 +23,7 @@ def lose_metadata(node: NodeProcess) -> None:
     path = node.directory / "meta.json"
     meta = json.loads(path.read_text())
     meta["contains"].remove("raft")
+    meta["may_found"] = True
     path.write_text(json.dumps(meta))
 
 

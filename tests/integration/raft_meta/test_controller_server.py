@@ -34,6 +34,7 @@ def config(directory, **changes) -> ControllerConfig:
         "data_dir": directory,
         "listen": ("127.0.0.1", 0),
         "voters": {1: ("127.0.0.1", 0)},
+        "may_found": True,
     }
     return ControllerConfig(**{**settings, **changes})
 

@@ -47,7 +47,7 @@ class SimulatedThread:
         *,
         on_output: Callable[..., None],
         on_failed: Callable[[BaseException], None],
-        on_room: Callable[[Exception | None], None] = lambda _error: None,
+        on_room: Callable[[Exception | None], bool] = lambda _error: False,
     ) -> None:
         self._loop: Any = asyncio.get_running_loop()
         self._process: Process = self._loop.process
@@ -264,6 +264,7 @@ class Process:
     def _start(self) -> None:
         settings = self.world.settings
         config = ControllerConfig(
+            may_found=True,
             node_id=self.node_id,
             cluster_id=CLUSTER_ID,
             data_dir=SimulatedPath(self.disk, "metadata"),  # type: ignore[arg-type]  # Enough of one.

@@ -16,6 +16,7 @@ from penstock.broker.datadir import (
     new_cluster_id,
     open_directories,
     read_meta,
+    use_up_founding,
 )
 from penstock.wire.errors import DataDirectoryError, InconsistentClusterIdError
 
@@ -121,3 +122,15 @@ def test_what_is_no_data_does_not_stop_a_format(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()  # A mount point, or made by an image: empty.
     assert format_directory(tmp_path, "c1", 1)
     assert open_directories(tmp_path, 1, [tmp_path / "logs"]).contains == ("logs",)
+
+
+def test_the_permission_to_found_is_given_by_the_first_format_and_used_once(tmp_path):
+    root = tmp_path / "d"
+    format_directory(root, "c1", 1, may_found=True)
+    assert open_directories(root, 1, [root / "raft"]).may_found
+    assert read_meta(root).may_found
+    assert not read_meta(root / "raft").may_found
+    use_up_founding(root)
+    assert read_meta(root) == DirectoryMeta("c1", 1, contains=("raft",))
+    assert not format_directory(root, "c1", 1, may_found=True)
+    assert not read_meta(root).may_found

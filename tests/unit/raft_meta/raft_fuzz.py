@@ -121,6 +121,7 @@ class Network:
             node_id=host.node_id,
             open_environment=open_fast,
             new_directory_id=lambda: next(self._disks).to_bytes(16, "big"),
+            may_found=host.generation == 0,
         )
         host.journal = journal
         host.generation += 1

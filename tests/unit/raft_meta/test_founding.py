@@ -20,7 +20,17 @@ from tests.unit.raft_meta.raft_fuzz import TIMING, Network, open_fast
 class Fresh:
     """A node with an empty directory, whose peers are the test."""
 
-    def __init__(self, directory: Path, node_id: int, configured=(1, 2, 3)) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        node_id: int,
+        configured=(1, 2, 3),
+        *,
+        may_found=False,
+        directory_id=None,
+    ) -> None:
+        self.may_found = may_found
+        self.directory_id = directory_id or directory_of(node_id)
         self.directory, self.node_id, self.configured = directory, node_id, configured
         self.now_s = 10.0
         self.open()
@@ -31,7 +41,8 @@ class Fresh:
             cluster_id="c",
             node_id=self.node_id,
             open_environment=open_fast,
-            new_directory_id=lambda: directory_of(self.node_id),
+            new_directory_id=lambda: self.directory_id,
+            may_found=self.may_found,
         )
         self.voter = Voter(
             node_id=self.node_id,
@@ -63,8 +74,8 @@ class Fresh:
 def fresh(tmp_path):
     made: list[Fresh] = []
 
-    def make(node_id: int, configured=(1, 2, 3)) -> Fresh:
-        made.append(Fresh(tmp_path / str(node_id), node_id, configured))
+    def make(node_id: int, configured=(1, 2, 3), **named) -> Fresh:
+        made.append(Fresh(tmp_path / str(len(made)), node_id, configured, **named))
         return made[-1]
 
     yield make
@@ -81,8 +92,8 @@ def invitation(directory=FOUNDER, node_ids=(1, 2, 3), term=0) -> Message:
     )
 
 
-def acceptance(node_id: int, *, accepted=True, directory=None) -> Message:
-    reply = raft_pb2.InvitationReply(accepted=accepted)
+def acceptance(node_id: int, *, accepted=True, directory=None, founder=FOUNDER) -> Message:
+    reply = raft_pb2.InvitationReply(accepted=accepted, founder_directory_id=founder)
     return Message(directory_id=directory or directory_of(node_id), invitation_reply=reply)
 
 
@@ -116,16 +127,75 @@ def test_a_refusal_takes_an_acceptance_back(fresh):
 def test_strangers_and_nameless_directories_do_not_count(fresh):
     node = fresh(1)
     node.tell(2, acceptance(2))
-    node.tell(3, Message(directory_id=b"x", invitation_reply={"accepted": True}))
+    node.tell(
+        3,
+        Message(
+            directory_id=b"x", invitation_reply={"accepted": True, "founder_directory_id": FOUNDER}
+        ),
+    )
     node.tell(4, acceptance(4))
     assert node.voter.status().awaited == (3,)
 
 
-def test_the_only_controller_founds_at_once(fresh):
-    node = fresh(1, (1,))
+def test_a_promise_to_an_earlier_directory_of_the_founders_is_void(fresh):
+    """It came late, or twice; meanwhile the cluster was founded, and the founder's disk lost."""
+    node = fresh(1, directory_id=b"E" * 16)
+    for peer in (2, 3):
+        node.tell(peer, acceptance(peer))
+    assert node.journal.is_fresh
+    assert node.voter.status().awaited == (2, 3)
+
+
+def test_whoever_has_a_term_promises_nothing(fresh):
+    node = fresh(1)
+    for peer in (2, 3):
+        message = acceptance(peer)
+        message.term = 1
+        node.tell(peer, message)
+    assert node.voter.status().role is not Role.LEADER
+    assert node.journal.voters is None
+
+
+def test_the_only_controller_founds_at_once_if_it_may(fresh):
+    node = fresh(1, (1,), may_found=True)
     node.tell()
     assert node.voter.status().role is Role.LEADER
     assert node.journal.voters == voter_set([1])
+
+
+def test_the_only_controller_waits_to_be_added_without_the_permission(fresh):
+    node = fresh(1, (1,))
+    for _ in range(20):
+        assert node.wait(1.0) == []
+    assert node.journal.is_fresh
+
+
+def test_the_permission_to_found_is_kept_by_the_directory(fresh):
+    node = fresh(1, (1,), may_found=True)
+    node.may_found = False
+    node.crash()
+    node.tell()
+    assert node.voter.status().role is Role.LEADER
+
+
+def test_the_founder_of_a_grown_cluster_does_not_found_another_on_a_new_disk(tmp_path):
+    net = Network(tmp_path, 1, seed=21)
+    net.wait_leader()
+    for _ in range(2):
+        host = net.join()
+        net.insist(lambda node_id=host.node_id: net.add(node_id))
+        net.settle()
+    assert net.voters() == {1, 2, 3}
+    host = net.hosts[1]
+    net.crash(host, down_s=1e9)
+    net.run(3.0)
+    net.wipe(host)
+    net.cut = lambda a, b: 1 in (a, b)
+    net.start(host)
+    net.run(3.0)
+    assert host.voter.status().role is not Role.LEADER
+    assert host.journal.is_fresh
+    net.close()
 
 
 @pytest.mark.parametrize("configured", [(1, 2, 3), (1, 3)])

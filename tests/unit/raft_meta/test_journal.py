@@ -8,6 +8,7 @@ import lmdb
 import pytest
 
 from penstock.raft_meta.journal import COMMAND, NO_OP, LmdbJournal, RaftSafetyError
+from penstock.raft_meta.voters import VoterSet
 from penstock.wire.errors import DataDirectoryError
 
 
@@ -336,3 +337,35 @@ def test_the_environment_is_opened_to_reach_the_disk_at_every_commit(tmp_path):
     assert seen["metasync"] is True
     assert not seen.get("map_async", False)
     assert not seen.get("writemap", False)
+
+
+def forget_the_directory(journal) -> None:
+    """As a version left it that kept neither voter sets nor directory ids."""
+    with journal._environment.begin(write=True) as transaction:
+        transaction.delete(b"directory", db=journal._meta)
+
+
+def test_an_unused_journal_of_an_older_version_gets_a_directory_id_for_good(tmp_path):
+    journal = open_journal(tmp_path / "j")
+    forget_the_directory(journal)
+    journal = reopen(journal, tmp_path)
+    directory_id = journal.directory_id
+    assert not journal.knows_no_voters
+    journal = reopen(journal, tmp_path)
+    assert journal.directory_id == directory_id
+    journal.abandon()
+
+
+def test_a_used_journal_of_an_older_version_gets_its_id_with_its_voters(journal, tmp_path):
+    fill(journal, 3)
+    journal.setCurrentTerm(1, None)
+    journal.sync()
+    forget_the_directory(journal)
+    for _ in range(2):  # A crash before the voters are written leaves it what it was.
+        journal = reopen(journal, tmp_path)
+        assert journal.knows_no_voters
+    journal.found(VoterSet.of([1, 2]))
+    directory_id = journal.directory_id
+    journal = reopen(journal, tmp_path)
+    assert (journal.directory_id, journal.knows_no_voters) == (directory_id, False)
+    journal.abandon()

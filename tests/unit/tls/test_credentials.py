@@ -7,13 +7,17 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
     Encoding,
+    NoEncryption,
     PrivateFormat,
     load_pem_private_key,
 )
-from cryptography.x509.oid import ExtendedKeyUsageOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID, NameOID
 
 from penstock.cli.certificates import Authority, Issued, issue_node, write_files
 from penstock.raft_meta.credentials import NodeTls, load_credentials
@@ -161,6 +165,40 @@ def test_changed_files_that_are_unusable_leave_the_old_in_force(tmp_path: Path) 
     assert tls.current() is before
     replace(where, renewed)
     assert tls.current().certificate_pem == renewed.certificate
+
+
+def with_malformed_names() -> Issued:
+    """Signed by the authority, with alternative names that end in the middle of one."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    names = x509.UnrecognizedExtension(
+        ExtensionOID.SUBJECT_ALTERNATIVE_NAME, b"\x30\x05\x82\x09abc"
+    )
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "node-1")]))
+        .issuer_name(x509.load_pem_x509_certificate(AUTHORITY.pem).subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(NOW - timedelta(days=1))
+        .not_valid_after(NOW + timedelta(days=30))
+        .add_extension(names, critical=False)
+        .sign(AUTHORITY._key, hashes.SHA256())
+    )
+    return Issued(
+        certificate.public_bytes(Encoding.PEM),
+        key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
+    )
+
+
+def test_a_malformed_certificate_is_refused_and_leaves_the_old_in_force(tmp_path: Path) -> None:
+    malformed = with_malformed_names()
+    where = files(tmp_path, malformed)
+    assert f"a certificate in {where.certificate} or {where.ca} is malformed" in refusal(where)
+    where = files(tmp_path)
+    tls = node_tls(where)
+    before = tls.current()
+    replace(where, malformed)
+    assert tls.current() is before
 
 
 def test_touched_files_change_nothing(tmp_path: Path) -> None:

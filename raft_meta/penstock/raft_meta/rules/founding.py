@@ -6,6 +6,11 @@ be a lost one. So one node alone makes the first set, the founder (the least nod
 after all others have said that their directories are empty too, and have promised, on disk, to
 follow this very directory of the founder's and no other. The set names all their directories.
 
+A founder that is listed alone asks nobody, so what it takes for the first start could be any: of a
+cluster that has grown since, and whose first disk was lost. So it founds only with a permission
+that ``penstock format`` gives to a new cluster, once (``journal.may_found``); without, it waits to
+be added like any other newcomer.
+
 From then on an empty directory is nobody's voter. It does not matter which one is emptied, or
 when: the founder's successor finds others pledged or in use, and the set lacks everybody else's.
 """
@@ -37,7 +42,9 @@ class Founding:
     @property
     def is_under_way(self) -> bool:
         """This node is the founder, and the cluster is not founded."""
-        return self._desk.journal.is_fresh and self._configured[:1] == [self._desk.node_id]
+        journal = self._desk.journal
+        allowed = len(self._configured) > 1 or journal.may_found
+        return allowed and journal.is_fresh and self._configured[:1] == [self._desk.node_id]
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -81,7 +88,9 @@ class Founding:
         reason = self._why_not(peer, message)
         if not reason:
             self._desk.journal.give_pledge(message.directory_id)
-        reply = raft_pb2.InvitationReply(accepted=not reason, reason=reason)
+        reply = raft_pb2.InvitationReply(
+            accepted=not reason, reason=reason, founder_directory_id=message.directory_id
+        )
         self._desk.queue(peer, Message(invitation_reply=reply))
 
     def _why_not(self, peer: int, message: Message) -> str:
@@ -97,10 +106,17 @@ class Founding:
         return ""
 
     def on_reply(self, peer: int, message: Message) -> None:
-        """Somebody promised to follow this founder, or did not."""
+        """Somebody promised to follow this founder, or did not.
+
+        What was answered to a directory that this node had before says nothing about this one; and
+        whoever has a term is in use by now.
+        """
         if not self.is_under_way or peer not in self._configured:
             return
         reply = message.invitation_reply
+        if reply.founder_directory_id != self._desk.journal.directory_id or message.term:
+            self._desk.dropped += 1
+            return
         if reply.accepted and len(message.directory_id) == DIRECTORY_ID_BYTES:
             self._pledged[peer] = message.directory_id
             self.refusals.pop(peer, None)

@@ -1,0 +1,50 @@
+"""The stream to another controller is kept open whatever happens to it."""
+
+from __future__ import annotations
+
+from grpc import aio
+
+from penstock.raft_meta import link
+from penstock.raft_meta.link import Message, _Outlet
+from tests.support import eventually
+
+
+class BreakingConnector:
+    """A connector whose credentials cannot be made while ``broken``."""
+
+    def __init__(self) -> None:
+        self.broken = False
+        self.asked = 0
+        self.opened: list[str] = []
+
+    def credentials(self) -> None:
+        self.asked += 1
+        if self.broken:
+            raise ValueError("no sense can be made of it")
+
+    def open(self, address: str, _peer: int) -> aio.Channel:
+        self.opened.append(address)
+        return aio.insecure_channel(address)
+
+
+async def test_a_stream_is_tried_again_after_whatever_went_wrong(monkeypatch) -> None:
+    monkeypatch.setattr(link, "_BACKOFF_MIN_S", 0.01)
+    monkeypatch.setattr(link, "_BACKOFF_MAX_S", 0.02)
+
+    async def fail(_outlet: _Outlet) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(_Outlet, "_stream", fail)
+    connector = BreakingConnector()
+    addresses = [("127.0.0.1", 1), ("127.0.0.1", 2)]
+    outlet = _Outlet(2, lambda: addresses, Message(), connector)  # type: ignore[arg-type]
+    try:
+        connector.broken = True
+        await eventually(lambda: connector.asked >= 4)
+        assert not outlet._task.done()
+        assert len(connector.opened) == 1
+        connector.broken = False
+        await eventually(lambda: len(connector.opened) >= 3)
+        assert set(connector.opened) == {"127.0.0.1:1", "127.0.0.1:2"}
+    finally:
+        await outlet.close()
