@@ -249,5 +249,9 @@ def _toml(value: object) -> str:
 
 
 def environment_without_penstock() -> dict[str, str]:
-    """This process' environment with no setting of ours in it."""
-    return {key: value for key, value in os.environ.items() if not key.startswith("PENSTOCK_")}
+    """This process' environment with no setting of ours in it, as a user has it."""
+    return {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith("PENSTOCK_") and key != "GRPC_VERBOSITY"
+    }

@@ -12,6 +12,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 try:
+    from penstock.wire.transport import quiet_grpc, tune_malloc
+
+    quiet_grpc()
+
     import structlog
     import uvloop
 
@@ -25,7 +29,6 @@ try:
         InconsistentClusterIdError,
         PenstockError,
     )
-    from penstock.wire.transport import quiet_grpc, tune_malloc
 except ModuleNotFoundError as missing:
     if __name__ != "__main__":
         raise
@@ -80,7 +83,6 @@ def run(
     An error is written to stderr as ``describe`` puts it: one line, unless it is given.
     """
     tune_malloc()
-    quiet_grpc()
     try:
         config = NodeConfig.load(config_file, os.environ, overrides)
         configure_logs(config.log_format, config.log_level, node=config.node_id)

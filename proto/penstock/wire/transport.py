@@ -76,10 +76,10 @@ def tune_malloc() -> None:
 def quiet_grpc() -> None:
     """Keep gRPC's C core from writing its own notices of broken connections to standard error.
 
-    Our errors say what broke. Call before grpc is first used; GRPC_VERBOSITY in the environment
-    wins.
+    Our errors say what broke, and a stranger could fill a node's log with them. Call before grpc
+    is imported, which reads it then; GRPC_VERBOSITY in the environment wins.
     """
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 def format_address(host: str, port: int) -> str:

@@ -24,7 +24,11 @@ def test_a_cluster_with_certificates_of_its_own(tmp_path: Path) -> None:
         assert sorted(read.split()) == ["one", "two"]
         assert "it speaks TLS and this client does not" in dev.refused("topics", "list")
         assert "set tls_certificate and tls_key" in dev.refused("topics", "list", *options[:2])
+        wrong = dev.refused("topics", "list", "--tls-ca", options[3], *options[2:])
+        assert wrong.startswith("error: ")  # And nothing of gRPC's own.
         dev.stop()
+        logs = dev.directory.glob("node-*/node.log")
+        assert not any("ssl_transport_security" in log.read_text() for log in logs)
         # Started again it is as it was.
         dev.start()
         read = dev.ok("consume", "orders", "--from-beginning", "--timeout", "5", *options)
