@@ -110,12 +110,16 @@ class ControllerDirectory:
         return stub
 
     def observe(self, node_id: int, epoch: int, host: str, port: int) -> None:
-        """Take note that ``node_id`` is active in ``epoch``; older news are ignored."""
+        """Take note that ``node_id`` is active in ``epoch``; older news are ignored.
+
+        In the same epoch it is the same controller, of which another address may have become known.
+        """
         if node_id < 0 or not host:
             return
-        if self._active is not None and epoch <= self._active.epoch:
+        told = ActiveController(node_id, epoch, format_address(host, port))
+        if self._active is not None and (epoch < self._active.epoch or told == self._active):
             return
-        self._active = ActiveController(node_id, epoch, format_address(host, port))
+        self._active = told
         self._news.set()
         self._news = asyncio.Event()
 

@@ -223,8 +223,12 @@ class RaftLink(raft_pb2_grpc.RaftServicer):
             self._drop(peer)
 
     def addresses_of(self, peer: int) -> list[Address]:
-        """Where a peer may be: where the settings say, where it says, where the voter set says."""
-        books = (self._configured, self._told, self._wanted)
+        """Where a peer may be: where it says, where the settings say, where the voter set says.
+
+        What it says comes first: of a controller that was replaced the settings, and for a while
+        the voter set, still name the old place, and brokers are sent to the first.
+        """
+        books = (self._told, self._configured, self._wanted)
         return [book[peer] for book in books if peer in book and book[peer][0]]
 
     def _is_needed(self, peer: int) -> bool:
