@@ -43,6 +43,7 @@ class Controller:
         self.runner = asyncio.Runner()
         self.server = ControllerServer(
             ControllerConfig(
+                may_found=True,
                 node_id=1,
                 cluster_id=CLUSTER,
                 data_dir=directory,
