@@ -227,6 +227,13 @@ async def test_a_commit_of_an_old_position_is_refused(cluster: FakeCluster) -> N
         assert (await consumer.committed(T0))[T0] == OffsetAndMetadata(3, 0)
 
 
+async def poll_for_ever(consumer: AsyncConsumer) -> None:
+    """Until it raises: on a busy machine an answer may take longer than one poll."""
+    async with asyncio.timeout(15):
+        while True:
+            assert await consumer.poll(100) == []
+
+
 @pytest.mark.parametrize("by_hand", [True, False])
 async def test_a_deleted_topic_is_an_error_of_each_poll_until_it_exists_again(
     cluster: FakeCluster, by_hand: bool
@@ -249,9 +256,7 @@ async def test_a_deleted_topic_is_an_error_of_each_poll_until_it_exists_again(
         started = time.monotonic()
         for _ in range(5):
             with pytest.raises(UnknownTopicOrPartitionError, match="no topic 't'"):
-                async with asyncio.timeout(15):
-                    while True:  # On a busy machine an answer may take longer than one poll.
-                        assert await consumer.poll(100) == []
+                await poll_for_ever(consumer)
         assert time.monotonic() - started >= 0.5
         cluster.add_topic("t")
         fill(cluster, "t", 0, numbers(0, 7))
