@@ -260,8 +260,9 @@ class ControllerShell:
             future = self._quorum.submit(payload)
         except PenstockError as error:
             log.warning("a proposal was not taken", reason=error.message)
-            if payload == self._claim:
-                self._claim_later(payload)
+            if payload == self._claim:  # Without it nobody is the active controller.
+                loop = asyncio.get_running_loop()
+                loop.call_later(_CLAIM_RETRY_S, self._claim_again, payload)
                 return
             proposal_id = self._proposal_ids.pop(payload, None)
             if proposal_id is not None:
@@ -269,19 +270,12 @@ class ControllerShell:
             return
         future.add_done_callback(lambda done: self._on_submitted(payload, done))
 
-    def _claim_later(self, payload: bytes) -> None:
-        """Without its claim the leader is not the active controller, and nobody else is."""
-        asyncio.get_running_loop().call_later(_CLAIM_RETRY_S, self._claim_again, payload)
-
     def _claim_again(self, payload: bytes) -> None:
         if payload == self._claim:
             self._submit(payload)
 
     def _on_submitted(self, payload: bytes, done: asyncio.Future[bytes]) -> None:
         failed = done.cancelled() or done.exception() is not None
-        if failed and payload == self._claim:
-            # It was handing over and leads on; or it leads no more, and is told before the time.
-            self._claim_later(payload)
         proposal_id = self._proposal_ids.pop(payload, None)
         if failed and proposal_id is not None:
             self._handle(ProposalFailed(proposal_id))

@@ -35,8 +35,7 @@ class VoterThread:
 
     A voter without room on its disk waits in ``await_room`` until there is some: to the others it
     is one that hangs. ``on_room(error)`` is called when that begins, ``on_room(None)`` when it is
-    over. It leads no more then: what it led meanwhile, it led without knowing. The only voter may
-    go on leading, unless ``on_room(error)`` has answered that others were told that it does not.
+    over. It leads no more then: what it led meanwhile, it led without knowing.
     """
 
     def __init__(
@@ -45,11 +44,10 @@ class VoterThread:
         *,
         on_output: Output,
         on_failed: Callable[[BaseException], None],
-        on_room: Callable[[Exception | None], bool] = lambda _error: False,
+        on_room: Callable[[Exception | None], None] = lambda _error: None,
     ) -> None:
         self._on_room = on_room
         self._without_room = False
-        self._told_to_resign = False  # When the disk had no room.
         self._make_voter = make_voter
         self._on_output = on_output
         self._on_failed = on_failed
@@ -122,7 +120,7 @@ class VoterThread:
                 self._without_room = False
                 self._on_room(None)
                 now_s = time.monotonic()
-                voter.resign(now_s, even_alone=self._told_to_resign)
+                voter.resign(now_s)
                 later_events, later_messages = voter.step(now_s)
                 events, messages = events + later_events, messages + later_messages
             self._on_output(events, messages, voter.status())
@@ -134,7 +132,7 @@ class VoterThread:
         """
         if not self._without_room:
             self._without_room = True
-            self._told_to_resign = self._on_room(error)
+            self._on_room(error)
         with self._wake:
             self._wake.wait_for(lambda: self._stopping, ROOM_RETRY_S)
             if self._stopping:

@@ -50,7 +50,6 @@ from penstock.raft_meta.rules.voting import Voting
 from penstock.raft_meta.snapshots import Snapshot
 from penstock.raft_meta.voters import Address
 
-_NOBODY: Final = -1
 _ANSWERS: Final = frozenset({"vote", "pre_vote_reply", "append_entries_reply", "term_notice"})
 """Nobody but a voter or observer is asked anything, so that nobody else has an answer. Leaders and
 candidates are heard whoever they are: they may be of a voter set that is not here yet."""
@@ -184,17 +183,14 @@ class Guard:
             turn = sum(other < self._desk.node_id for other in others)
             self.elections.lost_leader(now_s, turn)
 
-    def resign(self, now_s: float, *, even_alone: bool) -> None:
+    def resign(self) -> None:
         """Lead no more: enter the next term, as if a peer had. Nothing happens to a follower.
 
-        The only voter goes on, since nobody else could lead; ``even_alone`` it ends the term all
-        the same, and leads another one next.
+        The only voter goes on: nobody else could lead.
         """
         desk = self._desk
-        desk.now_s = now_s
-        if desk.leads and (desk.peers or even_alone):
-            peer = desk.peers[0] if desk.peers else _NOBODY
-            self._terms.step_down(peer, desk.engine.term() + 1)
+        if desk.leads and desk.peers:
+            self._terms.step_down(desk.peers[0], desk.engine.term() + 1)
 
     # From the engine.
 

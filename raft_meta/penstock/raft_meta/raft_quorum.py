@@ -91,8 +91,7 @@ class RaftQuorum:
         self._bytes_since_snapshot = 0
         self._busy_s_since_snapshot = 0.0
         self._counted_s = 0.0  # CPU time of the loop that was counted in it, or before it.
-        self._applied_index = 0  # The state machine's.
-        self._delivered_index = 0  # Up to here everything is applied or among the events below.
+        self._applied_index = 0
         self._events: deque[Event] = deque()  # What the state machine has yet to be fed.
         self._taking_later = False
         self._encoding = False  # A snapshot is being encoded.
@@ -178,9 +177,9 @@ class RaftQuorum:
             return False
         successor = self._successor
         if successor is None:
-            if not self._thread.offer(lambda voter, now_s: voter.hand_over(now_s), 0):
-                return False  # It waits for its disk.
             successor = self._successor = self._loop.create_future()
+            if not self._thread.offer(lambda voter, now_s: voter.hand_over(now_s), 0):
+                successor.set_result(False)  # It waits for its disk.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._config.election_timeout_max_ms / 1000):
                 return await asyncio.shield(successor)
@@ -209,8 +208,8 @@ class RaftQuorum:
         return asyncio.shield(self._failed)
 
     def status(self) -> QuorumStatus:
-        """The voter's view after its last step, and what the state machine has applied by now."""
-        return replace(self._status, applied_index=self._applied_index)
+        """The voter's view after its last step."""
+        return self._status
 
     def add_leadership_listener(self, listener: LeadershipListener) -> None:
         """Have every change of leadership told, in order, after what was applied before it."""
@@ -283,6 +282,10 @@ class RaftQuorum:
 
     def _voter_ids(self) -> list[int]:
         return sorted(self._config.voters if self._voters is None else self._voters.node_ids)
+
+    @property
+    def _is_alone(self) -> bool:
+        return len(self._voter_ids()) == 1
 
     def address_of(self, node_id: int) -> Address | None:
         """Where a controller is reached; None for one that is not known."""
@@ -385,21 +388,17 @@ class RaftQuorum:
     def _from_thread(
         self, events: list[Event], messages: list[tuple[int, Message]], status: QuorumStatus
     ) -> None:
-        applied = status.applied_index != self._status.applied_index
         self._status = status
-        if events or messages or applied:
-            self._to_loop(partial(self._on_output, events, messages, status.applied_index))
+        if events or messages:
+            self._to_loop(partial(self._on_output, events, messages))
 
-    def _room_changed_in_thread(self, error: Exception | None) -> bool:
+    def _room_changed_in_thread(self, error: Exception | None) -> None:
         status = self._status
-        # Decided once, and here: the loop may know of another voter set by now.
-        resigns = error is not None and not (status.is_voter and len(status.voters or ()) == 1)
-        if resigns:
+        if error is not None and not self._is_alone:
             self._status = replace(status, role=Role.FOLLOWER, leader_id=-1, match_index={})
-        self._to_loop(partial(self._room_changed, error, status.term, resigns=resigns))
-        return resigns
+        self._to_loop(partial(self._room_changed, error, status.term))
 
-    def _room_changed(self, error: Exception | None, term: int, *, resigns: bool) -> None:
+    def _room_changed(self, error: Exception | None, term: int) -> None:
         if error is None:
             log.info("room on the disk again: this controller goes on")
             return
@@ -410,7 +409,7 @@ class RaftQuorum:
             next_step="free space on that disk; no restart is needed",
         )
         # Whoever acts on its leadership must not go on while another one may be elected.
-        if resigns:
+        if not self._is_alone:
             self._leadership = Leadership(term, -1, leading=False)
             for listener in self._listeners:
                 listener(self._leadership)
@@ -428,23 +427,10 @@ class RaftQuorum:
             self._failed.exception()  # Retrieved: a node that never waits logs no complaint.
             self._abandon("this controller failed")
 
-    def _end(self, error: BaseException) -> None:
-        self._fail(error)
-        self._thread.stop()
-
-    def _on_output(
-        self, events: list[Event], messages: list[tuple[int, Message]], applied_index: int
-    ) -> None:
-        """Act on a step, after which the entries up to ``applied_index`` have become events."""
-        try:
-            # The events first: a message that is lost is sent again, and an event is not.
-            self._events.extend(events)
-            self._delivered_index = max(self._delivered_index, applied_index)
-            for peer, message in messages:
-                self.link.send(peer, message)
-        except Exception as error:
-            self._end(error)
-            return
+    def _on_output(self, events: list[Event], messages: list[tuple[int, Message]]) -> None:
+        for peer, message in messages:
+            self.link.send(peer, message)
+        self._events.extend(events)
         if not self._taking_later:
             self._take_events()
 
@@ -463,8 +449,6 @@ class RaftQuorum:
                 self._take(self._events.popleft())
                 if time.monotonic() >= until_s:
                     break
-            if not self._events:  # What is no command, as a leader's first entry, counts too.
-                self._applied_index = self._delivered_index
             self._busy_s_since_snapshot += time.thread_time() - self._counted_s
             self._compact_if_due()
             if self._events:
@@ -472,7 +456,8 @@ class RaftQuorum:
                 self._loop.call_soon(self._take_events)
         except Exception as error:
             # A state machine that missed a command is another one than the other voters'.
-            self._end(error)
+            self._fail(error)
+            self._thread.stop()
 
     def _take(self, event: Event) -> None:
         match event:
@@ -484,7 +469,6 @@ class RaftQuorum:
                 self._answer(token, result)
             case Installed(snapshot):
                 self._machine.install(snapshot.index, snapshot.data)
-                self._applied_index = snapshot.index
                 self._snapshot_taken()
             case ReadReady(token, index):
                 self._answer(token, index)
@@ -565,7 +549,8 @@ class RaftQuorum:
             return
         error = encoding.exception()
         if error is not None:
-            self._end(error)
+            self._fail(error)
+            self._thread.stop()
             return
         data = encoding.result()
         self._thread.submit(lambda voter, _now_s: voter.compact(index, data))

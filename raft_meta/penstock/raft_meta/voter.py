@@ -209,10 +209,10 @@ class Voter:
         """Append a command in the next step, if this voter leads then."""
         self._proposals.append((token, payload))
 
-    def resign(self, now_s: float, *, even_alone: bool = False) -> None:
-        """Lead this term no more, if there is somebody else who may, or ``even_alone``."""
+    def resign(self, now_s: float) -> None:
+        """Lead no more, if there is somebody else who may."""
         self._raft.at(now_s)
-        self._guard.resign(now_s, even_alone=even_alone)
+        self._guard.resign()
 
     def hand_over(self, now_s: float) -> None:
         """Have another voter lead (Raft thesis 3.10); meanwhile proposals are refused.
@@ -241,7 +241,6 @@ class Voter:
         """Make a node no voter; ends with an event of the token."""
         self._raft.at(now_s)
         self._guard.changing.remove(RemoveVoter(token, node_id))
-        self._hands_over |= self._guard.handing_over.is_under_way  # A leader that is to go.
 
     def read(self, token: int) -> None:
         """Begin a linearizable read."""

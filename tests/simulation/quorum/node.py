@@ -47,7 +47,7 @@ class SimulatedThread:
         *,
         on_output: Callable[..., None],
         on_failed: Callable[[BaseException], None],
-        on_room: Callable[[Exception | None], bool] = lambda _error: False,
+        on_room: Callable[[Exception | None], None] = lambda _error: None,
     ) -> None:
         self._loop: Any = asyncio.get_running_loop()
         self._process: Process = self._loop.process

@@ -9,9 +9,7 @@ from penstock.raft_meta.quorum import Role
 from penstock.raft_meta.rules.changing import MOST_VOTERS, Refusal
 from penstock.raft_meta.voter import (
     ChangeRefused,
-    HandOverFailed,
     ReadReady,
-    Refused,
     VotersChanged,
     VotersCommitted,
 )
@@ -234,21 +232,6 @@ def test_a_leader_that_is_to_go_hands_over_and_its_successor_removes_it(leader):
     assert leader.refusal(token) is Refusal.HANDED_OVER
     assert leader.ids == {1, 2, 3}
     assert leader.refusal(leader.add(4)) is Refusal.NOT_LEADER
-
-
-def test_a_leader_that_is_to_go_and_has_no_successor_leads_on_and_says_so(leader):
-    term = leader.settled()
-    leader.remove(1)
-    leader.propose(b"meanwhile", token=77)
-    assert [event.token for event in leader.of(Refused)] == [77]
-    for _ in range(8):  # Its successor answers, and never stands.
-        leader.now_s += 0.15
-        for peer in (2, 3):
-            leader.answer(peer)
-    assert (leader.role, leader.status.term) == (Role.LEADER, term)
-    assert leader.of(HandOverFailed) == [HandOverFailed()]
-    leader.propose(b"later", token=78)
-    assert [event.token for event in leader.of(Refused)] == [77]
 
 
 # One at a time.

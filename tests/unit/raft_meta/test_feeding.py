@@ -11,12 +11,10 @@ import pytest
 
 from penstock.raft_meta import raft_quorum
 from penstock.raft_meta.config import ControllerConfig
-from penstock.raft_meta.link import Message
 from penstock.raft_meta.quorum import Role
 from penstock.raft_meta.raft_quorum import RaftQuorum
 from penstock.raft_meta.snapshots import Snapshot, SnapshotStore
 from penstock.raft_meta.voter import Committed
-from penstock.wire.errors import RequestTimedOutError
 from tests.support import eventually
 
 SNAPSHOT_OF_NOTHING = Snapshot(0, 0, b"")
@@ -78,8 +76,8 @@ async def test_the_loop_goes_on_between_commands(lone, monkeypatch):
     monkeypatch.setattr(raft_quorum, "_SLICE_S", 0.0)
     seen: list[int] = []
     watch = asyncio.create_task(count_rounds(machine, seen))
-    quorum._on_output([Committed(n, 1, b"%d" % n, -1) for n in range(100, 103)], [], 102)
-    quorum._on_output([Committed(n, 1, b"%d" % n, -1) for n in range(103, 105)], [], 104)
+    quorum._on_output([Committed(n, 1, b"%d" % n, -1) for n in range(100, 103)], [])
+    quorum._on_output([Committed(n, 1, b"%d" % n, -1) for n in range(103, 105)], [])
     await watch
     assert machine.applied == [b"100", b"101", b"102", b"103", b"104"]
     assert {1, 2, 3, 4} <= set(seen), "others had their turn after each command"
@@ -140,58 +138,3 @@ async def test_a_state_that_cannot_be_encoded_ends_the_controller(lone):
         await quorum.propose(b"%d" % number)
     with pytest.raises(ZeroDivisionError):
         await asyncio.wait_for(quorum.wait_failed(), 30)
-
-
-async def test_a_message_that_cannot_be_queued_ends_the_controller_and_loses_no_command(
-    lone, monkeypatch
-):
-    """Going on without what came with the message would make another state machine of this one."""
-    quorum, machine, _ = lone
-    await quorum.propose(b"a")
-    inner = quorum._on_output
-
-    def break_the_link(_peer: int, _message: Message) -> None:
-        raise OSError("the link is broken")
-
-    def with_a_message(events, _messages, applied_index):
-        inner(events, [(9, Message())] if events else [], applied_index)
-
-    monkeypatch.setattr(quorum.link, "send", break_the_link)
-    monkeypatch.setattr(quorum, "_on_output", with_a_message)
-    proposal = quorum.submit(b"b")
-    with pytest.raises(OSError, match="the link is broken"):
-        await asyncio.wait_for(quorum.wait_failed(), 30)
-    with pytest.raises(RequestTimedOutError):
-        await proposal
-    await asyncio.to_thread(quorum._thread.join)
-    assert machine.applied == [b"a"]
-    assert Committed in map(type, quorum._events)
-
-
-async def test_the_status_tells_what_the_machine_has_applied(lone, monkeypatch):
-    quorum, machine, _ = lone
-    await quorum.propose(b"a")
-    await eventually(lambda: quorum.status().applied_index == quorum.status().commit_index)
-    applied = quorum.status().applied_index
-    monkeypatch.setattr(raft_quorum, "_SLICE_S", 0.0)
-    events = [Committed(n, 1, b"%d" % n, -1) for n in (100, 101)]
-    quorum._on_output(events, [], 102)  # The last one is no command.
-    assert (machine.applied[-1], quorum.status().applied_index) == (b"100", 100)
-    await eventually(lambda: quorum.status().applied_index == 102)
-    assert machine.applied[-2:] == [b"100", b"101"]
-    assert applied < 100
-
-
-async def test_a_hand_over_that_the_thread_does_not_take_leaves_the_next_one_free(
-    lone, monkeypatch
-):
-    quorum, _, _ = lone
-    offer = quorum._thread.offer
-    monkeypatch.setattr(quorum._thread, "offer", lambda _operation, _size: False)
-    assert not await quorum.hand_over()
-    asked: list[object] = []
-    monkeypatch.setattr(
-        quorum._thread, "offer", lambda *offered: asked.append(offered) or offer(*offered)
-    )
-    assert not await quorum.hand_over(), "there is nobody to hand over to"
-    assert len(asked) == 1
