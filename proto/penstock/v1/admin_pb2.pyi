@@ -546,19 +546,27 @@ class DeleteTopicsRequest(google.protobuf.message.Message):
 
     NAMES_FIELD_NUMBER: builtins.int
     TIMEOUT_MS_FIELD_NUMBER: builtins.int
+    TOPIC_IDS_FIELD_NUMBER: builtins.int
     timeout_ms: builtins.int
     """How long to wait for the controller."""
     @property
     def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The names."""
 
+    @property
+    def topic_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """The 16-byte ids of the topics named, in the same order, or none: a topic of the name that was
+        made since is then left alone. Software of before looks at the names only.
+        """
+
     def __init__(
         self,
         *,
         names: collections.abc.Iterable[builtins.str] | None = ...,
         timeout_ms: builtins.int = ...,
+        topic_ids: collections.abc.Iterable[builtins.bytes] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["names", b"names", "timeout_ms", b"timeout_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["names", b"names", "timeout_ms", b"timeout_ms", "topic_ids", b"topic_ids"]) -> None: ...
 
 global___DeleteTopicsRequest = DeleteTopicsRequest
 

@@ -46,6 +46,38 @@ ELECTION_TYPE_UNCLEAN: ElectionType.ValueType  # 2
 """Any live replica, when no in-sync one lives: may lose records."""
 global___ElectionType = ElectionType
 
+class _ReplicaState:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _ReplicaStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_ReplicaState.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    REPLICA_STATE_UNSPECIFIED: _ReplicaState.ValueType  # 0
+    """Not stated: refused."""
+    REPLICA_STATE_ONLINE: _ReplicaState.ValueType  # 1
+    """It can be served: it follows, and may be in sync again once it has caught up."""
+    REPLICA_STATE_OFFLINE: _ReplicaState.ValueType  # 2
+    """It can't be served: it leaves the in-sync set and its leadership."""
+    REPLICA_STATE_DAMAGED: _ReplicaState.ValueType  # 3
+    """Part of its log can't be read: it is taken offline if another in-sync replica can lead, to be
+    copied anew from that one; otherwise nothing changes, for it has what nobody else has.
+    """
+
+class ReplicaState(_ReplicaState, metaclass=_ReplicaStateEnumTypeWrapper):
+    """ReplicaState says how a replica is on its broker's disk."""
+
+REPLICA_STATE_UNSPECIFIED: ReplicaState.ValueType  # 0
+"""Not stated: refused."""
+REPLICA_STATE_ONLINE: ReplicaState.ValueType  # 1
+"""It can be served: it follows, and may be in sync again once it has caught up."""
+REPLICA_STATE_OFFLINE: ReplicaState.ValueType  # 2
+"""It can't be served: it leaves the in-sync set and its leadership."""
+REPLICA_STATE_DAMAGED: ReplicaState.ValueType  # 3
+"""Part of its log can't be read: it is taken offline if another in-sync replica can lead, to be
+copied anew from that one; otherwise nothing changes, for it has what nobody else has.
+"""
+global___ReplicaState = ReplicaState
+
 @typing.final
 class BrokerRecord(google.protobuf.message.Message):
     """BrokerRecord is one broker's registration."""
@@ -166,6 +198,7 @@ class PartitionRecord(google.protobuf.message.Message):
     REMOVING_REPLICAS_FIELD_NUMBER: builtins.int
     LEADER_RECOVERING_FIELD_NUMBER: builtins.int
     TARGET_REPLICAS_FIELD_NUMBER: builtins.int
+    OFFLINE_REPLICAS_FIELD_NUMBER: builtins.int
     topic_id: builtins.bytes
     """The topic's 16-byte id."""
     partition: builtins.int
@@ -204,6 +237,13 @@ class PartitionRecord(google.protobuf.message.Message):
         done, replicas are those from before in their order, and adding_replicas after them.
         """
 
+    @property
+    def offline_replicas(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Replicas whose brokers live but can't serve them: their disk failed, or their log is damaged.
+        They are not in sync (the last in-sync one stays, without leading) and never elected, until
+        their broker says that they are mended or registers anew. Since metadata.version 3.
+        """
+
     def __init__(
         self,
         *,
@@ -219,8 +259,9 @@ class PartitionRecord(google.protobuf.message.Message):
         removing_replicas: collections.abc.Iterable[builtins.int] | None = ...,
         leader_recovering: builtins.bool = ...,
         target_replicas: collections.abc.Iterable[builtins.int] | None = ...,
+        offline_replicas: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adding_replicas", b"adding_replicas", "elr", b"elr", "isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "leader_recovering", b"leader_recovering", "partition", b"partition", "partition_epoch", b"partition_epoch", "removing_replicas", b"removing_replicas", "replicas", b"replicas", "target_replicas", b"target_replicas", "topic_id", b"topic_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adding_replicas", b"adding_replicas", "elr", b"elr", "isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "leader_recovering", b"leader_recovering", "offline_replicas", b"offline_replicas", "partition", b"partition", "partition_epoch", b"partition_epoch", "removing_replicas", b"removing_replicas", "replicas", b"replicas", "target_replicas", b"target_replicas", "topic_id", b"topic_id"]) -> None: ...
 
 global___PartitionRecord = PartitionRecord
 
@@ -400,6 +441,7 @@ class Command(google.protobuf.message.Message):
     ALTER_REASSIGNMENTS_FIELD_NUMBER: builtins.int
     ALTER_CLUSTER_CONFIGS_FIELD_NUMBER: builtins.int
     RAISE_METADATA_VERSION_FIELD_NUMBER: builtins.int
+    REPORT_REPLICAS_FIELD_NUMBER: builtins.int
     controller_epoch: builtins.int
     """The Raft term of the controller that proposed it; an older one than the state's is refused
     on apply.
@@ -472,6 +514,10 @@ class Command(google.protobuf.message.Message):
     def raise_metadata_version(self) -> global___RaiseMetadataVersionCommand:
         """The feature level rises. Since metadata.version 1."""
 
+    @property
+    def report_replicas(self) -> global___ReportReplicasCommand:
+        """A broker says which of its replicas it can't serve. Since metadata.version 3."""
+
     def __init__(
         self,
         *,
@@ -493,10 +539,11 @@ class Command(google.protobuf.message.Message):
         alter_reassignments: global___AlterReassignmentsCommand | None = ...,
         alter_cluster_configs: global___AlterClusterConfigsCommand | None = ...,
         raise_metadata_version: global___RaiseMetadataVersionCommand | None = ...,
+        report_replicas: global___ReportReplicasCommand | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster_configs", b"alter_cluster_configs", "alter_partition", b"alter_partition", "alter_reassignments", b"alter_reassignments", "alter_topic_configs", b"alter_topic_configs", "become_controller", b"become_controller", "body", b"body", "controlled_shutdown", b"controlled_shutdown", "create_partitions", b"create_partitions", "create_topic", b"create_topic", "delete_topic", b"delete_topic", "elect_leaders", b"elect_leaders", "fence_broker", b"fence_broker", "raise_metadata_version", b"raise_metadata_version", "register_broker", b"register_broker", "unfence_broker", b"unfence_broker", "unregister_broker", b"unregister_broker"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster_configs", b"alter_cluster_configs", "alter_partition", b"alter_partition", "alter_reassignments", b"alter_reassignments", "alter_topic_configs", b"alter_topic_configs", "become_controller", b"become_controller", "body", b"body", "controlled_shutdown", b"controlled_shutdown", "controller_epoch", b"controller_epoch", "create_partitions", b"create_partitions", "create_topic", b"create_topic", "delete_topic", b"delete_topic", "elect_leaders", b"elect_leaders", "fence_broker", b"fence_broker", "raise_metadata_version", b"raise_metadata_version", "register_broker", b"register_broker", "sequence", b"sequence", "unfence_broker", b"unfence_broker", "unregister_broker", b"unregister_broker"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["become_controller", "register_broker", "unregister_broker", "unfence_broker", "fence_broker", "controlled_shutdown", "create_topic", "delete_topic", "create_partitions", "alter_topic_configs", "alter_partition", "allocate_producer_ids", "elect_leaders", "alter_reassignments", "alter_cluster_configs", "raise_metadata_version"] | None: ...
+    def HasField(self, field_name: typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster_configs", b"alter_cluster_configs", "alter_partition", b"alter_partition", "alter_reassignments", b"alter_reassignments", "alter_topic_configs", b"alter_topic_configs", "become_controller", b"become_controller", "body", b"body", "controlled_shutdown", b"controlled_shutdown", "create_partitions", b"create_partitions", "create_topic", b"create_topic", "delete_topic", b"delete_topic", "elect_leaders", b"elect_leaders", "fence_broker", b"fence_broker", "raise_metadata_version", b"raise_metadata_version", "register_broker", b"register_broker", "report_replicas", b"report_replicas", "unfence_broker", b"unfence_broker", "unregister_broker", b"unregister_broker"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_cluster_configs", b"alter_cluster_configs", "alter_partition", b"alter_partition", "alter_reassignments", b"alter_reassignments", "alter_topic_configs", b"alter_topic_configs", "become_controller", b"become_controller", "body", b"body", "controlled_shutdown", b"controlled_shutdown", "controller_epoch", b"controller_epoch", "create_partitions", b"create_partitions", "create_topic", b"create_topic", "delete_topic", b"delete_topic", "elect_leaders", b"elect_leaders", "fence_broker", b"fence_broker", "raise_metadata_version", b"raise_metadata_version", "register_broker", b"register_broker", "report_replicas", b"report_replicas", "sequence", b"sequence", "unfence_broker", b"unfence_broker", "unregister_broker", b"unregister_broker"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["become_controller", "register_broker", "unregister_broker", "unfence_broker", "fence_broker", "controlled_shutdown", "create_topic", "delete_topic", "create_partitions", "alter_topic_configs", "alter_partition", "allocate_producer_ids", "elect_leaders", "alter_reassignments", "alter_cluster_configs", "raise_metadata_version", "report_replicas"] | None: ...
 
 global___Command = Command
 
@@ -629,8 +676,8 @@ class RegisterBrokerCommand(google.protobuf.message.Message):
     rack: builtins.str
     """The rack, or empty."""
     previous_broker_epoch: builtins.int
-    """The broker epoch under which the broker last shut down cleanly, or -1. A broker that did
-    not lose its page cache may stay an eligible leader (KIP-966).
+    """The broker epoch under which the broker ran last, if all that it acknowledged then is on its
+    disks, else -1: it may have lost records, and is no eligible leader any more (KIP-966).
     """
     supported_metadata_version: builtins.int
     """The newest feature level that the broker's version supports; 0: the one in force, and no other."""
@@ -811,7 +858,9 @@ class CreateTopicCommand(google.protobuf.message.Message):
     name: builtins.str
     """The name."""
     topic_id: builtins.bytes
-    """The 16-byte id that the proposer drew."""
+    """The 16-byte id that whoever wants the topic drew at random, and sends again when it repeats
+    the request: the same command is then answered as the first time, and makes no other topic.
+    """
     partition_count: builtins.int
     """How many partitions; 0 when replica_assignments are given."""
     replication_factor: builtins.int
@@ -1430,3 +1479,59 @@ class RaiseMetadataVersionCommand(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["controller_supports", b"controller_supports", "metadata_version", b"metadata_version"]) -> None: ...
 
 global___RaiseMetadataVersionCommand = RaiseMetadataVersionCommand
+
+@typing.final
+class ReportReplicasCommand(google.protobuf.message.Message):
+    """ReportReplicasCommand says how replicas of a live broker are (KIP-112). What is said of a
+    partition that is unknown, or has no replica there, has no effect.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: builtins.int
+    BROKER_EPOCH_FIELD_NUMBER: builtins.int
+    REPLICAS_FIELD_NUMBER: builtins.int
+    node_id: builtins.int
+    """The broker's node id."""
+    broker_epoch: builtins.int
+    """The broker's registration; a stale one is refused."""
+    @property
+    def replicas(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ReplicaReport]:
+        """One entry a replica."""
+
+    def __init__(
+        self,
+        *,
+        node_id: builtins.int = ...,
+        broker_epoch: builtins.int = ...,
+        replicas: collections.abc.Iterable[global___ReplicaReport] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["broker_epoch", b"broker_epoch", "node_id", b"node_id", "replicas", b"replicas"]) -> None: ...
+
+global___ReportReplicasCommand = ReportReplicasCommand
+
+@typing.final
+class ReplicaReport(google.protobuf.message.Message):
+    """ReplicaReport says how one replica is."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TOPIC_ID_FIELD_NUMBER: builtins.int
+    PARTITION_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    topic_id: builtins.bytes
+    """The topic's 16-byte id."""
+    partition: builtins.int
+    """The number."""
+    state: global___ReplicaState.ValueType
+    """How it is."""
+    def __init__(
+        self,
+        *,
+        topic_id: builtins.bytes = ...,
+        partition: builtins.int = ...,
+        state: global___ReplicaState.ValueType = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["partition", b"partition", "state", b"state", "topic_id", b"topic_id"]) -> None: ...
+
+global___ReplicaReport = ReplicaReport

@@ -26,49 +26,57 @@ from penstock.v1 import cluster_pb2 as penstock_dot_v1_dot_cluster__pb2
 from penstock.v1 import common_pb2 as penstock_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpenstock/v1/controller.proto\x12\x0bpenstock.v1\x1a\x19penstock/v1/cluster.proto\x1a\x18penstock/v1/common.proto\"Q\n\x15RegisterBrokerRequest\x12\x38\n\x0cregistration\x18\x01 \x01(\x0b\x32\".penstock.v1.RegisterBrokerCommand\"Q\n\x16RegisterBrokerResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x03\"\xb6\x01\n\x16\x42rokerHeartbeatRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x03\x12\x16\n\x0emetadata_index\x18\x03 \x01(\x03\x12\x15\n\rwant_shutdown\x18\x04 \x01(\x08\x12\x12\n\nwant_fence\x18\x05 \x01(\x08\x12\x10\n\x08sequence\x18\x06 \x01(\x03\x12 \n\x18\x66\x61iled_log_directory_ids\x18\x07 \x03(\x0c\"\xa7\x01\n\x17\x42rokerHeartbeatResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x0e\n\x06\x66\x65nced\x18\x02 \x01(\x08\x12\x15\n\rmay_shut_down\x18\x03 \x01(\x08\x12\x10\n\x08sequence\x18\x04 \x01(\x03\x12\x18\n\x10\x63ontroller_epoch\x18\x05 \x01(\x03\x12\x16\n\x0emetadata_index\x18\x06 \x01(\x03\"K\n\x15\x41lterPartitionRequest\x12\x32\n\x06\x63hange\x18\x01 \x01(\x0b\x32\".penstock.v1.AlterPartitionCommand\"n\n\x16\x41lterPartitionResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x31\n\x06result\x18\x02 \x01(\x0b\x32!.penstock.v1.AlterPartitionResult\"Y\n\x1a\x41llocateProducerIdsRequest\x12;\n\nallocation\x18\x01 \x01(\x0b\x32\'.penstock.v1.AllocateProducerIdsCommand\"x\n\x1b\x41llocateProducerIdsResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x36\n\x06result\x18\x02 \x01(\x0b\x32&.penstock.v1.AllocateProducerIdsResult\"<\n\x13\x45xecuteAdminRequest\x12%\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Command\"B\n\x14\x45xecuteAdminResponse\x12*\n\x06result\x18\x01 \x01(\x0b\x32\x1a.penstock.v1.CommandResult\"p\n\x14WatchMetadataRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\x05\x12\x13\n\x0bknown_index\x18\x03 \x01(\x03\x12\x1e\n\x16known_controller_epoch\x18\x04 \x01(\x03\"\xa1\x01\n\x15WatchMetadataResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12)\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x1a.penstock.v1.MetadataDelta\x12:\n\x11\x61\x63tive_controller\x18\x03 \x01(\x0b\x32\x1f.penstock.v1.ControllerEndpoint\"\x85\x01\n\x12\x43ontrollerEndpoint\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x18\n\x10\x63ontroller_epoch\x18\x02 \x01(\x03\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0c\n\x04port\x18\x04 \x01(\x05\x12(\n\x06voters\x18\x05 \x03(\x0b\x32\x18.penstock.v1.QuorumVoter\"\x17\n\x15\x44\x65scribeQuorumRequest\"\x8f\x02\n\x16\x44\x65scribeQuorumResponse\x12\x11\n\tleader_id\x18\x01 \x01(\x05\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x14\n\x0c\x63ommit_index\x18\x03 \x01(\x03\x12\x15\n\rapplied_index\x18\x04 \x01(\x03\x12(\n\x06voters\x18\x05 \x03(\x0b\x32\x18.penstock.v1.QuorumVoter\x12\x13\n\x0b\x61nswered_by\x18\x06 \x01(\x05\x12\x14\n\x0cvoters_index\x18\x07 \x01(\x03\x12\x18\n\x10\x61waited_node_ids\x18\x08 \x03(\x05\x12\x14\n\x0c\x64irectory_id\x18\t \x01(\x0c\x12\"\n\x1asupported_metadata_version\x18\x14 \x01(\x05\"a\n\x12\x41lterVotersRequest\x12\'\n\x03\x61\x64\x64\x18\x01 \x01(\x0b\x32\x18.penstock.v1.QuorumVoterH\x00\x12\x18\n\x0eremove_node_id\x18\x02 \x01(\x05H\x00\x42\x08\n\x06\x63hange\"m\n\x13\x41lterVotersResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x33\n\x06quorum\x18\x02 \x01(\x0b\x32#.penstock.v1.DescribeQuorumResponse\"\x81\x01\n\x0bQuorumVoter\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\x05\x12\x13\n\x0bmatch_index\x18\x04 \x01(\x03\x12\x14\n\x0c\x64irectory_id\x18\x05 \x01(\x0c\x12\x1a\n\x12\x66ound_directory_id\x18\x06 \x01(\x0c\x32\xe4\x05\n\nController\x12Y\n\x0eRegisterBroker\x12\".penstock.v1.RegisterBrokerRequest\x1a#.penstock.v1.RegisterBrokerResponse\x12Z\n\tHeartbeat\x12#.penstock.v1.BrokerHeartbeatRequest\x1a$.penstock.v1.BrokerHeartbeatResponse(\x01\x30\x01\x12Y\n\x0e\x41lterPartition\x12\".penstock.v1.AlterPartitionRequest\x1a#.penstock.v1.AlterPartitionResponse\x12h\n\x13\x41llocateProducerIds\x12\'.penstock.v1.AllocateProducerIdsRequest\x1a(.penstock.v1.AllocateProducerIdsResponse\x12S\n\x0c\x45xecuteAdmin\x12 .penstock.v1.ExecuteAdminRequest\x1a!.penstock.v1.ExecuteAdminResponse\x12X\n\rWatchMetadata\x12!.penstock.v1.WatchMetadataRequest\x1a\".penstock.v1.WatchMetadataResponse0\x01\x12Y\n\x0e\x44\x65scribeQuorum\x12\".penstock.v1.DescribeQuorumRequest\x1a#.penstock.v1.DescribeQuorumResponse\x12P\n\x0b\x41lterVoters\x12\x1f.penstock.v1.AlterVotersRequest\x1a .penstock.v1.AlterVotersResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpenstock/v1/controller.proto\x12\x0bpenstock.v1\x1a\x19penstock/v1/cluster.proto\x1a\x18penstock/v1/common.proto\"Q\n\x15RegisterBrokerRequest\x12\x38\n\x0cregistration\x18\x01 \x01(\x0b\x32\".penstock.v1.RegisterBrokerCommand\"Q\n\x16RegisterBrokerResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x03\"\x9a\x01\n\x16\x42rokerHeartbeatRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x03\x12\x16\n\x0emetadata_index\x18\x03 \x01(\x03\x12\x15\n\rwant_shutdown\x18\x04 \x01(\x08\x12\x12\n\nwant_fence\x18\x05 \x01(\x08\x12\x10\n\x08sequence\x18\x06 \x01(\x03J\x04\x08\x07\x10\x08\"\xa7\x01\n\x17\x42rokerHeartbeatResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x0e\n\x06\x66\x65nced\x18\x02 \x01(\x08\x12\x15\n\rmay_shut_down\x18\x03 \x01(\x08\x12\x10\n\x08sequence\x18\x04 \x01(\x03\x12\x18\n\x10\x63ontroller_epoch\x18\x05 \x01(\x03\x12\x16\n\x0emetadata_index\x18\x06 \x01(\x03\"K\n\x15\x41lterPartitionRequest\x12\x32\n\x06\x63hange\x18\x01 \x01(\x0b\x32\".penstock.v1.AlterPartitionCommand\"n\n\x16\x41lterPartitionResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x31\n\x06result\x18\x02 \x01(\x0b\x32!.penstock.v1.AlterPartitionResult\"K\n\x15ReportReplicasRequest\x12\x32\n\x06report\x18\x01 \x01(\x0b\x32\".penstock.v1.ReportReplicasCommand\";\n\x16ReportReplicasResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\"Y\n\x1a\x41llocateProducerIdsRequest\x12;\n\nallocation\x18\x01 \x01(\x0b\x32\'.penstock.v1.AllocateProducerIdsCommand\"x\n\x1b\x41llocateProducerIdsResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x36\n\x06result\x18\x02 \x01(\x0b\x32&.penstock.v1.AllocateProducerIdsResult\"<\n\x13\x45xecuteAdminRequest\x12%\n\x07\x63ommand\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Command\"B\n\x14\x45xecuteAdminResponse\x12*\n\x06result\x18\x01 \x01(\x0b\x32\x1a.penstock.v1.CommandResult\"p\n\x14WatchMetadataRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\x05\x12\x13\n\x0bknown_index\x18\x03 \x01(\x03\x12\x1e\n\x16known_controller_epoch\x18\x04 \x01(\x03\"\xa1\x01\n\x15WatchMetadataResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12)\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x1a.penstock.v1.MetadataDelta\x12:\n\x11\x61\x63tive_controller\x18\x03 \x01(\x0b\x32\x1f.penstock.v1.ControllerEndpoint\"\x85\x01\n\x12\x43ontrollerEndpoint\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x18\n\x10\x63ontroller_epoch\x18\x02 \x01(\x03\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0c\n\x04port\x18\x04 \x01(\x05\x12(\n\x06voters\x18\x05 \x03(\x0b\x32\x18.penstock.v1.QuorumVoter\"\x17\n\x15\x44\x65scribeQuorumRequest\"\xce\x03\n\x16\x44\x65scribeQuorumResponse\x12\x11\n\tleader_id\x18\x01 \x01(\x05\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x14\n\x0c\x63ommit_index\x18\x03 \x01(\x03\x12\x15\n\rapplied_index\x18\x04 \x01(\x03\x12(\n\x06voters\x18\x05 \x03(\x0b\x32\x18.penstock.v1.QuorumVoter\x12\x13\n\x0b\x61nswered_by\x18\x06 \x01(\x05\x12\x14\n\x0cvoters_index\x18\x07 \x01(\x03\x12\x18\n\x10\x61waited_node_ids\x18\x08 \x03(\x05\x12\x14\n\x0c\x64irectory_id\x18\t \x01(\x0c\x12\x16\n\tconfirmed\x18\n \x01(\x08H\x00\x88\x01\x01\x12\x12\n\nlast_index\x18\x0b \x01(\x03\x12%\n\x04role\x18\x0c \x01(\x0e\x32\x17.penstock.v1.QuorumRole\x12-\n\x0b\x63\x61tching_up\x18\r \x01(\x0b\x32\x18.penstock.v1.QuorumVoter\x12-\n\x08\x66ounding\x18\x0e \x01(\x0b\x32\x1b.penstock.v1.QuorumFounding\x12\"\n\x1asupported_metadata_version\x18\x14 \x01(\x05\x42\x0c\n\n_confirmed\"C\n\x0eQuorumFounding\x12\x17\n\x0f\x66ounder_node_id\x18\x01 \x01(\x05\x12\x18\n\x10needs_permission\x18\x02 \x01(\x08\"a\n\x12\x41lterVotersRequest\x12\'\n\x03\x61\x64\x64\x18\x01 \x01(\x0b\x32\x18.penstock.v1.QuorumVoterH\x00\x12\x18\n\x0eremove_node_id\x18\x02 \x01(\x05H\x00\x42\x08\n\x06\x63hange\"m\n\x13\x41lterVotersResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x33\n\x06quorum\x18\x02 \x01(\x0b\x32#.penstock.v1.DescribeQuorumResponse\"\xbc\x01\n\x0bQuorumVoter\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\x05\x12\x13\n\x0bmatch_index\x18\x04 \x01(\x03\x12\x14\n\x0c\x64irectory_id\x18\x05 \x01(\x0c\x12\x1a\n\x12\x66ound_directory_id\x18\x06 \x01(\x0c\x12\x16\n\tsilent_ms\x18\x07 \x01(\x03H\x00\x88\x01\x01\x12\x13\n\x0bunreachable\x18\x08 \x01(\x08\x42\x0c\n\n_silent_ms*v\n\nQuorumRole\x12\x1b\n\x17QUORUM_ROLE_UNSPECIFIED\x10\x00\x12\x18\n\x14QUORUM_ROLE_FOLLOWER\x10\x01\x12\x19\n\x15QUORUM_ROLE_CANDIDATE\x10\x02\x12\x16\n\x12QUORUM_ROLE_LEADER\x10\x03\x32\xbf\x06\n\nController\x12Y\n\x0eRegisterBroker\x12\".penstock.v1.RegisterBrokerRequest\x1a#.penstock.v1.RegisterBrokerResponse\x12Z\n\tHeartbeat\x12#.penstock.v1.BrokerHeartbeatRequest\x1a$.penstock.v1.BrokerHeartbeatResponse(\x01\x30\x01\x12Y\n\x0e\x41lterPartition\x12\".penstock.v1.AlterPartitionRequest\x1a#.penstock.v1.AlterPartitionResponse\x12Y\n\x0eReportReplicas\x12\".penstock.v1.ReportReplicasRequest\x1a#.penstock.v1.ReportReplicasResponse\x12h\n\x13\x41llocateProducerIds\x12\'.penstock.v1.AllocateProducerIdsRequest\x1a(.penstock.v1.AllocateProducerIdsResponse\x12S\n\x0c\x45xecuteAdmin\x12 .penstock.v1.ExecuteAdminRequest\x1a!.penstock.v1.ExecuteAdminResponse\x12X\n\rWatchMetadata\x12!.penstock.v1.WatchMetadataRequest\x1a\".penstock.v1.WatchMetadataResponse0\x01\x12Y\n\x0e\x44\x65scribeQuorum\x12\".penstock.v1.DescribeQuorumRequest\x1a#.penstock.v1.DescribeQuorumResponse\x12P\n\x0b\x41lterVoters\x12\x1f.penstock.v1.AlterVotersRequest\x1a .penstock.v1.AlterVotersResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.v1.controller_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_QUORUMROLE']._serialized_start=2635
+  _globals['_QUORUMROLE']._serialized_end=2753
   _globals['_REGISTERBROKERREQUEST']._serialized_start=98
   _globals['_REGISTERBROKERREQUEST']._serialized_end=179
   _globals['_REGISTERBROKERRESPONSE']._serialized_start=181
   _globals['_REGISTERBROKERRESPONSE']._serialized_end=262
   _globals['_BROKERHEARTBEATREQUEST']._serialized_start=265
-  _globals['_BROKERHEARTBEATREQUEST']._serialized_end=447
-  _globals['_BROKERHEARTBEATRESPONSE']._serialized_start=450
-  _globals['_BROKERHEARTBEATRESPONSE']._serialized_end=617
-  _globals['_ALTERPARTITIONREQUEST']._serialized_start=619
-  _globals['_ALTERPARTITIONREQUEST']._serialized_end=694
-  _globals['_ALTERPARTITIONRESPONSE']._serialized_start=696
-  _globals['_ALTERPARTITIONRESPONSE']._serialized_end=806
-  _globals['_ALLOCATEPRODUCERIDSREQUEST']._serialized_start=808
-  _globals['_ALLOCATEPRODUCERIDSREQUEST']._serialized_end=897
-  _globals['_ALLOCATEPRODUCERIDSRESPONSE']._serialized_start=899
-  _globals['_ALLOCATEPRODUCERIDSRESPONSE']._serialized_end=1019
-  _globals['_EXECUTEADMINREQUEST']._serialized_start=1021
-  _globals['_EXECUTEADMINREQUEST']._serialized_end=1081
-  _globals['_EXECUTEADMINRESPONSE']._serialized_start=1083
-  _globals['_EXECUTEADMINRESPONSE']._serialized_end=1149
-  _globals['_WATCHMETADATAREQUEST']._serialized_start=1151
-  _globals['_WATCHMETADATAREQUEST']._serialized_end=1263
-  _globals['_WATCHMETADATARESPONSE']._serialized_start=1266
-  _globals['_WATCHMETADATARESPONSE']._serialized_end=1427
-  _globals['_CONTROLLERENDPOINT']._serialized_start=1430
-  _globals['_CONTROLLERENDPOINT']._serialized_end=1563
-  _globals['_DESCRIBEQUORUMREQUEST']._serialized_start=1565
-  _globals['_DESCRIBEQUORUMREQUEST']._serialized_end=1588
-  _globals['_DESCRIBEQUORUMRESPONSE']._serialized_start=1591
-  _globals['_DESCRIBEQUORUMRESPONSE']._serialized_end=1862
-  _globals['_ALTERVOTERSREQUEST']._serialized_start=1864
-  _globals['_ALTERVOTERSREQUEST']._serialized_end=1961
-  _globals['_ALTERVOTERSRESPONSE']._serialized_start=1963
-  _globals['_ALTERVOTERSRESPONSE']._serialized_end=2072
-  _globals['_QUORUMVOTER']._serialized_start=2075
-  _globals['_QUORUMVOTER']._serialized_end=2204
-  _globals['_CONTROLLER']._serialized_start=2207
-  _globals['_CONTROLLER']._serialized_end=2947
+  _globals['_BROKERHEARTBEATREQUEST']._serialized_end=419
+  _globals['_BROKERHEARTBEATRESPONSE']._serialized_start=422
+  _globals['_BROKERHEARTBEATRESPONSE']._serialized_end=589
+  _globals['_ALTERPARTITIONREQUEST']._serialized_start=591
+  _globals['_ALTERPARTITIONREQUEST']._serialized_end=666
+  _globals['_ALTERPARTITIONRESPONSE']._serialized_start=668
+  _globals['_ALTERPARTITIONRESPONSE']._serialized_end=778
+  _globals['_REPORTREPLICASREQUEST']._serialized_start=780
+  _globals['_REPORTREPLICASREQUEST']._serialized_end=855
+  _globals['_REPORTREPLICASRESPONSE']._serialized_start=857
+  _globals['_REPORTREPLICASRESPONSE']._serialized_end=916
+  _globals['_ALLOCATEPRODUCERIDSREQUEST']._serialized_start=918
+  _globals['_ALLOCATEPRODUCERIDSREQUEST']._serialized_end=1007
+  _globals['_ALLOCATEPRODUCERIDSRESPONSE']._serialized_start=1009
+  _globals['_ALLOCATEPRODUCERIDSRESPONSE']._serialized_end=1129
+  _globals['_EXECUTEADMINREQUEST']._serialized_start=1131
+  _globals['_EXECUTEADMINREQUEST']._serialized_end=1191
+  _globals['_EXECUTEADMINRESPONSE']._serialized_start=1193
+  _globals['_EXECUTEADMINRESPONSE']._serialized_end=1259
+  _globals['_WATCHMETADATAREQUEST']._serialized_start=1261
+  _globals['_WATCHMETADATAREQUEST']._serialized_end=1373
+  _globals['_WATCHMETADATARESPONSE']._serialized_start=1376
+  _globals['_WATCHMETADATARESPONSE']._serialized_end=1537
+  _globals['_CONTROLLERENDPOINT']._serialized_start=1540
+  _globals['_CONTROLLERENDPOINT']._serialized_end=1673
+  _globals['_DESCRIBEQUORUMREQUEST']._serialized_start=1675
+  _globals['_DESCRIBEQUORUMREQUEST']._serialized_end=1698
+  _globals['_DESCRIBEQUORUMRESPONSE']._serialized_start=1701
+  _globals['_DESCRIBEQUORUMRESPONSE']._serialized_end=2163
+  _globals['_QUORUMFOUNDING']._serialized_start=2165
+  _globals['_QUORUMFOUNDING']._serialized_end=2232
+  _globals['_ALTERVOTERSREQUEST']._serialized_start=2234
+  _globals['_ALTERVOTERSREQUEST']._serialized_end=2331
+  _globals['_ALTERVOTERSRESPONSE']._serialized_start=2333
+  _globals['_ALTERVOTERSRESPONSE']._serialized_end=2442
+  _globals['_QUORUMVOTER']._serialized_start=2445
+  _globals['_QUORUMVOTER']._serialized_end=2633
+  _globals['_CONTROLLER']._serialized_start=2756
+  _globals['_CONTROLLER']._serialized_end=3587
 # @@protoc_insertion_point(module_scope)

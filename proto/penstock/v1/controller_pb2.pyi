@@ -7,12 +7,47 @@ import builtins
 import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
+import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import penstock.v1.cluster_pb2
 import penstock.v1.common_pb2
+import sys
 import typing
 
+if sys.version_info >= (3, 10):
+    import typing as typing_extensions
+else:
+    import typing_extensions
+
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+
+class _QuorumRole:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _QuorumRoleEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_QuorumRole.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    QUORUM_ROLE_UNSPECIFIED: _QuorumRole.ValueType  # 0
+    """Software of before does not say."""
+    QUORUM_ROLE_FOLLOWER: _QuorumRole.ValueType  # 1
+    """It follows a leader, or waits for one."""
+    QUORUM_ROLE_CANDIDATE: _QuorumRole.ValueType  # 2
+    """It stands for election."""
+    QUORUM_ROLE_LEADER: _QuorumRole.ValueType  # 3
+    """It leads."""
+
+class QuorumRole(_QuorumRole, metaclass=_QuorumRoleEnumTypeWrapper):
+    """QuorumRole is what a voter is in its term (Raft 5.1)."""
+
+QUORUM_ROLE_UNSPECIFIED: QuorumRole.ValueType  # 0
+"""Software of before does not say."""
+QUORUM_ROLE_FOLLOWER: QuorumRole.ValueType  # 1
+"""It follows a leader, or waits for one."""
+QUORUM_ROLE_CANDIDATE: QuorumRole.ValueType  # 2
+"""It stands for election."""
+QUORUM_ROLE_LEADER: QuorumRole.ValueType  # 3
+"""It leads."""
+global___QuorumRole = QuorumRole
 
 @typing.final
 class RegisterBrokerRequest(google.protobuf.message.Message):
@@ -72,7 +107,6 @@ class BrokerHeartbeatRequest(google.protobuf.message.Message):
     WANT_SHUTDOWN_FIELD_NUMBER: builtins.int
     WANT_FENCE_FIELD_NUMBER: builtins.int
     SEQUENCE_FIELD_NUMBER: builtins.int
-    FAILED_LOG_DIRECTORY_IDS_FIELD_NUMBER: builtins.int
     node_id: builtins.int
     """The node id."""
     broker_epoch: builtins.int
@@ -87,10 +121,6 @@ class BrokerHeartbeatRequest(google.protobuf.message.Message):
     """The broker cannot serve yet (it recovers its logs) and wants to stay fenced."""
     sequence: builtins.int
     """Counts heartbeats; echoed."""
-    @property
-    def failed_log_directory_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
-        """The 16-byte ids of data directories that have failed: their partitions need other leaders."""
-
     def __init__(
         self,
         *,
@@ -100,9 +130,8 @@ class BrokerHeartbeatRequest(google.protobuf.message.Message):
         want_shutdown: builtins.bool = ...,
         want_fence: builtins.bool = ...,
         sequence: builtins.int = ...,
-        failed_log_directory_ids: collections.abc.Iterable[builtins.bytes] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["broker_epoch", b"broker_epoch", "failed_log_directory_ids", b"failed_log_directory_ids", "metadata_index", b"metadata_index", "node_id", b"node_id", "sequence", b"sequence", "want_fence", b"want_fence", "want_shutdown", b"want_shutdown"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["broker_epoch", b"broker_epoch", "metadata_index", b"metadata_index", "node_id", b"node_id", "sequence", b"sequence", "want_fence", b"want_fence", "want_shutdown", b"want_shutdown"]) -> None: ...
 
 global___BrokerHeartbeatRequest = BrokerHeartbeatRequest
 
@@ -196,6 +225,48 @@ class AlterPartitionResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["error", b"error", "result", b"result"]) -> None: ...
 
 global___AlterPartitionResponse = AlterPartitionResponse
+
+@typing.final
+class ReportReplicasRequest(google.protobuf.message.Message):
+    """ReportReplicasRequest says how replicas are."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REPORT_FIELD_NUMBER: builtins.int
+    @property
+    def report(self) -> penstock.v1.cluster_pb2.ReportReplicasCommand:
+        """What is said."""
+
+    def __init__(
+        self,
+        *,
+        report: penstock.v1.cluster_pb2.ReportReplicasCommand | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["report", b"report"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["report", b"report"]) -> None: ...
+
+global___ReportReplicasRequest = ReportReplicasRequest
+
+@typing.final
+class ReportReplicasResponse(google.protobuf.message.Message):
+    """ReportReplicasResponse answers a report."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: builtins.int
+    @property
+    def error(self) -> penstock.v1.common_pb2.Error:
+        """Absent when the report was taken."""
+
+    def __init__(
+        self,
+        *,
+        error: penstock.v1.common_pb2.Error | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error"]) -> None: ...
+
+global___ReportReplicasResponse = ReportReplicasResponse
 
 @typing.final
 class AllocateProducerIdsRequest(google.protobuf.message.Message):
@@ -417,6 +488,11 @@ class DescribeQuorumResponse(google.protobuf.message.Message):
     VOTERS_INDEX_FIELD_NUMBER: builtins.int
     AWAITED_NODE_IDS_FIELD_NUMBER: builtins.int
     DIRECTORY_ID_FIELD_NUMBER: builtins.int
+    CONFIRMED_FIELD_NUMBER: builtins.int
+    LAST_INDEX_FIELD_NUMBER: builtins.int
+    ROLE_FIELD_NUMBER: builtins.int
+    CATCHING_UP_FIELD_NUMBER: builtins.int
+    FOUNDING_FIELD_NUMBER: builtins.int
     SUPPORTED_METADATA_VERSION_FIELD_NUMBER: builtins.int
     leader_id: builtins.int
     """The leader's node id, or -1."""
@@ -432,6 +508,15 @@ class DescribeQuorumResponse(google.protobuf.message.Message):
     """The index of the log entry that holds the voters; 0 while it is in no log."""
     directory_id: builtins.bytes
     """The 16-byte id of the answering controller's metadata directory."""
+    confirmed: builtins.bool
+    """The answering controller led after the question had come, as a majority said (Raft thesis
+    6.4): nothing newer was decided than what it knew then. Absent: software of before, which did
+    not ask the others and counts as not confirmed.
+    """
+    last_index: builtins.int
+    """The answering controller's log end. 0: software of before does not say."""
+    role: global___QuorumRole.ValueType
+    """What the answering controller is in its term."""
     supported_metadata_version: builtins.int
     """The newest feature level that its software knows."""
     @property
@@ -441,6 +526,18 @@ class DescribeQuorumResponse(google.protobuf.message.Message):
     @property
     def awaited_node_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Without whom the first start of the cluster cannot go on; known by the founder only."""
+
+    @property
+    def catching_up(self) -> global___QuorumVoter:
+        """A controller that is on its way to become a voter (known by the leader only). Until it has
+        caught up, or is given up, no other change of the voters is begun.
+        """
+
+    @property
+    def founding(self) -> global___QuorumFounding:
+        """The answering controller knows of no voters: its cluster is not founded, or it has not been
+        added to one yet. Absent otherwise, and of software of before.
+        """
 
     def __init__(
         self,
@@ -454,11 +551,40 @@ class DescribeQuorumResponse(google.protobuf.message.Message):
         voters_index: builtins.int = ...,
         awaited_node_ids: collections.abc.Iterable[builtins.int] | None = ...,
         directory_id: builtins.bytes = ...,
+        confirmed: builtins.bool | None = ...,
+        last_index: builtins.int = ...,
+        role: global___QuorumRole.ValueType = ...,
+        catching_up: global___QuorumVoter | None = ...,
+        founding: global___QuorumFounding | None = ...,
         supported_metadata_version: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["answered_by", b"answered_by", "applied_index", b"applied_index", "awaited_node_ids", b"awaited_node_ids", "commit_index", b"commit_index", "directory_id", b"directory_id", "leader_id", b"leader_id", "supported_metadata_version", b"supported_metadata_version", "term", b"term", "voters", b"voters", "voters_index", b"voters_index"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_confirmed", b"_confirmed", "catching_up", b"catching_up", "confirmed", b"confirmed", "founding", b"founding"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_confirmed", b"_confirmed", "answered_by", b"answered_by", "applied_index", b"applied_index", "awaited_node_ids", b"awaited_node_ids", "catching_up", b"catching_up", "commit_index", b"commit_index", "confirmed", b"confirmed", "directory_id", b"directory_id", "founding", b"founding", "last_index", b"last_index", "leader_id", b"leader_id", "role", b"role", "supported_metadata_version", b"supported_metadata_version", "term", b"term", "voters", b"voters", "voters_index", b"voters_index"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_confirmed", b"_confirmed"]) -> typing.Literal["confirmed"] | None: ...
 
 global___DescribeQuorumResponse = DescribeQuorumResponse
+
+@typing.final
+class QuorumFounding(google.protobuf.message.Message):
+    """QuorumFounding is how far the first start of a cluster is, as one controller sees it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FOUNDER_NODE_ID_FIELD_NUMBER: builtins.int
+    NEEDS_PERMISSION_FIELD_NUMBER: builtins.int
+    founder_node_id: builtins.int
+    """The node that founds the cluster: the least of the answering one's controller.quorum.voters."""
+    needs_permission: builtins.bool
+    """The answering controller is that one, and its directory lacks the permission to found."""
+    def __init__(
+        self,
+        *,
+        founder_node_id: builtins.int = ...,
+        needs_permission: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["founder_node_id", b"founder_node_id", "needs_permission", b"needs_permission"]) -> None: ...
+
+global___QuorumFounding = QuorumFounding
 
 @typing.final
 class AlterVotersRequest(google.protobuf.message.Message):
@@ -525,6 +651,8 @@ class QuorumVoter(google.protobuf.message.Message):
     MATCH_INDEX_FIELD_NUMBER: builtins.int
     DIRECTORY_ID_FIELD_NUMBER: builtins.int
     FOUND_DIRECTORY_ID_FIELD_NUMBER: builtins.int
+    SILENT_MS_FIELD_NUMBER: builtins.int
+    UNREACHABLE_FIELD_NUMBER: builtins.int
     node_id: builtins.int
     """The node id."""
     host: builtins.str
@@ -532,13 +660,21 @@ class QuorumVoter(google.protobuf.message.Message):
     port: builtins.int
     """The controller port."""
     match_index: builtins.int
-    """The log end that the leader knows of it, or -1 (known by the leader only)."""
+    """The log end that the leader knows of it, or -1: this is not the leader, or it never answered
+    this leader.
+    """
     directory_id: builtins.bytes
     """The 16-byte id of the metadata directory that keeps its votes."""
     found_directory_id: builtins.bytes
     """The directory that it answers the leader out of; another one does not vote. Empty: it did not
     answer, or this is not the leader.
     """
+    silent_ms: builtins.int
+    """How long ago, in milliseconds, it last answered the leader; or since when it leads, of one that
+    never did. Absent of the leader itself, where this is not the leader, and of software of before.
+    """
+    unreachable: builtins.bool
+    """It has not answered the leader for an election timeout."""
     def __init__(
         self,
         *,
@@ -548,7 +684,11 @@ class QuorumVoter(google.protobuf.message.Message):
         match_index: builtins.int = ...,
         directory_id: builtins.bytes = ...,
         found_directory_id: builtins.bytes = ...,
+        silent_ms: builtins.int | None = ...,
+        unreachable: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["directory_id", b"directory_id", "found_directory_id", b"found_directory_id", "host", b"host", "match_index", b"match_index", "node_id", b"node_id", "port", b"port"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_silent_ms", b"_silent_ms", "silent_ms", b"silent_ms"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_silent_ms", b"_silent_ms", "directory_id", b"directory_id", "found_directory_id", b"found_directory_id", "host", b"host", "match_index", b"match_index", "node_id", b"node_id", "port", b"port", "silent_ms", b"silent_ms", "unreachable", b"unreachable"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_silent_ms", b"_silent_ms"]) -> typing.Literal["silent_ms"] | None: ...
 
 global___QuorumVoter = QuorumVoter

@@ -51,6 +51,11 @@ class ControllerStub(object):
                 request_serializer=penstock_dot_v1_dot_controller__pb2.AlterPartitionRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_controller__pb2.AlterPartitionResponse.FromString,
                 _registered_method=True)
+        self.ReportReplicas = channel.unary_unary(
+                '/penstock.v1.Controller/ReportReplicas',
+                request_serializer=penstock_dot_v1_dot_controller__pb2.ReportReplicasRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_controller__pb2.ReportReplicasResponse.FromString,
+                _registered_method=True)
         self.AllocateProducerIds = channel.unary_unary(
                 '/penstock.v1.Controller/AllocateProducerIds',
                 request_serializer=penstock_dot_v1_dot_controller__pb2.AllocateProducerIdsRequest.SerializeToString,
@@ -100,6 +105,13 @@ class ControllerServicer(object):
 
     def AlterPartition(self, request, context):
         """AlterPartition changes in-sync sets.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReportReplicas(self, request, context):
+        """ReportReplicas says which replicas a broker can't serve, and which it can serve again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -160,6 +172,11 @@ def add_ControllerServicer_to_server(servicer, server):
                     servicer.AlterPartition,
                     request_deserializer=penstock_dot_v1_dot_controller__pb2.AlterPartitionRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_controller__pb2.AlterPartitionResponse.SerializeToString,
+            ),
+            'ReportReplicas': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportReplicas,
+                    request_deserializer=penstock_dot_v1_dot_controller__pb2.ReportReplicasRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_controller__pb2.ReportReplicasResponse.SerializeToString,
             ),
             'AllocateProducerIds': grpc.unary_unary_rpc_method_handler(
                     servicer.AllocateProducerIds,
@@ -270,6 +287,33 @@ class Controller(object):
             '/penstock.v1.Controller/AlterPartition',
             penstock_dot_v1_dot_controller__pb2.AlterPartitionRequest.SerializeToString,
             penstock_dot_v1_dot_controller__pb2.AlterPartitionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportReplicas(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Controller/ReportReplicas',
+            penstock_dot_v1_dot_controller__pb2.ReportReplicasRequest.SerializeToString,
+            penstock_dot_v1_dot_controller__pb2.ReportReplicasResponse.FromString,
             options,
             channel_credentials,
             insecure,

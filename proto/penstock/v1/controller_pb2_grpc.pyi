@@ -43,6 +43,12 @@ class ControllerStub:
     ]
     """AlterPartition changes in-sync sets."""
 
+    ReportReplicas: grpc.UnaryUnaryMultiCallable[
+        penstock.v1.controller_pb2.ReportReplicasRequest,
+        penstock.v1.controller_pb2.ReportReplicasResponse,
+    ]
+    """ReportReplicas says which replicas a broker can't serve, and which it can serve again."""
+
     AllocateProducerIds: grpc.UnaryUnaryMultiCallable[
         penstock.v1.controller_pb2.AllocateProducerIdsRequest,
         penstock.v1.controller_pb2.AllocateProducerIdsResponse,
@@ -102,6 +108,12 @@ class ControllerAsyncStub:
         penstock.v1.controller_pb2.AlterPartitionResponse,
     ]
     """AlterPartition changes in-sync sets."""
+
+    ReportReplicas: grpc.aio.UnaryUnaryMultiCallable[
+        penstock.v1.controller_pb2.ReportReplicasRequest,
+        penstock.v1.controller_pb2.ReportReplicasResponse,
+    ]
+    """ReportReplicas says which replicas a broker can't serve, and which it can serve again."""
 
     AllocateProducerIds: grpc.aio.UnaryUnaryMultiCallable[
         penstock.v1.controller_pb2.AllocateProducerIdsRequest,
@@ -168,6 +180,14 @@ class ControllerServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[penstock.v1.controller_pb2.AlterPartitionResponse, collections.abc.Awaitable[penstock.v1.controller_pb2.AlterPartitionResponse]]:
         """AlterPartition changes in-sync sets."""
+
+    @abc.abstractmethod
+    def ReportReplicas(
+        self,
+        request: penstock.v1.controller_pb2.ReportReplicasRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[penstock.v1.controller_pb2.ReportReplicasResponse, collections.abc.Awaitable[penstock.v1.controller_pb2.ReportReplicasResponse]]:
+        """ReportReplicas says which replicas a broker can't serve, and which it can serve again."""
 
     @abc.abstractmethod
     def AllocateProducerIds(

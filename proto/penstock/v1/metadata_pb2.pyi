@@ -115,6 +115,7 @@ class BrokerDescription(google.protobuf.message.Message):
     BROKER_EPOCH_FIELD_NUMBER: builtins.int
     MIN_METADATA_VERSION_FIELD_NUMBER: builtins.int
     MAX_METADATA_VERSION_FIELD_NUMBER: builtins.int
+    OFFLINE_REPLICA_COUNT_FIELD_NUMBER: builtins.int
     node_id: builtins.int
     """The node id."""
     host: builtins.str
@@ -133,6 +134,8 @@ class BrokerDescription(google.protobuf.message.Message):
     """The oldest feature level that its software works at."""
     max_metadata_version: builtins.int
     """The newest feature level that its software works at."""
+    offline_replica_count: builtins.int
+    """How many replicas it can't serve, though it lives: a disk failed, or a log is damaged."""
     def __init__(
         self,
         *,
@@ -145,8 +148,9 @@ class BrokerDescription(google.protobuf.message.Message):
         broker_epoch: builtins.int = ...,
         min_metadata_version: builtins.int = ...,
         max_metadata_version: builtins.int = ...,
+        offline_replica_count: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["broker_epoch", b"broker_epoch", "fenced", b"fenced", "host", b"host", "in_controlled_shutdown", b"in_controlled_shutdown", "max_metadata_version", b"max_metadata_version", "min_metadata_version", b"min_metadata_version", "node_id", b"node_id", "port", b"port", "rack", b"rack"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["broker_epoch", b"broker_epoch", "fenced", b"fenced", "host", b"host", "in_controlled_shutdown", b"in_controlled_shutdown", "max_metadata_version", b"max_metadata_version", "min_metadata_version", b"min_metadata_version", "node_id", b"node_id", "offline_replica_count", b"offline_replica_count", "port", b"port", "rack", b"rack"]) -> None: ...
 
 global___BrokerDescription = BrokerDescription
 
@@ -292,6 +296,7 @@ class PartitionDescription(google.protobuf.message.Message):
     ISR_FIELD_NUMBER: builtins.int
     ELR_FIELD_NUMBER: builtins.int
     PARTITION_EPOCH_FIELD_NUMBER: builtins.int
+    OFFLINE_REPLICAS_FIELD_NUMBER: builtins.int
     partition: builtins.int
     """The number."""
     leader: builtins.int
@@ -312,6 +317,10 @@ class PartitionDescription(google.protobuf.message.Message):
     def elr(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The eligible leader replicas outside the in-sync set (KIP-966)."""
 
+    @property
+    def offline_replicas(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Replicas that their live brokers can't serve: a disk failed, or the log is damaged."""
+
     def __init__(
         self,
         *,
@@ -322,8 +331,9 @@ class PartitionDescription(google.protobuf.message.Message):
         isr: collections.abc.Iterable[builtins.int] | None = ...,
         elr: collections.abc.Iterable[builtins.int] | None = ...,
         partition_epoch: builtins.int = ...,
+        offline_replicas: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["elr", b"elr", "isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "partition", b"partition", "partition_epoch", b"partition_epoch", "replicas", b"replicas"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["elr", b"elr", "isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "offline_replicas", b"offline_replicas", "partition", b"partition", "partition_epoch", b"partition_epoch", "replicas", b"replicas"]) -> None: ...
 
 global___PartitionDescription = PartitionDescription
 

@@ -300,6 +300,70 @@ class ReplicaPush(google.protobuf.message.Message):
 global___ReplicaPush = ReplicaPush
 
 @typing.final
+class ReadBatchesRequest(google.protobuf.message.Message):
+    """ReadBatchesRequest asks the leader for a part of its log, to mend a damaged one with."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HELLO_FIELD_NUMBER: builtins.int
+    PARTITION_FIELD_NUMBER: builtins.int
+    LEADER_EPOCH_FIELD_NUMBER: builtins.int
+    OFFSET_FIELD_NUMBER: builtins.int
+    MAX_BYTES_FIELD_NUMBER: builtins.int
+    leader_epoch: builtins.int
+    """The leader epoch that the follower knows. The leader refuses another."""
+    offset: builtins.int
+    """The offset at which the batches begin."""
+    max_bytes: builtins.int
+    """So many bytes are wanted at most; one batch is sent all the same."""
+    @property
+    def hello(self) -> global___FollowerHello:
+        """Who asks."""
+
+    @property
+    def partition(self) -> global___ReplicaPartition:
+        """Which partition."""
+
+    def __init__(
+        self,
+        *,
+        hello: global___FollowerHello | None = ...,
+        partition: global___ReplicaPartition | None = ...,
+        leader_epoch: builtins.int = ...,
+        offset: builtins.int = ...,
+        max_bytes: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["hello", b"hello", "partition", b"partition"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["hello", b"hello", "leader_epoch", b"leader_epoch", "max_bytes", b"max_bytes", "offset", b"offset", "partition", b"partition"]) -> None: ...
+
+global___ReadBatchesRequest = ReadBatchesRequest
+
+@typing.final
+class ReadBatchesResponse(google.protobuf.message.Message):
+    """ReadBatchesResponse is that part."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: builtins.int
+    RECORDS_FIELD_NUMBER: builtins.int
+    records: builtins.bytes
+    """Whole record batches, back to back, as they are in the leader's log."""
+    @property
+    def error(self) -> penstock.v1.common_pb2.Error:
+        """Absent on success."""
+
+    def __init__(
+        self,
+        *,
+        error: penstock.v1.common_pb2.Error | None = ...,
+        records: builtins.bytes = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "records", b"records"]) -> None: ...
+
+global___ReadBatchesResponse = ReadBatchesResponse
+
+@typing.final
 class LocateRequest(google.protobuf.message.Message):
     """LocateRequest asks where followers are served."""
 
@@ -318,15 +382,65 @@ class LocateResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     PORT_FIELD_NUMBER: builtins.int
+    FRAMES_PORT_FIELD_NUMBER: builtins.int
     port: builtins.int
     """The port, on the host that the broker was asked at; 0: this one. A port of its own asks every
     peer for a certificate, where the one for clients asks nobody (tls.client.auth=none).
+    """
+    frames_port: builtins.int
+    """The port, on that host, where followers are served the messages of Fetch in frames on a plain
+    TCP connection (docs/internals/replication.md); 0: nowhere, and Fetch is the only way.
     """
     def __init__(
         self,
         *,
         port: builtins.int = ...,
+        frames_port: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["port", b"port"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["frames_port", b"frames_port", "port", b"port"]) -> None: ...
 
 global___LocateResponse = LocateResponse
+
+@typing.final
+class LeaderWelcome(google.protobuf.message.Message):
+    """LeaderWelcome is what a leader sends first on a framed connection, once it lets the follower in."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: builtins.int
+    NODE_ID_FIELD_NUMBER: builtins.int
+    cluster_id: builtins.str
+    """The leader's cluster."""
+    node_id: builtins.int
+    """The leader's node id: whoever meant another one goes."""
+    def __init__(
+        self,
+        *,
+        cluster_id: builtins.str = ...,
+        node_id: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cluster_id", b"cluster_id", "node_id", b"node_id"]) -> None: ...
+
+global___LeaderWelcome = LeaderWelcome
+
+@typing.final
+class StreamEnd(google.protobuf.message.Message):
+    """StreamEnd is what a framed connection ends with when there is something to say of it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    status: builtins.int
+    """The number of the gRPC status that Fetch would end with."""
+    reason: builtins.str
+    """Why, for the log at the other end."""
+    def __init__(
+        self,
+        *,
+        status: builtins.int = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["reason", b"reason", "status", b"status"]) -> None: ...
+
+global___StreamEnd = StreamEnd

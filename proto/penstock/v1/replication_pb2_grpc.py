@@ -41,6 +41,11 @@ class ReplicationStub(object):
                 request_serializer=penstock_dot_v1_dot_replication__pb2.ReplicationFetchRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_replication__pb2.ReplicationFetchResponse.FromString,
                 _registered_method=True)
+        self.ReadBatches = channel.unary_unary(
+                '/penstock.v1.Replication/ReadBatches',
+                request_serializer=penstock_dot_v1_dot_replication__pb2.ReadBatchesRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_replication__pb2.ReadBatchesResponse.FromString,
+                _registered_method=True)
         self.Locate = channel.unary_unary(
                 '/penstock.v1.Replication/Locate',
                 request_serializer=penstock_dot_v1_dot_replication__pb2.LocateRequest.SerializeToString,
@@ -60,6 +65,13 @@ class ReplicationServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadBatches(self, request, context):
+        """ReadBatches reads what the follower's own log can't be read for any more.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Locate(self, request, context):
         """Locate says where this broker serves Fetch. Whoever reaches the broker may ask.
         """
@@ -74,6 +86,11 @@ def add_ReplicationServicer_to_server(servicer, server):
                     servicer.Fetch,
                     request_deserializer=penstock_dot_v1_dot_replication__pb2.ReplicationFetchRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_replication__pb2.ReplicationFetchResponse.SerializeToString,
+            ),
+            'ReadBatches': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadBatches,
+                    request_deserializer=penstock_dot_v1_dot_replication__pb2.ReadBatchesRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_replication__pb2.ReadBatchesResponse.SerializeToString,
             ),
             'Locate': grpc.unary_unary_rpc_method_handler(
                     servicer.Locate,
@@ -110,6 +127,33 @@ class Replication(object):
             '/penstock.v1.Replication/Fetch',
             penstock_dot_v1_dot_replication__pb2.ReplicationFetchRequest.SerializeToString,
             penstock_dot_v1_dot_replication__pb2.ReplicationFetchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadBatches(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Replication/ReadBatches',
+            penstock_dot_v1_dot_replication__pb2.ReadBatchesRequest.SerializeToString,
+            penstock_dot_v1_dot_replication__pb2.ReadBatchesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -29,6 +29,12 @@ class ReplicationStub:
     ]
     """Fetch carries positions and acknowledgements one way, records and high watermarks the other."""
 
+    ReadBatches: grpc.UnaryUnaryMultiCallable[
+        penstock.v1.replication_pb2.ReadBatchesRequest,
+        penstock.v1.replication_pb2.ReadBatchesResponse,
+    ]
+    """ReadBatches reads what the follower's own log can't be read for any more."""
+
     Locate: grpc.UnaryUnaryMultiCallable[
         penstock.v1.replication_pb2.LocateRequest,
         penstock.v1.replication_pb2.LocateResponse,
@@ -45,6 +51,12 @@ class ReplicationAsyncStub:
         penstock.v1.replication_pb2.ReplicationFetchResponse,
     ]
     """Fetch carries positions and acknowledgements one way, records and high watermarks the other."""
+
+    ReadBatches: grpc.aio.UnaryUnaryMultiCallable[
+        penstock.v1.replication_pb2.ReadBatchesRequest,
+        penstock.v1.replication_pb2.ReadBatchesResponse,
+    ]
+    """ReadBatches reads what the follower's own log can't be read for any more."""
 
     Locate: grpc.aio.UnaryUnaryMultiCallable[
         penstock.v1.replication_pb2.LocateRequest,
@@ -64,6 +76,14 @@ class ReplicationServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[penstock.v1.replication_pb2.ReplicationFetchResponse], collections.abc.AsyncIterator[penstock.v1.replication_pb2.ReplicationFetchResponse]]:
         """Fetch carries positions and acknowledgements one way, records and high watermarks the other."""
+
+    @abc.abstractmethod
+    def ReadBatches(
+        self,
+        request: penstock.v1.replication_pb2.ReadBatchesRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[penstock.v1.replication_pb2.ReadBatchesResponse, collections.abc.Awaitable[penstock.v1.replication_pb2.ReadBatchesResponse]]:
+        """ReadBatches reads what the follower's own log can't be read for any more."""
 
     @abc.abstractmethod
     def Locate(

@@ -7,7 +7,8 @@ Layout (big-endian)::
     12 leader epoch     int32     35 max timestamp, ms   int64   57 record count    int32
     16 magic (2)        int8      43 producer id         int64   61 records
     17 CRC-32C from 21  uint32
-    21 attributes       int16: 0-2 compression, 3 log append time, 4 transactional, 5 control
+    21 attributes       int16: 0-2 compression, 3 log append time, 4 transactional, 5 control,
+                               6 delete horizon (KIP-534)
 
 The same bytes travel from producer to disk to consumer; a broker fills in only the first 16 of
 them (``offset_patch``), which the checksum leaves out for that reason.
@@ -42,6 +43,7 @@ MIN_LENGTH: Final = HEADER_BYTES - 12
 LOG_APPEND_TIME: Final = 0x08
 TRANSACTIONAL: Final = 0x10
 CONTROL: Final = 0x20
+DELETE_HORIZON: Final = 0x40
 """Bits of ``attributes``; the three lowest are the compression."""
 
 OFFSET_MAX: Final = 2**63 - 1
@@ -125,6 +127,15 @@ class BatchHeader(NamedTuple):
     def is_control(self) -> bool:
         """Whether the record is a broker's mark (commit or abort) and not for applications."""
         return bool(self.attributes & CONTROL)
+
+    @property
+    def delete_horizon_ms(self) -> int | None:
+        """When the batch's tombstones may go, once compaction has come past them (KIP-534).
+
+        It stands in place of the base timestamp; the records' own count from it as they do from
+        any other.
+        """
+        return self.base_timestamp_ms if self.attributes & DELETE_HORIZON else None
 
 
 def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
@@ -226,6 +237,8 @@ def verify_producer_batch(batch: Buffer) -> BatchHeader:
         )
     if header.is_control:
         raise InvalidRecordError("a producer may not write control batches; clear attribute bit 5")
+    if header.delete_horizon_ms is not None:
+        raise InvalidRecordError("a producer may set no delete horizon; clear attribute bit 6")
     if header.producer_id >= 0:
         if header.producer_epoch < 0 or header.base_sequence < 0:
             raise InvalidRecordError(

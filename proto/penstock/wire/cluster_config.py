@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from penstock.wire.config_keys import ConfigKey, boolean, integer, suggest
+from penstock.wire.config_keys import MAX_SHOWN_CHARS, ConfigKey, boolean, integer, suggest
 from penstock.wire.errors import InvalidConfigError
 
 _DAY_MS: Final = 86_400_000
@@ -30,7 +30,9 @@ _KEYS: Final = (
     ConfigKey(
         "controller.takeover.grace.ms",
         "400",
-        "How long a new active controller waits for brokers to connect to it.",
+        "How long a new active controller waits for a broker to connect to it whose node is "
+        "another controller without a connection to this one; all others have up to "
+        "broker.session.timeout.ms.",
         integer(0, _DAY_MS),
     ),
     ConfigKey(
@@ -65,6 +67,13 @@ _KEYS: Final = (
         "A follower that has not caught up for this long leaves the in-sync set.",
         integer(100, _DAY_MS),
     ),
+    ConfigKey(
+        "replication.catchup.max.bytes.per.second",
+        str(64 * 1024 * 1024),
+        "What a broker sends in a second at most, in sum, to replicas that are out of sync; what "
+        "producers append to the same partitions meanwhile does not count. 0: no limit.",
+        integer(0),
+    ),
 )
 
 CLUSTER_CONFIGS: Final[Mapping[str, ConfigKey]] = {entry.key: entry for entry in _KEYS}
@@ -74,7 +83,7 @@ def check_cluster_config_key(key: str) -> ConfigKey:
     """The key's entry, or an InvalidConfigError that suggests the near key."""
     entry = CLUSTER_CONFIGS.get(key)
     if entry is None:
-        shown = key[:100]
+        shown = key[:MAX_SHOWN_CHARS]
         raise InvalidConfigError(
             f"{shown!r} is no setting that the cluster shares"
             f"{suggest(shown, list(CLUSTER_CONFIGS))}; the others are set in each node's own file"
@@ -83,13 +92,18 @@ def check_cluster_config_key(key: str) -> ConfigKey:
 
 
 def validate_cluster_configs(configs: Mapping[str, str]) -> None:
-    """Refuse an unknown key or a value out of bounds with an InvalidConfigError that names it."""
-    for key, text in configs.items():
+    """Refuse an unknown key or a value out of bounds with an InvalidConfigError that names it.
+
+    Of several the first in order is named: a map has another order in every process.
+    """
+    for key, text in sorted(configs.items()):
         entry = check_cluster_config_key(key)
         try:
             entry.parse(text)
         except ValueError as error:
-            raise InvalidConfigError(f"cluster config {key}={text[:100]!r}: {error}") from None
+            raise InvalidConfigError(
+                f"cluster config {key}={text[:MAX_SHOWN_CHARS]!r}: {error}"
+            ) from None
 
 
 def parsed_cluster_configs(configs: Mapping[str, str]) -> dict[str, Any]:

@@ -7,7 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+MAX_INT32: Final = 2**31 - 1
 MAX_INT64: Final = 2**63 - 1
+MAX_SHOWN_CHARS: Final = 100
+"""So much of a mistake is repeated to whoever made it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +23,19 @@ class ConfigKey:
     parse: Callable[[str], object]
 
 
+def _ascii(text: str) -> str:
+    """A newer Python knows more of the world's digits: controllers would not all agree on them."""
+    if not text.isascii():
+        raise ValueError(text)
+    return text
+
+
 def integer(low: int, high: int = MAX_INT64) -> Callable[[str], int]:
     """Takes whole numbers within these bounds."""
 
     def parse(text: str) -> int:
         try:
-            value = int(text)
+            value = int(_ascii(text))
         except ValueError:
             raise ValueError("a whole number is wanted") from None
         if not low <= value <= high:
@@ -38,7 +48,7 @@ def integer(low: int, high: int = MAX_INT64) -> Callable[[str], int]:
 def ratio(text: str) -> float:
     """Takes numbers from 0 to 1."""
     try:
-        value = float(text)
+        value = float(_ascii(text))
     except ValueError:
         raise ValueError("a number from 0 to 1 is wanted") from None
     if not 0 <= value <= 1:

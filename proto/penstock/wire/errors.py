@@ -8,8 +8,9 @@ wire; 2000 and up are raised in a process and never sent.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from penstock.v1 import common_pb2
 
@@ -85,6 +86,7 @@ class ErrorCode(enum.IntEnum):
     VOTER_NOT_CAUGHT_UP = 1008
     LAST_VOTER = 1009
     NOT_ENOUGH_VOTERS = 1010
+    CLUSTER_NOT_FOUNDED = 1011
     CONFIGURATION = 2001
     BOOTSTRAP_FAILED = 2002
     BUFFER_EXHAUSTED = 2003
@@ -372,6 +374,14 @@ class BrokerIdNotRegisteredError(
 ):
     """The broker is not registered."""
 
+    @classmethod
+    def among(cls, node_id: int, registered: Iterable[int]) -> Self:
+        """The error for a broker that a person named, with those that there are."""
+        known = ", ".join(str(node) for node in sorted(registered))
+        return cls(
+            f"broker {node_id} is not registered; the brokers are {known}; next: name one of these"
+        )
+
 
 class InconsistentClusterIdError(PenstockError, code=ErrorCode.INCONSISTENT_CLUSTER_ID):
     """The cluster id is another one."""
@@ -459,6 +469,10 @@ class LastVoterError(PenstockError, code=ErrorCode.LAST_VOTER):
 
 class NotEnoughVotersError(PenstockError, code=ErrorCode.NOT_ENOUGH_VOTERS):
     """Too few of the voters that there would be are alive."""
+
+
+class ClusterNotFoundedError(PenstockError, code=ErrorCode.CLUSTER_NOT_FOUNDED):
+    """The controllers have never begun: the first start of the cluster is not over."""
 
 
 class ConfigurationError(PenstockError, code=ErrorCode.CONFIGURATION):

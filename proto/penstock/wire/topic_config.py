@@ -11,6 +11,7 @@ from typing import Final
 
 from penstock.wire.config_keys import (
     MAX_INT64,
+    MAX_SHOWN_CHARS,
     ConfigKey,
     boolean,
     integer,
@@ -19,6 +20,8 @@ from penstock.wire.config_keys import (
     suggest,
 )
 from penstock.wire.errors import InvalidConfigError
+
+MAX_PARTITIONS_PER_TOPIC: Final = 10_000
 
 
 def _cleanup_policy(text: str) -> frozenset[str]:
@@ -126,17 +129,23 @@ TOPIC_CONFIGS: Final[Mapping[str, ConfigKey]] = {entry.key: entry for entry in _
 
 
 def validate_topic_configs(configs: Mapping[str, str]) -> None:
-    """Refuse an unknown key or a value out of bounds with an InvalidConfigError that names it."""
-    for key, text in configs.items():
+    """Refuse an unknown key or a value out of bounds with an InvalidConfigError that names it.
+
+    Of several the first in order is named: a map has another order in every process.
+    """
+    for key, text in sorted(configs.items()):
         entry = TOPIC_CONFIGS.get(key)
         if entry is None:
+            shown = key[:MAX_SHOWN_CHARS]
             raise InvalidConfigError(
-                f"unknown topic config {key!r}{suggest(key, list(TOPIC_CONFIGS))}"
+                f"unknown topic config {shown!r}{suggest(shown, list(TOPIC_CONFIGS))}"
             )
         try:
             entry.parse(text)
         except ValueError as error:
-            raise InvalidConfigError(f"topic config {key}={text!r}: {error}") from None
+            raise InvalidConfigError(
+                f"topic config {key}={text[:MAX_SHOWN_CHARS]!r}: {error}"
+            ) from None
 
 
 def effective_min_isr(configs: Mapping[str, str], replication_factor: int) -> int:
@@ -150,6 +159,11 @@ def effective_min_isr(configs: Mapping[str, str], replication_factor: int) -> in
 def config_value(configs: Mapping[str, str], key: str) -> str:
     """The text in force for ``key``: as set on the topic, else the default."""
     return configs.get(key, TOPIC_CONFIGS[key].default)
+
+
+def cleanup_policies(configs: Mapping[str, str]) -> frozenset[str]:
+    """What old segments suffer: ``delete``, ``compact`` or both."""
+    return _cleanup_policy(config_value(configs, "cleanup.policy"))
 
 
 def integer_config(configs: Mapping[str, str], key: str) -> int:
