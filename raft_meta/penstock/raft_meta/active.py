@@ -23,6 +23,7 @@ from penstock.raft_meta.core.controller_events import (
     ProposalFailed,
     Propose,
     Reply,
+    StoodStill,
     StreamClosed,
     StreamOpened,
     Tick,
@@ -30,6 +31,7 @@ from penstock.raft_meta.core.controller_events import (
 from penstock.raft_meta.core.sessions import LivenessSettings
 from penstock.raft_meta.core.versions import METADATA_VERSION
 from penstock.raft_meta.metadata_stream import MetadataFeed
+from penstock.raft_meta.punctuality import Punctuality
 from penstock.raft_meta.quorum import Leadership, Quorum
 from penstock.raft_meta.refusals import RefusalCounter, codes_in, nobody_counts
 from penstock.v1 import cluster_pb2, controller_pb2
@@ -45,6 +47,9 @@ log = structlog.get_logger()
 _NOBODY: Final = -1
 _UNREAD_RESPONSES: Final = 100
 _CLAIM_RETRY_S: Final = 0.1
+_LONGEST_PENANCE_S: Final = 10.0
+_FORGIVEN_AFTER_S: Final = 60.0
+_TOLD_STALL_S: Final = 1.0
 
 
 def monotonic_ms() -> int:
@@ -104,12 +109,16 @@ class ControllerShell:
             )
         )
         self._epoch = 0  # The term led, 0 when not leading.
+        self._renounced_epoch = 0  # The last one that was given up; it is not claimed again.
+        self._renounced_ms = 0
+        self._penance_s = 0.0  # How long the office is not claimed after it was given up.
         self._sequence = 0
         self._claim = b""  # The BecomeController command under way.
         self._proposal_ids: dict[bytes, int] = {}  # The core's proposals under way, by payload.
         self._streams: dict[int, HeartbeatStream] = {}
         self._stream_ids = itertools.count(1)
         self._timer: asyncio.TimerHandle | None = None
+        self._punctuality = Punctuality(self._was_late)
 
     def bind(self, quorum: Quorum) -> None:
         """Take part in a quorum that this is the state machine of."""
@@ -125,10 +134,11 @@ class ControllerShell:
 
     def apply(self, index: int, term: int, payload: bytes) -> bytes:
         """Apply a command to the state, and let the active controller and the brokers know."""
+        former_id = self.state.controller_id
         applied = self.state.apply(index, payload)
         if self._claim and payload == self._claim:
             self._claim = b""
-            self._on_claimed(applied.result)
+            self._on_claimed(applied.result, former_id)
         else:
             proposal_id = self._proposal_ids.pop(payload, None)
             self._handle(CommandApplied(applied.result, applied.delta, proposal_id))
@@ -154,7 +164,7 @@ class ControllerShell:
         if self._epoch and not (leadership.leading and leadership.term == self._epoch):
             log.info("not the leader of the quorum any more", controller_epoch=self._epoch)
             self._resign()
-        if leadership.leading and not self._epoch:
+        if leadership.leading and not self._epoch and leadership.term != self._renounced_epoch:
             self._epoch = leadership.term
             self._sequence = 0
             claim = cluster_pb2.BecomeControllerCommand(
@@ -164,17 +174,42 @@ class ControllerShell:
             )
             command = cluster_pb2.Command(controller_epoch=self._epoch, become_controller=claim)
             self._claim = command.SerializeToString()
-            self._submit(self._claim)
+            if self._is_repenting():  # What failed may fail again at once; elections are dear.
+                self._claim_later(self._claim, self._penance_s)
+            else:
+                self._submit(self._claim)
         self.feed.changed(None)
 
-    def _on_claimed(self, result: cluster_pb2.CommandResult) -> None:
+    def _on_claimed(self, result: cluster_pb2.CommandResult, former_id: int) -> None:
         if result.HasField("error"):
             # Another cluster's state, or a term that went back: this process must not go on.
             raise error_from_proto(result.error)
         log.info("active controller", controller_epoch=self._epoch)
-        self._handle(BecameActive(self._epoch, self.state))
+        status = self._quorum.status()
+        self._punctuality.start()
+        self._handle(
+            BecameActive(
+                self._epoch,
+                self.state,
+                status.unconnected,
+                voters=frozenset(member.node_id for member in status.voters or ()),
+                former_ended=former_id in status.unconnected,
+            )
+        )
+
+    def _was_late(self, since_s: float) -> None:
+        lost_s = asyncio.get_running_loop().time() - since_s
+        if lost_s >= _TOLD_STALL_S:
+            log.warning(
+                "the active controller stood still; brokers are given that time",
+                seconds=round(lost_s, 3),
+                next_step="give this process more of the processor's time: too much runs on this "
+                "machine, or it was stopped",
+            )
+        self._handle(StoodStill(round(lost_s * 1000)))
 
     def _resign(self) -> None:
+        self._punctuality.stop()
         self._epoch = 0
         self._claim = b""
         self._proposal_ids.clear()
@@ -242,6 +277,7 @@ class ControllerShell:
         self, registration: cluster_pb2.RegisterBrokerCommand
     ) -> PenstockError | None:
         """Why a process should not be registered now; None when nothing speaks against it."""
+        self._punctuality.look()
         conflict = self._core.registration_conflict(registration, self._clock_ms())
         if conflict is not None:
             self._count_refusal("register_broker", conflict.code)
@@ -260,9 +296,8 @@ class ControllerShell:
             future = self._quorum.submit(payload)
         except PenstockError as error:
             log.warning("a proposal was not taken", reason=error.message)
-            if payload == self._claim:  # Without it nobody is the active controller.
-                loop = asyncio.get_running_loop()
-                loop.call_later(_CLAIM_RETRY_S, self._claim_again, payload)
+            if payload == self._claim:
+                self._claim_later(payload)
                 return
             proposal_id = self._proposal_ids.pop(payload, None)
             if proposal_id is not None:
@@ -270,12 +305,19 @@ class ControllerShell:
             return
         future.add_done_callback(lambda done: self._on_submitted(payload, done))
 
+    def _claim_later(self, payload: bytes, after_s: float = _CLAIM_RETRY_S) -> None:
+        """Without its claim the leader is not the active controller, and nobody else is."""
+        asyncio.get_running_loop().call_later(after_s, self._claim_again, payload)
+
     def _claim_again(self, payload: bytes) -> None:
         if payload == self._claim:
             self._submit(payload)
 
     def _on_submitted(self, payload: bytes, done: asyncio.Future[bytes]) -> None:
         failed = done.cancelled() or done.exception() is not None
+        if failed and payload == self._claim:
+            # It was handing over and leads on; or it leads no more, and is told before the time.
+            self._claim_later(payload)
         proposal_id = self._proposal_ids.pop(payload, None)
         if failed and proposal_id is not None:
             self._handle(ProposalFailed(proposal_id))
@@ -303,6 +345,32 @@ class ControllerShell:
     # The core.
 
     def _handle(self, event: Event) -> None:
+        self._punctuality.look()  # Its own stall comes first, or others would be blamed for it.
+        try:
+            self._act(event)
+        except Exception:
+            # What is left half done here could keep brokers fenced, or unfenced, for ever. All of
+            # it is made anew from the state by whoever is active next.
+            log.exception("the active controller failed and gives up its office", on=repr(event))
+            self._renounce()
+
+    def _renounce(self) -> None:
+        if not self._epoch:
+            return  # It is not active, or gives up already.
+        longer_s = 2 * self._penance_s if self._is_repenting() else _CLAIM_RETRY_S
+        self._penance_s = min(longer_s, _LONGEST_PENANCE_S)
+        self._renounced_ms = self._clock_ms()
+        self._renounced_epoch = self._epoch
+        self._quorum.renounce()
+        self._resign()
+
+    def _is_repenting(self) -> bool:
+        """The office was given up not long ago."""
+        if not self._renounced_epoch:
+            return False
+        return self._clock_ms() - self._renounced_ms < _FORGIVEN_AFTER_S * 1000
+
+    def _act(self, event: Event) -> None:
         for effect in self._core.handle(event, self._clock_ms()):
             match effect:
                 case Propose(proposal_id, command):

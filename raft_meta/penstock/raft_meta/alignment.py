@@ -14,6 +14,7 @@ def align(journal: LmdbJournal, snapshots: SnapshotStore) -> Snapshot | None:
     either way nothing in it beyond the snapshot was ever committed. Raises DataDirectoryError when
     something is missing between the two.
     """
+    snapshots.remove_leftovers()
     snapshot = snapshots.load()
     if snapshot is None:
         if journal.first_index > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -69,13 +70,18 @@ class PeerAuthentication:
     def identify(self, context: Any) -> Peer:
         """The other end of the call."""
         if not self._tls:
+            return self.named(())
+        shown = context.auth_context().get(_DNS_NAMES, ())
+        return self.named(name.decode("ascii", "replace") for name in shown)
+
+    def named(self, names: Iterable[str]) -> Peer:
+        """The other end of a connection, by the DNS names in the certificate that it showed."""
+        if not self._tls:
             return Peer(self._cluster_id, None)
-        names = tuple(
-            name.decode("ascii", "replace") for name in context.auth_context().get(_DNS_NAMES, ())
-        )
-        found = (self._pattern.fullmatch(name) for name in names)
+        shown = tuple(names)
+        found = (self._pattern.fullmatch(name) for name in shown)
         nodes = frozenset(int(match[1]) for match in found if match is not None)
-        return Peer(self._cluster_id, nodes, names)
+        return Peer(self._cluster_id, nodes, shown)
 
     async def require(self, context: Any, node_id: int | None = None) -> None:
         """End the call unless its peer may speak as this node, or as any for None."""

@@ -30,8 +30,8 @@ class ControllerConfig:
     """The voters of the cluster's first start by node id, and where they are. From then on the log
     says who votes; a node that is not among them waits until it is added."""
     may_found: bool = False
-    """This start is the first of a new cluster: with ``voters`` that name this node alone it founds
-    it. Kept by the journal until then; without it such a node waits to be added."""
+    """This start is the first of a new cluster: the node of the least id in ``voters`` founds it.
+    Kept by the journal until then; without it such a node waits to be added."""
     advertised: Address | None = None
     """Where the others reach this controller; by default as ``voters`` say, or else ``listen``."""
     insecure_allowed: bool = False
@@ -47,7 +47,8 @@ class ControllerConfig:
     broker_disconnect_grace_ms: int = 200
     """A broker whose heartbeat stream broke has this long to open another."""
     takeover_grace_ms: int = 400
-    """Brokers have this long to find a new active controller before it fences them."""
+    """Brokers on nodes that seem gone have this long to find a new active controller before it
+    fences them; all others have up to a session's time."""
     balance: bool = True
     """Leaderships go back to the preferred leaders that are in sync again."""
     balance_interval_ms: int = 5000

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
+from collections.abc import Iterable
 from typing import Final
 
 import grpc
 from grpc import aio
 
-from penstock.raft_meta.authentication import node_name
+from penstock.raft_meta.authentication import PeerAuthentication, Refusal, node_name
 from penstock.raft_meta.credentials import NodeTls
+from penstock.raft_meta.tls_contexts import TlsContexts
 from penstock.wire.transport import CHANNEL_OPTIONS, Option
 
 _EXPECTED_NAME: Final = "grpc.ssl_target_name_override"
@@ -24,6 +27,9 @@ class NodeConnector:
 
     def __init__(self, tls: NodeTls | None) -> None:
         self._tls = tls
+        self._contexts = None if tls is None else TlsContexts(tls)
+        cluster_id = "" if tls is None else tls.cluster_id
+        self._authentication = PeerAuthentication(cluster_id, tls=tls is not None)
 
     @property
     def is_secure(self) -> bool:
@@ -36,9 +42,26 @@ class NodeConnector:
             return aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         options: list[Option] = [
             *CHANNEL_OPTIONS,
-            (_EXPECTED_NAME, node_name(node_id, self._tls.cluster_id)),
+            (_EXPECTED_NAME, self.expected_name(node_id)),
         ]
         return aio.secure_channel(address, self._tls.channel_credentials(), options=options)
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """What a connection without gRPC is to be made with now; None without TLS.
+
+        It proves that the other end holds a certificate of the authority's, and leaves whose to
+        :meth:`refusal`.
+        """
+        return None if self._contexts is None else self._contexts.client()
+
+    def expected_name(self, node_id: int) -> str:
+        """The name that a node's certificate is made out to; only under TLS."""
+        assert self._tls is not None
+        return node_name(node_id, self._tls.cluster_id)
+
+    def refusal(self, names: Iterable[str], node_id: int) -> Refusal | None:
+        """Why an end with these DNS names in its certificate is not that node; None when it is."""
+        return self._authentication.named(names).refusal(node_id)
 
     def credentials(self) -> grpc.ChannelCredentials | None:
         """What a channel opened now shows; another object when the files have changed since."""

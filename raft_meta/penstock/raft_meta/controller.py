@@ -31,6 +31,7 @@ _SPEAKERS: Final[Mapping[str, Speaker]] = {
     "RegisterBroker": lambda request: int(request.registration.node_id),
     "Heartbeat": lambda request: int(request.node_id),
     "AlterPartition": lambda request: int(request.change.node_id),
+    "ReportReplicas": lambda request: int(request.report.node_id),
     "AllocateProducerIds": lambda request: int(request.allocation.node_id),
     "WatchMetadata": lambda request: int(request.node_id),
 }

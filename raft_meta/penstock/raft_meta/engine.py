@@ -221,6 +221,16 @@ class MetadataRaft(SyncObj):  # type: ignore[misc]  # pysyncobj has no types.
         """Let the engine's election timer run out; it stands at the next tick if connected."""
         self._SyncObj__raftElectionDeadline = -1.0
 
+    def count_silence_for(self, seconds: float) -> None:
+        """As the leader, step down after so long without a majority's answers (check quorum)."""
+        self._SyncObj__conf.leaderFallbackTimeout = seconds
+
+    def forgive_silence(self, seconds: float) -> None:
+        """So much of the peers' silence was none of theirs: this process heard nobody."""
+        now_s, heard = _engine_now_s(), self._SyncObj__lastResponseTime
+        for peer, heard_s in heard.items():
+            heard[peer] = min(heard_s + seconds, now_s)
+
     def hurry(self) -> None:
         """Have the engine send AppendEntries at its next tick."""
         self._SyncObj__newAppendEntriesTime = -1.0

@@ -30,7 +30,7 @@ from typing import Final
 
 from penstock.raft_meta.elections import Elections, RaftTiming
 from penstock.raft_meta.journal import LmdbJournal, RaftSafetyError
-from penstock.raft_meta.quorum import Role
+from penstock.raft_meta.quorum import Hearing, Role
 from penstock.raft_meta.rules.changing import Changing
 from penstock.raft_meta.rules.desk import (
     MAX_COMMAND_BYTES,
@@ -50,6 +50,7 @@ from penstock.raft_meta.rules.voting import Voting
 from penstock.raft_meta.snapshots import Snapshot
 from penstock.raft_meta.voters import Address
 
+_NOBODY: Final = -1
 _ANSWERS: Final = frozenset({"vote", "pre_vote_reply", "append_entries_reply", "term_notice"})
 """Nobody but a voter or observer is asked anything, so that nobody else has an answer. Leaders and
 candidates are heard whoever they are: they may be of a voter set that is not here yet."""
@@ -85,10 +86,10 @@ class Guard:
         self.handing_over = HandingOver(desk)
         self._terms = Terms(desk, self.elections)
         self.founding = Founding(desk, configured, addresses)
-        self.changing = Changing(desk, self.handing_over)
+        self._sending = Sending(desk)
+        self.changing = Changing(desk, self.handing_over, self._sending.forget)
         self._voting = Voting(desk, self._terms, self.elections, self.handing_over)
         following = Following(desk, self._terms)
-        self._sending = Sending(desk)
         self._replicating = Replicating(desk, self._terms, self._sending)
         self._handlers: dict[str, Callable[[int, Message], None]] = {
             "request_vote": self._voting.on_request_vote,
@@ -125,6 +126,10 @@ class Guard:
         """The directory that a voter or observer last answered this leader out of."""
         return self._desk.progress(peer).directory_id
 
+    def hearing_of(self, peer: int) -> Hearing:
+        """How this leader hears a voter or observer."""
+        return self._desk.hearing(peer)
+
     def _take_voters(self) -> None:
         """Count with the newest voter set of the log, committed or not (thesis 4.1).
 
@@ -143,7 +148,7 @@ class Guard:
             self._sending.forget(gone)
         if desk.leads:
             for peer in now - before - desk.observers:
-                desk.progress(peer).begin_term()
+                desk.progress(peer).begin_term(desk.now_s)
                 desk.engine.connect(peer)
             desk.observers -= now
             desk.engine.hurry()
@@ -183,14 +188,24 @@ class Guard:
             turn = sum(other < self._desk.node_id for other in others)
             self.elections.lost_leader(now_s, turn)
 
-    def resign(self) -> None:
+    def stood_still(self, since_s: float, now_s: float) -> None:
+        """From ``since_s`` until now this process heard nobody, whoever spoke."""
+        self._desk.now_s = now_s
+        lost_s = self.elections.stood_still(since_s, now_s)
+        if lost_s > 0 and self._desk.leads:
+            self._desk.engine.forgive_silence(lost_s)
+
+    def resign(self, now_s: float, *, even_alone: bool) -> None:
         """Lead no more: enter the next term, as if a peer had. Nothing happens to a follower.
 
-        The only voter goes on: nobody else could lead.
+        The only voter goes on, since nobody else could lead; ``even_alone`` it ends the term all
+        the same, and leads another one next.
         """
         desk = self._desk
-        if desk.leads and desk.peers:
-            self._terms.step_down(desk.peers[0], desk.engine.term() + 1)
+        desk.now_s = now_s
+        if desk.leads and (desk.peers or even_alone):
+            peer = desk.peers[0] if desk.peers else _NOBODY
+            self._terms.step_down(peer, desk.engine.term() + 1)
 
     # From the engine.
 
@@ -219,6 +234,8 @@ class Guard:
         """What is due by the clock."""
         self._desk.now_s = now_s
         if self._desk.leads:
+            # Followers are as patient with this leader (elections.Patience).
+            self._desk.engine.count_silence_for(self.elections.least_timeout_s(now_s))
             self._sending.before_tick()
             self.handing_over.before_tick()
             self.changing.before_tick()
@@ -237,11 +254,15 @@ class Guard:
         """The engine's role changed, just now and before it has acted in it."""
         desk = self._desk
         self._sending.stop()
+        if self.handing_over.is_under_way:
+            self.elections.patience.ended_openly()
         self.handing_over.stop()
+        if role is Role.LEADER:
+            self.elections.patience.leads(desk.engine.term(), desk.now_s)
         for peer in desk.peers:
             if role is Role.LEADER:
                 desk.engine.connect(peer)
-                desk.progress(peer).begin_term()
+                desk.progress(peer).begin_term(desk.now_s)
             else:
                 desk.engine.disconnect(peer)
         if role is not Role.LEADER:

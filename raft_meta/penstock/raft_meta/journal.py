@@ -133,6 +133,9 @@ class LmdbJournal:
                 self._load_hard_state(transaction)
                 self._load_voters(transaction)
                 self._load_entries(transaction)
+        # The process before may have ended by a flush that failed: what was read here may be in
+        # the page cache alone then, and must be written anew before anybody is told of it.
+        self._hard_state_dirty = found is not None
         if self.directory_id:
             return
         self.directory_id = new_directory_id()
@@ -332,7 +335,8 @@ class LmdbJournal:
         self._entries.append(JournalEntry(VOTERS + voters.encode(), index, self._term))
         self._voters.append(index, voters)
         self._mark(index)
-        self._hard_state_dirty = True
+        # With the set goes the id of this directory, which a journal of before has not written yet.
+        self._hard_state_dirty = self._base_dirty = True
         self.sync()
 
     # Changing; on disk after the next sync.

@@ -231,6 +231,14 @@ class RaftLink(raft_pb2_grpc.RaftServicer):
         books = (self._told, self._configured, self._wanted)
         return [book[peer] for book in books if peer in book and book[peer][0]]
 
+    def connected(self) -> frozenset[int]:
+        """Who has a stream to this node."""
+        return frozenset(self._newest)
+
+    def heard_at(self, peer: int) -> Address | None:
+        """Where a peer said that it is; None for one that was not heard, or did not say."""
+        return self._told.get(peer)
+
     def _is_needed(self, peer: int) -> bool:
         return peer in self._wanted or peer in self._newest
 

@@ -32,6 +32,19 @@ class Leadership:
 
 
 @dataclass(frozen=True, slots=True)
+class Hearing:
+    """How a leader hears another controller.
+
+    ``silent_ms`` is the time since its last answer, or since this leader began to send to it.
+    """
+
+    silent_ms: int
+    ever_answered: bool
+    is_reachable: bool
+    """It answered within an election timeout."""
+
+
+@dataclass(frozen=True, slots=True)
 class QuorumStatus:
     """One voter's view. ``match_index`` is known by the leader alone, and empty elsewhere."""
 
@@ -53,6 +66,18 @@ class QuorumStatus:
     """The directory that each voter answers the leader out of; empty elsewhere."""
     awaited: tuple[int, ...] = ()
     """Without whom the first start of the cluster cannot go on."""
+    founder_id: int = -1
+    """Who founds the cluster, if nobody has."""
+    needs_permission: bool = False
+    """This node would found the cluster, if its directory were known to be a new cluster's."""
+    hearings: Mapping[int, Hearing] = field(default_factory=dict)
+    """How the leader hears the others; empty elsewhere."""
+    catching_up: tuple[int, Address] | None = None
+    """Who is on its way to become a voter, as the leader knows; it holds up all other changes."""
+    founding_refusals: Mapping[int, str] = field(default_factory=dict)
+    """Why others do not take part in the first start, by node id."""
+    unconnected: frozenset[int] = frozenset()
+    """The other voters that have no connection to this node: they ended, or started just now."""
 
     @property
     def is_voter(self) -> bool:
@@ -106,6 +131,13 @@ class Quorum(Protocol):
 
     async def stop(self) -> None:
         """Leave. Proposals under way end with RequestTimedOutError. Safe to call twice."""
+        ...
+
+    def renounce(self) -> None:
+        """Lead no more in this term, if this node leads: whoever acts on that could not go on.
+
+        A voter that is alone leads again, in another term.
+        """
         ...
 
     def submit(self, payload: bytes) -> asyncio.Future[bytes]:

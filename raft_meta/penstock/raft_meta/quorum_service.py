@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from penstock.raft_meta.config import ControllerConfig
 from penstock.raft_meta.core.versions import METADATA_VERSION
-from penstock.raft_meta.quorum import Quorum
-from penstock.raft_meta.voters import VoterSet
+from penstock.raft_meta.quorum import Quorum, QuorumStatus, Role
+from penstock.raft_meta.voters import Address, VoterSet
 from penstock.v1 import controller_pb2
 from penstock.wire.errors import InvalidRequestError, PenstockError
 
-_MAX_PORT = 65_535
+_MAX_PORT: Final = 65_535
+_CONFIRM_MS: Final = 500
+"""A leader that a majority has not confirmed by then is cut off, or will soon be told so."""
+
+
+_ROLES: Final = {
+    Role.FOLLOWER: controller_pb2.QUORUM_ROLE_FOLLOWER,
+    Role.CANDIDATE: controller_pb2.QUORUM_ROLE_CANDIDATE,
+    Role.LEADER: controller_pb2.QUORUM_ROLE_LEADER,
+}
 
 
 class QuorumServicer:
@@ -26,10 +35,24 @@ class QuorumServicer:
         request: controller_pb2.DescribeQuorumRequest,
         context: Any,
     ) -> controller_pb2.DescribeQuorumResponse:
-        """Tell how this controller sees the quorum."""
-        return self._describe()
+        """Tell how this controller sees the quorum, and whether a majority confirmed it."""
+        return await self._describe()
 
-    def _describe(self) -> controller_pb2.DescribeQuorumResponse:
+    async def _is_confirmed(self) -> bool:
+        """Whether this controller leads, as a majority says after the call (ReadIndex)."""
+        before = self._quorum.status()
+        if before.role is not Role.LEADER:
+            return False
+        try:
+            await self._quorum.read_index(timeout_ms=_CONFIRM_MS)
+        except PenstockError:
+            return False
+        now = self._quorum.status()
+        # What is described is what it knows now, so that it must be the same leadership.
+        return now.role is Role.LEADER and now.term == before.term
+
+    async def _describe(self) -> controller_pb2.DescribeQuorumResponse:
+        confirmed = await self._is_confirmed()
         status = self._quorum.status()
         response = controller_pb2.DescribeQuorumResponse(
             leader_id=status.leader_id,
@@ -40,20 +63,40 @@ class QuorumServicer:
             voters_index=status.voters_index,
             awaited_node_ids=status.awaited,
             directory_id=status.directory_id,
+            confirmed=confirmed,
+            last_index=status.last_index,
+            role=_ROLES[status.role],
             supported_metadata_version=METADATA_VERSION,
         )
+        if status.voters is None:
+            response.founding.founder_node_id = status.founder_id
+            response.founding.needs_permission = status.needs_permission
         voters = status.voters or VoterSet.of(self._config.voters, self._config.voters)
         for member in voters:
-            host, port = self._quorum.address_of(member.node_id) or member.address
-            response.voters.add(
-                node_id=member.node_id,
-                host=host,
-                port=port,
-                match_index=status.match_index.get(member.node_id, -1),
-                directory_id=member.directory_id,
-                found_directory_id=status.directories.get(member.node_id, b""),
-            )
+            voter = self._voter(status, member.node_id, member.address)
+            voter.directory_id = member.directory_id
+            response.voters.append(voter)
+        if status.catching_up is not None:
+            response.catching_up.CopyFrom(self._voter(status, *status.catching_up))
         return response
+
+    def _voter(
+        self, status: QuorumStatus, node_id: int, address: Address
+    ) -> controller_pb2.QuorumVoter:
+        """What this controller knows of a voter, or of one that is to become a voter."""
+        host, port = self._quorum.address_of(node_id) or address
+        hearing = status.hearings.get(node_id)
+        # Of one that never answered the engine knows 0, which would be an empty log.
+        unknown = hearing is not None and not hearing.ever_answered
+        return controller_pb2.QuorumVoter(
+            node_id=node_id,
+            host=host,
+            port=port,
+            match_index=-1 if unknown else status.match_index.get(node_id, -1),
+            found_directory_id=status.directories.get(node_id, b""),
+            silent_ms=None if hearing is None else hearing.silent_ms,
+            unreachable=hearing is not None and not hearing.is_reachable,
+        )
 
     async def AlterVoters(  # noqa: N802 - gRPC methods are named as in the protocol.
         self,
@@ -69,7 +112,7 @@ class QuorumServicer:
             await self._alter(request, timeout_ms)
         except PenstockError as error:
             return controller_pb2.AlterVotersResponse(error=error.to_proto())
-        return controller_pb2.AlterVotersResponse(quorum=self._describe())
+        return controller_pb2.AlterVotersResponse(quorum=await self._describe())
 
     async def _alter(self, request: controller_pb2.AlterVotersRequest, timeout_ms: int) -> None:
         match request.WhichOneof("change"):

@@ -26,6 +26,7 @@ from penstock.raft_meta.elections import RaftTiming
 from penstock.raft_meta.guard import MAX_COMMAND_BYTES
 from penstock.raft_meta.journal import LmdbJournal
 from penstock.raft_meta.link import Message, RaftLink
+from penstock.raft_meta.punctuality import Punctuality
 from penstock.raft_meta.quorum import (
     Leadership,
     LeadershipListener,
@@ -35,6 +36,7 @@ from penstock.raft_meta.quorum import (
 )
 from penstock.raft_meta.rules.changing import Refusal
 from penstock.raft_meta.snapshots import SnapshotStore
+from penstock.raft_meta.taking import SnapshotTaking
 from penstock.raft_meta.voter import (
     ChangeRefused,
     Committed,
@@ -48,7 +50,7 @@ from penstock.raft_meta.voter import (
     VotersChanged,
     VotersCommitted,
 )
-from penstock.raft_meta.voter_refusals import change_refused
+from penstock.raft_meta.voter_refusals import change_refused, voter_is_elsewhere
 from penstock.raft_meta.voters import Address, VoterSet
 from penstock.wire.errors import (
     InvalidRequestError,
@@ -87,20 +89,17 @@ class RaftQuorum:
         self._successor: asyncio.Future[bool] | None = None  # While the office is handed over.
         self._lock = -1
         self._running = False
-        self._entries_since_snapshot = 0
-        self._bytes_since_snapshot = 0
-        self._busy_s_since_snapshot = 0.0
-        self._counted_s = 0.0  # CPU time of the loop that was counted in it, or before it.
-        self._applied_index = 0
+        self._applied_index = 0  # The state machine's.
+        self._delivered_index = 0  # Up to here everything is applied or among the events below.
         self._events: deque[Event] = deque()  # What the state machine has yet to be fed.
         self._taking_later = False
-        self._encoding = False  # A snapshot is being encoded.
         self._status = QuorumStatus(config.node_id, Role.FOLLOWER, 0, -1, 0, 0, 0)
         self._directory_id = b""
         self._voters: VoterSet | None = None
         self._voters_known = asyncio.Event()
         self._leadership: Leadership | None = None  # As it was told last.
         self._reminder: asyncio.TimerHandle | None = None
+        self._punctuality = Punctuality(self._loop_was_late)
         self.link = RaftLink(
             node_id=config.node_id,
             cluster_id=config.cluster_id,
@@ -117,11 +116,20 @@ class RaftQuorum:
         self._loop = asyncio.get_running_loop()
         self._failed: asyncio.Future[None] = self._loop.create_future()
         self._lock = lock(self._config.data_dir)
+        self._snapshots = SnapshotStore(self._config.data_dir)
         self._thread = VoterThread(
             self._make_voter,
             on_output=self._from_thread,
             on_failed=self._failed_in_thread,
             on_room=self._room_changed_in_thread,
+            loop_late_since_s=self._punctuality.late_since_s,
+        )
+        self._taking = SnapshotTaking(
+            self._config,
+            self._machine,
+            self._snapshots,
+            submit=self._thread.submit,
+            on_failed=self._end,
         )
         # From here on, since a voter that is alone leads before this coroutine goes on.
         self._running = True
@@ -135,6 +143,7 @@ class RaftQuorum:
         self.link.start(self._directory_id)
         self._thread.submit(lambda _voter, _now_s: None)  # What the disk held becomes events.
         self._reminder = self._loop.call_later(_FIRST_REMINDER_S, self._remind)
+        self._punctuality.start()
 
     def _make_voter(self, now_s: float) -> Voter:
         config = self._config
@@ -152,7 +161,7 @@ class RaftQuorum:
                 voters=config.voters,
                 addresses=config.voters,
                 journal=journal,
-                snapshots=SnapshotStore(config.data_dir),
+                snapshots=self._snapshots,
                 timing=RaftTiming(
                     election_min_s=config.election_timeout_min_ms / 1000,
                     election_max_s=config.election_timeout_max_ms / 1000,
@@ -177,13 +186,19 @@ class RaftQuorum:
             return False
         successor = self._successor
         if successor is None:
-            successor = self._successor = self._loop.create_future()
             if not self._thread.offer(lambda voter, now_s: voter.hand_over(now_s), 0):
-                successor.set_result(False)  # It waits for its disk.
+                return False  # It waits for its disk.
+            successor = self._successor = self._loop.create_future()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._config.election_timeout_max_ms / 1000):
                 return await asyncio.shield(successor)
+        if self._successor is successor:
+            self._successor = None  # Whoever asks again has the voter asked again.
         return False
+
+    def renounce(self) -> None:
+        """Lead no more in this term; see Quorum.renounce."""
+        self._thread.submit(lambda voter, now_s: voter.resign(now_s, even_alone=True))
 
     async def stop(self) -> None:
         """Leave. Proposals under way end with RequestTimedOutError. Safe to call twice."""
@@ -192,9 +207,11 @@ class RaftQuorum:
         self._running = False
         if self._reminder is not None:
             self._reminder.cancel()
+        self._punctuality.stop()
         await self.link.stop()
         self._thread.stop()
         await self._loop.run_in_executor(None, self._thread.join)
+        await self._taking.stop()
         os.close(self._lock)
         self._abandon("this controller stops; ask another")
 
@@ -208,8 +225,14 @@ class RaftQuorum:
         return asyncio.shield(self._failed)
 
     def status(self) -> QuorumStatus:
-        """The voter's view after its last step."""
-        return self._status
+        """The voter's view after its last step, and what the state machine has applied by now."""
+        voters = self._status.voters or ()
+        others = frozenset(member.node_id for member in voters) - {self._config.node_id}
+        return replace(
+            self._status,
+            applied_index=self._applied_index,
+            unconnected=others - self.link.connected(),
+        )
 
     def add_leadership_listener(self, listener: LeadershipListener) -> None:
         """Have every change of leadership told, in order, after what was applied before it."""
@@ -245,10 +268,11 @@ class RaftQuorum:
         operation: Callable[[Voter, int, float], None],
         size_bytes: int = 0,
         about: int = _NOBODY,
+        token: int | None = None,
     ) -> asyncio.Future[Any]:
         if not self._running:
             raise NotControllerError("this controller is stopped; ask another")
-        token = next(self._tokens)
+        token = next(self._tokens) if token is None else token
         if not self._thread.offer(lambda voter, now_s: operation(voter, token, now_s), size_bytes):
             raise NotControllerError(
                 f"controller {self._config.node_id} waits for its disk and takes nothing more; "
@@ -283,10 +307,6 @@ class RaftQuorum:
     def _voter_ids(self) -> list[int]:
         return sorted(self._config.voters if self._voters is None else self._voters.node_ids)
 
-    @property
-    def _is_alone(self) -> bool:
-        return len(self._voter_ids()) == 1
-
     def address_of(self, node_id: int) -> Address | None:
         """Where a controller is reached; None for one that is not known."""
         if node_id == self._config.node_id:
@@ -306,9 +326,11 @@ class RaftQuorum:
         self, node_id: int, address: Address, *, timeout_ms: int | None = None
     ) -> VoterSet:
         """Make a controller a voter once it is caught up; see Quorum.add_voter."""
+        self._check_address(node_id, address)
         wait_ms = self._config.propose_timeout_ms if timeout_ms is None else timeout_ms
         # The voter gives up first, and knows why.
         patience_s = wait_ms / 1000 * _PATIENCE
+        token = next(self._tokens)
         try:
             voters: VoterSet = await self._wait(
                 self._ask(
@@ -316,14 +338,23 @@ class RaftQuorum:
                         token, node_id, address, now_s, timeout_s=patience_s
                     ),
                     about=node_id,
+                    token=token,
                 ),
                 wait_ms,
             )
         except asyncio.CancelledError:
             # The client is gone, and its change would hold up all others.
-            self._thread.submit(lambda voter, _now_s: voter.stop_adding(node_id))
+            self._thread.submit(lambda voter, _now_s: voter.stop_adding(token))
             raise
         return voters
+
+    def _check_address(self, node_id: int, address: Address) -> None:
+        """Refuse to look for a voter where it is neither known nor heard."""
+        known = None if self._voters is None else self._voters.get(node_id)
+        is_self = node_id == self._config.node_id
+        heard = self._config.reached_at if is_self else self.link.heard_at(node_id)
+        if known is not None and heard is not None and address not in (known.address, heard):
+            raise voter_is_elsewhere(node_id, address, known=known.address, heard=heard)
 
     async def remove_voter(self, node_id: int, *, timeout_ms: int | None = None) -> VoterSet:
         """Make a controller no voter; see Quorum.remove_voter."""
@@ -360,15 +391,30 @@ class RaftQuorum:
             log.warning(
                 "the first start of a cluster waits for every one of its controllers",
                 missing=list(status.awaited),
-                next_step="start them; controller.quorum.voters must be the same on all",
+                refused=dict(sorted(status.founding_refusals.items())),
+                next_step="start them; controller.quorum.voters must be the same on all, and "
+                "their directories new: docs/operating/controllers.md",
+            )
+        elif status.needs_permission:
+            log.warning(
+                "this controller does not vote, and may not found a cluster",
+                voters=self._voter_ids(),
+                next_step="if the cluster is new: stop this node, say penstock format --found "
+                "with its directory and ids, and start it; if it joins a cluster, or comes back "
+                "to one without its disk: penstock quorum add",
+            )
+        elif status.voters is None:
+            log.warning(
+                "this controller knows of no voters",
+                founder=status.founder_id,
+                next_step=f"if the cluster is new: start node {status.founder_id}, which founds "
+                "it, and look into its log; if this node joins a cluster: penstock quorum add",
             )
         elif not status.is_voter:
             log.warning(
                 "this controller does not vote",
                 voters=self._voter_ids(),
-                next_step="penstock quorum add, unless the cluster is being started for the first "
-                "time; a cluster of one is founded in a directory of penstock format without "
-                "--cluster-id, or with --found",
+                next_step="penstock quorum add",
             )
 
     # Between loop and thread.
@@ -385,20 +431,35 @@ class RaftQuorum:
         if self._running:
             self._thread.offer(lambda voter, now_s: voter.peer_lost(peer, now_s), 0)
 
+    def _loop_was_late(self, since_s: float) -> None:
+        # What the thread has not counted yet, as it slept; it looks by itself before it judges.
+        self._thread.submit(lambda voter, now_s: voter.stood_still(since_s, now_s))
+
     def _from_thread(
         self, events: list[Event], messages: list[tuple[int, Message]], status: QuorumStatus
     ) -> None:
+        applied = status.applied_index != self._status.applied_index
         self._status = status
-        if events or messages:
-            self._to_loop(partial(self._on_output, events, messages))
+        if events or messages or applied:
+            self._to_loop(partial(self._on_output, events, messages, status.applied_index))
 
-    def _room_changed_in_thread(self, error: Exception | None) -> None:
+    def _room_changed_in_thread(self, error: Exception | None) -> bool:
         status = self._status
-        if error is not None and not self._is_alone:
-            self._status = replace(status, role=Role.FOLLOWER, leader_id=-1, match_index={})
-        self._to_loop(partial(self._room_changed, error, status.term))
+        # Decided once, and here: the loop may know of another voter set by now.
+        resigns = error is not None and not (status.is_voter and len(status.voters or ()) == 1)
+        if resigns:
+            self._status = replace(
+                status,
+                role=Role.FOLLOWER,
+                leader_id=-1,
+                match_index={},
+                hearings={},
+                catching_up=None,
+            )
+        self._to_loop(partial(self._room_changed, error, status.term, resigns=resigns))
+        return resigns
 
-    def _room_changed(self, error: Exception | None, term: int) -> None:
+    def _room_changed(self, error: Exception | None, term: int, *, resigns: bool) -> None:
         if error is None:
             log.info("room on the disk again: this controller goes on")
             return
@@ -409,7 +470,7 @@ class RaftQuorum:
             next_step="free space on that disk; no restart is needed",
         )
         # Whoever acts on its leadership must not go on while another one may be elected.
-        if not self._is_alone:
+        if resigns:
             self._leadership = Leadership(term, -1, leading=False)
             for listener in self._listeners:
                 listener(self._leadership)
@@ -427,10 +488,23 @@ class RaftQuorum:
             self._failed.exception()  # Retrieved: a node that never waits logs no complaint.
             self._abandon("this controller failed")
 
-    def _on_output(self, events: list[Event], messages: list[tuple[int, Message]]) -> None:
-        for peer, message in messages:
-            self.link.send(peer, message)
-        self._events.extend(events)
+    def _end(self, error: BaseException) -> None:
+        self._fail(error)
+        self._thread.stop()
+
+    def _on_output(
+        self, events: list[Event], messages: list[tuple[int, Message]], applied_index: int
+    ) -> None:
+        """Act on a step, after which the entries up to ``applied_index`` have become events."""
+        try:
+            # The events first: a message that is lost is sent again, and an event is not.
+            self._events.extend(events)
+            self._delivered_index = max(self._delivered_index, applied_index)
+            for peer, message in messages:
+                self.link.send(peer, message)
+        except Exception as error:
+            self._end(error)
+            return
         if not self._taking_later:
             self._take_events()
 
@@ -443,33 +517,34 @@ class RaftQuorum:
         if self._failed.done():
             return
         until_s = time.monotonic() + _SLICE_S
-        self._counted_s = time.thread_time()
+        self._taking.feeding_begins()
         try:
             while self._events:
                 self._take(self._events.popleft())
                 if time.monotonic() >= until_s:
                     break
-            self._busy_s_since_snapshot += time.thread_time() - self._counted_s
-            self._compact_if_due()
+            if not self._events:  # What is no command, as a leader's first entry, counts too.
+                self._applied_index = self._delivered_index
+            self._taking.feeding_ends()
+            self._taking.begin_if_due(self._applied_index)
             if self._events:
                 self._taking_later = True
                 self._loop.call_soon(self._take_events)
         except Exception as error:
             # A state machine that missed a command is another one than the other voters'.
-            self._fail(error)
-            self._thread.stop()
+            self._end(error)
 
     def _take(self, event: Event) -> None:
         match event:
             case Committed(index, term, payload, token):
                 result = self._machine.apply(index, term, payload)
-                self._entries_since_snapshot += 1
-                self._bytes_since_snapshot += len(payload)
+                self._taking.count(payload)
                 self._applied_index = index
                 self._answer(token, result)
             case Installed(snapshot):
                 self._machine.install(snapshot.index, snapshot.data)
-                self._snapshot_taken()
+                self._applied_index = snapshot.index
+                self._taking.count_anew()
             case ReadReady(token, index):
                 self._answer(token, index)
             case Refused(token, leader_id):
@@ -523,34 +598,3 @@ class RaftQuorum:
             future.set_exception(result)
         else:
             future.set_result(result)
-
-    def _compact_if_due(self) -> None:
-        config = self._config
-        due = (
-            self._entries_since_snapshot >= config.snapshot_entries
-            or self._bytes_since_snapshot >= config.snapshot_bytes
-            or self._busy_s_since_snapshot * 1000 >= config.snapshot_apply_ms
-        )
-        if self._encoding or not due or not self._entries_since_snapshot:
-            return
-        self._snapshot_taken()
-        self._encoding = True
-        encoding = self._loop.run_in_executor(None, self._machine.freeze())
-        encoding.add_done_callback(partial(self._on_encoded, self._applied_index))
-
-    def _snapshot_taken(self) -> None:
-        self._entries_since_snapshot = self._bytes_since_snapshot = 0
-        self._busy_s_since_snapshot = 0.0
-        self._counted_s = time.thread_time()
-
-    def _on_encoded(self, index: int, encoding: asyncio.Future[bytes]) -> None:
-        self._encoding = False
-        if encoding.cancelled() or not self._running:
-            return
-        error = encoding.exception()
-        if error is not None:
-            self._fail(error)
-            self._thread.stop()
-            return
-        data = encoding.result()
-        self._thread.submit(lambda voter, _now_s: voter.compact(index, data))

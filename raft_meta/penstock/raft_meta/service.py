@@ -96,6 +96,15 @@ class ControllerServicer(QuorumServicer, controller_pb2_grpc.ControllerServicer)
             return controller_pb2.AlterPartitionResponse(error=result.error)
         return controller_pb2.AlterPartitionResponse(result=result.alter_partition)
 
+    async def ReportReplicas(
+        self, request: controller_pb2.ReportReplicasRequest, context: Any
+    ) -> controller_pb2.ReportReplicasResponse:
+        """Take note of which replicas a broker can serve."""
+        result = await self._execute(cluster_pb2.Command(report_replicas=request.report), context)
+        if result.HasField("error"):
+            return controller_pb2.ReportReplicasResponse(error=result.error)
+        return controller_pb2.ReportReplicasResponse()
+
     async def AllocateProducerIds(
         self, request: controller_pb2.AllocateProducerIdsRequest, context: Any
     ) -> controller_pb2.AllocateProducerIdsResponse:

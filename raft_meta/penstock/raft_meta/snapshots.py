@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Final
 
 import crc32c
+import structlog
 
 from penstock.raft_meta.damage import damaged
+from penstock.raft_meta.room import is_full
 from penstock.raft_meta.voters import VoterSet
 from penstock.wire.errors import DataDirectoryError
 
@@ -26,6 +28,9 @@ _VERSIONS: Final = range(1, 3)
 _VERSION: Final = 2
 """Since version 2 the voter set stands between header and data, after its length."""
 _VOTERS_LENGTH: Final = struct.Struct(">I")
+
+
+_log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +55,13 @@ class Snapshot:
 
 
 class SnapshotStore:
-    """The newest snapshot of one node. Used by one thread."""
+    """The newest snapshot of one node. Used by one thread, but for ``write_aside``."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._path = directory / "snapshot"
+        self._temporary = self._path.with_suffix(".tmp")
+        self._aside = self._path.with_suffix(".aside")
 
     def load(self) -> Snapshot | None:
         """The newest snapshot, or None while there is none.
@@ -102,29 +109,80 @@ class SnapshotStore:
 
         Raises OSError. Nothing of an attempt that failed is used by the next one.
         """
+        self._write(snapshot, self._temporary)
+        self._rename(self._temporary)
+
+    def write_aside(self, snapshot: Snapshot) -> bool:
+        """Write a snapshot that is to be put in place later; False if the disk had no room.
+
+        On any thread, one at a time: a save meanwhile and this do not meet. Raises OSError.
+        """
+        try:
+            self._write(snapshot, self._aside)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            self._note_no_room(snapshot, error)
+            return False
+        return True
+
+    def put_in_place(self, snapshot: Snapshot) -> bool:
+        """Replace the newest snapshot by this one, which was written aside; False without room.
+
+        Durable when this returns True. Raises OSError.
+        """
+        try:
+            self._rename(self._aside)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            self.drop_aside()
+            self._note_no_room(snapshot, error)
+            return False
+        return True
+
+    def drop_aside(self) -> None:
+        """What was written aside is not wanted."""
+        _remove(self._aside)
+
+    def remove_leftovers(self) -> None:
+        """Remove what was not put in place, and never will be: nobody may be writing."""
+        _remove(self._aside)
+        _remove(self._temporary)
+
+    def _write(self, snapshot: Snapshot, path: Path) -> None:
         header = _HEADER.pack(
             _MAGIC, _VERSION, snapshot.index, snapshot.term, len(snapshot.data), snapshot.crc
         )
         voters = snapshot.encoded_voters
         self._directory.mkdir(parents=True, exist_ok=True)
-        temporary = self._path.with_suffix(".tmp")
         try:
-            with temporary.open("wb") as file:
+            with path.open("wb") as file:
                 file.write(header + _TRAILER.pack(crc32c.crc32c(header)))
                 file.write(_VOTERS_LENGTH.pack(len(voters)) + voters)
                 file.write(snapshot.data)
                 file.flush()
                 os.fsync(file.fileno())
         except OSError:
-            with contextlib.suppress(OSError):  # It would only take room.
-                temporary.unlink(missing_ok=True)
+            _remove(path)
             raise
-        temporary.replace(self._path)
+
+    def _rename(self, path: Path) -> None:
+        path.replace(self._path)
         with _open_directory(self._directory) as descriptor:
             os.fsync(descriptor)
 
+    def _note_no_room(self, snapshot: Snapshot, error: OSError) -> None:
+        # The log stays as long as it is: a later snapshot makes up for it.
+        _log.warning("no room for a metadata snapshot", index=snapshot.index, reason=str(error))
+
     def _damaged(self, what: str) -> DataDirectoryError:
         return damaged(f"the metadata snapshot {self._path} is damaged: {what}")
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):  # It would only take room.
+        path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -12,8 +12,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import structlog
-
 from penstock.raft_meta.alignment import align
 from penstock.raft_meta.elections import RaftTiming
 from penstock.raft_meta.engine import NEVER_APPENDED, SUCCESS, MetadataRaft
@@ -47,7 +45,6 @@ __all__ = [
 ]
 
 _NOBODY: Final = -1
-_log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,14 +202,21 @@ class Voter:
         self._raft.at(now_s)
         self._guard.peer_lost(peer, now_s)
 
+    def stood_still(self, since_s: float, now_s: float) -> None:
+        """From ``since_s`` until now this process heard nobody, whoever spoke: a busy host, a
+        stopped process, a loop that was long at something else. Others' silence is not counted.
+        """
+        self._raft.at(now_s)
+        self._guard.stood_still(since_s, now_s)
+
     def propose(self, token: int, payload: bytes) -> None:
         """Append a command in the next step, if this voter leads then."""
         self._proposals.append((token, payload))
 
-    def resign(self, now_s: float) -> None:
-        """Lead no more, if there is somebody else who may."""
+    def resign(self, now_s: float, *, even_alone: bool = False) -> None:
+        """Lead this term no more, if there is somebody else who may, or ``even_alone``."""
         self._raft.at(now_s)
-        self._guard.resign()
+        self._guard.resign(now_s, even_alone=even_alone)
 
     def hand_over(self, now_s: float) -> None:
         """Have another voter lead (Raft thesis 3.10); meanwhile proposals are refused.
@@ -231,63 +235,74 @@ class Voter:
     ) -> None:
         """Make a node a voter once it is caught up; ends with an event of the token."""
         self._raft.at(now_s)
-        self._guard.changing.add(AddVoter(token, node_id, address, now_s + timeout_s))
+        self._guard.changing.add(AddVoter(token, node_id, address, now_s + timeout_s), now_s)
 
-    def stop_adding(self, node_id: int) -> None:
-        """Nobody waits any more for a node to become a voter."""
-        self._guard.changing.stop_adding(node_id)
+    def stop_adding(self, token: int) -> None:
+        """Nobody waits any more for the node of this token to become a voter."""
+        self._guard.changing.stop_adding(token)
 
     def remove_voter(self, token: int, node_id: int, now_s: float) -> None:
         """Make a node no voter; ends with an event of the token."""
         self._raft.at(now_s)
-        self._guard.changing.remove(RemoveVoter(token, node_id))
+        self._guard.changing.remove(RemoveVoter(token, node_id), now_s)
+        self._hands_over |= self._guard.handing_over.is_under_way  # A leader that is to go.
 
     def read(self, token: int) -> None:
         """Begin a linearizable read."""
         if not self._guard.reading.begin(token):
             self._events.append(Refused(token, self._raft.leader_id()))
 
-    def compact(self, index: int, data: bytes) -> None:
-        """Keep ``data`` as the snapshot up to ``index``, durably, and drop the log before it.
+    def snapshot_of(self, index: int, data: bytes) -> Snapshot | None:
+        """The snapshot that ``data``, the state up to ``index``, is; None if there is a newer one.
 
-        Some entries before it stay, so that a voter a little behind needs no snapshot.
+        Whoever asks writes it aside, on any thread, and then has ``keep`` called.
         """
-        if self._snapshot is not None and index <= self._snapshot.index:
-            return
+        if self._has_snapshot_of(index):
+            return None
         term = self._journal.term_at(index)
         if term is None or index > self._delivered:
             raise RaftSafetyError(f"a snapshot up to {index}, and {self._delivered} is applied")
-        try:
-            self._store(Snapshot(index, term, data, self._journal.voters_at(index)))
-        except OSError as error:
-            if not is_full(error):
-                raise
-            # The log stays as long as it is: a later snapshot makes up for it.
-            _log.warning("no room for a metadata snapshot", index=index, reason=str(error))
+        return Snapshot(index, term, data, self._journal.voters_at(index))
+
+    def keep(self, snapshot: Snapshot) -> None:
+        """Put the snapshot that was written aside in its place, and drop the log before it.
+
+        Some entries before it stay, so that a voter a little behind needs no snapshot. A snapshot
+        of the leader's that was installed meanwhile is newer, and stays.
+        """
+        if self._has_snapshot_of(snapshot.index):
+            self._snapshots.drop_aside()
             return
-        self._journal.compact_to(
-            max(self._journal.first_index, index - self._retained_entries)
-        )  # fmt: skip
+        if self._snapshots.put_in_place(snapshot):
+            self._snapshot = snapshot
+            oldest = snapshot.index - self._retained_entries
+            self._journal.compact_to(max(self._journal.first_index, oldest))
+
+    def compact(self, index: int, data: bytes) -> None:
+        """Keep ``data`` as the snapshot up to ``index``: all the steps on this thread."""
+        snapshot = self.snapshot_of(index, data)
+        if snapshot is not None and self._snapshots.write_aside(snapshot):
+            self.keep(snapshot)
+
+    def _has_snapshot_of(self, index: int) -> bool:
+        return self._snapshot is not None and index <= self._snapshot.index
 
     def _install(self, snapshot: Snapshot) -> None:
         # The snapshot goes first: a journal that begins where no snapshot ends could not be used
         # after a crash in between.
         while True:
             try:
-                self._store(snapshot)
+                self._snapshots.save(snapshot)
                 break
             except OSError as error:
                 if not is_full(error):
                     raise
                 self._await_room(error)
+        self._snapshot = snapshot
         self._journal.reset_to_snapshot(snapshot.index, snapshot.term, snapshot.voters)
         self._raft.jump_to(snapshot.index)
         self._delivered = snapshot.index
         self._events.append(Installed(snapshot))
-
-    def _store(self, snapshot: Snapshot) -> None:
-        self._snapshots.save(snapshot)
-        self._snapshot = snapshot
 
     # The step.
 
@@ -404,7 +419,7 @@ class Voter:
         """This voter's view."""
         raft, journal = self._raft, self._journal
         leading = raft.role() is Role.LEADER
-        match = raft.match_index() | {self._node_id: journal.last_index} if leading else {}
+        peers = raft.match_index() if leading else {}
         return QuorumStatus(
             node_id=self._node_id,
             role=raft.role(),
@@ -413,14 +428,17 @@ class Voter:
             commit_index=journal.commit_index,
             applied_index=self._delivered,
             last_index=journal.last_index,
-            match_index=match,
+            match_index={**peers, self._node_id: journal.last_index} if leading else {},
             directory_id=journal.directory_id,
             voters=journal.voters,
             voters_index=journal.voters_index,
-            directories={peer: self._guard.directory_of(peer) for peer in raft.match_index()}
-            if leading
-            else {},
+            directories={peer: self._guard.directory_of(peer) for peer in peers},
+            hearings={peer: self._guard.hearing_of(peer) for peer in peers},
+            catching_up=next(iter(self._guard.changing.addresses().items()), None),
             awaited=self._guard.founding.missing,
+            founder_id=self._guard.founding.founder_id,
+            needs_permission=self._guard.founding.needs_permission,
+            founding_refusals=dict(self._guard.founding.refusals),
         )
 
     def close(self) -> None:

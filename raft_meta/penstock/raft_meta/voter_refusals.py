@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from penstock.raft_meta.quorum import QuorumStatus
-from penstock.raft_meta.rules.changing import Refusal
+from penstock.raft_meta.rules.changing import MOST_VOTERS, Refusal
+from penstock.raft_meta.voters import Address
 from penstock.wire.errors import (
     DuplicateVoterError,
     InvalidRequestError,
@@ -14,6 +15,7 @@ from penstock.wire.errors import (
     VoterChangeInProgressError,
     VoterNotCaughtUpError,
 )
+from penstock.wire.transport import format_address
 
 
 def change_refused(
@@ -43,12 +45,13 @@ def change_refused(
                 f"controller {node_id} is the only voter; next: penstock quorum add another one "
                 "first"
             )
-        case Refusal.NOT_CAUGHT_UP:
-            how_far = f"is {behind} entries behind" if behind >= 0 else "did not answer"
-            return VoterNotCaughtUpError(
-                f"controller {node_id} {how_far}, and did not become a voter; next: see that it "
-                "runs and is reached at the address given, then ask again, with more time"
+        case Refusal.TOO_MANY:
+            return InvalidRequestError(
+                f"the voters are {voters}, and more than {MOST_VOTERS} make every change dearer "
+                "and no cluster safer; next: penstock quorum remove one first"
             )
+        case Refusal.NOT_CAUGHT_UP:
+            return VoterNotCaughtUpError(f"controller {node_id} {_not_caught_up(behind)}")
         case Refusal.NOT_ENOUGH_LIVE:
             return NotEnoughVotersError(
                 f"the voters {voters} with controller {node_id} changed would have no majority "
@@ -59,3 +62,27 @@ def change_refused(
             return InvalidRequestError(
                 f"controller {node_id} can not be changed ({reason.value}); the voters are {voters}"
             )
+
+
+def voter_is_elsewhere(
+    node_id: int, given: Address, *, known: Address, heard: Address
+) -> InvalidRequestError:
+    """The error for a voter that is to be found where it is not. Nothing was changed."""
+    return InvalidRequestError(
+        f"controller {node_id} is a voter already, known at {format_address(*known)} and heard at "
+        f"{format_address(*heard)}, and not at {format_address(*given)}; next: penstock quorum add "
+        f"{node_id}@{format_address(*heard)}, or set its controller.advertised and restart it first"
+    )
+
+
+def _not_caught_up(behind: int) -> str:
+    if behind >= 0:
+        return (
+            f"is {behind} entries behind, and did not become a voter; next: see that it runs, then "
+            "ask again, with more time"
+        )
+    return (
+        "did not answer, and did not become a voter; next: see that it runs, is reached at the "
+        "address given and, with tls.* set, has a certificate of an authority that the others "
+        "trust (the active controller's log says why there was no connection), then ask again"
+    )

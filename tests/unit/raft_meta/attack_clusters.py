@@ -282,12 +282,12 @@ class ShippedCluster(AttackedCluster):
 
     def restart(self, number: int) -> None:
         """kill -9, and up again: what was written to files is there."""
-        self._stores[number]._doDestroy()
+        self._destroy(number)
         self._start(number)
 
     def lose_power(self, number: int) -> None:
         """Nothing is ever synced (the test watches for it), so nothing need be left."""
-        self._stores[number]._doDestroy()
+        self._destroy(number)
         shutil.rmtree(self._files(number))
         self._start(number)
 
@@ -296,18 +296,29 @@ class ShippedCluster(AttackedCluster):
 
     def lose_journal_tail(self, number: int) -> None:
         """Power is lost when the small file was written back, and the end of the log was not."""
-        self._stores[number]._doDestroy()
+        self._destroy(number)
         shutil.copy(self._files(number) / "journal.old", self._files(number) / "journal")
         self._start(number)
 
     def damage_vote(self, number: int) -> None:
-        self._stores[number]._doDestroy()
+        self._destroy(number)
         (self._files(number) / "journal.meta").write_bytes(b"\x00 damaged")
         self._start(number)
 
+    def _destroy(self, number: int) -> None:
+        store = self._stores[number]
+        store._doDestroy()
+        # It leaves the files of a snapshot open that is half sent or half received.
+        serializer = store._SyncObj__serializer
+        files = [sent["file"] for sent in serializer._Serializer__transmissions.values()]
+        files.append(serializer._Serializer__incomingTransmissionFile)
+        for file in files:
+            if file is not None:
+                file.close()
+
     def close(self) -> None:
-        for store in self._stores.values():
-            store._doDestroy()
+        for number in self._stores:
+            self._destroy(number)
 
 
 _GUARDED_KINDS = {

@@ -306,10 +306,10 @@ async def test_an_error_in_the_state_machine_ends_the_controller(tmp_path):
     )
     quorum = RaftQuorum(config, machine)
     await quorum.start()
-    quorum._on_output([Committed(2, 1, b"x", -1), Committed(3, 1, b"y", -1)], [])
+    quorum._on_output([Committed(2, 1, b"x", -1), Committed(3, 1, b"y", -1)], [], 3)
     with pytest.raises(ZeroDivisionError):
         await quorum.wait_failed()
-    quorum._on_output([Committed(2, 1, b"x", -1)], [])
+    quorum._on_output([Committed(2, 1, b"x", -1)], [], 2)
     assert machine.applied == [b"x"]
     await quorum.stop()
 

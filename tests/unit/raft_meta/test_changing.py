@@ -6,18 +6,20 @@ import pytest
 
 from penstock.raft_meta.journal import VOTERS
 from penstock.raft_meta.quorum import Role
-from penstock.raft_meta.rules.changing import MOST_VOTERS, Refusal
+from penstock.raft_meta.rules.changing import MOST_VOTERS, NEVER_ANSWERED, NO_TOKEN, Refusal
 from penstock.raft_meta.voter import (
     ChangeRefused,
+    HandOverFailed,
     ReadReady,
+    Refused,
     VotersChanged,
     VotersCommitted,
 )
 from penstock.raft_meta.voters import VoterSet
 from penstock.v1 import raft_pb2
 from tests.unit.raft_meta.founded import directory_of, voter_set
+from tests.unit.raft_meta.leading_voter import Leader
 from tests.unit.raft_meta.lone_voter import (
-    Lone,
     Message,
     append,
     entry,
@@ -28,68 +30,7 @@ from tests.unit.raft_meta.lone_voter import (
 from tests.unit.raft_meta.raft_fuzz import Network
 
 KIND = raft_pb2.RAFT_ENTRY_KIND_VOTERS
-
-
-class Leader(Lone):
-    """Node 1, which leads nodes that have directories; ``answer`` is a node's acknowledgement."""
-
-    def __init__(self, directory, nodes: int = 3) -> None:
-        super().__init__(directory, nodes)
-        self.tokens = 0
-
-    def open(self, **named) -> None:
-        named.setdefault("new_directory_id", lambda: directory_of(1))
-        super().open(**named)
-
-    def found(self) -> None:
-        self.journal.found(voter_set(range(1, self.nodes + 1)), index=1)
-
-    def receive(self, peer: int, message: Message, directory=None):
-        message.directory_id = directory_of(peer) if directory is None else directory
-        return self.tell(peer, message)
-
-    def answer(self, peer: int, index: int | None = None, directory=None):
-        index = self.journal.last_index if index is None else index
-        return self.receive(peer, reply(self.status.term, index + 1, round_=1), directory)
-
-    def stand(self) -> None:
-        self.wait(1.1)
-        term = self.status.term + 1
-        granted = raft_pb2.PreVoteReply(candidate_term=term, granted=True)
-        for peer in range(2, self.nodes + 1):
-            self.receive(peer, Message(term=term - 1, pre_vote_reply=granted))
-        assert self.role is Role.CANDIDATE
-
-    def vote(self, peer: int, directory=None):
-        return self.receive(peer, Message(term=self.status.term, vote=raft_pb2.Vote()), directory)
-
-    def settled(self) -> int:
-        """Lead, with the no-op committed and everybody alive; the term."""
-        term = self.lead()
-        for peer in range(2, self.nodes + 1):
-            self.answer(peer)
-        assert self.status.commit_index == self.journal.last_index
-        return term
-
-    def add(self, node_id: int, timeout_s: float = 5.0) -> int:
-        self.tokens += 1
-        address = (f"host-{node_id}", 1)
-        self.voter.add_voter(self.tokens, node_id, address, self.now_s, timeout_s=timeout_s)
-        self.step()
-        return self.tokens
-
-    def remove(self, node_id: int) -> int:
-        self.tokens += 1
-        self.voter.remove_voter(self.tokens, node_id, self.now_s)
-        self.step()
-        return self.tokens
-
-    def refusal(self, token: int) -> Refusal | None:
-        return next((e.reason for e in self.of(ChangeRefused) if e.token == token), None)
-
-    @property
-    def ids(self) -> set[int]:
-        return set(self.journal.voters.node_ids)
+OTHER = b"E" * 16  # A directory of none of the founders.
 
 
 @pytest.fixture
@@ -142,10 +83,21 @@ def test_an_observer_that_comes_up_slowly_is_given_another_round(leader):
     for number in range(20):
         leader.propose(b"%d" % number, token=1000 + number)
     leader.answer(4, 3)  # The log's end when it began, 0.75 s ago.
+    leader.answer(4, 4)  # Not the end when the second round began.
     assert leader.ids == {1, 2, 3}
     leader.answer(4)
     assert leader.ids == {1, 2, 3, 4}
     assert leader.refusal(token) is None
+
+
+def test_an_observer_that_is_too_slow_is_given_up(leader):
+    leader.settled()
+    token = leader.add(4, timeout_s=0.4)
+    leader.answer(4, 1)
+    leader.propose(b"x")
+    leader.pass_time(0.45)
+    late = ChangeRefused(token, Refusal.NOT_CAUGHT_UP, behind=2)
+    assert leader.of(ChangeRefused) == [late]
 
 
 def test_an_observer_that_does_not_come_up_is_given_up(leader):
@@ -155,7 +107,8 @@ def test_an_observer_that_does_not_come_up_is_given_up(leader):
         leader.now_s += 0.15
         for peer in (2, 3):
             leader.answer(peer)
-    assert leader.refusal(token) is Refusal.NOT_CAUGHT_UP
+    never = ChangeRefused(token, Refusal.NOT_CAUGHT_UP, NEVER_ANSWERED)
+    assert leader.of(ChangeRefused) == [never]
     assert leader.of(VotersChanged)[-1].observers == {}
     assert leader.ids == {1, 2, 3}
     assert 4 not in leader.status.match_index
@@ -226,12 +179,36 @@ def test_a_change_that_would_stop_the_cluster_is_not_begun(leader):
     assert leader.ids == {1, 2}
 
 
+def test_a_change_is_judged_by_the_time_at_which_it_is_asked_for(leader):
+    """Not by that of the last step."""
+    leader.settled()
+    leader.now_s += 0.3
+    leader.answer(2)
+    leader.now_s += 0.3
+    assert leader.refusal(leader.remove(2)) is Refusal.NOT_ENOUGH_LIVE
+
+
 def test_a_leader_that_is_to_go_hands_over_and_its_successor_removes_it(leader):
     leader.settled()
     token = leader.remove(1)
     assert leader.refusal(token) is Refusal.HANDED_OVER
     assert leader.ids == {1, 2, 3}
     assert leader.refusal(leader.add(4)) is Refusal.NOT_LEADER
+
+
+def test_a_leader_that_is_to_go_and_has_no_successor_leads_on_and_says_so(leader):
+    term = leader.settled()
+    leader.remove(1)
+    leader.propose(b"meanwhile", token=77)
+    assert [event.token for event in leader.of(Refused)] == [77]
+    for _ in range(8):  # Its successor answers, and never stands.
+        leader.now_s += 0.15
+        for peer in (2, 3):
+            leader.answer(peer)
+    assert (leader.role, leader.status.term) == (Role.LEADER, term)
+    assert leader.of(HandOverFailed) == [HandOverFailed()]
+    leader.propose(b"later", token=78)
+    assert [event.token for event in leader.of(Refused)] == [77]
 
 
 # One at a time.
@@ -259,6 +236,15 @@ def test_a_leader_changes_nothing_before_it_committed_in_its_term(leader):
     leader.answer(2)
     leader.answer(3)
     assert leader.refusal(leader.remove(3)) is None
+
+
+def test_a_change_of_who_leads_no_more_is_refused(leader):
+    """Leadership is lost between the request and the step that would append the set."""
+    term = leader.settled()
+    leader.voter.remove_voter(7, 3, leader.now_s)
+    leader.receive(2, append(term + 1, (2, term)))
+    assert leader.refusal(7) is Refusal.NOT_LEADER
+    assert leader.ids == {1, 2, 3}
 
 
 def test_a_follower_changes_nothing(leader):
@@ -433,24 +419,49 @@ def test_an_observer_on_a_new_disk_does_not_count_as_the_one_before(leader):
     term, last = leader.status.term, leader.journal.last_index
     for directory, message in (
         (directory_of(4), reply(term, last + 1, round_=1)),
-        (b"E" * 16, reply(term, 2, success=False, reset=True, round_=1)),
+        (OTHER, reply(term, 2, success=False, reset=True, round_=1)),
     ):
         message.directory_id = directory
         leader.voter.receive(4, message, leader.now_s)
     leader.step()
     assert leader.ids == {1, 2, 3}
     assert leader.status.match_index.get(4, 0) == 0
-    leader.answer(4, directory=b"E" * 16)
-    assert leader.journal.voters.get(4).directory_id == b"E" * 16
+    assert leader.voter._guard.dropped == 1
+    leader.answer(4, directory=OTHER)
+    assert leader.journal.voters.get(4).directory_id == OTHER
 
 
-def test_a_removal_is_not_undone_by_noting_the_directories(tmp_path):
+def old_leader(tmp_path) -> Leader:
+    """Its set was made when directories had no ids."""
+
     class Old(Leader):
         def found(self) -> None:
             addresses = {n: (f"host-{n}", 1) for n in (1, 2, 3)}
             self.journal.found(VoterSet.of([1, 2, 3], addresses), index=1)
 
-    leader = Old(tmp_path)
+    return Old(tmp_path)
+
+
+def test_directories_are_noted_once_all_are_known(tmp_path):
+    leader = old_leader(tmp_path)
+    leader.lead()
+    leader.answer(2)
+    leader.answer(2)
+    assert leader.journal.last_index == 2
+    leader.answer(3, directory=b"")  # Of a version that says none.
+    leader.answer(2)
+    assert leader.journal.last_index == 2
+    leader.answer(3)
+    assert leader.journal.voters == voter_set([1, 2, 3])
+    leader.answer_all()
+    assert [e.token for e in leader.of(VotersCommitted)] == [NO_TOKEN]
+    leader.pass_time(1.0)
+    assert leader.journal.last_index == 3
+    leader.journal.abandon()
+
+
+def test_a_removal_is_not_undone_by_noting_the_directories(tmp_path):
+    leader = old_leader(tmp_path)
     leader.lead()
     leader.answer(2)
     message = reply(leader.status.term, leader.journal.last_index + 1, round_=1)
@@ -509,3 +520,39 @@ def test_an_echo_of_before_a_removal_confirms_no_read_after_it(leader):
         leader.voter._guard._desk.engine.hurry()
     leader.receive(3, old)
     assert not leader.of(ReadReady)
+
+
+# What the leader knows of the others.
+
+
+def test_a_leader_tells_how_it_hears_the_others(leader):
+    leader.settled()
+    leader.now_s += 10.0
+    leader.answer(2)
+    leader.now_s += 0.01
+    leader.step()
+    heard, silent = leader.status.hearings[2], leader.status.hearings[3]
+    assert (heard.silent_ms, heard.ever_answered, heard.is_reachable) == (10, True, True)
+    assert silent.silent_ms >= 10_000
+    assert not silent.is_reachable
+
+
+def test_who_never_answered_is_silent_since_the_leader_leads(leader):
+    leader.now_s += 100.0
+    leader.lead()
+    began_s = leader.now_s
+    leader.now_s += 0.25
+    leader.step()
+    hearing = leader.status.hearings[3]
+    assert not hearing.ever_answered
+    assert hearing.silent_ms == round((leader.now_s - began_s) * 1000)
+
+
+def test_a_newcomer_is_told_of_until_it_votes(leader):
+    leader.settled()
+    assert leader.status.catching_up is None
+    leader.add(4)
+    leader.step()
+    assert leader.status.catching_up == (4, ("host-4", 1))
+    leader.answer(4)
+    assert leader.status.catching_up is None

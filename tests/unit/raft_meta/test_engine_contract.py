@@ -57,12 +57,18 @@ class Bare:
         return list(self.sent)
 
     def elect(self) -> None:
+        self.stand()
+        self.vote(2)
+        assert self.raft.role() is Role.LEADER
+
+    def stand(self) -> list[tuple[int, dict]]:
         for peer in (2, 3):
             self.raft.connect(peer)
         self.raft.stand()
-        self.tick()
-        self.raft.deliver(2, {"type": "response_vote", "term": self.raft.term()})
-        assert self.raft.role() is Role.LEADER
+        return self.tick()
+
+    def vote(self, peer: int) -> None:
+        self.raft.deliver(peer, {"type": "response_vote", "term": self.raft.term()})
 
 
 @pytest.fixture
@@ -227,3 +233,164 @@ def test_a_follower_with_commands_sends_no_entries(bare):
     bare.raft.submit(b"a", lambda _result, reason: outcomes.append(reason))
     assert entries_sent(bare.tick()) == []
     assert outcomes != [SUCCESS]
+
+
+# Who votes: the engine's "other nodes" count, its "readonly nodes" do not.
+
+
+FAST_S = TIMING.election_min_s  # A leader that no majority answered for so long is none.
+
+
+def addressed(sent, kind="append_entries"):
+    return sorted({peer for peer, message in sent if message["type"] == kind})
+
+
+def test_a_readonly_node_is_sent_the_log_and_counts_for_nothing(bare):
+    """S:1113, S:1258 and S:661: an observer."""
+    bare.elect()
+    bare.raft.acknowledge(2, 2)
+    bare.tick()
+    bare.raft.observe(4)
+    bare.raft.submit(b"a", lambda _result, _reason: None)
+    assert addressed(bare.tick()) == [2, 3, 4]
+    bare.raft.acknowledge(4, 3)
+    bare.tick()
+    assert (bare.raft.match_index()[4], bare.journal.commit_index) == (3, 2)
+
+
+def test_a_readonly_node_begins_at_the_end_of_the_log(bare):
+    """S:1116: whoever is behind says so, and is then sent the rest."""
+    bare.elect()
+    bare.raft.submit(b"a", lambda _result, _reason: None)
+    bare.tick()
+    bare.raft.observe(4)
+    bare.raft.hurry()
+    ((message, entries),) = [
+        (each["prevLogIdx"], each["entries"]) for peer, each in bare.tick() if peer == 4
+    ]
+    assert (message, entries) == (3, [])
+    bare.raft.send_from(4, 2)
+    bare.raft.hurry()
+    assert (4, [b"\x01", COMMAND + b"a"]) in entries_sent(bare.tick())
+
+
+def test_a_readonly_node_keeps_no_leader(bare):
+    """S:681: check quorum asks the voters."""
+    bare.elect()
+    bare.raft.observe(4)
+    bare.tick(FAST_S * 0.9)
+    bare.raft.saw(4)
+    bare.tick(FAST_S * 0.2)
+    assert bare.raft.role() is Role.FOLLOWER
+
+
+def test_a_voter_that_answers_keeps_a_leader(bare):
+    """S:681, the other way."""
+    bare.elect()
+    bare.tick(FAST_S * 0.9)
+    bare.raft.saw(3)
+    bare.tick(FAST_S * 0.2)
+    assert bare.raft.role() is Role.LEADER
+
+
+def test_no_readonly_node_is_asked_for_its_vote(bare):
+    """S:642."""
+    bare.raft.observe(4)
+    assert addressed(bare.stand(), "request_vote") == [2, 3]
+
+
+def test_a_readonly_node_that_goes_is_sent_nothing(bare):
+    bare.elect()
+    bare.raft.observe(4)
+    bare.raft.stop_observing(4)
+    bare.raft.hurry()
+    assert addressed(bare.tick()) == [2, 3]
+    assert set(bare.raft.match_index()) == {2, 3}
+
+
+@pytest.mark.parametrize(("peers", "needed"), [((2,), 1), ((2, 3), 1), ((2, 3, 4, 5), 2)])
+def test_votes_are_counted_over_the_voters_of_the_moment(bare, peers, needed):
+    """S:1067: votes of others, beside its own."""
+    bare.raft.set_voters(peers, is_voter=True)
+    bare.stand()
+    for peer in peers[: needed - 1]:
+        bare.vote(peer)
+    assert bare.raft.role() is Role.CANDIDATE
+    bare.vote(peers[needed - 1])
+    assert bare.raft.role() is Role.LEADER
+
+
+def test_the_only_voter_elects_itself(bare):
+    """S:650 and S:1340: with nobody to connect to the gate is open."""
+    bare.raft.set_voters((), is_voter=True)
+    bare.raft.stand()
+    bare.tick()
+    assert bare.raft.role() is Role.LEADER
+    bare.tick()
+    assert bare.journal.commit_index == 2
+
+
+def test_entries_are_counted_over_the_voters_of_the_moment(bare):
+    """S:661: the set that is in force when it counts decides, for entries of before it too."""
+    bare.elect()
+    bare.raft.set_voters((2, 3, 4, 5), is_voter=True)
+    bare.raft.acknowledge(2, 2)
+    bare.tick()
+    assert bare.journal.commit_index == 1
+    bare.raft.set_voters((2,), is_voter=True)
+    bare.tick()
+    assert bare.journal.commit_index == 2
+
+
+def test_an_observer_that_becomes_a_voter_counts_with_what_it_has(bare):
+    bare.elect()
+    bare.raft.set_voters((2,), is_voter=True)
+    bare.raft.observe(4)
+    bare.raft.acknowledge(4, 2)
+    bare.raft.set_voters((2, 4), is_voter=True)
+    bare.tick()
+    assert bare.journal.commit_index == 2
+    bare.raft.submit(b"a", lambda _result, _reason: None)
+    assert addressed(bare.tick()) == [2, 4]
+
+
+def test_a_voter_that_is_none_any_more_counts_for_nothing_and_is_sent_nothing(bare):
+    bare.elect()
+    bare.raft.acknowledge(3, 2)
+    bare.raft.set_voters((2,), is_voter=True)
+    bare.raft.hurry()
+    assert addressed(bare.tick()) == [2]
+    assert bare.journal.commit_index == 1
+
+
+def test_a_new_voter_is_not_taken_for_one_that_is_silent(bare):
+    """S:681 would find no time of its last answer, and S:1258 no next index."""
+    bare.elect()
+    bare.tick(FAST_S * 0.9)
+    bare.raft.saw(2)
+    bare.raft.set_voters((2, 3, 4, 5), is_voter=True)
+    bare.tick(FAST_S * 0.2)
+    assert bare.raft.role() is Role.LEADER
+
+
+@pytest.mark.parametrize("peers", [(), (2,), (2, 3)])
+def test_who_is_no_voter_never_stands(bare, peers):
+    """S:635: somebody who is never connected stands in for a peer."""
+    bare.raft.set_voters(peers, is_voter=False)
+    for _ in range(3):
+        bare.raft.stand()
+        assert bare.tick(100) == []
+    assert (bare.raft.role(), bare.raft.term()) == (Role.FOLLOWER, 0)
+
+
+def test_a_new_leader_knows_nothing_of_anybody(bare):
+    """S:1219-1223: neither of voters nor of readonly nodes of an earlier term."""
+    bare.elect()
+    bare.raft.observe(4)
+    for peer in (2, 3, 4):
+        bare.raft.acknowledge(peer, 2)
+    bare.raft.deliver(
+        3, {"type": "request_vote", "term": 8, "last_log_index": 0, "last_log_term": -1}
+    )
+    bare.elect()
+    assert bare.raft.match_index() == {2: 0, 3: 0, 4: 0}

@@ -6,12 +6,16 @@ import random
 from pathlib import Path
 
 import pytest
+import structlog
 
+from penstock.raft_meta.config import ControllerConfig
 from penstock.raft_meta.journal import LmdbJournal
 from penstock.raft_meta.quorum import Role
+from penstock.raft_meta.raft_quorum import RaftQuorum
 from penstock.raft_meta.snapshots import SnapshotStore
 from penstock.raft_meta.voter import Voter
 from penstock.v1 import raft_pb2
+from tests.support import eventually
 from tests.unit.raft_meta.founded import directory_of, voter_set
 from tests.unit.raft_meta.lone_voter import Message, append, entry
 from tests.unit.raft_meta.raft_fuzz import TIMING, Network, open_fast
@@ -26,7 +30,7 @@ class Fresh:
         node_id: int,
         configured=(1, 2, 3),
         *,
-        may_found=False,
+        may_found=True,
         directory_id=None,
     ) -> None:
         self.may_found = may_found
@@ -157,44 +161,72 @@ def test_whoever_has_a_term_promises_nothing(fresh):
 
 
 def test_the_only_controller_founds_at_once_if_it_may(fresh):
-    node = fresh(1, (1,), may_found=True)
+    node = fresh(1, (1,))
     node.tell()
     assert node.voter.status().role is Role.LEADER
     assert node.journal.voters == voter_set([1])
 
 
-def test_the_only_controller_waits_to_be_added_without_the_permission(fresh):
-    node = fresh(1, (1,))
+@pytest.mark.parametrize("configured", [(1,), (1, 2), (1, 2, 3)])
+def test_a_founder_without_the_permission_waits_to_be_added(fresh, configured):
+    """Those whom it knows of may all have lost their disks, of a cluster that has grown since."""
+    node = fresh(1, configured, may_found=False)
     for _ in range(20):
         assert node.wait(1.0) == []
+    for peer in configured[1:]:
+        node.tell(peer, acceptance(peer))
+    assert node.wait(1.0) == []
     assert node.journal.is_fresh
+    status = node.voter.status()
+    assert status.needs_permission
+    assert status.awaited == ()
+
+
+def test_who_is_no_founder_needs_no_permission(fresh):
+    node = fresh(2, may_found=False)
+    assert not node.voter.status().needs_permission
+    assert replies(node.tell(1, invitation())) == [(True, "")]
+
+
+def test_a_directory_in_use_takes_no_permission(fresh):
+    node = fresh(1, (1, 2), may_found=False)
+    node.tell(2, append(4, (1, 0), entry(2, 4)))
+    node.may_found = True
+    node.crash()
+    assert not node.journal.may_found
 
 
 def test_the_permission_to_found_is_kept_by_the_directory(fresh):
-    node = fresh(1, (1,), may_found=True)
+    node = fresh(1, (1,))
     node.may_found = False
     node.crash()
     node.tell()
     assert node.voter.status().role is Role.LEADER
 
 
-def test_the_founder_of_a_grown_cluster_does_not_found_another_on_a_new_disk(tmp_path):
-    net = Network(tmp_path, 1, seed=21)
+@pytest.mark.parametrize(("founders", "grown"), [(1, 3), (2, 5)])
+def test_the_founders_of_a_grown_cluster_found_no_other_on_new_disks(tmp_path, founders, grown):
+    """Their files still name them alone, and the others are not heard."""
+    net = Network(tmp_path, founders, seed=21)
     net.wait_leader()
-    for _ in range(2):
+    while len(net.hosts) < grown:
         host = net.join()
         net.insist(lambda node_id=host.node_id: net.add(node_id))
         net.settle()
-    assert net.voters() == {1, 2, 3}
-    host = net.hosts[1]
-    net.crash(host, down_s=1e9)
+    assert net.voters() == set(range(1, grown + 1))
+    lost = [net.hosts[number] for number in range(1, founders + 1)]
+    for host in lost:
+        net.crash(host, down_s=1e9)
     net.run(3.0)
-    net.wipe(host)
-    net.cut = lambda a, b: 1 in (a, b)
-    net.start(host)
-    net.run(3.0)
-    assert host.voter.status().role is not Role.LEADER
-    assert host.journal.is_fresh
+    ours = {host.node_id for host in lost}
+    net.cut = lambda a, b: (a in ours) != (b in ours)
+    for host in lost:
+        net.wipe(host)
+        net.start(host)
+    net.run(5.0)
+    for host in lost:
+        assert host.voter.status().role is not Role.LEADER
+        assert host.journal.is_fresh
     net.close()
 
 
@@ -285,3 +317,26 @@ def test_an_empty_disk_never_helps_to_elect_anybody(tmp_path, wiped):
     assert net.leader() is None
     assert net.hosts[wiped].voter.status().term == max(terms)
     net.close()
+
+
+def test_who_founds_is_known_to_all(fresh):
+    assert fresh(1).voter.status().founder_id == 1
+    assert fresh(3).voter.status().founder_id == 1
+
+
+async def test_a_node_that_is_no_founder_names_it_in_its_log(tmp_path):
+    voters = {1: ("127.0.0.1", 1), 2: ("127.0.0.1", 2)}
+    config = ControllerConfig(
+        node_id=2, cluster_id="c", data_dir=tmp_path, listen=("127.0.0.1", 0), voters=voters
+    )
+    quorum = RaftQuorum(config, None)
+    await quorum.start()
+    try:
+        await eventually(lambda: quorum.status().founder_id == 1)
+        with structlog.testing.capture_logs() as lines:
+            quorum._remind()
+    finally:
+        await quorum.stop()
+    [line] = [line for line in lines if line["log_level"] == "warning"]
+    assert (line["event"], line["founder"]) == ("this controller knows of no voters", 1)
+    assert "start node 1, which founds it" in line["next_step"]

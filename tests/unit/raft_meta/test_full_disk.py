@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,8 @@ from penstock.raft_meta.quorum import Leadership, Role
 from penstock.raft_meta.raft_quorum import RaftQuorum
 from penstock.raft_meta.snapshots import Snapshot, SnapshotStore
 from penstock.raft_meta.voter import Installed
-from penstock.wire.errors import DataDirectoryError
+from penstock.raft_meta.voters import VoterSet
+from penstock.wire.errors import DataDirectoryError, RequestTimedOutError
 from tests.support import eventually
 from tests.unit.raft_meta.lone_voter import Lone
 from tests.unit.raft_meta.raft_fuzz import open_fast
@@ -124,19 +127,19 @@ def test_a_journal_that_cannot_be_made_for_want_of_room_is_not_called_damaged(
 
 
 class NoRoomFor:
-    """Makes so many saves of snapshots find no room."""
+    """Makes so many writes of snapshots find no room."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
         self.left = times
-        save = SnapshotStore.save
+        write = SnapshotStore._write
 
-        def refuse(store: SnapshotStore, snapshot: Snapshot) -> None:
+        def refuse(store: SnapshotStore, snapshot: Snapshot, path: Path) -> None:
             if self.left:
                 self.left -= 1
                 raise OSError(errno.ENOSPC, "No space left on device")
-            save(store, snapshot)
+            write(store, snapshot, path)
 
-        monkeypatch.setattr(SnapshotStore, "save", refuse)
+        monkeypatch.setattr(SnapshotStore, "_write", refuse)
 
 
 @pytest.fixture
@@ -224,8 +227,11 @@ class WaitingVoter:
             self.thread.await_room(OSError(errno.ENOSPC, "full"))
         return [], []
 
-    def resign(self, _now_s: float) -> None:
-        self.calls.append("resign")
+    def resign(self, _now_s: float, *, even_alone: bool) -> None:
+        self.calls.append("resign even alone" if even_alone else "resign")
+
+    def stood_still(self, _since_s: float, _now_s: float) -> None:
+        return
 
     def next_deadline_s(self) -> float:
         return math.inf
@@ -237,15 +243,22 @@ class WaitingVoter:
         return
 
 
-def start(voter: WaitingVoter) -> tuple[list[Exception | None], Future[None], threading.Event]:
+def start(
+    voter: WaitingVoter, *, resigned: bool = False
+) -> tuple[list[Exception | None], Future[None], threading.Event]:
     told: list[Exception | None] = []
     failed: Future[None] = Future()
     said = threading.Event()
+
+    def on_room(error: Exception | None) -> bool:
+        told.append(error)
+        return error is not None and resigned
+
     voter.thread = VoterThread(
         lambda _now_s: voter,  # type: ignore[arg-type,return-value]
         on_output=lambda *_: said.set(),
         on_failed=failed.set_exception,
-        on_room=told.append,
+        on_room=on_room,
     )
     voter.thread.start().result(DEADLINE_S)
     voter.thread.submit(lambda _voter, _now_s: None)
@@ -267,6 +280,36 @@ async def test_a_voter_without_room_says_nothing_and_leads_no_more_after_it() ->
     assert not failed.done()
 
 
+async def test_a_voter_that_was_said_to_resign_does_so_even_alone() -> None:
+    """It was no more alone when that was said: its last peer was just being removed."""
+    voter = WaitingVoter()
+    told, _, said = start(voter, resigned=True)
+    await eventually(lambda: len(told) == 1)
+    voter.full = False
+    assert await asyncio.to_thread(said.wait, DEADLINE_S)
+    assert voter.calls == ["step", "resign even alone", "step"]
+    voter.thread.stop()
+    voter.thread.join()
+
+
+def test_the_only_voter_leads_on_unless_others_were_told_otherwise(lone: Lone) -> None:
+    lone.wait(0)
+    lone.wait(0.1)
+    term = lone.status.term
+    lone.voter.resign(lone.now_s)
+    lone.step()
+    assert (lone.role, lone.status.term) == (Role.LEADER, term)
+    lone.voter.resign(lone.now_s, even_alone=True)
+    lone.step()
+    lone.wait(0.1)
+    assert lone.role is Role.LEADER
+    assert lone.of(Leadership)[-1] == Leadership(lone.status.term, 1, leading=True)
+    assert lone.status.term > term, "a term that was given up is never led again"
+    lone.propose(b"x", token=5)
+    lone.wait(0.1)
+    assert lone.status.commit_index == lone.journal.last_index
+
+
 async def test_a_voter_without_room_can_be_stopped() -> None:
     voter = WaitingVoter()
     told, failed, said = start(voter)
@@ -284,7 +327,11 @@ class Machine:
         return b"done"
 
 
-async def test_a_proposal_waits_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+async def quorum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[RaftQuorum, FullEnvironment]]:
+    """A quorum of one that leads, and its disk."""
     config = ControllerConfig(
         may_found=True,
         node_id=1,
@@ -302,15 +349,42 @@ async def test_a_proposal_waits_for_room(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setitem(LmdbJournal.__init__.__kwdefaults__, "open_environment", open_environment)
     quorum = RaftQuorum(config, Machine())  # type: ignore[arg-type]
     await quorum.start()
-    try:
-        await eventually(lambda: quorum.status().role is Role.LEADER)
-        assert await quorum.propose(b"before") == b"done"
-        environments[0].full = True
-        pending = quorum.submit(b"while it is full")
-        await eventually(lambda: quorum._thread._without_room)
-        assert not pending.done()
-        environments[0].full = False
-        assert await asyncio.wait_for(pending, DEADLINE_S) == b"done"
-        assert not quorum._failed.done()
-    finally:
-        await quorum.stop()
+    await eventually(lambda: quorum.status().role is Role.LEADER)
+    yield quorum, environments[0]
+    await quorum.stop()
+
+
+async def test_a_proposal_waits_for_room(quorum: tuple[RaftQuorum, FullEnvironment]) -> None:
+    voter, disk = quorum
+    assert await voter.propose(b"before") == b"done"
+    disk.full = True
+    pending = voter.submit(b"while it is full")
+    await eventually(lambda: voter._thread._without_room)
+    assert not pending.done()
+    disk.full = False
+    assert await asyncio.wait_for(pending, DEADLINE_S) == b"done"
+    assert not voter._failed.done()
+
+
+async def test_who_was_told_that_a_voter_resigns_is_told_when_it_leads_again(
+    quorum: tuple[RaftQuorum, FullEnvironment],
+) -> None:
+    """The last peer goes in the very step that finds no room: the one who stays was not alone when
+    that was told, and is when there is room.
+    """
+    voter, disk = quorum
+    await voter.propose(b"before")
+    told: list[Leadership] = []
+    voter.add_leadership_listener(told.append)
+    term = voter.status().term
+    disk.full = True
+    voter._status = replace(voter._status, voters=VoterSet.of([1, 2]))
+    pending = voter.submit(b"while it is full")
+    await eventually(lambda: bool(told))
+    assert told == [Leadership(term, -1, leading=False)]
+    disk.full = False
+    with contextlib.suppress(RequestTimedOutError):  # Its term ended meanwhile.
+        await asyncio.wait_for(pending, DEADLINE_S)
+    await eventually(lambda: told[-1].leading)
+    assert told[-1].term > term, "the term that was given up is not claimed a second time"
+    assert await voter.propose(b"after") == b"done"

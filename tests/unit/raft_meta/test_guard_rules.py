@@ -301,6 +301,79 @@ def test_a_broken_connection_to_the_leader_hastens_the_election(lone):
     assert lone.voter.next_deadline_s() >= lone.now_s + 0.5
 
 
+def test_a_leader_that_stood_still_does_not_blame_the_others(lone):
+    lone.lead()
+    since_s = lone.now_s
+    lone.now_s += 13.0
+    lone.voter.stood_still(since_s, lone.now_s)
+    lone.wait(0.01)
+    assert lone.role is Role.LEADER
+    for _ in range(5):
+        lone.wait(0.15)
+    assert lone.role is not Role.LEADER, "it has listened since, and nobody has answered"
+
+
+def test_a_voter_that_stood_still_neither_stands_nor_votes_before_it_has_listened(lone):
+    lone.tell(2, append(1, (1, 0)))
+    since_s = lone.now_s
+    lone.now_s += 13.0
+    lone.voter.stood_still(since_s, lone.now_s)
+    assert not only(lone.tell(3, pre_vote(2, last=(2, 1)))).pre_vote_reply.granted
+    assert lone.voter.next_deadline_s() >= lone.now_s + 0.15
+    lone.tell(2, append(1, (1, 0)))  # What waited in the socket.
+    assert lone.voter.next_deadline_s() >= lone.now_s + 0.5
+    assert lone.status.term == 1
+
+
+def leaders_given_up(lone, *, are_alive: bool) -> None:
+    """Three in a row, a second each; the last one leads, and was just heard."""
+    for term in (1, 2, 3):
+        lone.now_s += 1.0
+        lone.tell(2 + term % 2, append(term, (1, 0)))
+        if are_alive:
+            lone.tell(2 + (term - 1) % 2, append(term - 1, (1, 0)))
+    lone.tell(3, append(3, (1, 0)))
+
+
+def test_leaders_that_are_given_up_and_live_make_a_voter_patient(lone):
+    leaders_given_up(lone, are_alive=True)
+    assert lone.voter.next_deadline_s() >= lone.now_s + 1.0
+    lone.now_s += 0.9
+    assert not only(lone.tell(2, pre_vote(4, last=(2, 3)))).pre_vote_reply.granted
+
+
+def test_leaders_that_are_lost_in_silence_make_no_voter_patient(lone):
+    leaders_given_up(lone, are_alive=False)
+    assert lone.voter.next_deadline_s() <= lone.now_s + 1.0
+    lone.now_s += 0.6
+    assert only(lone.tell(2, pre_vote(4, last=(2, 3)))).pre_vote_reply.granted
+
+
+def test_leaders_that_hand_over_make_no_voter_patient(lone):
+    lone.tell(2, append(1, (1, 0)))
+    for term in (2, 3, 4):
+        candidate, leader = 2 + (term + 1) % 2, 2 + term % 2
+        request = request_vote(term, last=(2, term))
+        request.request_vote.handed_over_by = leader
+        assert only(lone.tell(candidate, request)).HasField("vote")
+        lone.tell(candidate, append(term, (1, 0)))
+        lone.now_s += 0.2
+    lone.tell(candidate, append(term, (1, 0)))
+    assert lone.voter.next_deadline_s() <= lone.now_s + 1.0
+
+
+def test_a_leader_after_leaders_that_lived_waits_longer_for_answers_but_not_for_long(lone):
+    leaders_given_up(lone, are_alive=True)
+    lone.now_s += 3.0
+    lone.lead()
+    for _ in range(5):
+        lone.wait(0.15)
+    assert lone.role is Role.LEADER
+    for _ in range(3):
+        lone.wait(0.15)
+    assert lone.role is not Role.LEADER
+
+
 # Rule 6: snapshots.
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from penstock.raft_meta.active import ControllerShell
+from penstock.raft_meta.active import ControllerShell, monotonic_ms
 from penstock.raft_meta.config import ControllerConfig
+from penstock.raft_meta.core.controller_events import Tick
 from penstock.raft_meta.quorum import Leadership, LeadershipListener, QuorumStatus, Role
 from penstock.v1 import cluster_pb2, controller_pb2
 from penstock.wire.errors import ErrorCode
+from tests.support import eventually
 from tests.unit.raft_meta_core.metadata_driver import CLUSTER, incarnation, topic_id
 
 
@@ -22,6 +25,8 @@ class LoneQuorum:
         self.shell: ControllerShell
         self.listeners: list[LeadershipListener] = []
         self.index = 0
+        self.renounced = 0
+        self.unconnected: frozenset[int] = frozenset()
 
     def address_of(self, node_id: int) -> tuple[str, int]:
         return "127.0.0.1", node_id
@@ -30,7 +35,8 @@ class LoneQuorum:
         self.listeners.append(listener)
 
     def status(self) -> QuorumStatus:
-        return QuorumStatus(1, Role.LEADER, 1, 1, self.index, self.index, self.index)
+        at = self.index
+        return QuorumStatus(1, Role.LEADER, 1, 1, at, at, at, unconnected=self.unconnected)
 
     def commit(self, payload: bytes) -> bytes:
         self.index += 1
@@ -44,13 +50,20 @@ class LoneQuorum:
     async def propose(self, payload: bytes, *, timeout_ms: int | None = None) -> bytes:
         return self.commit(payload)
 
-    def lead(self) -> None:
+    def renounce(self) -> None:
+        self.renounced += 1
+
+    def lead(self, term: int = 1) -> None:
         for listener in self.listeners:
-            listener(Leadership(1, 1, leading=True))
+            listener(Leadership(term, 1, leading=True))
+
+    def lose(self) -> None:
+        for listener in self.listeners:
+            listener(Leadership(1, 2, leading=False))
 
 
 class World:
-    def __init__(self, tmp_path: Path) -> None:
+    def __init__(self, tmp_path: Path, clock_ms: Callable[[], int] = monotonic_ms) -> None:
         config = ControllerConfig(
             node_id=1,
             cluster_id=CLUSTER,
@@ -61,7 +74,9 @@ class World:
         self.counted: list[tuple[str, int]] = []
         self.quorum = LoneQuorum()
         self.shell = ControllerShell(
-            config, count_refusal=lambda command, code: self.counted.append((command, code))
+            config,
+            clock_ms=clock_ms,
+            count_refusal=lambda command, code: self.counted.append((command, code)),
         )
         self.quorum.shell = self.shell
         self.shell.bind(self.quorum)  # type: ignore[arg-type]  # All of it that is used.
@@ -132,3 +147,59 @@ async def test_who_is_not_active_counts_nothing(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.quorum.commit(b"\xff")
     assert world.counted == []
+
+
+async def test_an_active_controller_that_fails_gives_up_its_office_and_can_have_it_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A timer that died of an exception would have left silent brokers unfenced for ever."""
+    epoch = await world.register(1)
+    shell, core = world.shell, world.shell._core
+    stream = shell.open_stream()
+    handle = core.handle
+
+    def fail(event: object, now_ms: int) -> object:
+        if isinstance(event, Tick):
+            raise ZeroDivisionError
+        return handle(event, now_ms)  # type: ignore[arg-type]  # As it was given.
+
+    monkeypatch.setattr(core, "handle", fail)
+    shell._on_timer()
+    assert world.quorum.renounced == 1
+    assert not core.is_active
+    ended = [response async for response in stream.responses()]
+    assert ended[-1].error.code == ErrorCode.NOT_CONTROLLER
+    world.quorum.lead(1)  # Told again, as when the voters change.
+    shell._on_timer()
+    assert not core.is_active
+    assert world.quorum.renounced == 1
+    monkeypatch.undo()
+    world.quorum.lead(2)
+    assert not core.is_active, "not at once: what failed may fail again"
+    await eventually(lambda: core.is_active)
+    stream = shell.open_stream()
+    shell.heartbeat(stream, controller_pb2.BrokerHeartbeatRequest(node_id=1, broker_epoch=epoch))
+    answer = await anext(stream.responses())
+    assert not answer.HasField("error")
+    shell.stop()
+
+
+async def test_an_office_that_is_given_up_again_and_again_is_claimed_ever_later(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lone controller that fails at each start would else make hundreds of terms a second."""
+    shell, now_ms = world.shell, 1_000_000
+    monkeypatch.setattr(shell, "_clock_ms", lambda: now_ms)
+    delays: list[float] = []
+    monkeypatch.setattr(shell, "_claim_later", lambda _payload, after_s: delays.append(after_s))
+    for term in range(2, 12):
+        shell._epoch = term - 1
+        shell._renounce()
+        world.quorum.lead(term)
+    assert delays == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0, 10.0]
+    now_ms += 60_000
+    shell._on_leadership(Leadership(11, -1, leading=False))
+    world.quorum.lead(12)
+    assert len(delays) == 10, "it was quiet for long: as if nothing had been"
+    assert shell._core.is_active
+    shell.stop()

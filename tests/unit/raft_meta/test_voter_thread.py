@@ -35,6 +35,9 @@ class HangingVoter:
         assert self.gate.wait(DEADLINE_S)
         return [], []
 
+    def stood_still(self, _since_s: float, _now_s: float) -> None:
+        return
+
     def next_deadline_s(self) -> float:
         return math.inf
 
@@ -177,6 +180,33 @@ class RefusingQuorum:
 
 async def test_a_leader_whose_claim_is_refused_claims_again(tmp_path: Path) -> None:
     quorum = RefusingQuorum()
+    shell = ControllerShell(config(tmp_path))
+    shell.bind(quorum)  # type: ignore[arg-type]
+    shell._on_leadership(Leadership(1, 1, leading=True))
+    await eventually(lambda: len(quorum.refused) == 2)
+    quorum.refuses = False
+    await eventually(lambda: bool(quorum.taken))
+    assert quorum.taken == quorum.refused[:1]
+    shell.stop()
+
+
+class HandingOverQuorum(RefusingQuorum):
+    """Takes each proposal, and refuses it a moment later: its leader hands over."""
+
+    def submit(self, payload: bytes) -> asyncio.Future[bytes]:
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        if self.refuses:
+            self.refused.append(payload)
+            future.set_exception(NotControllerError("it hands over"))
+        else:
+            self.taken.append(payload)
+        return future
+
+
+async def test_a_leader_whose_claim_met_a_hand_over_claims_again_when_that_failed(
+    tmp_path: Path,
+) -> None:
+    quorum = HandingOverQuorum()
     shell = ControllerShell(config(tmp_path))
     shell.bind(quorum)  # type: ignore[arg-type]
     shell._on_leadership(Leadership(1, 1, leading=True))

@@ -37,6 +37,7 @@ class Driver:
         self.sequence = 0
         self.epoch = 0
         self.log: list[tuple[int, bytes]] = []
+        self.restored: ClusterState | None = None  # Another controller's, if it is to follow.
         self.claim(1, metadata_version=metadata_version)
         for node in range(1, brokers + 1):
             self.start(node, rack=(racks or {}).get(node, ""))
@@ -143,6 +144,15 @@ class Driver:
         body = cluster_pb2.AlterReassignmentsCommand(validate_only=validate_only)
         body.partitions.add(topic_id=topic_id(topic), partition=number, replicas=replicas)
         return self.ok(alter_reassignments=body).alter_reassignments.partitions[0]
+
+    def report(
+        self, node: int, state: cluster_pb2.ReplicaState.ValueType, *numbers: int, topic: int = 1
+    ) -> cluster_pb2.CommandResult:
+        """A broker says how its replicas of these partitions are."""
+        body = cluster_pb2.ReportReplicasCommand(**self.about(node))
+        for number in numbers or (0,):
+            body.replicas.add(topic_id=topic_id(topic), partition=number, state=state)
+        return self.run(report_replicas=body)
 
     def partition(self, number: int = 0, topic: int = 1) -> Partition:
         found = self.state.partition(topic_id(topic), number)

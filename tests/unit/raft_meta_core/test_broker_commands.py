@@ -297,14 +297,26 @@ def test_a_broker_that_still_has_replicas_is_not_unregistered() -> None:
     driver.create(assignments=[[1, 2], [2, 1]])
     body = cluster_pb2.UnregisterBrokerCommand(node_id=2)
     driver.fence(2)
-    with pytest.raises(InvalidRequestError, match="has 2 replicas: move them"):
+    with pytest.raises(InvalidRequestError) as refused:
         driver.ok(unregister_broker=body)
+    assert refused.value.message == (
+        "broker 2 has 2 replicas still (orders-0, orders-1); next: move them to other brokers with "
+        "`penstock partitions reassign --from-broker 2`"
+    )
     for number in range(2):
         driver.move([1, 3], number=number)
         driver.alter([1, 3], number=number)
     driver.ok(unregister_broker=body)
     assert 2 not in driver.state.brokers
     driver.state.validate()
+
+
+def test_of_many_replicas_that_hinder_an_unregistration_three_are_named() -> None:
+    driver = Driver(brokers=2)
+    driver.create(assignments=[[2]] * 5)
+    driver.fence(2)
+    with pytest.raises(InvalidRequestError, match=r"\(orders-0, orders-1, orders-2 and 2 more\)"):
+        driver.ok(unregister_broker=cluster_pb2.UnregisterBrokerCommand(node_id=2))
 
 
 def test_a_broker_must_support_the_version_in_force() -> None:

@@ -24,6 +24,7 @@ partitions = st.builds(
     removing=nodes,
     recovering=st.booleans(),
     target=nodes,
+    offline=nodes,
 )
 
 

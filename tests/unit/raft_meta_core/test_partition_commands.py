@@ -153,3 +153,23 @@ def test_elections_of_what_is_not_there(driver: Driver) -> None:
     for kind in (0, 17):
         body = cluster_pb2.ElectLeadersCommand(type=kind)  # type: ignore[arg-type]
         assert driver.run(elect_leaders=body).error.code == ErrorCode.INVALID_REQUEST
+
+
+def why_not(driver: Driver, kind: int) -> str:
+    body = cluster_pb2.ElectLeadersCommand(type=kind)  # type: ignore[arg-type]
+    body.partitions.add(topic_id=topic_id(1), partition=0)
+    return driver.ok(elect_leaders=body).elect_leaders.partitions[0].error.message
+
+
+def test_a_refused_election_says_what_would_help(driver: Driver) -> None:
+    preferred, unclean = cluster_pb2.ELECTION_TYPE_PREFERRED, cluster_pb2.ELECTION_TYPE_UNCLEAN
+    driver.shut_down(1)
+    driver.alter([2, 3])
+    driver.fence(1)
+    assert "is not alive; next: start it" in why_not(driver, preferred)
+    driver.start(1, life=2)
+    assert "is not in sync; next: wait until it is among `Isr`" in why_not(driver, preferred)
+    driver.alter([1, 2, 3])
+    for node in (1, 2, 3):
+        driver.fence(node)
+    assert "is alive; next: start one of these brokers" in why_not(driver, unclean)

@@ -6,8 +6,8 @@ import pytest
 
 from penstock.raft_meta.core.cluster_state import ClusterState
 from penstock.v1 import cluster_pb2
-from penstock.wire.errors import ErrorCode
-from tests.unit.raft_meta_core.metadata_driver import Driver
+from penstock.wire.errors import ErrorCode, InvalidConfigError
+from tests.unit.raft_meta_core.metadata_driver import Driver, topic_id
 
 
 @pytest.fixture
@@ -160,13 +160,44 @@ def test_nobody_leaves_while_nobody_leads() -> None:
     assert (driver.partition().replicas, driver.partition().leader) == ((2,), 2)
 
 
-def test_an_unclean_election_may_end_a_move_to_the_only_one_alive() -> None:
+def test_no_unclean_election_takes_an_empty_replica_unless_an_operator_orders_it() -> None:
+    """It would end the move, and the old replica would delete all that there is, coming back."""
     driver = Driver(brokers=2)
     driver.create(assignments=[[1]], unclean_leader_election_enable="true")
     driver.move([2])
     driver.fence(1)
     now = driver.partition()
+    assert (now.replicas, now.isr, now.leader, now.recovering) == ((1, 2), (1,), -1, False)
+    driver.unfence(1)
+    assert driver.partition().leader == 1
+    driver.fence(1)
+    body = cluster_pb2.ElectLeadersCommand(type=cluster_pb2.ELECTION_TYPE_UNCLEAN)
+    body.partitions.add(topic_id=topic_id(1), partition=0)
+    driver.ok(elect_leaders=body)
+    now = driver.partition()
     assert (now.replicas, now.isr, now.leader, now.recovering) == ((2,), (2,), 2, True)
+
+
+def test_a_partition_is_moved_once_by_one_command(driver: Driver) -> None:
+    body = cluster_pb2.AlterReassignmentsCommand()
+    for replicas in ([4, 5, 6], [1, 2, 5]):
+        body.partitions.add(topic_id=topic_id(1), partition=0, replicas=replicas)
+    first, second = driver.ok(alter_reassignments=body).alter_reassignments.partitions
+    assert not first.HasField("error")
+    assert second.error.code == ErrorCode.INVALID_REQUEST
+    assert "orders-0 is named twice" in second.error.message
+    assert (driver.partition().target, driver.partition().partition_epoch) == ((4, 5, 6), 1)
+
+
+def test_a_growing_partition_cannot_be_asked_for_more_than_it_has_if_it_is_cancelled() -> None:
+    driver = Driver(brokers=3)
+    driver.create(assignments=[[1]])
+    driver.move([1, 2, 3])
+    body = cluster_pb2.AlterTopicConfigsCommand(topic="orders", set={"min.insync.replicas": "2"})
+    with pytest.raises(InvalidConfigError, match="replication factor 1"):
+        driver.ok(alter_topic_configs=body)
+    driver.alter([1, 2, 3])
+    driver.ok(alter_topic_configs=body)
 
 
 def test_lower_wanted_in_sync_replicas_may_end_a_move(driver: Driver) -> None:

@@ -63,6 +63,16 @@ def test_a_name_is_taken_once_and_a_retry_is_answered_as_the_first_time() -> Non
         driver.create("other", number=1, partitions=1, replication_factor=1)
 
 
+def test_a_retry_does_not_bring_a_topic_back_that_was_deleted_since() -> None:
+    driver = Driver(brokers=1)
+    driver.create(assignments=[[1]])
+    driver.ok(delete_topic=cluster_pb2.DeleteTopicCommand(topic_id=topic_id(1)))
+    for name in ("orders", "other"):
+        with pytest.raises(InvalidRequestError, match="was deleted since; draw another"):
+            driver.create(name, assignments=[[1]])
+    driver.create(number=2, assignments=[[1]])
+
+
 @pytest.mark.parametrize("count", [0, -1, 10_001])
 def test_partition_counts_have_bounds(count: int) -> None:
     with pytest.raises(InvalidPartitionsError, match="1 to 10000"):

@@ -11,7 +11,10 @@ its stream breaks                      fence it after disconnect_grace_ms, unles
 its stream breaks after it was told    fence it at once
 that it may stop
 nothing is heard from it               fence it after session_timeout_ms
-this controller becomes active         fence whoever has not come within takeover_grace_ms
+this process stood still               no time of that is a broker's silence
+this controller becomes active         give everybody a whole session_timeout_ms to find it, but
+                                       takeover_grace_ms to nodes that seem to be gone
+most brokers found it by roll_call_ms  fence those that did not, if they must know of it
 it wants to be fenced                  fence it
 it wants to shut down                  move its leaderships away, then let it stop
 another leads than is preferred        elect the preferred leader once it is in sync, if it lacks
@@ -21,6 +24,7 @@ another leads than is preferred        elect the preferred leader once it is in 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 from penstock.raft_meta.core.cluster_state import ClusterState
@@ -35,12 +39,13 @@ from penstock.raft_meta.core.controller_events import (
     ProposalFailed,
     Propose,
     Reply,
+    StoodStill,
     StreamClosed,
     StreamOpened,
     Tick,
 )
 from penstock.raft_meta.core.model import Broker
-from penstock.raft_meta.core.sessions import LivenessSettings, Session
+from penstock.raft_meta.core.sessions import LivenessSettings, Session, after_a_stall
 from penstock.v1 import cluster_pb2, controller_pb2
 from penstock.wire.errors import (
     BrokerIdNotRegisteredError,
@@ -72,6 +77,8 @@ class ActiveController:
         self._streams: dict[int, int | None] = {}  # Open streams and the nodes that use them.
         self._proposals: dict[int, Session | None] = {}  # What is in flight.
         self._last_proposal_id = 0
+        self._roll_call_at_ms: int | None = None  # Set from the takeover on, until it was held.
+        self._told: Collection[int] = ()  # Who lives knows of the takeover, of these nodes.
         self._balance_at_ms: int | None = None
         self._balancing = False  # A round's proposal is in flight.
 
@@ -102,6 +109,8 @@ class ActiveController:
                 return self._on_applied(event, now_ms)
             case ProposalFailed(proposal_id):
                 return self._on_proposal_failed(proposal_id, now_ms)
+            case StoodStill(lost_ms):
+                return self._on_stood_still(lost_ms, now_ms)
             case Tick():
                 return self._on_tick(now_ms)
 
@@ -115,6 +124,8 @@ class ActiveController:
         ]
         if not self._balancing:
             dues.append(self._balance_at_ms)
+        if any(not session.has_come for session in self._sessions.values()):
+            dues.append(self._roll_call_at_ms)
         return min((due for due in dues if due is not None), default=None)
 
     def registration_conflict(
@@ -150,7 +161,9 @@ class ActiveController:
         self._epoch = event.controller_epoch
         self._changed_index = event.state.applied_index
         self._times = self._own_times.shared(event.state.cluster_configs)
-        self._adopt(now_ms)
+        self._adopt(now_ms, event.unconnected)
+        self._roll_call_at_ms = now_ms + self._times.roll_call_ms
+        self._told = frozenset(self._sessions) if event.former_ended else event.voters
         self._plan_balancing(now_ms)
         return effects
 
@@ -161,17 +174,28 @@ class ActiveController:
         self._sessions.clear()
         self._streams.clear()
         self._proposals.clear()
+        self._roll_call_at_ms = None
         self._balance_at_ms = None
         self._balancing = False
         return effects
 
-    def _adopt(self, now_ms: int) -> None:
-        """Watch every unfenced broker, and nobody whose registration is over."""
+    def _adopt(self, now_ms: int, unconnected: Collection[int] = ()) -> None:
+        """Watch every unfenced broker, and nobody whose registration is over.
+
+        That a broker is silent says nothing by itself before it had a whole session's time to come:
+        on busy machines those that were fenced for less brought the next controller down with the
+        work. A node without a Raft connection has died, as one whose stream breaks, or it started
+        just now and its broker is another process.
+        """
         assert self._state is not None
         for node_id, broker in sorted(self._state.brokers.items()):
             if not broker.fenced and node_id not in self._sessions:
-                grace = now_ms + self._times.takeover_grace_ms
-                self._sessions[node_id] = Session(node_id, broker.broker_epoch, grace)
+                seems_gone = node_id in unconnected
+                times = self._times
+                wait_ms = times.takeover_grace_ms if seems_gone else times.session_timeout_ms
+                self._sessions[node_id] = Session(
+                    node_id, broker.broker_epoch, now_ms + wait_ms, wait_ms
+                )
 
     # Streams.
 
@@ -362,8 +386,7 @@ class ActiveController:
         due_ms = self.next_deadline_ms()
         if self._state is None or due_ms is None or now_ms < due_ms:
             return []
-        if now_ms - due_ms >= self._times.stall_ms:
-            self._forgive_own_stall(now_ms)
+        self._call_the_roll(now_ms)
         effects: list[Effect] = []
         for session in self._sessions.values():
             if session.wants_shutdown:
@@ -371,13 +394,35 @@ class ActiveController:
             effects += self._review(session, now_ms)
         return effects + self._balance(now_ms)
 
-    def _forgive_own_stall(self, now_ms: int) -> None:
-        """Give silent brokers time once: while this process stood still, they may have spoken."""
+    def _call_the_roll(self, now_ms: int) -> None:
+        """Give up those who did not come since the takeover, if most brokers did.
+
+        They are as silent as brokers of a busy host, but there most would be silent: it can't be
+        that many are fenced at once. A broker that may still wait for the former active controller
+        to answer has its whole session.
+        """
+        if self._roll_call_at_ms is None or now_ms < self._roll_call_at_ms:
+            return
+        self._roll_call_at_ms = None
+        assert self._state is not None
+        brokers = self._state.brokers
+        watched = [s for s in self._sessions.values() if not brokers[s.node_id].fenced]
+        missing = [session for session in watched if not session.has_come]
+        if 2 * len(missing) >= len(watched):
+            return
+        for session in missing:
+            if session.node_id in self._told:
+                session.fence_at_ms = min(session.fence_at_ms, now_ms)
+
+    def _on_stood_still(self, lost_ms: int, now_ms: int) -> list[Effect]:
+        """Count silence in time that this process was awake: who is gone is fenced all the same."""
         for session in self._sessions.values():
-            if not session.stall_forgiven:
-                session.stall_forgiven = True
-                grace = now_ms + self._times.takeover_grace_ms
-                session.fence_at_ms = max(session.fence_at_ms, grace)
+            session.stood_still(lost_ms, now_ms)
+        if self._roll_call_at_ms is not None:
+            wait_ms = self._times.roll_call_ms
+            due_ms = self._roll_call_at_ms
+            self._roll_call_at_ms = after_a_stall(due_ms, wait_ms, lost_ms, now_ms)
+        return []
 
     # Balancing.
 
@@ -400,7 +445,8 @@ class ActiveController:
             preferred = partition.replicas[0]
             if partition.leader == preferred or preferred not in partition.isr:
                 continue
-            if preferred in lacking and self._state.brokers[preferred].usable:
+            broker = self._state.brokers.get(preferred)
+            if preferred in lacking and broker is not None and broker.usable:
                 command.partitions.add(topic_id=topic_id, partition=number)
                 if len(command.partitions) == self._times.balance_batch:
                     break

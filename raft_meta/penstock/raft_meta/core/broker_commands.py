@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Final
 
 from penstock.raft_meta.core import election
@@ -15,7 +16,7 @@ from penstock.wire.errors import (
     StaleBrokerEpochError,
     UnsupportedMetadataVersionError,
 )
-from penstock.wire.wording import counted
+from penstock.wire.wording import SHOWN, counted, some
 
 PRODUCER_ID_BLOCK: Final = 1000
 """How many producer ids a broker takes at a time."""
@@ -70,7 +71,7 @@ def register(
     )
     draft.put_broker(broker)
     clean = old is not None and command.previous_broker_epoch == old.broker_epoch
-    _withdraw(draft, broker.node_id, unclean=not clean)
+    _withdraw(draft, broker.node_id, unclean=not clean, anew=True)
     result.register_broker.broker_epoch = broker.broker_epoch
 
 
@@ -134,16 +135,28 @@ def unregister(
         raise BrokerIdNotRegisteredError(f"broker {command.node_id} is not registered")
     if not broker.fenced:
         raise InvalidRequestError(
-            f"broker {command.node_id} is alive; stop it before you unregister it"
+            f"broker {command.node_id} is alive; next: stop it, then unregister it"
         )
     held = draft.tables.replicas[command.node_id]
     if held and draft.metadata_version >= 2:
         raise InvalidRequestError(
-            f"broker {command.node_id} has {counted(held, 'replica')}: move them to other brokers "
-            f"first, with `penstock partitions reassign`"
+            f"broker {command.node_id} has {counted(held, 'replica')} still "
+            f"({_some_held(draft, command.node_id, held)}); next: move them to other brokers with "
+            f"`penstock partitions reassign --from-broker {command.node_id}`"
         )
     draft.remove_broker(command.node_id)
     _withdraw(draft, command.node_id, unclean=True)
+
+
+def _some_held(draft: Draft, node_id: int, held: int) -> str:
+    """The first of the partitions that the node has a replica of, and how many more there are."""
+    tables = draft.tables
+    holding = (
+        f"{tables.topics[topic_id].name}-{number}"
+        for (topic_id, number), partition in tables.all_partitions()
+        if node_id in partition.replicas
+    )
+    return some(list(islice(holding, SHOWN)), held)
 
 
 def fence(
@@ -194,12 +207,12 @@ def controlled_shutdown(
     result.controlled_shutdown.remaining_leaderships = remaining
 
 
-def _withdraw(draft: Draft, node_id: int, *, unclean: bool) -> int:
+def _withdraw(draft: Draft, node_id: int, *, unclean: bool, anew: bool = False) -> int:
     """Take the node out of in-sync sets and leaderships, and if unclean out of eligibility.
 
     Says how many partitions it still leads.
     """
-    withdrawal = election.Withdrawal(node_id, unclean=unclean, share=draft.tables.share)
+    withdrawal = election.Withdrawal(node_id, unclean=unclean, share=draft.tables.share, anew=anew)
     still_led = 0
     for key, partition in draft.tables.all_partitions():
         if not withdrawal.concerns(partition):

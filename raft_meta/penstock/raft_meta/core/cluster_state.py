@@ -65,6 +65,7 @@ COMMANDS: Final[Mapping[str, CommandKind]] = {
     "elect_leaders": CommandKind(partition_commands.elect_leaders, 1),
     "alter_reassignments": CommandKind(reassignment_commands.alter_reassignments, 2),
     "alter_cluster_configs": CommandKind(cluster_commands.alter_configs, 2),
+    "report_replicas": CommandKind(partition_commands.report_replicas, 3),
     "raise_metadata_version": CommandKind(cluster_commands.raise_version, 1),
 }
 """Every command but become_controller, which comes before there is an epoch to check."""
@@ -245,14 +246,14 @@ class ClusterState:
             whole.ParseFromString(snapshot)
         except DecodeError:
             raise StorageError(
-                "the snapshot of the cluster's metadata is unreadable; restore this controller "
-                "from an empty metadata directory"
+                "the snapshot of the cluster's metadata is unreadable; replace this controller as "
+                "docs/operating/controllers.md says"
             ) from None
         require_known(whole.metadata_version)
         if whole.metadata_version < 1:
             raise StorageError(
                 "the snapshot of the cluster's metadata names no metadata.version: it is damaged; "
-                "restore this controller from an empty metadata directory"
+                "replace this controller as docs/operating/controllers.md says"
             )
         state = cls()
         metadata = whole.metadata

@@ -21,6 +21,12 @@ class BecameActive:
 
     controller_epoch: int
     state: ClusterState
+    unconnected: frozenset[int] = frozenset()
+    """Voters' nodes that this one has no connection from: they ended, or started just now."""
+    voters: frozenset[int] = frozenset()
+    """The nodes that hear of a new leader from Raft, if they run."""
+    former_ended: bool = False
+    """The process of the former active controller ended: all streams to it broke with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +76,17 @@ class ProposalFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class StoodStill:
+    """This process did nothing for so long, until now: a busy host, or somebody stopped it.
+
+    Told before anything else that is handled after it. What brokers sent meanwhile may not have
+    been heard yet.
+    """
+
+    lost_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """``next_deadline_ms`` has come."""
 
@@ -82,6 +99,7 @@ Event = (
     | StreamClosed
     | CommandApplied
     | ProposalFailed
+    | StoodStill
     | Tick
 )
 

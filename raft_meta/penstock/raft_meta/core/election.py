@@ -12,6 +12,9 @@ and Kafka's PartitionChangeBuilder:
 - A leader stays as long as it may. Otherwise the first usable replica of the in-sync set leads,
   else a leader that shuts down on purpose stays while it lives, else the first usable eligible
   leader replica leads, else (unclean, where allowed) the first usable replica, else nobody.
+  A replica that is only being added may be empty: it leads uncleanly by an operator's order alone.
+- A replica that its live broker can't serve (``offline``: a failed disk, a damaged log) counts as
+  one whose broker restarted uncleanly, and is not elected before it is online again.
 - The leader epoch rises with every change of the leader, the partition epoch with every change.
 """
 
@@ -28,13 +31,15 @@ class Rules:
     """What a decision about a partition rests on besides the partition.
 
     ``usable(node)``: may be given leadership (unfenced, not shutting down). ``alive(node)``: may
-    keep it (unfenced). ``min_isr`` and ``unclean``: the topic's configs in force.
+    keep it (unfenced). ``min_isr`` and ``unclean``: the topic's configs in force. ``ordered``: an
+    operator orders an election, though it be unclean.
     """
 
     usable: Callable[[int], bool]
     alive: Callable[[int], bool]
     min_isr: int
     unclean: bool
+    ordered: bool = False
 
 
 def in_order(partition: Partition, members: Collection[int]) -> tuple[int, ...]:
@@ -55,7 +60,9 @@ def revise(
     the last in-sync one only for want of any other. The same object comes back when nothing
     changes.
     """
-    new_isr = in_order(partition, isr) or _last_member(partition, lost)
+    lost = {*lost, *partition.offline}
+    served = [node for node in isr if node not in partition.offline]
+    new_isr = in_order(partition, served) or _last_member(partition, lost)
     eligible = _eligible(partition, new_isr, lost)
     leader, clean = _elect(partition, rules, new_isr, eligible)
     recovering = partition.recovering
@@ -73,30 +80,40 @@ class Withdrawal:
 
     A decision does not depend on a partition's epochs, which rise by it; all else of many
     partitions is equal. Valid as long as what ``rules`` say of the brokers is. ``share`` gives
-    equal lists of nodes one object.
+    equal lists of nodes one object. ``anew``: the node has registered anew, and what it could not
+    serve before it has not tried yet.
     """
 
     def __init__(
-        self, node_id: int, *, unclean: bool, share: Callable[[Partition], Partition]
+        self,
+        node_id: int,
+        *,
+        unclean: bool,
+        share: Callable[[Partition], Partition],
+        anew: bool = False,
     ) -> None:
         self._node_id = node_id
         self._share = share
         self._lost = (node_id,) if unclean else ()
         self._unclean = unclean
+        self._anew = anew
         self._decided: dict[tuple[object, ...], tuple[Partition, Partition]] = {}
 
     def concerns(self, partition: Partition) -> bool:
         """Whether the node may lose anything in it."""
         node_id = self._node_id
-        return node_id in partition.isr or (self._unclean and node_id in partition.elr)
+        return (
+            node_id in partition.isr
+            or (self._unclean and node_id in partition.elr)
+            or (self._anew and node_id in partition.offline)
+        )
 
     def revise(self, partition: Partition, rules: Rules) -> Partition:
         """The partition without the node, as far as the rules allow it; itself if unchanged."""
         shape = (rules.min_isr, rules.unclean, partition[:4], partition[6:])
         decided = self._decided.get(shape)
         if decided is None:
-            rest = [node for node in partition.isr if node != self._node_id]
-            revised = revise(partition, rules, isr=rest, lost=self._lost)
+            revised = self._revise(partition, rules)
             if revised is not partition:
                 revised = self._share(revised)
             decided = self._decided[shape] = (partition, revised)
@@ -108,6 +125,28 @@ class Withdrawal:
             partition.partition_epoch + after.partition_epoch - before.partition_epoch,
         )
         return tuple.__new__(Partition, after[:4] + epochs + after[6:])
+
+    def _revise(self, partition: Partition, rules: Rules) -> Partition:
+        node_id = self._node_id
+        rest = [node for node in partition.isr if node != node_id]
+        if self._anew and node_id in partition.offline:
+            offline = [node for node in partition.offline if node != node_id]
+            return with_offline(partition, rules, offline, isr=rest, lost=self._lost)
+        return revise(partition, rules, isr=rest, lost=self._lost)
+
+
+def with_offline(
+    partition: Partition,
+    rules: Rules,
+    offline: Collection[int],
+    *,
+    isr: Collection[int],
+    lost: Collection[int] = (),
+) -> Partition:
+    """``revise``, with other replicas that can't be served than before: always a change."""
+    moved = partition._replace(offline=in_order(partition, offline))
+    revised = revise(moved, rules, isr=isr, lost=lost)
+    return bumped(moved, led_before_by=partition.leader) if revised is moved else revised
 
 
 def changed(
@@ -157,15 +196,21 @@ def _elect(
     partition: Partition, rules: Rules, isr: tuple[int, ...], eligible: tuple[int, ...]
 ) -> tuple[int, bool]:
     """The leader (or NO_LEADER), and whether it surely has all that was acknowledged."""
-    current = partition.leader
-    if current in isr and rules.usable(current):
+    current, offline = partition.leader, partition.offline
+
+    def usable(node: int) -> bool:
+        return node not in offline and rules.usable(node)
+
+    if current in isr and usable(current):
         return current, True
-    leader = _first(isr, rules.usable)
-    if leader == NO_LEADER and current in isr and rules.alive(current):
+    leader = _first(isr, usable)
+    if leader == NO_LEADER and current in isr and current not in offline and rules.alive(current):
         leader = current
     if leader == NO_LEADER:
-        leader = _first(eligible, rules.usable)
-    if leader == NO_LEADER and rules.unclean:
-        leader = _first(partition.replicas, rules.usable)
+        leader = _first(eligible, usable)
+    if leader == NO_LEADER and (rules.unclean or rules.ordered):
+        leader = _first((n for n in partition.replicas if n not in partition.adding), usable)
+        if leader == NO_LEADER and rules.ordered:
+            leader = _first(partition.adding, usable)
         return leader, leader == NO_LEADER
     return leader, True

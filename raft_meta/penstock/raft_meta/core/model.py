@@ -70,7 +70,8 @@ class Broker(NamedTuple):
 class Partition(NamedTuple):
     """One partition's assignment and leadership. Its topic and number are where it is kept.
 
-    ``isr`` and ``elr`` are in the order of ``replicas``, disjoint, and subsets of it.
+    ``isr``, ``elr`` and ``offline`` are in the order of ``replicas`` and subsets of it; ``elr`` is
+    disjoint from both others.
     """
 
     replicas: tuple[int, ...]
@@ -83,6 +84,7 @@ class Partition(NamedTuple):
     removing: tuple[int, ...] = ()
     recovering: bool = False
     target: tuple[int, ...] = ()
+    offline: tuple[int, ...] = ()
 
     @property
     def replication_factor(self) -> int:
@@ -107,6 +109,7 @@ class Partition(NamedTuple):
             removing_replicas=self.removing,
             leader_recovering=self.recovering,
             target_replicas=self.target,
+            offline_replicas=self.offline,
         )
 
     @classmethod
@@ -123,6 +126,7 @@ class Partition(NamedTuple):
             tuple(record.removing_replicas),
             record.leader_recovering,
             tuple(record.target_replicas),
+            tuple(record.offline_replicas),
         )
 
 

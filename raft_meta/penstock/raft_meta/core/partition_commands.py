@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from penstock.raft_meta.core import election
 from penstock.raft_meta.core.broker_commands import require_registration
 from penstock.raft_meta.core.model import NO_LEADER, Broker, Partition
@@ -121,6 +123,8 @@ def _checked_members(
         raise InvalidRequestError(f"the in-sync set {members[:100]} of {name} lacks its leader")
     for member in entry.new_isr:
         why = _ineligible(draft, member, leader)
+        if member.node_id in partition.offline:
+            why = "has said that its replica is offline"
         if why:
             raise IneligibleReplicaError(f"broker {member.node_id} {why}: not in sync for {name}")
     return wanted
@@ -138,6 +142,61 @@ def _ineligible(draft: Draft, member: cluster_pb2.IsrMember, leader: Broker) -> 
     if broker.in_controlled_shutdown and broker.node_id != leader.node_id:
         return "shuts down"
     return ""
+
+
+def report_replicas(
+    draft: Draft, command: cluster_pb2.ReportReplicasCommand, _: cluster_pb2.CommandResult
+) -> None:
+    """Take note of which replicas a live broker can serve (KIP-112); all of them or none.
+
+    What the broker may not know yet, that a topic was deleted or a replica moved away, is no error.
+    """
+    broker = require_registration(draft, command.node_id, command.broker_epoch)
+    named: set[PartitionKey] = set()
+    for entry in command.replicas:
+        key = (entry.topic_id, entry.partition)
+        if entry.state not in _REPORTED or key in named:
+            raise InvalidRequestError(
+                f"broker {broker.node_id} says of partition {entry.partition} of topic "
+                f"{format_topic_id(entry.topic_id)} that it is in state {entry.state}; of each "
+                f"replica one of {sorted(_REPORTED)} is wanted, once"
+            )
+        named.add(key)
+        partition = draft.partition(key)
+        if partition is None or broker.node_id not in partition.replicas:
+            continue
+        rules = draft.rules_of(key, partition.replication_factor)
+        revised = _REPORTED[entry.state](partition, rules, broker.node_id)
+        if revised is not partition:
+            draft.put_partition(key, revised)
+
+
+def _online(partition: Partition, rules: election.Rules, node_id: int) -> Partition:
+    """It comes in sync as any other does; only the last in-sync one may lead at once."""
+    if node_id not in partition.offline:
+        return partition
+    offline = [node for node in partition.offline if node != node_id]
+    return election.with_offline(partition, rules, offline, isr=partition.isr)
+
+
+def _offline(partition: Partition, rules: election.Rules, node_id: int) -> Partition:
+    if node_id in partition.offline:
+        return partition
+    offline = {*partition.offline, node_id}
+    return election.with_offline(partition, rules, offline, isr=partition.isr)
+
+
+def _damaged(partition: Partition, rules: election.Rules, node_id: int) -> Partition:
+    """Offline, but where it would leave nobody in sync to lead: what it has is all there is."""
+    others = (node for node in partition.isr if node != node_id and node not in partition.offline)
+    return _offline(partition, rules, node_id) if any(map(rules.usable, others)) else partition
+
+
+_REPORTED: Final = {
+    cluster_pb2.REPLICA_STATE_ONLINE: _online,
+    cluster_pb2.REPLICA_STATE_OFFLINE: _offline,
+    cluster_pb2.REPLICA_STATE_DAMAGED: _damaged,
+}
 
 
 def elect_leaders(
@@ -169,9 +228,11 @@ def _elect_preferred(draft: Draft, name: str, _: PartitionKey, partition: Partit
     preferred = partition.replicas[0]
     if partition.leader == preferred:
         raise ElectionNotNeededError(f"{name} is led by its preferred leader {preferred} already")
-    if preferred not in partition.isr or not draft.usable(preferred):
+    offline = preferred in partition.offline
+    if preferred not in partition.isr or offline or not draft.usable(preferred):
         raise PreferredLeaderNotAvailableError(
-            f"broker {preferred}, the preferred leader of {name}, is not in sync or not alive"
+            f"broker {preferred}, the preferred leader of {name}, "
+            f"{_why_not_leading(draft, preferred, partition)}"
         )
     return election.changed(
         partition,
@@ -182,6 +243,23 @@ def _elect_preferred(draft: Draft, name: str, _: PartitionKey, partition: Partit
     )
 
 
+def _why_not_leading(draft: Draft, preferred: int, partition: Partition) -> str:
+    """Why the preferred leader cannot lead now, and what would change that."""
+    if not draft.alive(preferred):
+        return "is not alive; next: start it, and it leads again once it is in sync"
+    if preferred in partition.offline:
+        return (
+            "can't serve its replica; next: look for data_directory_failed and `replica is "
+            "offline` in its log, mend that, and it leads again once it is in sync"
+        )
+    if preferred not in partition.isr:
+        return (
+            "is not in sync; next: wait until it is among `Isr` in `penstock topics describe`, "
+            "and it leads again"
+        )
+    return "is shutting down; next: start it again, and it leads once it is in sync"
+
+
 def _elect_unclean(draft: Draft, name: str, key: PartitionKey, partition: Partition) -> Partition:
     if partition.leader != NO_LEADER:
         raise ElectionNotNeededError(f"{name} is led by broker {partition.leader}")
@@ -190,11 +268,13 @@ def _elect_unclean(draft: Draft, name: str, key: PartitionKey, partition: Partit
         usable=draft.usable,
         alive=draft.alive,
         min_isr=topic.min_isr(partition.replication_factor),
-        unclean=True,
+        unclean=topic.unclean_election,
+        ordered=True,
     )
     revised = election.revise(partition, rules, isr=partition.isr)
     if revised.leader == NO_LEADER:
         raise EligibleLeadersNotAvailableError(
-            f"none of the replicas {list(partition.replicas)} of {name} is alive; start one"
+            f"none of the replicas {list(partition.replicas)} of {name} is alive; next: start one "
+            f"of these brokers, then try again"
         )
     return revised

@@ -101,6 +101,7 @@ def _with_replicas(
         # In the order of the replicas, which may be another now.
         isr=tuple(node for node in replicas if node in partition.isr),
         elr=tuple(node for node in replicas if node in partition.elr),
+        offline=tuple(node for node in replicas if node in partition.offline),
     )
     revised = election.revise(moved, rules, isr=moved.isr)
     return revised._replace(

@@ -5,10 +5,11 @@ from __future__ import annotations
 from penstock.raft_meta.core import reassignment
 from penstock.raft_meta.core.model import Partition, Topic
 from penstock.raft_meta.core.partition_commands import require_partition
-from penstock.raft_meta.core.tables import Draft
+from penstock.raft_meta.core.tables import Draft, PartitionKey
 from penstock.v1 import cluster_pb2
 from penstock.wire.errors import (
     InvalidReplicaAssignmentError,
+    InvalidRequestError,
     NoReassignmentInProgressError,
     PenstockError,
 )
@@ -23,13 +24,18 @@ def alter_reassignments(
 ) -> None:
     """Begin, change or cancel reassignments, each partition for itself.
 
-    The same replicas again change nothing, so that a command may be repeated.
+    The same replicas again change nothing, so that a command may be repeated. What a command says
+    of a partition for the second time is refused: one command is one change of it.
     """
+    named: set[PartitionKey] = set()
     for entry in command.partitions:
         key = (entry.topic_id, entry.partition)
         answer = result.alter_reassignments.partitions.add()
         try:
             name, partition = require_partition(draft, *key)
+            if key in named:
+                raise InvalidRequestError(f"{name} is named twice; say once where it is to go")
+            named.add(key)
             revised = _revised(draft, name, partition, entry)
         except PenstockError as error:
             answer.error.CopyFrom(error.to_proto())

@@ -25,13 +25,13 @@ from penstock.wire.errors import (
 from penstock.wire.ids import format_topic_id
 from penstock.wire.names import MAX_NAME_CHARS, check_topic_name
 from penstock.wire.topic_config import (
+    MAX_PARTITIONS_PER_TOPIC,
     TOPIC_CONFIGS,
     effective_min_isr,
     validate_topic_configs,
 )
 from penstock.wire.wording import counted
 
-MAX_PARTITIONS_PER_TOPIC: Final = 10_000
 _MAX_NAMES_COMPARED: Final = 500  # Suggesting compares with each: keep applying fast.
 
 _Replicas = tuple[int, ...]
@@ -118,6 +118,11 @@ def _check_new_topic(tables: Tables, command: cluster_pb2.CreateTopicCommand) ->
         raise TopicAlreadyExistsError(f"topic {name!r} exists already")
     if len(command.topic_id) != 16 or not any(command.topic_id):
         raise InvalidRequestError(f"the new topic {name!r} needs a drawn id of 16 bytes")
+    if command.topic_id in tables.deleted_topics:
+        # A late retry. Brokers that were down still have records under this id.
+        raise InvalidRequestError(
+            f"a topic of id {format_topic_id(command.topic_id)} was deleted since; draw another"
+        )
     validate_topic_configs(command.configs)
 
 
@@ -142,9 +147,14 @@ def _check_min_isr(configs: Mapping[str, str], replication_factor: int) -> None:
         )
 
 
-def _replication_factor(partitions: Sequence[Partition]) -> int:
-    """How many replicas a partition has, those of its target where it moves: the fewest."""
-    return min(len(part.target) or len(part.replicas) for part in partitions)
+def _replication_factor(partition: Partition) -> int:
+    """How many replicas it has, or those of its target where it moves."""
+    return len(partition.target or partition.replicas)
+
+
+def _fewest_replicas(partitions: Sequence[Partition]) -> int:
+    """So many every partition has, where it moves or its move is cancelled."""
+    return min(min(part.replication_factor, _replication_factor(part)) for part in partitions)
 
 
 def _usable(tables: Tables) -> dict[int, Broker]:
@@ -252,7 +262,7 @@ def create_partitions(
         )
     _check_count(count)
     added = count - len(present)
-    replication_factor = _replication_factor(draft.tables.partitions[topic.topic_id][:1])
+    replication_factor = _replication_factor(draft.tables.partitions[topic.topic_id][0])
     if command.replica_assignments:
         if len(command.replica_assignments) != added:
             raise InvalidReplicaAssignmentError(
@@ -278,7 +288,7 @@ def alter_configs(
     topic = require_topic(draft.tables, command.topic)
     validate_topic_configs(command.set)
     # Only what is set: a topic that asks for too many already can have its other configs altered.
-    _check_min_isr(command.set, _replication_factor(draft.tables.partitions[topic.topic_id]))
+    _check_min_isr(command.set, _fewest_replicas(draft.tables.partitions[topic.topic_id]))
     for key in command.remove:
         if key not in TOPIC_CONFIGS:
             near = suggest(key[:MAX_NAME_CHARS], list(TOPIC_CONFIGS))

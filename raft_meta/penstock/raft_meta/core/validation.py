@@ -30,11 +30,12 @@ def _validate_partition(tables: Tables, topic: Topic, name: str, partition: Part
     assert partition.replicas, say
     assert len(replicas) == len(partition.replicas), f"replicas repeat: {say}"
     order = {node: position for position, node in enumerate(partition.replicas)}
-    for members in (partition.isr, partition.elr):
+    for members in (partition.isr, partition.elr, partition.offline):
         assert replicas.issuperset(members), f"not a replica: {say}"
         assert list(members) == sorted(set(members), key=order.__getitem__), f"order: {say}"
     assert isr, f"the in-sync set is empty: {say}"
     assert isr.isdisjoint(partition.elr), f"in sync and eligible: {say}"
+    assert set(partition.elr).isdisjoint(partition.offline), f"eligible though offline: {say}"
     _validate_move(topic, say, partition)
     threshold = min(topic.min_isr(partition.replication_factor), len(replicas))
     assert len(isr) < threshold or not partition.elr, f"eligible while enough are in sync: {say}"
@@ -42,13 +43,15 @@ def _validate_partition(tables: Tables, topic: Topic, name: str, partition: Part
         assert len(isr) == 1, f"several in sync, but no leader: {say}"
         for node in (*partition.isr, *partition.elr):
             broker = tables.brokers.get(node)
-            assert broker is None or not broker.usable, f"{node} could lead: {say}"
+            offline = node in partition.offline
+            assert offline or broker is None or not broker.usable, f"{node} could lead: {say}"
         return
     assert partition.leader in isr, f"the leader is not in sync: {say}"
     for node in isr:
         broker = tables.brokers.get(node)
         assert broker is not None, f"{node} is in sync but not registered: {say}"
         assert not broker.fenced, f"{node} is in sync but fenced: {say}"
+        assert node not in partition.offline, f"{node} is in sync but offline: {say}"
         if broker.in_controlled_shutdown:
             assert node == partition.leader, f"{node} is in sync but shuts down: {say}"
             assert len(isr) == 1, f"{node} shuts down, yet leads though others could: {say}"

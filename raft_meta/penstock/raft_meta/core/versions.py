@@ -6,11 +6,12 @@ from typing import Final
 
 from penstock.wire.errors import ErrorCode, UnsupportedMetadataVersionError
 
-METADATA_VERSION: Final = 2
+METADATA_VERSION: Final = 3
 """The newest metadata.version that this software knows; a new cluster starts with it.
 
 1: what every cluster can do. 2: reassignments, settings that the cluster shares, deleted topics are
-remembered, and a broker that still has replicas cannot be unregistered.
+remembered, and a broker that still has replicas cannot be unregistered. 3: a live broker says which
+of its replicas it can't serve.
 """
 
 

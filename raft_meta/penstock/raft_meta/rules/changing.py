@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -33,6 +34,8 @@ MOST_CATCHING_UP_S: Final = 120.0
 """No change waits longer for an observer, whatever its client would: it holds up all others."""
 NO_TOKEN: Final = -1
 """Of a change that nobody asked for."""
+NEVER_ANSWERED: Final = -1
+"""An observer's log is not known to be behind: it was never heard."""
 MOST_VOTERS: Final = 7
 """More make every commit dearer and no cluster safer."""
 
@@ -75,7 +78,7 @@ class ChangeRefused:
 
     token: int
     reason: Refusal
-    behind: int = -1
+    behind: int = NEVER_ANSWERED
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +111,16 @@ class _Catching:
 class Changing:
     """The leader's side; followers take what the log says.
 
-    A set that is proposed is appended in the very step in which it is, or never.
+    A set that is proposed is appended in the very step in which it is, or never. ``forget`` ends
+    what is being sent to a peer.
     """
 
-    def __init__(self, desk: Desk, handing_over: HandingOver) -> None:
+    def __init__(
+        self, desk: Desk, handing_over: HandingOver, forget: Callable[[int], None]
+    ) -> None:
         self._desk = desk
         self._handing_over = handing_over
+        self._forget = forget
         self._catching: _Catching | None = None
         self._founded_in_term = 0  # When the set of no log was proposed.
         self._outcomes: list[Outcome] = []
@@ -130,9 +137,10 @@ class Changing:
 
     # Asked by an operator.
 
-    def add(self, change: AddVoter) -> None:
+    def add(self, change: AddVoter, now_s: float) -> None:
         """Begin to make a node a voter; it ends with an outcome of its token."""
         desk, voters = self._desk, self._desk.voters
+        desk.now_s = now_s
         if (refusal := self._not_now()) is not None:
             self._outcomes.append(ChangeRefused(change.token, refusal))
             return
@@ -146,34 +154,40 @@ class Changing:
             give_up_s = min(change.give_up_s, desk.now_s + MOST_CATCHING_UP_S)
             change = replace(change, give_up_s=give_up_s)
             self._catching = _Catching(change, desk.journal.last_index, desk.now_s)
+            desk.forget(change.node_id)
             desk.observers.add(change.node_id)
-            desk.progress(change.node_id).begin_term()
             desk.engine.observe(change.node_id)
             desk.engine.hurry()
 
     def _add_again(self, change: AddVoter, member: Member) -> None:
-        """The node is a voter: this one, maybe at another address, or one that lost its disk."""
-        found = self._desk.progress(change.node_id).directory_id
-        if change.node_id == self._desk.node_id:
-            found = self._desk.journal.directory_id
+        """The node is a voter: this one, maybe at another address, or one that lost its disk.
+
+        Which of them is not known of one that has not answered this leader.
+        """
+        found = self._directory_of(change.node_id)
         if found and not member.is_kept_in(found):
             self._outcomes.append(ChangeRefused(change.token, Refusal.DUPLICATE))
+        elif not found and not self._is_of_before(member):
+            self._outcomes.append(ChangeRefused(change.token, Refusal.NOT_CAUGHT_UP))
         elif member.address == change.address:
             self._outcomes.append(Unchanged(change.token))
-        elif not found:
-            self._outcomes.append(ChangeRefused(change.token, Refusal.NOT_CAUGHT_UP))
         elif (voters := self._desk.voters) is not None:
             host, port = change.address
             moved = voters.with_member(replace(member, host=host, port=port))
             self._outcomes.append(Propose(change.token, moved))
 
-    def remove(self, change: RemoveVoter) -> None:
+    def _is_of_before(self, member: Member) -> bool:
+        """It answers, and is of a version that has no directory ids."""
+        return member.directory_id == ANY_DIRECTORY and self._desk.is_alive(member.node_id)
+
+    def remove(self, change: RemoveVoter, now_s: float) -> None:
         """Make a node no voter; it ends with an outcome of its token.
 
         A node that is still to become one is not added any more.
         """
+        self._desk.now_s = now_s
         if self._catching is not None and self._catching.change.node_id == change.node_id:
-            self.stop_adding(change.node_id)
+            self.stop_adding(self._catching.change.token)
             self._outcomes.append(Unchanged(change.token))
             return
         desk, voters = self._desk, self._desk.voters
@@ -195,10 +209,10 @@ class Changing:
         else:
             self._outcomes.append(Propose(change.token, VoterSet(voters.without(change.node_id))))
 
-    def stop_adding(self, node_id: int) -> None:
-        """Give a node up that is not caught up yet."""
-        if self._catching is not None and self._catching.change.node_id == node_id:
-            self._give_up(ChangeRefused(self._catching.change.token, Refusal.NOT_CAUGHT_UP))
+    def stop_adding(self, token: int) -> None:
+        """Give up the change of this token, if its node is not caught up yet."""
+        if self._catching is not None and self._catching.change.token == token:
+            self._give_up(ChangeRefused(token, Refusal.NOT_CAUGHT_UP))
 
     def _not_now(self) -> Refusal | None:
         if not self._desk.leads or self._handing_over.is_under_way:
@@ -237,19 +251,36 @@ class Changing:
             self._fill_in()
 
     def _log_founders(self) -> None:
-        """The first leader's first entry after its no-op: before it there is no command."""
+        """The first leader's first entry after its no-op: before it there is no command.
+
+        A set of journals of before, which nobody founded, waits until a majority can read it: a
+        voter that is not upgraded yet says no directory, and takes an entry of this kind for none.
+        """
         term, voters = self._desk.engine.term(), self._desk.voters
-        if voters is not None and self._founded_in_term != term:
-            self._founded_in_term = term
-            self._outcomes.append(Propose(NO_TOKEN, voters))
+        if voters is None or self._founded_in_term == term or not self._can_be_read(voters):
+            return
+        self._founded_in_term = term
+        self._outcomes.append(Propose(NO_TOKEN, voters))
+
+    def _can_be_read(self, voters: VoterSet) -> bool:
+        able = sum(
+            bool(member.directory_id or self._directory_of(member.node_id)) for member in voters
+        )
+        return able >= voters.majority
+
+    def _directory_of(self, node_id: int) -> bytes:
+        """The one that a voter last answered out of; none of one of an older version."""
+        desk = self._desk
+        if node_id == desk.node_id:
+            return desk.journal.directory_id
+        return desk.progress(node_id).directory_id
 
     def _fill_in(self) -> None:
         """Note the directories of a set that was made when they had no ids, once all are known."""
-        desk, voters = self._desk, self._desk.voters
+        voters = self._desk.voters
         if voters is None or self._not_now() is not None:
             return
-        known = {peer: desk.progress(peer).directory_id for peer in desk.peers}
-        known[desk.node_id] = desk.journal.directory_id
+        known = {node_id: self._directory_of(node_id) for node_id in voters.node_ids}
         if all(len(directory) == DIRECTORY_ID_BYTES for directory in known.values()):
             members = tuple(replace(m, directory_id=known[m.node_id]) for m in voters)
             self._outcomes.append(Propose(NO_TOKEN, VoterSet(members)))
@@ -258,7 +289,9 @@ class Changing:
         desk, change = self._desk, catching.change
         behind = desk.journal.last_index - desk.engine.match_index().get(change.node_id, 0)
         if desk.now_s >= change.give_up_s:
-            self._give_up(ChangeRefused(change.token, Refusal.NOT_CAUGHT_UP, behind))
+            answered = math.isfinite(desk.progress(change.node_id).heard_s)
+            told = behind if answered else NEVER_ANSWERED
+            self._give_up(ChangeRefused(change.token, Refusal.NOT_CAUGHT_UP, told))
             return
         has_round = desk.journal.last_index - behind >= catching.target
         if not has_round or not desk.is_alive(change.node_id):
@@ -288,6 +321,7 @@ class Changing:
             self._catching = None
             self._desk.observers.discard(peer)
             self._desk.engine.stop_observing(peer)
+            self._forget(peer)
         self._outcomes.append(outcome)
 
     def stop(self) -> None:

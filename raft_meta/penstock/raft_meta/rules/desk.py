@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 
 from penstock.raft_meta.elections import RaftTiming
 from penstock.raft_meta.journal import LmdbJournal
-from penstock.raft_meta.quorum import Role
+from penstock.raft_meta.quorum import Hearing, Role
 from penstock.raft_meta.snapshots import Snapshot
 from penstock.raft_meta.voters import VoterSet
 from penstock.v1 import raft_pb2
@@ -56,6 +56,14 @@ class Engine(Protocol):
 
     def stand(self) -> None:
         """Let its election timer run out."""
+        ...
+
+    def count_silence_for(self, seconds: float) -> None:
+        """As the leader, step down after so long without a majority's answers."""
+        ...
+
+    def forgive_silence(self, seconds: float) -> None:
+        """So much of the peers' silence was none of theirs."""
         ...
 
     def hurry(self) -> None:
@@ -107,16 +115,20 @@ class Progress:
     void_until: int = 0
     """Refusals of these rounds are void."""
     last_hint: int = 0
+    since_s: float = 0.0
+    """Since when this leader sends to it."""
     heard_s: float = -math.inf
     """When it last answered this leader."""
     directory_id: bytes = b""
-    """The directory that its last answer came from."""
+    """The directory that its last answer in this term came from."""
 
-    def begin_term(self) -> None:
-        """This node leads from now on."""
+    def begin_term(self, now_s: float) -> None:
+        """This node leads from now on; nothing is heard of the peer yet."""
+        self.since_s = now_s
         self.echoed = self.last_hint = 0
         self.void_until = self.round
         self.heard_s = -math.inf
+        self.directory_id = b""
 
 
 class Desk:
@@ -167,7 +179,13 @@ class Desk:
             self.node_id, self.journal.directory_id
         )
         for gone in set(self._progress) - set(others) - self.observers:
-            self._last_round = max(self._last_round, self._progress.pop(gone).round)
+            self.forget(gone)
+
+    def forget(self, peer: int) -> None:
+        """Nothing that a peer answers from now on is about what it is sent later."""
+        progress = self._progress.pop(peer, None)
+        if progress is not None:
+            self._last_round = max(self._last_round, progress.round)
 
     def counts(self, peer: int, message: Message) -> bool:
         """Whether this message is a voter's, out of the directory that keeps its promises."""
@@ -178,12 +196,24 @@ class Desk:
         found = self._progress.get(peer)
         if found is None:
             last = self._last_round
-            found = self._progress[peer] = Progress(round=last, began=last, void_until=last)
+            found = self._progress[peer] = Progress(
+                round=last, began=last, void_until=last, since_s=self.now_s
+            )
         return found
 
     def is_alive(self, peer: int) -> bool:
         """The peer answered this leader within an election timeout."""
         return self.progress(peer).heard_s > self.now_s - self.timing.election_min_s
+
+    def hearing(self, peer: int) -> Hearing:
+        """How this leader hears a voter or observer."""
+        progress = self.progress(peer)
+        since_s = max(progress.heard_s, progress.since_s)
+        return Hearing(
+            silent_ms=round((self.now_s - since_s) * 1000),
+            ever_answered=math.isfinite(progress.heard_s),
+            is_reachable=self.is_alive(peer),
+        )
 
     def queue(self, peer: int, message: Message) -> None:
         """Have a message leave once everything said in it is on disk, stamped with the term."""

@@ -1,6 +1,7 @@
 """Rules 2 and 7, what a follower makes of AppendEntries (Raft 5.3, Figure 2).
 
-The decision itself is in penstock.raft_meta.appending. Only no-ops and commands are entries.
+The decision itself is in penstock.raft_meta.appending. Only no-ops, commands and voter
+sets are entries.
 """
 
 from __future__ import annotations

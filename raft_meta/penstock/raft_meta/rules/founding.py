@@ -6,10 +6,10 @@ be a lost one. So one node alone makes the first set, the founder (the least nod
 after all others have said that their directories are empty too, and have promised, on disk, to
 follow this very directory of the founder's and no other. The set names all their directories.
 
-A founder that is listed alone asks nobody, so what it takes for the first start could be any: of a
-cluster that has grown since, and whose first disk was lost. So it founds only with a permission
-that ``penstock format`` gives to a new cluster, once (``journal.may_found``); without, it waits to
-be added like any other newcomer.
+The others that it knows of need not be all there are: the cluster may have grown since that setting
+was written, and all whom it names may have lost their disks. So a founder founds only with a
+permission that ``penstock format`` gives to a new cluster, once (``journal.may_found``); without,
+it waits to be added like any other newcomer.
 
 From then on an empty directory is nobody's voter. It does not matter which one is emptied, or
 when: the founder's successor finds others pledged or in use, and the set lacks everybody else's.
@@ -40,11 +40,25 @@ class Founding:
         """Why others do not take part, by node id."""
 
     @property
+    def founder_id(self) -> int:
+        """Who founds the cluster, if nobody has."""
+        return self._configured[0] if self._configured else -1
+
+    @property
     def is_under_way(self) -> bool:
         """This node is the founder, and the cluster is not founded."""
-        journal = self._desk.journal
-        allowed = len(self._configured) > 1 or journal.may_found
-        return allowed and journal.is_fresh and self._configured[:1] == [self._desk.node_id]
+        return self._is_founder() and self._has_permission()
+
+    @property
+    def needs_permission(self) -> bool:
+        """This node would be the founder, and is not known to be of a new cluster."""
+        return self._is_founder() and not self._has_permission()
+
+    def _is_founder(self) -> bool:
+        return self._desk.journal.is_fresh and self.founder_id == self._desk.node_id
+
+    def _has_permission(self) -> bool:
+        return self._desk.journal.may_found
 
     @property
     def missing(self) -> tuple[int, ...]:

@@ -33,14 +33,15 @@ class Replicating:
             desk.dropped += 1
             return
         reply, progress = message.append_entries_reply, desk.progress(peer)
-        if reply.round > progress.round or reply.next_index > desk.journal.last_index + 1:
+        # Of an earlier round it is an answer of whoever had the number before, maybe.
+        known = progress.began < reply.round <= progress.round
+        if not known or reply.next_index > desk.journal.last_index + 1:
             desk.dropped += 1
             return
         if peer in desk.observers and progress.directory_id not in (b"", message.directory_id):
             self._observe_anew(peer, message)
             return
-        if reply.round > progress.began:
-            progress.echoed = max(progress.echoed, reply.round)
+        progress.echoed = max(progress.echoed, reply.round)
         progress.heard_s = desk.now_s
         progress.directory_id = message.directory_id
         desk.engine.saw(peer)
@@ -60,7 +61,7 @@ class Replicating:
         """An observer answers out of another directory: what the one before held is not in it."""
         desk, progress = self._desk, self._desk.progress(peer)
         desk.dropped += 1
-        progress.begin_term()
+        progress.begin_term(desk.now_s)
         progress.directory_id = message.directory_id
         self._sending.forget(peer)
         desk.engine.stop_observing(peer)

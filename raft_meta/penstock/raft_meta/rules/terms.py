@@ -24,9 +24,14 @@ class Terms:
         self._elections.entered_term()
 
     def is_current(self, peer: int, message: Message) -> bool:
-        """Whether an answer is of this very term; a newer term of a voter's is entered."""
-        term = self._desk.engine.term()
-        if message.term > term and self._desk.counts(peer, message):
+        """Whether an answer is of this very term; a newer term of a voter's is entered.
+
+        One of an observer's too, since it would follow nobody of an older term: it stood in vain
+        when it was a voter, say. An operator wants it in, and it costs one election.
+        """
+        desk = self._desk
+        term = desk.engine.term()
+        if message.term > term and (peer in desk.observers or desk.counts(peer, message)):
             self.step_down(peer, message.term)
         return message.term == term
 
@@ -45,6 +50,7 @@ class Terms:
         """Whether the sender leads a term that is not over; a newer term is entered."""
         desk = self._desk
         if self.is_over(peer, message):
+            self._elections.patience.heard_late(message.term)
             return False
         leader = desk.engine.leader_id()
         if message.term == desk.engine.term() and leader not in (-1, peer):
@@ -54,5 +60,5 @@ class Terms:
             raise RaftSafetyError(
                 f"node {peer} claims to lead term {message.term}, which {leader} leads"
             )
-        self._elections.heard_leader(desk.now_s)
+        self._elections.heard_leader(message.term, desk.now_s)
         return True

@@ -44,8 +44,10 @@ class Voting:
         if request.last_log_index < FIRST_INDEX or not 0 <= request.last_log_term <= message.term:
             desk.dropped += 1
             return
-        if self._hears_leader() and not self._handing_over.allows(peer, message):
-            return
+        if self._hears_leader():
+            if not self._handing_over.allows(peer, message):
+                return
+            self._elections.patience.ended_openly()
         if message.term > desk.engine.term():
             self._elections.entered_term()
         desk.engine.deliver(
@@ -90,7 +92,7 @@ class Voting:
             return
         next_term = desk.engine.term() + 1
         if elections.may_stand(next_term) or self._handing_over.was_called(next_term):
-            self._open_gate()
+            self._open_gate(next_term)
         elif elections.is_due(desk.now_s):
             elections.begin_pre_vote(next_term, desk.now_s)
             request = raft_pb2.PreVote(
@@ -101,8 +103,10 @@ class Voting:
             for peer in desk.peers:
                 desk.queue(peer, Message(pre_vote=request))
 
-    def _open_gate(self) -> None:
+    def _open_gate(self, term: int) -> None:
         desk = self._desk
+        if self._handing_over.was_called(term):
+            self._elections.patience.ended_openly()
         self._gate_open = True
         self._votes.clear()
         for peer in desk.peers:
