@@ -22,14 +22,22 @@ KEY = TopicIdPartition(TOPIC_ID, 3)
 EVERYTHING = 2**63 - 1
 
 
-def small_config(**changes: int | bool) -> TopicLogConfig:
+def small_config(**changes: int | bool | float) -> TopicLogConfig:
     """Small segments with a dense index, so that short tests see many of both."""
-    values: dict[str, int | bool] = {
+    values: dict[str, int | bool | float] = {
         "max_message_bytes": 2000,
         "segment_bytes": 900,
         "segment_ms": 2**62,
         "index_interval_bytes": 150,
         "log_append_time": False,
+        "deletes": True,
+        "retention_ms": -1,
+        "retention_bytes": -1,
+        "compacts": False,
+        "min_cleanable_dirty_ratio": 0.5,
+        "min_compaction_lag_ms": 0,
+        "max_compaction_lag_ms": 2**62,
+        "delete_retention_ms": 1000,
     }
     return TopicLogConfig(**(values | changes))  # type: ignore[arg-type]
 
@@ -276,6 +284,18 @@ class PowerCutDisk(Disk):
     def truncate(self, fd: int, size: int) -> None:
         self._count()
         super().truncate(fd, size)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._count()
+        super().rename(source, target)
+
+    def link(self, source: Path, target: Path) -> None:
+        self._count()
+        super().link(source, target)
+
+    def remove(self, path: Path) -> None:
+        self._count()
+        super().remove(path)
 
     def sync_data(self, fd: int) -> None:
         self._count()

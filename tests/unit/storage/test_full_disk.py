@@ -253,6 +253,19 @@ def test_a_leader_leaves_the_reserve_and_a_follower_half_of_it(tmp_path: Path) -
     assert values_of(log) == ["a", "b", "c"]
 
 
+def test_a_refusal_for_the_reserve_says_how_the_reserve_is_lowered(tmp_path: Path) -> None:
+    disk = NoRoom()
+    log = limited(tmp_path, disk, Clock())
+    disk.free = 1000
+    with pytest.raises(DiskFullError) as refused:
+        log.append_as_leader(batch("a"), 0, now_ms=1)
+    assert refused.value.message.endswith(
+        "nothing was changed; next: free space on that disk, or lower log.min.free.bytes "
+        "(`penstock cluster alter --delete-config log.min.free.bytes` where the cluster shares it, "
+        "else in the node's own file); no restart is needed then"
+    )
+
+
 def test_what_is_in_the_log_already_is_answered_without_room(tmp_path: Path) -> None:
     disk, clock = NoRoom(), Clock()
     log = limited(tmp_path, disk, clock)

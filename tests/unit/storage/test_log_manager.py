@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 from penstock.broker.broker import report_unopened
 from penstock.broker.core.ports import Log
 from penstock.broker.storage.disk import Disk
+from penstock.broker.storage.local_state import LocalState
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.manager import LogManager
 from penstock.broker.storage.settings import FlushPolicy, LogSettings
@@ -235,17 +236,17 @@ async def test_a_clean_stop_leaves_the_broker_epoch_and_everything_saved(kit: Ki
 
 
 async def test_a_crash_is_not_taken_for_a_clean_stop(kit: Kit) -> None:
-    manager = kit.open()
+    manager = kit.open(flush_policy=FlushPolicy.OS)
     manager.record_broker_epoch(17)
     log = manager.get_or_create("t", 0, ONE, {})
     manager.close()
-    manager = kit.open()
+    manager = kit.open(flush_policy=FlushPolicy.OS)
     manager.record_broker_epoch(18)
     again = manager.get_or_create("t", 0, ONE, {})
     again.append_as_leader(batch("a", "b"), 0, now_ms=1)
     await kit.until_durable(again)
     crash(manager, kit)
-    manager = kit.open()
+    manager = kit.open(flush_policy=FlushPolicy.OS)
     assert manager.previous_broker_epoch() == -1
     found = manager.get(log.key)
     assert found is not None
@@ -280,6 +281,48 @@ async def test_state_is_saved_before_long_without_a_stop(kit: Kit) -> None:
     manager = kit.open()
     assert manager.high_watermark(log.key) == 3
     assert manager._directories[0]._use_state().get(log.key).recovery_point == 3
+
+
+async def keep_high_watermark(kit: Kit) -> LogManager:
+    """Three records, all known to be committed, and that on the disk; nothing is saved later."""
+    manager = kit.open(checkpoint_interval_ms=3_600_000)
+    log = manager.get_or_create("t", 0, ONE, {})
+    for value in ("a", "b", "c"):
+        log.append_as_leader(batch(value), 0, now_ms=1)
+    await kit.until_durable(log)
+    manager.checkpoint_high_watermark(log.key, 3)
+    manager._directories[0]._note(log.key)
+    manager._directories[0]._use_state().write()
+    return manager
+
+
+async def test_records_after_a_cut_are_not_taken_for_committed_by_a_crash(kit: Kit) -> None:
+    manager = await keep_high_watermark(kit)
+    [log] = manager.logs()
+    log.truncate_to(1)
+    log.append_as_leader(batch("x", "y"), 1, now_ms=1)
+    crash(manager, kit)
+    manager = kit.open()
+    assert manager.high_watermark(log.key) == 1
+
+
+async def test_records_in_the_place_of_lost_ones_are_not_taken_for_committed(kit: Kit) -> None:
+    manager = await keep_high_watermark(kit)
+    [log] = manager.logs()
+    first = len(log.read(0, 1, below=1))
+    crash(manager, kit)
+    with (kit.paths[0] / "t-0" / "00000000000000000000.log").open("r+b") as segment:
+        segment.truncate(first)
+    state = LocalState(kit.paths[0], 2**20)
+    state.put(log.key, state.get(log.key)._replace(recovery_point=0))  # As with flush.policy=os.
+    state.close(None)
+    manager = kit.open(checkpoint_interval_ms=3_600_000)
+    [log] = manager.logs()
+    assert (log.log_end_offset, manager.high_watermark(log.key)) == (1, 1)
+    log.append_as_leader(batch("x", "y"), 1, now_ms=1)
+    crash(manager, kit)
+    manager = kit.open()
+    assert (manager.logs()[0].log_end_offset, manager.high_watermark(log.key)) == (3, 1)
 
 
 async def test_an_idle_manager_has_no_timers_and_no_work(kit: Kit) -> None:

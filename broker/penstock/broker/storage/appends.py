@@ -20,6 +20,7 @@ from penstock.wire.errors import (
 )
 from penstock.wire.records import (
     HEADER_BYTES,
+    MAX_RECORDS_BYTES,
     BatchHeader,
     offset_patch,
     parse_header,
@@ -27,6 +28,7 @@ from penstock.wire.records import (
     verify_batch,
     verify_producer_batch,
 )
+from penstock.wire.rewriting import read_spans
 
 
 class Checked(NamedTuple):
@@ -46,10 +48,12 @@ def check_as_leader(
     seen_ms: int,
     config: TopicLogConfig,
     producers: ProducerState,
+    keyed: bool = False,
 ) -> Checked | AppendInfo:
     """The batches as they are to stand from ``base_offset`` on; see Log.append_as_leader.
 
     ``now_ms`` is what records may be stamped with, ``seen_ms`` when their producers were heard.
+    ``keyed``: every record must have a key, which is the one reason to look into batches here.
     An AppendInfo when every batch is in the log already, or there is none.
     """
     stage = producers.staged()
@@ -65,6 +69,8 @@ def check_as_leader(
             if isinstance(found, Duplicate):
                 duplicates.append(found)
                 continue
+            if keyed:
+                _check_keyed(header, view, name)
             batch = _placed(header, view, config, now_ms, (offset, leader_epoch))
             if idempotent:
                 stage.record(batch.header, offset, seen_ms)
@@ -117,6 +123,16 @@ def _check_allowed(header: BatchHeader, name: str, config: TopicLogConfig) -> No
         raise InvalidRecordError(
             f"{name}: the batch belongs to a transaction, but none was begun for the partition"
         )
+
+
+def _check_keyed(header: BatchHeader, view: memoryview, name: str) -> None:
+    for span in read_spans(view, header, max_bytes=MAX_RECORDS_BYTES).spans:
+        if span.key is None:
+            raise InvalidRecordError(
+                f"{name}: record {span.offset - header.base_offset} of a batch has no key, but the "
+                "topic is compacted (cleanup.policy): of a key the last record stays, and one "
+                "without a key could never be replaced; nothing was appended: give it a key"
+            )
 
 
 def _placed(

@@ -40,7 +40,7 @@ def write_atomically(disk: Disk, path: Path, data: bytes) -> None:
     """
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     try:
-        _write_durably(disk, temporary, data)
+        write_durably(disk, temporary, data)
     except OSError:
         with contextlib.suppress(OSError):  # What is left of it would take room, and is no more.
             temporary.unlink(missing_ok=True)
@@ -48,7 +48,8 @@ def write_atomically(disk: Disk, path: Path, data: bytes) -> None:
     temporary.replace(path)
 
 
-def _write_durably(disk: Disk, path: Path, data: bytes) -> None:
+def write_durably(disk: Disk, path: Path, data: bytes) -> None:
+    """Write a file's content and sync it, but not its name. Raises OSError."""
     fd = disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
         position = 0

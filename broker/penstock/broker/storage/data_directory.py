@@ -26,6 +26,10 @@ def _keep_no_point(_key: TopicIdPartition, _offset: int) -> None:
     return None
 
 
+def _keep_no_note(_log: PartitionLog, _offset: int) -> None:
+    return None
+
+
 def _flush_on_request(_log: PartitionLog) -> None:
     return None
 
@@ -39,7 +43,8 @@ class DataDirectory:
 
     A manager puts its own callables in place: ``request_flush`` is called when a log has
     something to flush, ``lower_recovery_point`` must have made the lower value durable when it
-    returns, ``run_in_background`` runs what may take long (deleting files).
+    returns, ``run_in_background`` runs what may take long (deleting files), ``damage_found`` is
+    called when a read came upon a batch that is not sound, with an offset in or near it.
     """
 
     def __init__(
@@ -60,6 +65,8 @@ class DataDirectory:
         self.request_flush: Callable[[PartitionLog], None] = _flush_on_request
         self.lower_recovery_point: Callable[[TopicIdPartition, int], None] = _keep_no_point
         self.run_in_background: Callable[[Callable[[], None]], None] = _run_now
+        self.damage_found: Callable[[PartitionLog, int], None] = _keep_no_note
+        self.cleaning: set[Path] = set()  # The partition directories that the cleaner works in.
         self._on_failed = on_failed
         self._open_segments: OrderedDict[Segment, None] = OrderedDict()
 

@@ -65,6 +65,18 @@ class Disk:
         status = os.statvfs(path)
         return status.f_bavail * status.f_frsize
 
+    def rename(self, source: Path, target: Path) -> None:
+        """Give a file another name, in place of what had it. Not yet on the disk."""
+        source.rename(target)
+
+    def link(self, source: Path, target: Path) -> None:
+        """Give a file a second, new name. Not yet on the disk."""
+        os.link(source, target)
+
+    def remove(self, path: Path) -> None:
+        """Take a name away. Not yet on the disk."""
+        path.unlink()
+
     def truncate(self, fd: int, size: int) -> None:
         """Cut the file."""
         os.ftruncate(fd, size)

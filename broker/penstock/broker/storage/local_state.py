@@ -1,8 +1,8 @@
 """Small state of a data directory that changes often and must be atomic, in one LMDB environment.
 
-Per partition: high watermark, log start offset, recovery point. Per directory: an id, and the
-marker of a clean stop, with the broker epoch that stopped and the ids of the directories that it
-had. Lives in ``.state`` beside the partitions.
+Per partition: high watermark, log start offset, recovery point, up to where it was cleaned. Per
+directory: an id, the mark of a clean stop, and the mark of a run that acknowledges only what is on
+the disk (penstock.broker.core.last_run). Lives in ``.state`` beside the partitions.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from typing import Final, NamedTuple
 
 import lmdb
 
+from penstock.broker.core.last_run import RunMark
 from penstock.wire.ids import TopicId, TopicIdPartition
 
 DIRECTORY_NAME: Final = ".state"
 _KEY: Final = struct.Struct(">16sI")
-_VALUE: Final = struct.Struct(">qqq")
+_VALUE: Final = struct.Struct(">qqqq")
+_VALUE_BEFORE: Final = struct.Struct(">qqq")  # Without the last; as long as nothing was cleaned.
 _EPOCH: Final = struct.Struct(">q")
-_CLEAN_KEY: Final = b"clean-shutdown"  # Shorter than any partition's key, as is the next.
+_CLEAN_KEY: Final = b"clean-shutdown"  # Shorter than any partition's key, as the next.
+_DURABLE_KEY: Final = b"durable-run"
 _ID_KEY: Final = b"directory-id"
 _ID_BYTES: Final = 16
 
@@ -33,24 +36,25 @@ class PartitionState(NamedTuple):
     high_watermark: int = 0
     log_start_offset: int = 0
     recovery_point: int = 0
-
-
-class CleanStop(NamedTuple):
-    """How a broker stopped: its epoch, and the ids of all its data directories."""
-
-    broker_epoch: int
-    directories: frozenset[bytes]
-
-    def encode(self) -> bytes:
-        """The marker."""
-        return _EPOCH.pack(self.broker_epoch) + b"".join(sorted(self.directories))
+    cleaned_offset: int = 0
 
     @classmethod
-    def decode(cls, marker: bytes) -> CleanStop:
-        """The stop that a marker tells of."""
-        [broker_epoch] = _EPOCH.unpack_from(marker)
-        starts = range(_EPOCH.size, len(marker), _ID_BYTES)
-        return cls(broker_epoch, frozenset(marker[at : at + _ID_BYTES] for at in starts))
+    def decode(cls, value: bytes) -> PartitionState:
+        """What was saved; by an earlier version without the last of it."""
+        form = _VALUE_BEFORE if len(value) == _VALUE_BEFORE.size else _VALUE
+        return cls(*form.unpack(value))
+
+
+def _encode_run(run: RunMark) -> bytes:
+    return _EPOCH.pack(run.broker_epoch) + b"".join(sorted(run.directories))
+
+
+def _decode_run(mark: bytes | None) -> RunMark | None:
+    if mark is None:
+        return None
+    [broker_epoch] = _EPOCH.unpack_from(mark)
+    starts = range(_EPOCH.size, len(mark), _ID_BYTES)
+    return RunMark(broker_epoch, frozenset(mark[at : at + _ID_BYTES] for at in starts))
 
 
 class LocalState:
@@ -74,26 +78,35 @@ class LocalState:
         self._lock = threading.Lock()
         self._values: dict[TopicIdPartition, PartitionState] = {}
         self._changed: set[TopicIdPartition] = set()
-        self.clean_stop: CleanStop | None = None
+        self.clean_stop: RunMark | None = None  # These two as they were found.
+        self.durable_run: RunMark | None = None
         self.directory_id = uuid.uuid4().bytes  # Unless it has one.
         self._load()
 
     def _load(self) -> None:
         with self._environment.begin() as transaction:
-            marker = transaction.get(_CLEAN_KEY)
-            self.clean_stop = None if marker is None else CleanStop.decode(marker)
+            self.clean_stop = _decode_run(transaction.get(_CLEAN_KEY))
+            self.durable_run = _decode_run(transaction.get(_DURABLE_KEY))
             self.directory_id = transaction.get(_ID_KEY, self.directory_id)
             for key, value in transaction.cursor():
                 if len(key) == _KEY.size:
                     topic_id, partition = _KEY.unpack(key)
                     partition_key = TopicIdPartition(TopicId(topic_id), partition)
-                    self._values[partition_key] = PartitionState(*_VALUE.unpack(value))
+                    self._values[partition_key] = PartitionState.decode(value)
 
     def begin_run(self) -> None:
-        """Take the marker of the clean stop away: from here on a crash is a crash."""
+        """Take the mark of the clean stop away: from here on a crash is a crash."""
         with self._lock, self._environment.begin(write=True) as transaction:
             transaction.delete(_CLEAN_KEY)
             transaction.put(_ID_KEY, self.directory_id)
+
+    def mark_durable_run(self, run: RunMark | None) -> None:
+        """Note durably that this run acknowledges only what is on the disk, or that none does."""
+        with self._lock, self._environment.begin(write=True) as transaction:
+            if run is None:
+                transaction.delete(_DURABLE_KEY)
+            else:
+                transaction.put(_DURABLE_KEY, _encode_run(run))
 
     def known(self) -> set[TopicIdPartition]:
         """The partitions that something is known of."""
@@ -133,18 +146,27 @@ class LocalState:
         with self._lock:
             self._write()
 
-    def lower_recovery_point(self, key: TopicIdPartition, offset: int) -> None:
-        """Make a lower recovery point durable before returning; a higher one changes nothing."""
+    def note_cut(self, key: TopicIdPartition, offset: int) -> None:
+        """Make it durable before returning that the log is cut at ``offset``.
+
+        Neither recovery point nor high watermark may be kept above: what is appended there after
+        the cut is other records, which a crash would then take for flushed, and for committed.
+        """
         with self._lock:
             state = self._values.get(key)
-            if state is None or (state.recovery_point <= offset and key not in self._changed):
+            if state is None:
                 return
-            lowered = min(state.recovery_point, offset)
-            self._values[key] = state._replace(recovery_point=lowered)
+            cut = state._replace(
+                recovery_point=min(state.recovery_point, offset),
+                high_watermark=min(state.high_watermark, offset),
+            )
+            if cut == state and key not in self._changed:
+                return
+            self._values[key] = cut
             self._changed.add(key)
             self._write()
 
-    def _write(self, *, clean_stop: CleanStop | None = None) -> None:
+    def _write(self, *, clean_stop: RunMark | None = None) -> None:
         if not self._changed and clean_stop is None:
             return
         with self._environment.begin(write=True) as transaction:
@@ -155,11 +177,11 @@ class LocalState:
                 else:
                     transaction.put(_KEY.pack(*key), _VALUE.pack(*state))
             if clean_stop is not None:
-                transaction.put(_CLEAN_KEY, clean_stop.encode())
+                transaction.put(_CLEAN_KEY, _encode_run(clean_stop))
         self._changed.clear()
 
-    def close(self, clean_stop: CleanStop | None) -> None:
-        """Write what changed, with the marker of a clean stop if it was one, and close.
+    def close(self, clean_stop: RunMark | None) -> None:
+        """Write what changed, with the mark of a clean stop if it was one, and close.
 
         The environment is closed whatever happens.
         """

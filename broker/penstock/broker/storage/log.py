@@ -13,16 +13,11 @@ from penstock.broker.core.producer_state import (
     ProducerState,
 )
 from penstock.broker.storage import appends
-from penstock.broker.storage.checkpoints import (
-    EPOCHS_FILE,
-    encode_epochs,
-    snapshot_path,
-    snapshots,
-)
+from penstock.broker.storage.checkpoints import snapshot_path, snapshots
 from penstock.broker.storage.data_directory import DataDirectory
-from penstock.broker.storage.disk import is_disk_full
-from penstock.broker.storage.flush import FlushStep, FlushTask
+from penstock.broker.storage.flush import FlushTask
 from penstock.broker.storage.log_files import Batch, FileWrite, LogFiles, deletion, index_writes
+from penstock.broker.storage.log_flushing import LogFlushing
 from penstock.broker.storage.producers import load_producers
 from penstock.broker.storage.settings import FlushPolicy, TopicLogConfig
 from penstock.broker.storage.timestamps import first_at_or_after, largest
@@ -34,6 +29,7 @@ from penstock.wire.errors import (
 )
 from penstock.wire.ids import LeaderEpoch, TopicIdPartition, TopicPartition
 from penstock.wire.records import HEADER_BYTES, BatchHeader, parse_header
+from penstock.wire.rewriting import is_filler, trimmed_filler
 
 _EXPIRY_INTERVAL_MS = 600_000
 
@@ -64,6 +60,7 @@ class PartitionLog:
         epochs: EpochHistory,
         epochs_saved: bool,
         producers: ProducerState,
+        cleaned_offset: int = 0,
     ) -> None:
         self.home = home
         self.partition = partition
@@ -71,21 +68,23 @@ class PartitionLog:
         self.config = config
         self.internal = False
         self.opened_clean = opened_clean  # The files were as a clean stop leaves them.
+        self.cleaned_offset = min(cleaned_offset, end_offset)  # Below it no key is there twice.
         self._files = files
         self._start = log_start_offset
         self._end = end_offset
-        self._synced = synced_offset  # Everything below is on the disk, whatever the policy.
         self._epochs = epochs
-        self._epochs_saved = epochs_saved  # The checkpoint on the disk has them all.
+        self._flushing = LogFlushing(
+            home,
+            files,
+            epochs,
+            name=str(partition),
+            synced_offset=synced_offset,
+            epochs_saved=epochs_saved,
+        )
         self._producers = self._bounded(producers)
         self._as_opened = opened_clean  # Nothing has to be saved for the next start to be quick.
         self._next_expiry_ms = home.clock_ms() + _EXPIRY_INTERVAL_MS
-        self._pending_writes: list[FileWrite] = []
-        # Counts the cuts: what a flush began before a cut says nothing about what came after it.
-        self._generation = 0
         self._closed: str | None = None
-        self.flush_failed = False  # The last flush found no room.
-        self._unsure = False  # It was batches that it could not flush.
         self._durable_is_end = home.settings.flush_policy is not FlushPolicy.COMMIT
 
     def __repr__(self) -> str:
@@ -100,6 +99,11 @@ class PartitionLog:
     def directory(self) -> Path:
         """Where the files are."""
         return self._files.directory
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed: the broker stops, or the partition is here no more."""
+        return self._closed is not None
 
     @property
     def size_bytes(self) -> int:
@@ -120,17 +124,22 @@ class PartitionLog:
     def durable_offset(self) -> int:
         """Everything below survives what the flush policy promises to survive."""
         # Below the log's start nothing is missed: a log may begin within its first batch.
-        return self._end if self._durable_is_end else max(self._synced, self._start)
+        return self._end if self._durable_is_end else max(self.recovery_point, self._start)
 
     @property
     def recovery_point(self) -> int:
         """Everything below is on the disk and need not be checked after a crash."""
-        return self._synced
+        return self._flushing.synced_offset
 
     @property
     def last_epoch(self) -> int:
         """The newest leader epoch known, -1 for none."""
         return self._epochs.last_epoch
+
+    @property
+    def files(self) -> LogFiles:
+        """The segments; read only, for who keeps or cleans the log."""
+        return self._files
 
     @property
     def epochs(self) -> EpochHistory:
@@ -165,6 +174,7 @@ class PartitionLog:
             seen_ms=seen_ms,
             config=self.config,
             producers=self._producers,
+            keyed=self.config.compacts and not self.internal,
         )
         if isinstance(checked, AppendInfo):
             return checked
@@ -262,7 +272,7 @@ class PartitionLog:
 
     def _rolled(self, mid_append: bool) -> None:
         if not mid_append:  # Otherwise the producer state is that of an offset before.
-            self._pending_writes.append(self._snapshot_write())
+            self._flushing.write_later([self._snapshot_write()])
 
     def _snapshot_write(self) -> FileWrite:
         state, offset = self._producers.copy(), self._end
@@ -307,7 +317,7 @@ class PartitionLog:
 
     def _assign(self, leader_epoch: int, offset: int) -> None:
         if self._epochs.assign(leader_epoch, offset):
-            self._epochs_saved = False
+            self._flushing.epochs_changed()
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -318,6 +328,13 @@ class PartitionLog:
         below = min(below, self._end)
         if offset >= below:
             return b""
+        try:
+            return self._read(offset, max_bytes, below=below, min_one=min_one)
+        except CorruptRecordError:
+            self.home.damage_found(self, offset)
+            raise
+
+    def _read(self, offset: int, max_bytes: int, *, below: int, min_one: bool) -> bytes:
         found = self._files.locate(offset)
         if found is None:
             raise self._files.segment_of(offset).damaged(
@@ -328,7 +345,7 @@ class PartitionLog:
             position, base_offset, max_bytes, below=below, min_one=min_one, epochs=self._epochs
         )
         self._files.remember(run.next_offset, segment, run.next_position)
-        return run.data
+        return _from_offset(run.data, offset) if base_offset < offset else run.data
 
     def cold_read(self, offset: int, max_bytes: int) -> Callable[[], None] | None:
         """None when ``read`` finds its data in memory; else what brings it there.
@@ -367,6 +384,30 @@ class PartitionLog:
         self._check()
         return largest(self._files, start=self._start, below=min(below, self._end))
 
+    # --- old segments ----------------------------------------------------------------------------
+
+    def roll(self) -> None:
+        """Close the active segment, unless it is empty. Raises StorageError or DiskFullError."""
+        self._check()
+        if not self._files.active.size_bytes:
+            return
+        try:
+            self._files.roll(self._end)
+        except OSError as error:
+            raise self.home.translate(error, f"closing a segment of {self.name}") from error
+        self._as_opened = False
+        self._rolled(mid_append=False)
+        self.home.request_flush(self)
+
+    def cleaned_up_to(self, offset: int) -> None:
+        """Below ``offset`` no key is there twice any more, as far as the cleaner may say."""
+        self.cleaned_offset = min(max(self.cleaned_offset, offset), self._end)
+        self.home.request_flush(self)
+
+    def check_room(self, size_bytes: int, doing: str) -> None:
+        """Raise DiskFullError unless so much can be written beside the log."""
+        self.home.room.check(size_bytes, self._reserve_bytes(leading=False), doing)
+
     # --- cutting ---------------------------------------------------------------------------------
 
     def truncate_to(self, offset: int) -> None:
@@ -378,7 +419,7 @@ class PartitionLog:
         if offset >= self._end:
             # An epoch may have been assigned at the end, that the new leader knows nothing of.
             if self._epochs.truncate_from_end(offset):
-                self._epochs_saved = False
+                self._flushing.epochs_changed()
                 self.home.request_flush(self)
             return
         if offset <= self._start:
@@ -412,7 +453,7 @@ class PartitionLog:
             self._files.reset(offset)
         except OSError as error:
             raise self.home.fail(error, f"dropping what {self.name} holds") from error
-        self._start = self._end = self._synced = offset
+        self._start = self._end = self._flushing.synced_offset = offset
         self._epochs.clear()
         # What wrote below ``offset`` is not known here, so nobody's first sequence can be judged.
         self._producers.clear(forgotten_up_to=ANY_PRODUCER if offset else -1)
@@ -424,11 +465,9 @@ class PartitionLog:
         Raises DiskFullError when that can't be noted; nothing has changed then.
         """
         self.home.lower_recovery_point(self.key, end)
-        self._generation += 1
         self._as_opened = False
-        self._pending_writes.clear()
-        self._epochs_saved = False
-        self._synced = min(self._synced, end)
+        self.cleaned_offset = min(self.cleaned_offset, end)
+        self._flushing.cut(end)
 
     def _rebuild_producers(self) -> None:
         if self._producers.touches(self._end):
@@ -452,7 +491,7 @@ class PartitionLog:
         self._start = offset
         self._as_opened = False
         if self._epochs.truncate_from_start(offset):
-            self._epochs_saved = False
+            self._flushing.epochs_changed()
         self._delete_old_segments()
         self.home.request_flush(self)
 
@@ -475,13 +514,14 @@ class PartitionLog:
         return self._closed is None and self._files.has_rolled
 
     @property
+    def flush_failed(self) -> bool:
+        """Whether the last flush found no room."""
+        return self._flushing.failed
+
+    @property
     def needs_flush(self) -> bool:
         """Whether something is not on the disk yet."""
-        return (
-            self._closed is None
-            and self.home.failure is None
-            and (self._files.has_unsynced or not self._epochs_saved or bool(self._pending_writes))
-        )
+        return self._closed is None and self._flushing.is_needed
 
     def begin_flush(self) -> FlushTask:
         """Everything to be done for what is in the log now to be on the disk.
@@ -489,31 +529,7 @@ class PartitionLog:
         Run it in any thread, then hand it to ``finish_flush`` on this log's thread; always both.
         Raises DiskFullError when there is still no room for what a flush before found none for.
         """
-        if self._unsure:
-            self._write_again()
-        files, names_changed, closed = self._files.take_unsynced()
-        writes, self._pending_writes = self._pending_writes, []
-        snapshots_taken = tuple(writes)
-        for segment in closed:
-            if segment.index is not None:
-                writes += index_writes(segment, segment.index)
-        if not self._epochs_saved:
-            entries = self._epochs.entries
-            writes.append((self.directory / EPOCHS_FILE, lambda: encode_epochs(entries)))
-            self._epochs_saved = True
-        return FlushTask(
-            log=self,
-            disk=self.home.disk,
-            directory=self.directory,
-            end_offset=self._end,
-            generation=self._generation,
-            files=files,
-            writes=writes,
-            snapshots=snapshots_taken,
-            names_changed=names_changed or bool(writes),
-            closed=closed,
-            named_up_to=self._files.active.base_offset,
-        )
+        return self._flushing.begin(self)
 
     def finish_flush(self, task: FlushTask) -> bool:
         """Take over what a flush did; True when ``durable_offset`` advanced by it.
@@ -522,55 +538,11 @@ class PartitionLog:
         later: ``has_room`` is False until one went well. Raises StorageError when old segments
         can't be deleted, which fails the directory as well.
         """
-        if self._closed is not None:
+        synced = self.recovery_point
+        if self._closed is not None or not self._flushing.finish(task):
             return False
-        if task.error is not None:
-            if task.step is not FlushStep.NAMES and is_disk_full(task.error):
-                self._flush_again(task)
-            else:
-                self.home.fail(task.error, f"flushing {self.name}")
-            return False
-        self.flush_failed = False
-        if task.generation != self._generation:
-            # What was cut meanwhile may have been written anew, after the fsync.
-            if self.needs_flush:
-                self.home.request_flush(self)
-            return False
-        for segment in task.closed:
-            if segment is not self._files.active:
-                segment.index = None
-                self.home.used(segment)
-        self._files.named_up_to = max(self._files.named_up_to, task.named_up_to)
-        advanced = task.end_offset > self._synced
-        self._synced = max(self._synced, task.end_offset)
         self._delete_old_segments()  # What advance_log_start had to leave.
-        return advanced and not self._durable_is_end
-
-    def _flush_again(self, task: FlushTask) -> None:
-        """A flush found no room: what it was to do stays to be done.
-
-        What it did of it counts for nothing. Where the batches themselves could not be flushed, the
-        kernel may have dropped pages and call the next flush of them a success; so they are written
-        again before that.
-        """
-        self.home.room.refused(str(task.error), f"flushing {self.name}")
-        self.flush_failed = True
-        self._unsure |= task.step is FlushStep.DATA
-        self._files.put_back(task.closed, names_changed=task.names_changed)
-        self._epochs_saved = False
-        if task.generation == self._generation:
-            self._pending_writes[:0] = task.snapshots
-
-    def _write_again(self) -> None:
-        """Write all that is not known to be on the disk once more, as it can still be read."""
-        doing = f"writing again what could not be flushed of {self.name}"
-        try:
-            self._files.write_again(self._synced, self._epochs)
-        except OSError as error:
-            raise self.home.translate(error, doing) from error
-        except CorruptRecordError as error:
-            raise self.home.fail(error, doing) from error
-        self._unsure = False
+        return self.recovery_point > synced and not self._durable_is_end
 
     def flush(self) -> None:
         """Put everything on the disk before returning. Raises StorageError or DiskFullError."""
@@ -592,9 +564,22 @@ class PartitionLog:
         try:
             if save and not self._as_opened:
                 active = self._files.active
-                self._pending_writes += index_writes(active, active.complete_index())
-                self._pending_writes.append(self._snapshot_write())
+                self._flushing.write_later(index_writes(active, active.complete_index()))
+                self._flushing.write_later([self._snapshot_write()])
                 self.flush()
         finally:
             self._closed = "the log is closed; the broker is stopping or the partition moved away"
             self._files.close()
+
+
+def _from_offset(data: bytes, offset: int) -> bytes:
+    """Batches of which the first may begin before ``offset``; not if it is there to fill a gap.
+
+    It covers several batches that compaction took away, and a follower that has those, uncleaned,
+    may well end between two of them.
+    """
+    if len(data) >= HEADER_BYTES:
+        header = parse_header(data)
+        if is_filler(header):
+            return trimmed_filler(header, offset) + data[header.size_bytes :]
+    return data

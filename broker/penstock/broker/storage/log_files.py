@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from penstock.broker.core.epoch_history import EpochHistory
+from penstock.broker.storage.cleaner.swapping import SwapFiles, put_in_place, put_index_in_place
 from penstock.broker.storage.data_directory import DataDirectory
-from penstock.broker.storage.disk import Buffer, SharedFile, is_disk_full
+from penstock.broker.storage.disk import Buffer, Disk, SharedFile, is_disk_full
 from penstock.broker.storage.index import RELATIVE_OFFSET_MAX, MemoryIndex
 from penstock.broker.storage.segment import Placed, Segment
 from penstock.wire.records import BatchHeader
@@ -55,6 +56,7 @@ class LogFiles:
         self.named_up_to = segments[-1].base_offset
         self._names_changed = False  # The directory has entries that are not on the disk yet.
         self._unsaved_indexes: dict[Segment, None] = {}
+        self._cleaning: SwapFiles | None = None  # Between two steps of a swap.
 
     @property
     def active(self) -> Segment:
@@ -212,6 +214,7 @@ class LogFiles:
         self._names_changed = True
 
     def _cut(self, offset: int, interval_bytes: int) -> int:
+        self._drop_swap()
         self._positions.clear()
         keep = self.segments.index(self.segment_of(offset))
         for segment in reversed(self.segments[keep + 1 :]):
@@ -227,6 +230,7 @@ class LogFiles:
 
     def reset(self, base_offset: int) -> None:
         """Drop every segment and begin anew at ``base_offset``, durably."""
+        self._drop_swap()
         self._positions.clear()
         for segment in reversed(self.segments):
             self._remove(segment)
@@ -265,11 +269,66 @@ class LogFiles:
             dropped = True
             for path in oldest.paths():
                 if path.exists():
-                    paths += _retired(path)
+                    paths += _retired(self._home.disk, path)
         if dropped:
             self._names_changed = True
             self._positions.clear()
         return paths
+
+    # --- cleaning --------------------------------------------------------------------------------
+
+    def are_closed(self, segments: Sequence[Segment]) -> bool:
+        """Whether these are still here, one after the other, and none is appended to."""
+        if not segments or segments[0] not in self.segments:
+            return False
+        first = self.segments.index(segments[0])
+        return self.segments[first : first + len(segments)] == list(segments) and (
+            first + len(segments) < len(self.segments)
+        )
+
+    def is_flushed(self, segment: Segment) -> bool:
+        """Whether no flush will touch a closed segment's files any more."""
+        return segment.index is None and segment not in self._unsynced
+
+    def begin_swap(self, files: SwapFiles) -> None:
+        """A cleaned segment is about to take its place: a cut or a reset will undo it."""
+        self._cleaning = files
+
+    def is_swapping(self, files: SwapFiles) -> bool:
+        """Whether nothing has undone it since."""
+        return self._cleaning is files
+
+    def swap(self, files: SwapFiles, old: Sequence[Segment], size_bytes: int) -> list[Path]:
+        """Put a cleaned segment in the place of old ones; their files, still to be deleted.
+
+        See penstock.broker.storage.cleaner.swapping, step 3. Whoever reads the old ones holds their
+        descriptors. Raises OSError, and nothing has changed; or StorageError.
+        """
+        assert self.are_closed(old)
+        assert self.is_swapping(files)
+        first = self.segments.index(old[0])
+        put_in_place(self._home.disk, files)
+        for segment in old:
+            segment.close_file()
+        try:
+            put_index_in_place(self._home.disk, files)
+            doomed = [path for segment in old[1:] for path in segment.paths() if path.exists()]
+            retired = [new for path in doomed for new in _retired(self._home.disk, path)]
+        except OSError as error:
+            raise self._home.fail(error, f"cleaning {self._name}") from error
+        cleaned = Segment(
+            self._home, self.directory, self._name, files.base_offset, size_bytes=size_bytes
+        )
+        self.segments[first : first + len(old)] = [cleaned]
+        self._bases[first : first + len(old)] = [cleaned.base_offset]
+        self._positions.clear()
+        self._cleaning = None
+        return retired
+
+    def _drop_swap(self) -> None:
+        files, self._cleaning = self._cleaning, None
+        if files is not None:
+            files.discard(self._home.disk)
 
     # --- flushing --------------------------------------------------------------------------------
 
@@ -332,14 +391,17 @@ def deletion(paths: Sequence[Path]) -> Callable[[], None]:
     return delete
 
 
-def _retired(path: Path) -> list[Path]:
+def _retired(disk: Disk, path: Path) -> list[Path]:
     """Give a file of a deleted segment a name that a restart ignores; the files to delete later."""
+    target = path.with_name(path.name + ".deleted")
     try:
-        return [path.rename(path.with_name(path.name + ".deleted"))]
+        disk.rename(path, target)
     except OSError as error:
         if not is_disk_full(error):
             raise
-    path.unlink()  # A longer name may take room, and this is to make some.
+    else:
+        return [target]
+    disk.remove(path)  # A longer name may take room, and this is to make some.
     return []
 
 

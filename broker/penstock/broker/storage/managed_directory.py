@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import re
 import shutil
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -15,6 +15,8 @@ from typing import Final
 import lmdb
 import structlog
 
+from penstock.broker.core.last_run import FoundDirectory, RunMark
+from penstock.broker.storage.background import BackgroundJobs
 from penstock.broker.storage.checkpoints import (
     METADATA_FILE,
     CheckpointDamagedError,
@@ -26,7 +28,7 @@ from penstock.broker.storage.checkpoints import (
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.disk import is_disk_full
 from penstock.broker.storage.flusher import Flusher
-from penstock.broker.storage.local_state import CleanStop, LocalState, PartitionState
+from penstock.broker.storage.local_state import LocalState, PartitionState
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.recovery import SavedState, open_log
 from penstock.broker.storage.settings import TopicLogConfig
@@ -51,6 +53,7 @@ class ManagedDirectory:
         home: DataDirectory,
         cluster_id: str,
         on_durable: Callable[[PartitionLog], None],
+        on_damage: Callable[[PartitionLog, int], None],
     ) -> None:
         self.home = home
         self.logs: dict[TopicIdPartition, PartitionLog] = {}
@@ -63,13 +66,18 @@ class ManagedDirectory:
         self._changed: dict[TopicIdPartition, None] = {}
         self._high_watermarks: dict[TopicIdPartition, int] = {}
         self._checkpoint_timer: asyncio.TimerHandle | None = None
-        self._background: list[threading.Thread] = []
-        self.clean_stop: CleanStop | None = None  # The last one, if all that it left is here.
+        self._background = BackgroundJobs(f"delete in {home.path}")
+        self._doubting = BackgroundJobs(f"doubt the run in {home.path}")  # Waits for no deletion.
+        self._clean_stop: RunMark | None = None  # Of the run before, as is the next.
+        self._durable_run: RunMark | None = None
+        self._is_whole = False  # What that run left is here, as far as it can be told.
         self.directory_id = b""  # Once it is open.
         self.was_empty = False
+        self.is_listed = False  # Every partition in it is known, open or not.
         home.request_flush = self.request_flush
         home.lower_recovery_point = self._lower_recovery_point
-        home.run_in_background = self._run_in_background
+        home.run_in_background = self._background.run
+        home.damage_found = on_damage
 
     @property
     def path(self) -> Path:
@@ -91,20 +99,28 @@ class ManagedDirectory:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             found = list(self._find())
+            self._list(found)
             state = self._state = LocalState(self.path, self.home.settings.local_state_max_bytes)
             self.was_empty = state.is_new
             self.directory_id = state.directory_id
-            self.clean_stop = state.clean_stop
+            self._clean_stop, self._durable_run = state.clean_stop, state.durable_run
+            self._is_whole = True
             self._find_strays()
-            known = state.known() if state.clean_stop is not None else set()
+            known = state.known()
             state.begin_run()
             self._note_missing(known.difference(key for _, _, key in found))
             for directory, partition, key in found:
-                self._open_found(directory, partition, key, clean=key in known)
+                self._open_found(directory, partition, key, is_known=key in known)
             state.keep_only({*self.logs, *self.unopened})
             self._save_all()
         except (OSError, lmdb.Error) as error:
             raise self.home.fail(error, "opening it") from error
+
+    def _list(self, found: Iterable[tuple[Path, TopicPartition, TopicIdPartition]]) -> None:
+        """Know what is here, even if the directory fails before it is opened."""
+        for directory, partition, key in found:
+            self.unopened[key] = directory, StorageError(f"{partition} was not opened")
+        self.is_listed = True
 
     def _find(self) -> Iterator[tuple[Path, TopicPartition, TopicIdPartition]]:
         """The partitions in the directory. What a crash left of deleted ones is removed."""
@@ -113,7 +129,7 @@ class ManagedDirectory:
             if not directory.is_dir() or directory.name.startswith("."):
                 continue
             if directory.name.endswith(_DELETED_SUFFIX):
-                self._run_in_background(partial(shutil.rmtree, directory, ignore_errors=True))
+                self._background.run(partial(shutil.rmtree, directory, ignore_errors=True))
                 continue
             if match is None:
                 continue  # Not ours: a lost+found, an operator's copy.
@@ -153,21 +169,61 @@ class ManagedDirectory:
         del self._strays[key]
 
     def _note_missing(self, missing: set[TopicIdPartition]) -> None:
-        """What the last stop left and somebody has taken away since."""
+        """What the last run left and somebody has taken away since.
+
+        After a crash it may also have been deleted in the last seconds before it.
+        """
         for key in missing:
-            _log.error("partition_missing", directory=str(self.path), topic_partition_id=str(key))
-            self.clean_stop = None
+            if self._clean_stop is not None:
+                _log.error(
+                    "partition_missing", directory=str(self.path), topic_partition_id=str(key)
+                )
+            self._is_whole = False
 
     def _open_found(
-        self, directory: Path, partition: TopicPartition, key: TopicIdPartition, *, clean: bool
+        self, directory: Path, partition: TopicPartition, key: TopicIdPartition, *, is_known: bool
     ) -> None:
+        stopped = self._clean_stop is not None
         try:
+            clean = stopped and is_known
             log = self._open_log(directory, partition, key, _DEFAULTS, clean=clean)
-            if not log.opened_clean:
-                self.clean_stop = None
         except (StorageError, DiskFullError) as error:
             self.home.check()
             self.unopened[key] = directory, error
+            return
+        self.unopened.pop(key, None)
+        # One that nothing is known of with records in it may be older than the run: put back.
+        as_left = log.opened_clean if stopped else is_known or not log.log_end_offset
+        self._is_whole = self._is_whole and as_left
+
+    def as_found(self) -> FoundDirectory:
+        """What the start found of the run before."""
+        whole = self._is_whole and self.home.failure is None and not self.unopened
+        return FoundDirectory(self.directory_id, self._clean_stop, self._durable_run, whole)
+
+    def mark_durable_run(self, run: RunMark | None) -> None:
+        """Note durably that this run acknowledges only what is on the disk, or that it may not.
+
+        Where that can't be written the mark of an earlier run stays, whose broker epoch is over.
+        """
+        if self._state is None:
+            return  # It never opened, or is closed already.
+        try:
+            self._state.mark_durable_run(run)
+        except (OSError, lmdb.Error) as error:
+            self.home.translate(error, "noting the broker epoch")
+
+    def doubt_run(self) -> None:
+        """Take the mark of this run away in the background, if the disk still can."""
+        state = self._state
+        if state is None:
+            return
+
+        def forget() -> None:
+            with contextlib.suppress(OSError, lmdb.Error):  # It is the disk that failed, maybe.
+                state.mark_durable_run(None)
+
+        self._doubting.run(forget)
 
     def _without_metadata(self, directory: Path, error: CheckpointDamagedError) -> None:
         """A crash while the partition was made leaves nothing in it; anything else is kept."""
@@ -192,9 +248,13 @@ class ManagedDirectory:
             partition=partition,
             key=key,
             config=config,
-            saved=SavedState(saved.recovery_point, saved.log_start_offset, clean),
+            saved=SavedState(
+                saved.recovery_point, saved.log_start_offset, clean, saved.cleaned_offset
+            ),
         )
-        self._high_watermarks[key] = saved.high_watermark
+        # Never above the end: what is appended there will be other records, which nobody knows to
+        # be committed when a crash finds the old value beside them.
+        self._high_watermarks[key] = min(saved.high_watermark, log.log_end_offset)
         self.logs[key] = log
         self._note(key)
         return log
@@ -215,9 +275,9 @@ class ManagedDirectory:
             del self.unopened[key]
             return log
         directory = self.path / str(partition)
-        # An earlier topic of this name may not be deleted yet; or it is, but a flush of it is
-        # under way, which writes small files by their paths.
-        if directory.exists() or self._flusher.is_busy_in(directory):
+        # An earlier topic of this name may not be deleted yet; or it is, but a flush or a clean of
+        # it is under way, which writes files by their paths.
+        if directory.exists() or self._is_busy_in(directory):
             directory = self.path / f"{partition}.{key.topic_id.hex()}"
         try:
             self._use_state().forget(key)
@@ -232,6 +292,9 @@ class ManagedDirectory:
         except DiskFullError:
             shutil.rmtree(directory, ignore_errors=True)
             raise
+
+    def _is_busy_in(self, directory: Path) -> bool:
+        return directory in self.home.cleaning or self._flusher.is_busy_in(directory)
 
     # --- flushing and saving ---------------------------------------------------------------------
 
@@ -271,8 +334,8 @@ class ManagedDirectory:
 
     def _checkpoint(self) -> None:
         self._checkpoint_timer = None
-        if self._state is None:
-            return  # Closed: everything was saved.
+        if self._state is None or self.home.failure is not None:
+            return  # Closed: everything was saved. Failed: nothing is trusted any more.
         changed, self._changed = self._changed, {}
         for key in changed:
             self._note(key)
@@ -285,7 +348,10 @@ class ManagedDirectory:
             self._use_state().put(
                 key,
                 PartitionState(
-                    self._high_watermarks.get(key, 0), log.log_start_offset, log.recovery_point
+                    self._high_watermarks.get(key, 0),
+                    log.log_start_offset,
+                    log.recovery_point,
+                    log.cleaned_offset,
                 ),
             )
 
@@ -316,17 +382,37 @@ class ManagedDirectory:
 
     def _lower_recovery_point(self, key: TopicIdPartition, offset: int) -> None:
         try:
-            self._use_state().lower_recovery_point(key, offset)
+            self._use_state().note_cut(key, offset)
         except (OSError, lmdb.Error) as error:
             doing = f"lowering the recovery point of {key}"
             raise self.home.translate(error, doing) from error
+        self._high_watermarks[key] = min(self._high_watermarks.get(key, 0), offset)
 
     # --- deleting and closing --------------------------------------------------------------------
+
+    def refuse_duplicate(self, key: TopicIdPartition, other: Path) -> None:
+        """Keep a partition closed of which the directory ``other`` has a log as well.
+
+        It was made there while this directory was away, or this one is an old copy. Which log has
+        what was acknowledged only a person can tell.
+        """
+        log = self.logs.pop(key, None)
+        directory = log.directory if log is not None else self.unopened[key][0]
+        if log is not None:
+            log.close(save=False)
+        self.unopened[key] = (
+            directory,
+            StorageError(
+                f"{directory.name} is in {self.path} and in {other} too: stop the broker and move "
+                "the older of the two away, or both to have the partition copied anew from its "
+                "leader"
+            ),
+        )
 
     def delete(self, key: TopicIdPartition) -> None:
         """Let go of a partition for good. Raises StorageError or DiskFullError."""
         doomed = self._take_away(key, _DELETED_SUFFIX)
-        self._run_in_background(partial(shutil.rmtree, doomed, ignore_errors=True))
+        self._background.run(partial(shutil.rmtree, doomed, ignore_errors=True))
 
     def set_aside(self, key: TopicIdPartition) -> None:
         """Let go of a partition, and keep its files where no start opens them. Raises
@@ -357,6 +443,7 @@ class ManagedDirectory:
         except OSError as error:
             raise self.home.fail(error, f"renaming {directory} to {target.name}") from error
         self._use_state().remove([key])
+        self._checkpoint_soon()  # What is known and not there counts as lost after a crash.
         return target
 
     def _free_name(self, directory: Path, key: TopicIdPartition, suffix: str) -> Path:
@@ -367,18 +454,12 @@ class ManagedDirectory:
         paths = (self.path / f"{free}{suffix}" for free in names)
         return next(path for path in paths if not path.exists())
 
-    def _run_in_background(self, job: Callable[[], None]) -> None:
-        self._background = [thread for thread in self._background if thread.is_alive()]
-        thread = threading.Thread(target=job, name=f"delete in {self.path}", daemon=True)
-        self._background.append(thread)
-        thread.start()
-
-    def close(self, stop: CleanStop) -> None:
-        """Flush and close everything, with the marker ``stop`` if all of it went well."""
+    def close(self, stop: RunMark | None) -> None:
+        """Flush and close everything, with the mark ``stop`` if all of it went well."""
         self._flusher.stop()
         clean = self._close_logs()
-        for thread in self._background:
-            thread.join()
+        self._background.wait()
+        self._doubting.wait()
         if self._state is None:
             return  # It never opened, or is closed already.
         try:

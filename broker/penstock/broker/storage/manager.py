@@ -8,17 +8,21 @@ from pathlib import Path
 
 import structlog
 
+from penstock.broker.core.last_run import RunMark, epoch_to_report
 from penstock.broker.core.ports import Log
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.disk import Disk
-from penstock.broker.storage.local_state import CleanStop
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.managed_directory import ManagedDirectory
-from penstock.broker.storage.settings import LogSettings, TopicLogConfig
+from penstock.broker.storage.settings import FlushPolicy, LogSettings, TopicLogConfig
 from penstock.wire.errors import DataDirectoryError, PenstockError, StorageError
 from penstock.wire.ids import TopicId, TopicIdPartition, TopicPartition
 
 _log = structlog.get_logger()
+
+
+def _ignore_damage(_log: PartitionLog, _offset: int) -> None:
+    return None
 
 
 def _ignore_failure(_path: Path, _error: StorageError) -> None:
@@ -32,7 +36,10 @@ class LogManager:
 
     ``on_durable(log)``: durable_offset of the log has advanced (with flush.policy commit only; with
     the others it is log_end_offset at all times). ``on_directory_failed(path, error)``: every log
-    in the directory raises StorageError from now on, until the process starts anew.
+    in the directory raises StorageError from now on, until the process starts anew. It is called
+    in the thread that finds out, also while ``open`` or ``close`` runs. ``failed`` names
+    directories that are known not to be usable, and why. ``on_damage(log, offset)``: a read came
+    upon a batch that is not sound, in the segment of that offset.
     """
 
     def __init__(
@@ -45,13 +52,19 @@ class LogManager:
         cluster_id: str = "",
         on_directory_failed: Callable[[Path, StorageError], None] = _ignore_failure,
         disk: Disk | None = None,
+        on_damage: Callable[[PartitionLog, int], None] = _ignore_damage,
+        failed: Mapping[Path, str] | None = None,
     ) -> None:
         self._on_directory_failed = on_directory_failed
+        self._failed_before = dict(failed or {})
+        # For good: no log counts for more than what is on the disk.
+        self._waits_for_disk = settings.flush_policy is FlushPolicy.COMMIT
         self._directories = [
             ManagedDirectory(
                 DataDirectory(path, settings, clock_ms, disk=disk, on_failed=self._failed),
                 cluster_id,
                 on_durable,
+                on_damage,
             )
             for path in directories
         ]
@@ -60,6 +73,9 @@ class LogManager:
 
     def _failed(self, path: Path, error: StorageError) -> None:
         _log.error("data_directory_failed", directory=str(path), reason=error.message)
+        # A disk that failed may have lost what it said it had.
+        for directory in self._directories:
+            directory.doubt_run()
         self._on_directory_failed(path, error)
 
     # --- life ------------------------------------------------------------------------------------
@@ -71,6 +87,10 @@ class LogManager:
         when none can, or when one belongs to another cluster.
         """
         for directory in self._directories:
+            reason = self._failed_before.get(directory.path)
+            if reason is not None:
+                directory.home.fail(OSError(reason), "opening it")
+                continue
             try:
                 directory.open()
             except StorageError:
@@ -82,40 +102,52 @@ class LogManager:
                 if directory.home.failure
             )
             raise DataDirectoryError(f"no data directory can be used: {reasons}")
-        self._previous_broker_epoch = self._clean_epoch()
+        self._refuse_duplicates()
+        self._previous_broker_epoch = epoch_to_report(
+            [directory.as_found() for directory in self._directories if not directory.was_empty]
+        )
+        self._broker_epoch = self._previous_broker_epoch  # Which counts until there is another.
 
-    def _clean_epoch(self) -> int:
-        """The broker epoch that every directory was cleanly left in, else -1.
-
-        All that were there then must be here now, with everything that was in them: a partition
-        that is gone would be made anew, empty, and must not pass for one that lost nothing.
-        """
-        used = [directory for directory in self._directories if not directory.was_empty]
-        stops = {directory.clean_stop for directory in used}
-        stop = stops.pop() if len(stops) == 1 else None
-        if stop is None or stop.directories != {directory.directory_id for directory in used}:
-            return -1
-        if any(directory.home.failure or directory.unopened for directory in used):
-            return -1
-        return stop.broker_epoch
+    def _refuse_duplicates(self) -> None:
+        holders: dict[TopicIdPartition, ManagedDirectory] = {}
+        for directory in self._directories:
+            for key in (*directory.logs, *directory.unopened):
+                other = holders.setdefault(key, directory)
+                if other is not directory:
+                    directory.refuse_duplicate(key, other.path)
+                    other.refuse_duplicate(key, directory.path)
 
     def previous_broker_epoch(self) -> int:
-        """The broker epoch of the last run if that ended cleanly and nothing was lost, else -1."""
+        """The broker epoch of the last run if all that it acknowledged is here, else -1."""
         return self._previous_broker_epoch
 
     def record_broker_epoch(self, broker_epoch: int) -> None:
-        """The epoch of this run, which a clean stop leaves for the next one."""
+        """The epoch of this run, which a clean stop leaves for the next one. Writes to the disks.
+
+        With flush.policy commit a crash leaves it as well, if every directory could be opened with
+        all that is in it: what was found there was flushed then.
+        """
         self._broker_epoch = broker_epoch
+        whole = not any(
+            directory.home.failure or directory.unopened for directory in self._directories
+        )
+        run = self._run() if whole and self._waits_for_disk else None
+        for directory in self._directories:
+            directory.mark_durable_run(run)
+
+    def _run(self) -> RunMark:
+        opened = [directory for directory in self._directories if directory.directory_id]
+        return RunMark(self._broker_epoch, frozenset(one.directory_id for one in opened))
 
     def close(self) -> None:
-        """Flush and close everything, and leave the marker of a clean stop. Blocks.
+        """Flush and close everything, and leave the mark of a clean stop. Blocks.
 
-        on_durable is not called any more.
+        No stop is clean while a directory has failed: the next start may be without it, and must
+        not be taken for one that lost nothing. on_durable is not called any more.
         """
-        opened = [directory for directory in self._directories if directory.directory_id]
-        ids = frozenset(directory.directory_id for directory in opened)
+        stop = None if self.failed_directories else self._run()
         for directory in self._directories:
-            directory.close(CleanStop(self._broker_epoch, ids))
+            directory.close(stop)
 
     # --- logs ------------------------------------------------------------------------------------
 
@@ -125,18 +157,38 @@ class LogManager:
                 return directory
         return None
 
+    @property
+    def failed_directories(self) -> list[Path]:
+        """The directories that have failed."""
+        return [directory.path for directory in self._directories if directory.home.failure]
+
+    def held_in(self, path: Path) -> list[TopicIdPartition]:
+        """The partitions known to be in the data directory ``path``."""
+        return [
+            key
+            for directory in self._directories
+            if directory.path == path
+            for key in (*directory.logs, *directory.unopened)
+        ]
+
     def logs(self) -> list[PartitionLog]:
-        """Every open log."""
-        return [log for directory in self._directories for log in directory.logs.values()]
+        """Every open log of the directories that have not failed."""
+        return [
+            log
+            for directory in self._directories
+            if directory.home.failure is None
+            for log in directory.logs.values()
+        ]
 
     def unopened(self) -> dict[TopicIdPartition, PenstockError]:
-        """The partitions found on disk that could not be opened, and why.
+        """The partitions found on working disks that could not be opened, and why.
 
         What there was no room for, ``get_or_create`` tries again.
         """
         return {
             key: error
             for directory in self._directories
+            if directory.home.failure is None
             for key, (_, error) in directory.unopened.items()
         }
 
@@ -156,6 +208,7 @@ class LogManager:
         configs: Mapping[str, str],
         *,
         internal: bool = False,
+        is_new: bool = False,
     ) -> PartitionLog:
         """The log of a partition, made anew where none is; ``configs`` are the topic's from now on.
 
@@ -163,11 +216,15 @@ class LogManager:
 
         A new one goes where the fewest are. Raises StorageError when the log is damaged, its
         directory has failed or all have, or while a stray of it is kept: that one has its records,
-        and an empty one in its place could pass for it. DiskFullError.
+        and an empty one in its place could pass for it. So could one made while a directory that
+        may have it is away: unless the replica ``is_new``, given to this broker since it started,
+        every directory must say that it has it not. DiskFullError.
         """
         key = TopicIdPartition(TopicId(topic_id), partition)
         config = TopicLogConfig.of(configs)
         holder = self._holding(key)
+        if holder is not None:
+            holder.home.check()
         if holder is not None and key in holder.logs:
             log = holder.logs[key]
             log.config = config
@@ -175,6 +232,8 @@ class LogManager:
             return log
         for directory in self._directories:
             directory.refuse_stray(TopicPartition(topic, partition), key)
+        if holder is None and not is_new:
+            self._refuse_unlisted(TopicPartition(topic, partition))
         usable = [directory for directory in self._directories if directory.home.failure is None]
         chosen = holder or min(usable, key=lambda directory: len(directory.logs), default=None)
         if chosen is None:
@@ -182,6 +241,14 @@ class LogManager:
         log = chosen.create(TopicPartition(topic, partition), key, config)
         log.internal = internal
         return log
+
+    def _refuse_unlisted(self, partition: TopicPartition) -> None:
+        for directory in self._directories:
+            if not directory.is_listed and directory.home.failure is not None:
+                raise StorageError(
+                    f"the log of {partition} may be in {directory.path}, so no empty one is made "
+                    f"in its place; {directory.home.failure.message}"
+                )
 
     def update_configs(self, topic_id: bytes, configs: Mapping[str, str]) -> None:
         """The topic's configs have changed; they hold for the next append."""
@@ -199,10 +266,12 @@ class LogManager:
     def delete(self, key: TopicIdPartition) -> None:
         """Let go of a partition and its files for good; nothing happens when it is not here.
 
-        The log raises StorageError from now on. The files are removed in the background.
+        The log raises StorageError from now on. The files are removed in the background. In a
+        directory that has failed all stays as it is, for the next start to judge: StorageError.
         """
         holder = self._holding(key)
         if holder is not None:
+            holder.home.check()
             holder.delete(key)
 
     def set_aside(self, key: TopicIdPartition) -> None:
@@ -213,6 +282,7 @@ class LogManager:
         """
         holder = self._holding(key)
         if holder is not None:
+            holder.home.check()
             holder.set_aside(key)
 
     # --- flushing and saving ---------------------------------------------------------------------

@@ -31,6 +31,7 @@ from penstock.broker.storage.checkpoints import (
     snapshots,
     write_atomically,
 )
+from penstock.broker.storage.cleaner.swapping import finish_swaps
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.index import IndexDamagedError, MemoryIndex
 from penstock.broker.storage.log import PartitionLog
@@ -54,6 +55,7 @@ class SavedState(NamedTuple):
     recovery_point: int = 0
     log_start_offset: int = 0
     clean: bool = False
+    cleaned_offset: int = 0
 
 
 @dataclass(slots=True)
@@ -87,6 +89,7 @@ def open_log(
     """
     opening = _Opening(home, directory, str(partition), config, saved)
     try:
+        finish_swaps(home.disk, directory)
         _remove_leftovers(directory)
         opened_clean = _find_segments(opening) or (saved.clean and _open_clean(opening))
         if not opened_clean:
@@ -395,4 +398,5 @@ def _assemble(
         epochs=epochs,
         epochs_saved=epochs.entries == saved,
         producers=load_producers(files, end, epochs, home.clock_ms()),
+        cleaned_offset=opening.saved.cleaned_offset,
     )

@@ -16,6 +16,10 @@ _ASK_AGAIN_BYTES: Final = 1024 * 1024
 _CALM_MS: Final = 5_000
 """After so long without a refusal appends fit again; a disk on the brink is not reported twice."""
 _UNKNOWN: Final = 2**63 - 1
+_LOWER: Final = (
+    ", or lower log.min.free.bytes (`penstock cluster alter --delete-config log.min.free.bytes` "
+    "where the cluster shares it, else in the node's own file)"
+)
 _log = structlog.get_logger()
 
 
@@ -70,13 +74,16 @@ class Room:
             _log.error("data_directory_full", directory=str(self._path), reason=reason, doing=doing)
         self._refused_at = max(self._refused_at or 0, reserve_bytes)
         self._refused_ms = self._clock_ms()
-        return self.error(reason, doing)
+        return self.error(reason, doing, _LOWER if reserve_bytes else "")
 
-    def error(self, reason: str, doing: str) -> DiskFullError:
-        """What ``refused`` returns, of what is known already."""
+    def error(self, reason: str, doing: str, otherwise: str = "") -> DiskFullError:
+        """What ``refused`` returns, of what is known already.
+
+        ``otherwise`` is what may be done instead of freeing space.
+        """
         return DiskFullError(
             f"no room in data directory {self._path} while {doing}: {reason}; nothing was "
-            "changed; free space on that disk, then try again: no restart is needed"
+            f"changed; next: free space on that disk{otherwise}; no restart is needed then"
         )
 
     def used(self, size_bytes: int, reserve_bytes: int) -> None:

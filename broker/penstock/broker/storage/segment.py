@@ -28,6 +28,7 @@ _MENDED_INTERVAL_BYTES: Final = 4096
 _WALK_BYTES: Final = 8 * 1024  # A walk over headers reads so much at once.
 _AGAIN_BYTES: Final = 1024 * 1024  # What is written again is read in pieces of about this size.
 _ANY_OFFSET: Final = 2**63 - 1
+NO_TIME: Final = TimeEntry(-1, 0)
 
 
 class Placed(NamedTuple):
@@ -199,11 +200,17 @@ class Segment:
         relative = header.base_offset - self.base_offset
         if self.first_timestamp_ms is None:
             self.first_timestamp_ms = header.max_timestamp_ms
-        if self.max_timestamp is None or header.max_timestamp_ms > self.max_timestamp.timestamp_ms:
-            self.max_timestamp = TimeEntry(header.max_timestamp_ms, relative)
+        self._note_time(header, relative)
         if position - index.last_indexed_position >= interval_bytes:
             index.add_offset(relative, position)
-            index.add_time(*self.max_timestamp)
+            if self.max_timestamp is not None:
+                index.add_time(*self.max_timestamp)
+
+    def _note_time(self, header: BatchHeader, relative_offset: int) -> None:
+        """Batches without records have a time to be rolled by, but there is nothing to find."""
+        known = self.max_timestamp
+        if header.record_count and (known is None or header.max_timestamp_ms > known.timestamp_ms):
+            self.max_timestamp = TimeEntry(header.max_timestamp_ms, relative_offset)
 
     def complete_index(self) -> MemoryIndex:
         """The index with its last time entry, as it is written when the segment is closed."""
@@ -217,8 +224,8 @@ class Segment:
     def damaged(self, position: int, what: str) -> CorruptRecordError:
         """The error that names the place."""
         return CorruptRecordError(
-            f"{self._name}: {what} (segment {self.path}, byte {position}); it is not served, copy "
-            "the partition anew from another replica"
+            f"{self._name}: {what} (segment {self.path}, byte {position}); it is not served, and "
+            "mended once another replica is in sync"
         )
 
     def read_at(self, size: int, position: int) -> bytes:
@@ -294,7 +301,7 @@ class Segment:
             entry = self.file_index.floor_offset(relative_offset)
             self._check_entry(entry)
         except IndexDamagedError:
-            return self._mend_index().floor_offset(relative_offset)
+            return self.mend_index().floor_offset(relative_offset)
         return entry
 
     def _check_entry(self, entry: OffsetEntry) -> None:
@@ -318,8 +325,11 @@ class Segment:
             self.note(placed.header, placed.position, interval_bytes)
         return index
 
-    def _mend_index(self) -> MemoryIndex:
-        """Make a closed segment's index anew, in its files as well."""
+    def mend_index(self) -> MemoryIndex:
+        """Make a closed segment's index anew, in its files as well.
+
+        Raises CorruptRecordError where the log itself is damaged.
+        """
         index = self.rebuild_index()
         self.complete_index()
         try:
@@ -370,16 +380,19 @@ class Segment:
     # --- time ------------------------------------------------------------------------------------
 
     def largest_timestamp(self) -> TimeEntry | None:
-        """The segment's largest timestamp and the first batch that has it; None when empty."""
+        """The segment's largest timestamp and the first batch that has it; None when empty.
+
+        NO_TIME when there are batches, but none has a record.
+        """
         if self.max_timestamp is None and self.size_bytes:
             try:
                 entry = self.file_index.last_time_below(RELATIVE_OFFSET_MAX + 1)
             except IndexDamagedError:
                 entry = None
             if entry is None:
-                self._mend_index()
-            else:
-                self.max_timestamp = entry
+                self.mend_index()
+                entry = self.max_timestamp or NO_TIME
+            self.max_timestamp = entry
         return self.max_timestamp
 
     def walk_from_time(self, timestamp_ms: int) -> Iterator[Placed]:
@@ -401,7 +414,7 @@ class Segment:
         try:
             return find(self.file_index)
         except IndexDamagedError:
-            return find(self._mend_index())
+            return find(self.mend_index())
 
     def _walk_from_batch(self, entry: TimeEntry | None) -> Iterator[Placed]:
         relative = entry.relative_offset if entry is not None else 0
@@ -446,10 +459,7 @@ class Segment:
             self.first_timestamp_ms = None
             return
         for header, _ in self._walk_from_batch(self.index.last_time_below(relative_end)):
-            largest: TimeEntry | None = self.max_timestamp
-            if largest is None or header.max_timestamp_ms > largest.timestamp_ms:
-                relative = header.base_offset - self.base_offset
-                self.max_timestamp = TimeEntry(header.max_timestamp_ms, relative)
+            self._note_time(header, header.base_offset - self.base_offset)
 
     def roll_timestamp_ms(self) -> int | None:
         """The timestamp that the segment's age counts from: its first batch's (KIP-33)."""

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from penstock.wire.topic_config import config_value, integer_config
+from penstock.wire.topic_config import cleanup_policies, config_value, integer_config
 
 
 class FlushPolicy(enum.StrEnum):
@@ -41,6 +41,21 @@ class LogSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CleanerSettings:
+    """What compaction may use of a broker."""
+
+    # So many logs are cleaned side by side; 0: none ever is.
+    threads: int = 1
+    # What all of them read and write together in a second. A whole core gets through 25 MB, and the
+    # event loop shares the interpreter with them.
+    io_max_bytes_per_second: int = 8 * 1024 * 1024
+    # The memory for keys, of all of them together: 30 bytes a key that is cleaned at once.
+    dedupe_buffer_bytes: int = 128 * 1024 * 1024
+    # So long after nothing was dirty enough it is looked for again.
+    backoff_ms: int = 15_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TopicLogConfig:
     """What a topic's configs say about its logs; see penstock.wire.topic_config."""
 
@@ -49,14 +64,31 @@ class TopicLogConfig:
     segment_ms: int
     index_interval_bytes: int
     log_append_time: bool
+    deletes: bool  # cleanup.policy has delete: old segments go, by the two that follow.
+    retention_ms: int  # -1: for ever.
+    retention_bytes: int  # -1: any number.
+    compacts: bool  # cleanup.policy has compact: of a key the last record stays, by the rest.
+    min_cleanable_dirty_ratio: float
+    min_compaction_lag_ms: int
+    max_compaction_lag_ms: int
+    delete_retention_ms: int
 
     @classmethod
     def of(cls, configs: Mapping[str, str]) -> TopicLogConfig:
         """The values in force; ``configs`` are those set on the topic, validated before."""
+        policies = cleanup_policies(configs)
         return cls(
             max_message_bytes=integer_config(configs, "max.message.bytes"),
             segment_bytes=integer_config(configs, "segment.bytes"),
             segment_ms=integer_config(configs, "segment.ms"),
             index_interval_bytes=integer_config(configs, "index.interval.bytes"),
             log_append_time=config_value(configs, "message.timestamp.type") == "LogAppendTime",
+            deletes="delete" in policies,
+            retention_ms=integer_config(configs, "retention.ms"),
+            retention_bytes=integer_config(configs, "retention.bytes"),
+            compacts="compact" in policies,
+            min_cleanable_dirty_ratio=float(config_value(configs, "min.cleanable.dirty.ratio")),
+            min_compaction_lag_ms=integer_config(configs, "min.compaction.lag.ms"),
+            max_compaction_lag_ms=integer_config(configs, "max.compaction.lag.ms"),
+            delete_retention_ms=integer_config(configs, "delete.retention.ms"),
         )

@@ -80,6 +80,8 @@ def _largest_of(segment: Segment, start: int, below: int) -> _Best | None:
         if header.base_offset >= below:
             break
         timestamp_ms = header.max_timestamp_ms
+        if not header.record_count:
+            continue
         if best is not None and timestamp_ms <= best.timestamp_ms:
             continue
         if header.base_offset < start or header.next_offset > below:

@@ -1,0 +1,347 @@
+"""The cleaner of a broker: finds the dirtiest compacted log, cleans it, finds the next."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Protocol, TypeVar
+
+import structlog
+
+from penstock.broker.core.epoch_history import EpochHistory
+from penstock.broker.storage.cleaner.copying import copy
+from penstock.broker.storage.cleaner.filtering import Filter
+from penstock.broker.storage.cleaner.offset_map import OffsetMap
+from penstock.broker.storage.cleaner.planning import Plan, close_overdue, plan_for
+from penstock.broker.storage.cleaner.reading import (
+    CleaningStoppedError,
+    MapTooSmallError,
+    Reading,
+    Source,
+    note_keys,
+)
+from penstock.broker.storage.cleaner.swapping import SwapFiles, commit, finish
+from penstock.broker.storage.cleaner.throttle import Throttle
+from penstock.broker.storage.log import PartitionLog
+from penstock.broker.storage.segment import Segment
+from penstock.broker.storage.settings import CleanerSettings
+from penstock.wire.errors import CorruptRecordError, PenstockError
+from penstock.wire.ids import TopicIdPartition
+
+_NEVER = 2**63 - 1
+_LOOKED_AT_ONCE = 20
+T = TypeVar("T")
+_log = structlog.get_logger()
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Logs(Protocol):
+    """What is asked of the log manager."""
+
+    def logs(self) -> Sequence[PartitionLog]:
+        """Every open log."""
+        ...
+
+    def high_watermark(self, key: TopicIdPartition) -> int:
+        """Everything below it is committed, as far as is known here."""
+        ...
+
+
+class _AbandonedError(Exception):
+    """What was made is dropped, and made anew later: the log's segments are others by now, or it
+    is closed; or there is no memory.
+    """
+
+
+class LogCleaner:
+    """Compacts logs, those that lead and those that follow, each for itself.
+
+    Everything is called on the event loop. There the cleaner decides and swaps; it reads, copies
+    and syncs in its own threads, at most ``io_max_bytes_per_second`` of all of them together.
+    """
+
+    def __init__(
+        self,
+        logs: Logs,
+        settings: CleanerSettings,
+        *,
+        wall_clock_ms: Callable[[], int] = _wall_ms,
+    ) -> None:
+        self._logs = logs
+        self._settings = settings
+        self._wall_clock_ms = wall_clock_ms
+        self._stopping = threading.Event()
+        self._stop_soon = asyncio.Event()
+        self._throttle = Throttle(settings.io_max_bytes_per_second, self._stopping.wait)
+        self._pool = ThreadPoolExecutor(max(settings.threads, 1), "clean")
+        self._workers: list[asyncio.Task[None]] = []
+        self._busy: set[TopicIdPartition] = set()
+        # Logs that can't be cleaned, as they were then.
+        self._uncleanable: dict[TopicIdPartition, tuple[int, int]] = {}
+        self._horizons_ms: dict[TopicIdPartition, int] = {}  # When tombstones may go next.
+
+    async def start(self) -> None:
+        """Begin to clean."""
+        self._workers = [asyncio.create_task(self._work()) for _ in range(self._settings.threads)]
+
+    async def stop(self) -> None:
+        """Clean no more. What was begun is dropped; the logs are as before it."""
+        self._stopping.set()
+        self._stop_soon.set()
+        await asyncio.gather(*self._workers)
+        self._pool.shutdown()
+
+    async def _work(self) -> None:
+        while not self._stop_soon.is_set():
+            if not await self.clean_one():
+                await self._pause()
+
+    async def _pause(self) -> None:
+        try:
+            async with asyncio.timeout(self._settings.backoff_ms / 1000):
+                await self._stop_soon.wait()
+        except TimeoutError:
+            return
+
+    async def clean_one(self) -> bool:
+        """Clean the log that is the dirtiest; False when none needs it."""
+        plan = await self._dirtiest()
+        if plan is None:
+            return False
+        key = plan.log.key
+        self._busy.add(key)
+        plan.log.home.cleaning.add(plan.log.directory)
+        try:
+            return await self._guarded_clean(plan)
+        finally:
+            plan.log.home.cleaning.discard(plan.log.directory)
+            self._busy.discard(key)
+
+    # --- choosing --------------------------------------------------------------------------------
+
+    async def _dirtiest(self) -> Plan | None:
+        best: Plan | None = None
+        logs = self._logs.logs()
+        here = {log.key for log in logs}
+        for known in (self._uncleanable, self._horizons_ms):
+            for gone in known.keys() - here:
+                del known[gone]
+        for number, log in enumerate(logs):
+            if number % _LOOKED_AT_ONCE == _LOOKED_AT_ONCE - 1:
+                await asyncio.sleep(0)
+            plan = self._plan(log)
+            if plan is not None and (best is None or _urgency(plan) > _urgency(best)):
+                best = plan
+        if best is None or best.log.key in self._busy or best.log.is_closed:
+            return None  # Another worker was quicker.
+        return best
+
+    def _plan(self, log: PartitionLog) -> Plan | None:
+        """The plan for a log that is due."""
+        if not log.config.compacts or log.is_closed or log.home.failure is not None:
+            return None
+        if log.key in self._busy or self._uncleanable.get(log.key) == _extent(log):
+            return None
+        now_ms = self._wall_clock_ms()
+        try:
+            close_overdue(log, now_ms)
+            high_watermark = self._logs.high_watermark(log.key)
+            plan = plan_for(log, high_watermark=high_watermark, now_ms=now_ms)
+        except PenstockError as error:
+            self._give_up(log, error.message)
+            return None
+        if plan is None:
+            return None
+        return plan if plan.is_due or now_ms >= self._horizons_ms.get(log.key, _NEVER) else None
+
+    # --- one log ---------------------------------------------------------------------------------
+
+    async def _guarded_clean(self, plan: Plan) -> bool:
+        """Whether to go on at once with the next one."""
+        log = plan.log
+        try:
+            await self._clean(plan)
+        except (CleaningStoppedError, _AbandonedError) as reason:
+            _log.debug("clean_abandoned", partition=log.name, reason=str(reason))
+            return False
+        except (CorruptRecordError, MapTooSmallError) as error:
+            self._give_up(log, str(error))
+        except PenstockError as error:
+            _log.warning("log_not_cleaned", partition=log.name, reason=error.message)
+            return False
+        except OSError as error:
+            if not log.is_closed:  # Else its directory has another name by now.
+                failure = log.home.translate(error, f"cleaning {log.name}")
+                _log.warning("log_not_cleaned", partition=log.name, reason=failure.message)
+            return False
+        except Exception as error:
+            # A fault of the cleaner's own must not end its work on the other logs.
+            _log.exception("log_not_cleaned", partition=log.name)
+            self._give_up(log, f"the cleaner failed: {error!r}")
+        return True
+
+    def _give_up(self, log: PartitionLog, reason: str) -> None:
+        self._uncleanable[log.key] = _extent(log)
+        _log.error(
+            "log_not_cleanable",
+            partition=log.name,
+            reason=reason,
+            next_step="it grows until this is mended and the broker restarted: copy a damaged "
+            "replica anew from another one, or raise log.cleaner.dedupe.buffer.bytes",
+        )
+
+    async def _clean(self, plan: Plan) -> None:
+        log, settings = plan.log, self._settings
+        size_bytes = sum(segment.size_bytes for segment in plan.segments)
+        reading = Reading(
+            disk=log.home.disk,
+            throttle=self._throttle,
+            epochs=EpochHistory(log.epochs.entries),
+            log_start_offset=log.log_start_offset,
+            is_stopping=self._stopping.is_set,
+        )
+        latest = _map_of(settings.dedupe_buffer_bytes // settings.threads)
+        try:
+            end_offset = await self._note_keys(plan, reading, latest)
+            batches = Filter(
+                latest=latest,
+                log_start_offset=log.log_start_offset,
+                end_offset=end_offset,
+                last_batches=log.producers.last_batches(),
+                now_ms=self._wall_clock_ms(),
+                delete_retention_ms=log.config.delete_retention_ms,
+            )
+            for group in plan.groups(end_offset):
+                size_bytes -= await self._clean_group(log, group, reading, batches)
+        finally:
+            latest.close()
+        self._horizons_ms[log.key] = batches.horizon_ms
+        log.cleaned_up_to(end_offset)
+        _log.info(
+            "log_cleaned",
+            partition=log.name,
+            end_offset=end_offset,
+            bytes_before=plan.clean_bytes + plan.dirty_bytes,
+            bytes_after=size_bytes,
+        )
+
+    async def _note_keys(self, plan: Plan, reading: Reading, latest: OffsetMap) -> int:
+        """Read the dirty part as far as the map has room; up to where that was."""
+        reached = plan.dirty_offset
+        for segment, end in plan.dirty_segments():
+            with _Sources(plan.log, [(segment, end)]) as [source]:
+                reached = await self._run(
+                    partial(
+                        note_keys,
+                        source,
+                        reading,
+                        latest,
+                        from_offset=plan.dirty_offset,
+                        end_offset=plan.end_offset,
+                    )
+                )
+            if reached < end:
+                break
+        if plan.dirty_bytes and reached <= plan.dirty_offset:
+            raise MapTooSmallError(
+                f"the batch at offset {plan.dirty_offset} has more keys than the "
+                f"{self._settings.dedupe_buffer_bytes} bytes of log.cleaner.dedupe.buffer.bytes "
+                "have room for"
+            )
+        return reached
+
+    async def _clean_group(
+        self,
+        log: PartitionLog,
+        group: list[tuple[Segment, int]],
+        reading: Reading,
+        batches: Filter,
+    ) -> int:
+        """Make one segment of some; by how many bytes that is less."""
+        segments = [segment for segment, _ in group]
+        size_bytes = sum(segment.size_bytes for segment in segments)
+        files = SwapFiles(log.directory, segments[0].base_offset, group[-1][1])
+        log.check_room(size_bytes, f"cleaning {log.name}")
+        try:
+            with _Sources(log, group) as sources:
+                interval_bytes = log.config.index_interval_bytes
+                copied = await self._run(
+                    partial(copy, sources, reading, batches, files, interval_bytes)
+                )
+            if not copied.changed:
+                files.discard(reading.disk)
+                return 0
+            _check(log, segments)
+            log.files.begin_swap(files)
+            await self._run(partial(commit, reading.disk, files))
+            _check(log, segments)
+            if not log.files.is_swapping(files):
+                raise _AbandonedError("a cut came in between")
+            doomed = log.files.swap(files, segments, copied.size_bytes)
+        except BaseException as error:
+            if log.home.failure is None:  # Else the next start brings it to an end.
+                files.discard(reading.disk)
+            if isinstance(error, FileNotFoundError):  # Of what a cut has discarded.
+                raise _AbandonedError("a cut came in between") from error
+            raise
+        await self._run(partial(finish, reading.disk, files, doomed))
+        return size_bytes - copied.size_bytes
+
+    async def _run(self, job: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, job)
+
+
+def _map_of(size_bytes: int) -> OffsetMap:
+    try:
+        return OffsetMap(size_bytes)
+    except OSError as error:  # Which tells of memory, and nothing of the disk.
+        raise _AbandonedError(f"no memory for {size_bytes} bytes: {error}") from error
+
+
+def _extent(log: PartitionLog) -> tuple[int, int]:
+    """What is another when it may be worth while to try to clean the log again."""
+    return log.log_start_offset, log.cleaned_offset
+
+
+def _urgency(plan: Plan) -> tuple[bool, float]:
+    return plan.is_overdue, plan.dirty_ratio
+
+
+def _check(log: PartitionLog, segments: Sequence[Segment]) -> None:
+    """Raise _AbandonedError unless the segments are still the log's, and closed."""
+    if log.is_closed or not log.files.are_closed(segments):
+        raise _AbandonedError("the log is closed, or the segments have gone")
+
+
+class _Sources:
+    """Segments held open, for another thread to read."""
+
+    def __init__(self, log: PartitionLog, group: Sequence[tuple[Segment, int]]) -> None:
+        self._log = log
+        self._group = group
+        self._sources: list[Source] = []
+
+    def __enter__(self) -> list[Source]:
+        _check(self._log, [segment for segment, _ in self._group])
+        try:
+            for segment, end in self._group:
+                file = segment.file.acquire()
+                self._sources.append(Source(file, segment.base_offset, end, segment.size_bytes))
+        except BaseException:
+            self._release()
+            raise
+        return self._sources
+
+    def __exit__(self, *_: object) -> None:
+        self._release()
+
+    def _release(self) -> None:
+        for source in self._sources:
+            source.file.release()

@@ -1,0 +1,216 @@
+"""Finding what of a segment is damaged, and putting sound batches in its place.
+
+Replicas of a partition have the same bytes at the same offsets, so a damaged stretch is mended
+where it lies: with the batches of another replica that take up exactly its room. What is sound
+around it is never touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from penstock.broker.core.epoch_history import EpochHistory
+from penstock.broker.storage.batches import next_header, verify_run
+from penstock.broker.storage.checkpoints import write_atomically
+from penstock.broker.storage.disk import Disk, SharedFile
+from penstock.broker.storage.index import OFFSET_ENTRY, IndexDamagedError, MemoryIndex
+from penstock.broker.storage.log import PartitionLog
+from penstock.broker.storage.segment import Segment
+from penstock.wire.errors import CorruptRecordError
+from penstock.wire.records import HEADER_BYTES
+
+DAMAGED_SUFFIX: Final = ".damaged"
+MAX_KEPT: Final = 8
+"""So many damaged stretches of a partition are kept to be looked at; the oldest goes first."""
+
+MAX_FOUND: Final = 100
+"""So many damaged batches one look at a segment tells of; the next look finds the others."""
+
+_CHUNK_BYTES: Final = 256 * 1024
+_ANY_OFFSET: Final = 2**63 - 1
+_BASE_OFFSET: Final = struct.Struct(">q")
+
+Pace = Callable[[int], None]
+"""Called in the reading thread with how much was read; it returns when more may be."""
+
+
+class Damage(NamedTuple):
+    """A batch that is not sound: where it should begin, by offset and in the file."""
+
+    offset: int
+    position: int
+    what: str
+
+
+@dataclass(slots=True)
+class Findings:
+    """What a look at a segment found. ``error``: it could not be read to the end."""
+
+    damages: list[Damage] = field(default_factory=list)
+    index_is_damaged: bool = False
+    error: OSError | None = None
+    size_bytes: int = 0
+
+
+class Examination:
+    """A look at one segment as it is now. Made on the log's thread; ``run`` goes in any other."""
+
+    def __init__(self, log: PartitionLog, segment: Segment) -> None:
+        self.segment = segment
+        self._disk: Disk = log.home.disk
+        self._file: SharedFile = segment.file.acquire()
+        self._size_bytes = segment.size_bytes
+        self._base_offset = segment.base_offset
+        self._start_offset = log.log_start_offset
+        self._epochs = EpochHistory(log.epochs.entries)
+        # The index of a segment that is appended to is in memory, and not in its file yet.
+        self._index_paths = (
+            (segment.index_path, segment.time_index_path) if segment.index is None else None
+        )
+        self._entries: list[tuple[int, int]] = []
+
+    def run(self, pace: Pace = lambda _: None) -> Findings:
+        """Read everything. To be called once; raises nothing."""
+        findings = Findings(size_bytes=self._size_bytes)
+        try:
+            self._load_index(findings)
+            self._scan(findings, pace)
+        except OSError as error:
+            findings.error = error
+        finally:
+            self._file.release()
+        return findings
+
+    def _load_index(self, findings: Findings) -> None:
+        if self._index_paths is None:
+            return
+        try:
+            offsets, times = (path.read_bytes() for path in self._index_paths)
+            MemoryIndex.decode(offsets, times)
+        except (FileNotFoundError, IndexDamagedError):
+            findings.index_is_damaged = True
+            return
+        self._entries = list(OFFSET_ENTRY.iter_unpack(offsets))
+        self._entries.reverse()  # The next one is the last.
+
+    def _scan(self, findings: Findings, pace: Pace) -> None:
+        position, offset = 0, self._base_offset
+        wanted = _CHUNK_BYTES
+        while position < self._size_bytes and len(findings.damages) < MAX_FOUND:
+            data = self._read(min(wanted, self._size_bytes - position), position)
+            pace(len(data))
+            run = verify_run(data, offset, below=_ANY_OFFSET, epochs=self._epochs)
+            self._check_index(findings, data[: run.size_bytes], position)
+            position, offset, wanted = position + run.size_bytes, run.next_offset, _CHUNK_BYTES
+            if run.damage is None and run.size_bytes:
+                continue
+            rest = data[run.size_bytes :]
+            try:
+                header = next_header(rest, 0, offset, self._size_bytes - position)
+            except CorruptRecordError as error:
+                # Where the next one begins only its length could tell.
+                what = run.damage.what if run.damage is not None else error.message
+                findings.damages.append(Damage(offset, position, what))
+                return
+            if run.damage is None:
+                wanted = header.size_bytes  # It is larger than what was read.
+                continue
+            if header.next_offset > self._start_offset:  # Below it, epochs are not known any more.
+                findings.damages.append(Damage(offset, position, run.damage.what))
+            position, offset = position + header.size_bytes, header.next_offset
+            if not self._begins_at(position, offset):
+                return  # Its header is damaged as well, and names a wrong end.
+
+    def _begins_at(self, position: int, offset: int) -> bool:
+        if position == self._size_bytes:
+            return True
+        begins = self._read(_BASE_OFFSET.size, position)
+        return bool(_BASE_OFFSET.unpack(begins)[0] == offset)
+
+    def _read(self, size: int, position: int) -> bytes:
+        data = self._disk.read_at(self._file.fd, size, position)
+        return data if len(data) == size else data + bytes(size - len(data))
+
+    def _check_index(self, findings: Findings, sound: bytes, position: int) -> None:
+        """Whether the entries that point into these batches name what is there."""
+        end = position + len(sound)
+        while self._entries and self._entries[-1][1] < end:
+            relative_offset, at = self._entries.pop()
+            if at < position:
+                continue  # Into a damaged batch: it is looked at again once that is mended.
+            [base_offset] = _BASE_OFFSET.unpack_from(sound, at - position)
+            if base_offset != self._base_offset + relative_offset:
+                findings.index_is_damaged = True
+
+
+def patch_of(log: PartitionLog, segment: Segment, damage: Damage, sound: bytes) -> bytes | None:
+    """What of ``sound``, batches of another replica, takes up the room of the damaged stretch.
+
+    None when no number of them does: then the segments are not made of the same batches. ``sound``
+    begins at the damaged batch's offset. Raises StorageError.
+    """
+    size, offset = 0, damage.offset
+    while size < len(sound):
+        run = verify_run(sound[size:], offset, below=_ANY_OFFSET, epochs=log.epochs)
+        if run.size_bytes == 0:
+            return None
+        header = next_header(sound, size, offset, len(sound) - size)
+        size, offset = size + header.size_bytes, header.next_offset
+        end = damage.position + size
+        if end > segment.size_bytes:
+            return None
+        if end == segment.size_bytes:
+            return sound[:size] if offset == _end_of(log, segment) else None
+        begins = segment.read_at(HEADER_BYTES, end)
+        if len(begins) >= _BASE_OFFSET.size and _BASE_OFFSET.unpack_from(begins)[0] == offset:
+            return sound[:size]
+    return None
+
+
+def _end_of(log: PartitionLog, segment: Segment) -> int:
+    segments = log.files.segments
+    at = segments.index(segment)
+    return segments[at + 1].base_offset if at + 1 < len(segments) else log.log_end_offset
+
+
+def mend(log: PartitionLog, segment: Segment, damage: Damage, patch: bytes) -> Callable[[], None]:
+    """Put sound batches where the damaged ones are; what makes that durable, in any thread.
+
+    What was there is kept beside the segment, if there is room. Raises StorageError or
+    DiskFullError; what is returned raises OSError, which fails the data directory.
+    """
+    was = segment.read_at(len(patch), damage.position)
+    try:
+        segment.overwrite(patch, damage.position)
+    except OSError as error:
+        raise log.home.translate(error, f"mending {segment.path}") from error
+    file, disk = segment.file.acquire(), log.home.disk
+
+    kept_as = log.directory / f"{segment.path.stem}-{damage.position}{DAMAGED_SUFFIX}"
+
+    def sync() -> None:
+        _keep(disk, kept_as, was)
+        try:
+            disk.sync_data(file.fd)
+        finally:
+            file.release()
+
+    return sync
+
+
+def _keep(disk: Disk, path: Path, damaged: bytes) -> None:
+    with contextlib.suppress(OSError):  # It is for people to look at, no more.
+        write_atomically(disk, path, damaged)
+        for oldest in kept(path.parent)[:-MAX_KEPT]:
+            oldest.unlink()
+
+
+def kept(directory: Path) -> list[Path]:
+    """The damaged stretches kept in a partition's directory, the oldest first."""
+    found = directory.glob(f"*{DAMAGED_SUFFIX}")
+    return sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name))

@@ -1,0 +1,583 @@
+"""Compaction: what stays of a log, and what becomes of it when something goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from penstock.broker.storage.cleaner.offset_map import SLOT_BYTES, OffsetMap
+from penstock.broker.storage.cleaner.throttle import Throttle
+from penstock.broker.storage.log import PartitionLog
+from penstock.broker.storage.recovery import SavedState
+from penstock.wire.errors import StorageError
+from penstock.wire.ids import LeaderEpoch
+from penstock.wire.records import Compression, RecordData, encode_batch, iter_batches
+from tests.support import eventually
+from tests.unit.storage.cleaning import (
+    COMPACTED,
+    EPOCH,
+    Broker,
+    close_segment,
+    compacted,
+    names_in,
+    put,
+    shown,
+)
+from tests.unit.storage.storage_kit import (
+    KEY,
+    BrokenDisk,
+    Clock,
+    NoRoom,
+    open_in,
+    read_all,
+    records_of,
+)
+
+# --- what stays ----------------------------------------------------------------------------------
+
+
+async def test_of_each_key_the_last_record_stays_where_it_was(tmp_path: Path) -> None:
+    log = compacted(tmp_path)
+    put(log, ("a", "1"), ("b", "1"))
+    put(log, ("a", "2"))
+    put(log, ("c", "1"), ("a", "3"))
+    close_segment(log)
+    assert await Broker(log).cleaner.clean_one()
+    assert shown(log) == {1: ("b", "1"), 3: ("c", "1"), 4: ("a", "3")}
+    assert (log.log_start_offset, log.log_end_offset, log.cleaned_offset) == (0, 5, 5)
+
+
+@pytest.mark.parametrize("compression", list(Compression))
+async def test_compressed_batches_stay_compressed(tmp_path: Path, compression: Compression) -> None:
+    log = compacted(tmp_path)
+    put(log, ("a", "x" * 200), ("b", "y" * 200), compression=compression)
+    put(log, ("a", "2"))
+    close_segment(log)
+    await Broker(log).cleaner.clean_one()
+    assert shown(log) == {1: ("b", "y" * 200), 2: ("a", "2")}
+    [(header, _), _] = iter_batches(read_all(log))
+    assert header.compression is compression
+
+
+async def test_the_active_segment_is_left_alone(tmp_path: Path) -> None:
+    log = compacted(tmp_path)
+    put(log, ("a", "1"))
+    close_segment(log)
+    put(log, ("a", "2"))
+    put(log, ("a", "3"))
+    await Broker(log).cleaner.clean_one()
+    assert shown(log) == {0: ("a", "1"), 1: ("a", "2"), 2: ("a", "3")}
+
+
+async def test_what_is_not_committed_replaces_nothing(tmp_path: Path) -> None:
+    log = compacted(tmp_path)
+    put(log, ("a", "1"))
+    close_segment(log)
+    put(log, ("a", "2"))
+    close_segment(log)
+    broker = Broker(log)
+    broker.committed[KEY] = 1
+    await broker.cleaner.clean_one()
+    assert shown(log) == {0: ("a", "1"), 1: ("a", "2")}
+    assert log.cleaned_offset == 1
+    broker.committed[KEY] = 2
+    await broker.cleaner.clean_one()
+    assert shown(log) == {1: ("a", "2")}
+
+
+async def test_small_segments_become_one(tmp_path: Path) -> None:
+    log = compacted(tmp_path)
+    for number in range(4):
+        put(log, ("a", str(number)))
+        close_segment(log)
+    assert len(log.files.segments) == 5
+    await Broker(log).cleaner.clean_one()
+    assert names_in(log) == [f"{0:020d}.log", f"{4:020d}.log"]
+    assert shown(log) == {3: ("a", "3")}
+    assert len(list(iter_batches(read_all(log)))) == 2  # One batch in place of the first three.
+
+
+async def test_segments_do_not_become_larger_than_segment_bytes(tmp_path: Path) -> None:
+    log = compacted(tmp_path)
+    for number in range(6):
+        put(log, (str(number), "x" * 350))
+        close_segment(log)
+    await Broker(log).cleaner.clean_one()
+    assert max(segment.size_bytes for segment in log.files.segments) <= 900
+    assert len(log.files.segments) == 4
+    assert len(shown(log)) == 6
+
+
+async def test_a_segment_in_which_nothing_changes_is_not_written_again(tmp_path: Path) -> None:
+    log = compacted(tmp_path)
+    put(log, ("a", "x" * 800))
+    close_segment(log)
+    inode = log.files.segments[0].path.stat().st_ino
+    await Broker(log).cleaner.clean_one()
+    assert log.files.segments[0].path.stat().st_ino == inode
+    assert names_in(log) == [f"{0:020d}.log", f"{1:020d}.log"]
+    assert log.cleaned_offset == 1
+
+
+async def test_records_without_a_key_go(tmp_path: Path) -> None:
+    log = compacted(tmp_path, compacts=False)
+    put(log, (None, "1"), ("a", "1"))
+    log.config = COMPACTED
+    close_segment(log)
+    await Broker(log).cleaner.clean_one()
+    assert shown(log) == {1: ("a", "1")}
+
+
+async def test_a_batch_that_is_gone_leaves_no_gap_in_another_leaders_epoch(tmp_path: Path) -> None:
+    log = compacted(tmp_path)
+    for epoch in range(3):
+        for _ in range(2):
+            data = encode_batch([RecordData(1, b"k", b"v")])
+            log.append_as_leader(data, LeaderEpoch(epoch), now_ms=1)
+    log.flush()
+    close_segment(log)
+    await Broker(log).cleaner.clean_one()
+    batches = [header for header, _ in iter_batches(read_all(log))]
+    assert [(one.base_offset, one.last_offset, one.leader_epoch) for one in batches] == [
+        (0, 1, 0),
+        (2, 3, 1),
+        (4, 4, 2),
+        (5, 5, 2),
+    ]
+    assert [one.record_count for one in batches] == [0, 0, 0, 1]
+
+
+async def test_control_batches_and_transactions_are_left_alone(tmp_path: Path) -> None:
+    log = compacted(tmp_path)
+    record = [RecordData(1, b"a", b"0")]
+    for offset, flag in enumerate(("is_transactional", "is_control")):
+        data = encode_batch(
+            record,
+            base_offset=offset,
+            leader_epoch=0,
+            producer_id=1,
+            producer_epoch=0,
+            base_sequence=0 if flag == "is_transactional" else -1,
+            is_transactional=True,
+            is_control=flag == "is_control",
+        )
+        log.append_as_follower(data)
+    put(log, ("a", "2"))
+    close_segment(log)
+    await Broker(log).cleaner.clean_one()
+    assert sorted(shown(log)) == [0, 1, 2]
+
+
+# --- tombstones ----------------------------------------------------------------------------------
+
+
+async def test_a_tombstone_stays_for_a_while_after_it_was_cleaned(tmp_path: Path) -> None:
+    log = compacted(tmp_path, delete_retention_ms=1000)
+    broker = Broker(log)
+    put(log, ("a", "1"), ("b", "1"))
+    put(log, ("a", None), timestamp_ms=5)
+    close_segment(log)
+    await broker.cleaner.clean_one()
+    assert shown(log) == {1: ("b", "1"), 2: ("a", None)}
+    broker.clock.now_ms += 999
+    assert not await broker.cleaner.clean_one()
+    broker.clock.now_ms += 1
+    assert await broker.cleaner.clean_one()  # Although nothing new is dirty.
+    assert shown(log) == {1: ("b", "1")}
+    assert not await broker.cleaner.clean_one()
+
+
+async def test_a_clean_before_that_time_leaves_the_tombstone(tmp_path: Path) -> None:
+    log = compacted(tmp_path, delete_retention_ms=1000)
+    broker = Broker(log)
+    put(log, ("a", None))
+    close_segment(log)
+    await broker.cleaner.clean_one()
+    broker.clock.now_ms += 999
+    put(log, ("b", "1"))
+    close_segment(log)
+    assert await broker.cleaner.clean_one()
+    assert shown(log) == {0: ("a", None), 1: ("b", "1")}
+
+
+async def test_the_time_of_a_tombstone_counts_from_the_first_clean(tmp_path: Path) -> None:
+    log = compacted(tmp_path, delete_retention_ms=1000)
+    broker = Broker(log)
+    put(log, ("a", None), ("b", "1"), timestamp_ms=77)
+    close_segment(log)
+    await broker.cleaner.clean_one()
+    log.close(save=True)
+    again = open_in(tmp_path, config=log.config, saved=SavedState(2, 0, True, log.cleaned_offset))
+    assert records_of(read_all(again))[0].timestamp_ms == 77
+    put(again, ("c", "1"))
+    close_segment(again)
+    broker = Broker(again, clock=broker.clock)
+    broker.clock.now_ms += 1000
+    await broker.cleaner.clean_one()
+    assert shown(again) == {1: ("b", "1"), 2: ("c", "1")}
+
+
+# --- producers -----------------------------------------------------------------------------------
+
+
+async def test_the_last_batch_of_a_producer_stays_without_records(tmp_path: Path) -> None:
+    log = compacted(tmp_path)
+    put(log, ("a", "1"), producer=(7, 0, 0))
+    put(log, ("a", "2"), ("a", "3"), producer=(7, 0, 1))
+    put(log, ("a", "4"))
+    close_segment(log)
+    await Broker(log).cleaner.clean_one()
+    assert shown(log) == {3: ("a", "4")}
+    for path in log.directory.glob("*.snapshot"):
+        path.unlink()
+    log.close(save=False)
+    again = open_in(tmp_path, config=log.config, saved=SavedState(4))
+    entry = again.producers.entry(7)
+    assert entry is not None
+    assert (entry.producer_epoch, entry.batches[-1].next_sequence) == (0, 3)
+    retried = encode_batch(
+        [RecordData(1000, b"a", b"2"), RecordData(1001, b"a", b"3")],
+        producer_id=7,
+        producer_epoch=0,
+        base_sequence=1,
+    )
+    assert again.append_as_leader(retried, EPOCH, now_ms=1).duplicate
+
+
+async def test_that_batch_goes_once_the_producer_has_written_more(tmp_path: Path) -> None:
+    log = compacted(tmp_path)
+    put(log, ("a", "1"), producer=(7, 0, 0))
+    put(log, ("a", "2"))
+    close_segment(log)
+    broker = Broker(log)
+    await broker.cleaner.clean_one()
+    assert [header.producer_id for header, _ in iter_batches(read_all(log))] == [7, -1]
+    put(log, ("a", "3"), producer=(7, 0, 1))
+    close_segment(log)
+    await broker.cleaner.clean_one()
+    assert [header.producer_id for header, _ in iter_batches(read_all(log))] == [-1, 7]
+
+
+# --- which log, and when -------------------------------------------------------------------------
+
+
+async def test_a_log_waits_until_enough_of_it_is_dirty(tmp_path: Path) -> None:
+    log = compacted(tmp_path, min_cleanable_dirty_ratio=0.5)
+    broker = Broker(log)
+    for number in range(4):
+        put(log, (str(number), "x" * 300))
+    close_segment(log)
+    assert await broker.cleaner.clean_one()  # All of it is dirty.
+    put(log, ("0", "y" * 300))
+    close_segment(log)
+    assert not await broker.cleaner.clean_one()
+    for number in range(4):
+        put(log, (str(number), "z" * 300))
+    close_segment(log)
+    assert await broker.cleaner.clean_one()
+
+
+async def test_the_dirtiest_log_comes_first(tmp_path: Path) -> None:
+    logs = []
+    for name, dirty in (("one", 1), ("two", 3), ("three", 2)):
+        (tmp_path / name).mkdir()
+        log = compacted(tmp_path / name)
+        log.key = KEY._replace(partition=dirty)
+        put(log, ("k", "x" * 500))
+        close_segment(log)
+        await Broker(log).cleaner.clean_one()
+        for _ in range(dirty):
+            put(log, ("k", "y" * 500))
+            close_segment(log)
+        logs.append(log)
+    broker = Broker(*logs)
+    order = []
+    while await broker.cleaner.clean_one():
+        clean = [log.key.partition for log in logs if log.cleaned_offset == log.log_end_offset]
+        order += [partition for partition in clean if partition not in order]
+    assert order == [3, 2, 1]
+
+
+async def test_young_records_are_left_alone(tmp_path: Path) -> None:
+    log = compacted(tmp_path, min_compaction_lag_ms=500)
+    clock = Clock()
+    broker = Broker(log, clock=clock)
+    for age_ms in (1000, 500, 499):
+        put(log, ("a", str(age_ms)), timestamp_ms=clock.now_ms - age_ms)
+        close_segment(log)
+    await broker.cleaner.clean_one()
+    assert shown(log) == {1: ("a", "500"), 2: ("a", "499")}
+
+
+async def test_old_records_wait_no_longer_not_even_in_the_active_segment(tmp_path: Path) -> None:
+    log = compacted(tmp_path, min_cleanable_dirty_ratio=1.0, max_compaction_lag_ms=500)
+    clock = Clock()
+    broker = Broker(log, clock=clock)
+    put(log, ("a", "x" * 300), timestamp_ms=clock.now_ms - 500)
+    put(log, ("a", "2"), timestamp_ms=clock.now_ms - 1)
+    assert not await broker.cleaner.clean_one()
+    clock.now_ms += 1
+    assert not await broker.cleaner.clean_one()  # It is closed now, and not on the disk yet.
+    log.flush()
+    assert await broker.cleaner.clean_one()
+    assert shown(log) == {1: ("a", "2")}
+
+
+async def test_a_topic_that_is_not_compacted_is_left_alone(tmp_path: Path) -> None:
+    log = compacted(tmp_path, compacts=False)
+    put(log, ("a", "1"))
+    put(log, ("a", "2"))
+    close_segment(log)
+    assert not await Broker(log).cleaner.clean_one()
+
+
+# --- bounds --------------------------------------------------------------------------------------
+
+
+async def test_with_little_memory_a_log_is_cleaned_in_several_rounds(tmp_path: Path) -> None:
+    log = compacted(tmp_path, segment_bytes=5000)
+    for round_number in range(3):
+        for number in range(60):
+            put(log, (f"key {number}", str(round_number)))
+    close_segment(log)
+    broker = Broker(log, dedupe_buffer_bytes=50 * SLOT_BYTES)
+    rounds = 0
+    while await broker.cleaner.clean_one():
+        rounds += 1
+    assert rounds > 3
+    assert shown(log) == {120 + number: (f"key {number}", "2") for number in range(60)}
+
+
+async def test_a_batch_with_too_many_keys_is_reported_once(tmp_path: Path) -> None:
+    log = compacted(tmp_path)
+    put(log, *((str(number), "v") for number in range(50)))
+    close_segment(log)
+    broker = Broker(log, dedupe_buffer_bytes=0)
+    with capture_logs() as logs:
+        await broker.cleaner.clean_one()
+        assert not await broker.cleaner.clean_one()
+    [line] = [line for line in logs if line["event"] == "log_not_cleanable"]
+    assert "log.cleaner.dedupe.buffer.bytes" in line["reason"]
+    assert len(shown(log)) == 50
+
+
+def test_the_map_knows_the_last_offset_of_each_key_and_when_it_is_full() -> None:
+    found = OffsetMap(100 * SLOT_BYTES)
+    assert found.room == 80
+    for number in range(80):
+        found.put(str(number).encode(), number)
+    found.put(b"5", 500)
+    assert found.room == 0
+    assert [found.get(str(number).encode()) for number in range(80)] == [
+        500 if number == 5 else number for number in range(80)
+    ]
+    assert found.get(b"none") == -1
+    found.close()
+
+
+def test_the_throttle_waits_as_long_as_the_rate_asks_for() -> None:
+    now_s = 0.0
+    waits: list[float] = []
+    throttle = Throttle(100, waits.append, lambda: now_s)
+    throttle.spend(50)
+    throttle.spend(100)
+    now_s = 10.0
+    throttle.spend(200)
+    assert waits == [0.5, 1.5, 2.0]
+
+
+# --- what goes wrong -----------------------------------------------------------------------------
+
+
+async def test_damage_is_reported_and_never_copied(tmp_path: Path) -> None:
+    log = compacted(tmp_path)
+    put(log, ("a", "1"))
+    put(log, ("a", "2"))
+    close_segment(log)
+    path = log.files.segments[0].path
+    data = bytearray(path.read_bytes())
+    data[70] ^= 1
+    path.write_bytes(data)
+    broker = Broker(log)
+    with capture_logs() as logs:
+        await broker.cleaner.clean_one()
+        assert not await broker.cleaner.clean_one()
+    [line] = [line for line in logs if line["event"] == "log_not_cleanable"]
+    assert str(path) in line["reason"]
+    assert path.read_bytes() == data
+    assert log.home.failure is None
+    assert names_in(log) == [f"{0:020d}.log", f"{2:020d}.log"]
+
+
+async def test_without_room_the_log_stays_as_it_was_and_is_cleaned_later(tmp_path: Path) -> None:
+    disk = NoRoom()
+    log = open_in(tmp_path, config=COMPACTED, disk=disk)
+    put(log, ("a", "1"))
+    put(log, ("a", "2"))
+    close_segment(log)
+    broker = Broker(log)
+    for call in ("create", "write", "sync"):
+        disk.full, disk.only = {call}, ".cleaned"
+        assert not await broker.cleaner.clean_one()
+        assert shown(log) == {0: ("a", "1"), 1: ("a", "2")}
+        assert names_in(log) == [f"{0:020d}.log", f"{2:020d}.log"]
+    assert log.home.failure is None
+    disk.full = set()
+    assert await broker.cleaner.clean_one()
+    assert shown(log) == {1: ("a", "2")}
+
+
+async def test_a_disk_that_fails_fails_the_directory(tmp_path: Path) -> None:
+    disk = BrokenDisk()
+    log = open_in(tmp_path, config=COMPACTED, disk=disk)
+    put(log, ("a", "1"))
+    put(log, ("a", "2"))
+    close_segment(log)
+    disk.failing = {"sync"}
+    assert not await Broker(log).cleaner.clean_one()
+    with pytest.raises(StorageError, match=r"cleaning orders-3.*Input/output error"):
+        log.home.check()
+
+
+async def test_without_memory_for_keys_it_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = compacted(tmp_path)
+    put(log, ("a", "1"))
+    close_segment(log)
+    broker = Broker(log)
+    with monkeypatch.context() as patch:
+
+        def no_memory(_fileno: int, _length: int) -> None:
+            raise OSError(errno.ENOMEM, "no memory")
+
+        patch.setattr("mmap.mmap", no_memory)
+        assert not await broker.cleaner.clean_one()
+    assert log.home.failure is None
+    assert await broker.cleaner.clean_one()
+
+
+async def test_a_fault_of_the_cleaners_own_leaves_it_to_the_other_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = compacted(tmp_path)
+    put(log, ("a", "1"))
+    close_segment(log)
+    broker = Broker(log)
+    monkeypatch.setattr("penstock.broker.storage.cleaner.cleaner.copy", lambda *_: 1 / 0)
+    with capture_logs() as logs:
+        assert await broker.cleaner.clean_one()
+        assert not await broker.cleaner.clean_one()
+    assert [line["event"] for line in logs] == ["log_not_cleaned", "log_not_cleanable"]
+    assert names_in(log) == [f"{0:020d}.log", f"{1:020d}.log"]
+
+
+class PausingDisk(NoRoom):
+    """Calls back before a step of a swap."""
+
+    def __init__(self) -> None:
+        super().__init__(errno.ENOSPC)
+        self.before: dict[str, asyncio.Event] = {}
+        self.go_on = asyncio.Event()
+        self.loop = asyncio.get_running_loop()
+
+    def rename(self, source: Path, target: Path) -> None:
+        if source.suffix in self.before:
+            self.loop.call_soon_threadsafe(self.before.pop(source.suffix).set)
+            asyncio.run_coroutine_threadsafe(self.go_on.wait(), self.loop).result(20)
+        super().rename(source, target)
+
+
+async def paused_before_the_commit(tmp_path: Path) -> tuple[PausingDisk, PartitionLog, Broker]:
+    disk = PausingDisk()
+    log = open_in(tmp_path, config=COMPACTED, disk=disk)
+    for number in range(3):
+        put(log, ("a", str(number)))
+        close_segment(log)
+    return disk, log, Broker(log)
+
+
+async def test_a_clean_that_is_overtaken_by_a_cut_is_dropped(tmp_path: Path) -> None:
+    disk, log, broker = await paused_before_the_commit(tmp_path)
+    reached = disk.before[".cleaned"] = asyncio.Event()
+    clean = asyncio.create_task(broker.cleaner.clean_one())
+    await reached.wait()
+    log.truncate_fully_and_start_at(0)
+    disk.go_on.set()
+    assert not await clean
+    assert (log.log_end_offset, log.cleaned_offset) == (0, 0)
+    assert names_in(log) == [f"{0:020d}.log"]
+    log.close(save=False)
+    assert open_in(tmp_path).log_end_offset == 0
+
+
+async def test_a_clean_whose_segments_were_deleted_meanwhile_is_dropped(tmp_path: Path) -> None:
+    disk, log, broker = await paused_before_the_commit(tmp_path)
+    reached = disk.before[".cleaned"] = asyncio.Event()
+    clean = asyncio.create_task(broker.cleaner.clean_one())
+    await reached.wait()
+    log.advance_log_start(2)
+    disk.go_on.set()
+    assert not await clean
+    assert shown(log) == {2: ("a", "2")}
+    assert await broker.cleaner.clean_one()
+    assert shown(log) == {2: ("a", "2")}
+
+
+async def test_a_partition_that_is_deleted_while_it_is_cleaned_is_gone(tmp_path: Path) -> None:
+    disk, log, broker = await paused_before_the_commit(tmp_path)
+    reached = disk.before[".cleaned"] = asyncio.Event()
+    clean = asyncio.create_task(broker.cleaner.clean_one())
+    await reached.wait()
+    assert log.home.cleaning == {log.directory}
+    log.close(save=False)
+    log.directory.rename(tmp_path / "gone")
+    disk.go_on.set()
+    assert not await clean
+    assert log.home.failure is None
+    assert not log.home.cleaning
+    assert not log.directory.exists()
+
+
+async def test_readers_of_the_old_segments_go_on(tmp_path: Path) -> None:
+    log = compacted(tmp_path)
+    put(log, ("a", "1"))
+    put(log, ("a", "2"))
+    close_segment(log)
+    file = log.files.segments[0].file.acquire()
+    before = log.home.disk.read_at(file.fd, 1 << 20, 0)
+    await Broker(log).cleaner.clean_one()
+    assert log.home.disk.read_at(file.fd, 1 << 20, 0) == before
+    file.release()
+    assert shown(log) == {1: ("a", "2")}
+
+
+async def test_the_cleaner_works_by_itself_and_stops_at_once(tmp_path: Path) -> None:
+    log = compacted(tmp_path)
+    broker = Broker(log, backoff_ms=1)
+    await broker.cleaner.start()
+    put(log, ("a", "1"))
+    put(log, ("a", "2"))
+    close_segment(log)
+    await eventually(lambda: log.cleaned_offset == 2)
+    put(log, ("a", "3"))
+    close_segment(log)
+    await eventually(lambda: shown(log) == {2: ("a", "3")})
+    await broker.cleaner.stop()
+
+
+async def test_a_clean_that_is_stopped_leaves_the_log_as_it_was(tmp_path: Path) -> None:
+    log = compacted(tmp_path)
+    for number in range(20):
+        put(log, ("a", str(number)))
+    close_segment(log)
+    broker = Broker(log, io_max_bytes_per_second=1)  # A second a byte, unless it is told to stop.
+    await broker.cleaner.start()
+    await eventually(lambda: bool(log.home.cleaning))
+    await broker.cleaner.stop()
+    assert len(shown(log)) == 20
+    assert names_in(log) == [path.name for path in (one.path for one in log.files.segments)]

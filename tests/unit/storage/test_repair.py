@@ -1,0 +1,305 @@
+"""Damaged logs are mended while they are out of the in-sync set; and scrubbed to be found."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from penstock.broker import repair
+from penstock.broker.core.metadata_image import MetadataImage
+from penstock.broker.repair import Repairs
+from penstock.broker.scrubber import PROGRESS_FILE, Progress, Scrubber
+from penstock.broker.storage.log import PartitionLog
+from penstock.wire.errors import CorruptRecordError, NetworkError, PenstockError
+from penstock.wire.ids import TopicId, TopicIdPartition
+from tests.support import eventually
+from tests.unit.storage.storage_kit import EVERYTHING, KEY, BrokenDisk, read_all
+from tests.unit.storage.test_damage import filled, flip
+
+
+class Controllers:
+    """What the replica manager and the controllers make of a damaged replica."""
+
+    def __init__(self, on_metadata: Callable[[], None]) -> None:
+        self._on_metadata = on_metadata
+        self.reports: list[str] = []
+        self.others_in_sync = True
+
+    def set_damaged(self, key: TopicIdPartition, reason: PenstockError) -> None:
+        self.reports.append("damaged")
+        asyncio.get_running_loop().call_soon(self._on_metadata)
+
+    def set_sound(self, key: TopicIdPartition) -> None:
+        self.reports.append("sound")
+
+    def may_mend(self, key: TopicIdPartition) -> bool:
+        return "damaged" in self.reports and self.others_in_sync
+
+
+class Kit(Repairs):
+    """Repairs of one log that copies from another one instead of over the network."""
+
+    def __init__(self, log: PartitionLog, leader: PartitionLog) -> None:
+        self.log, self.leader = log, leader
+        self.here = True
+        self.controllers = Controllers(self.on_metadata)
+        self.counts = {"damaged": 0, "mended": 0}
+        self.asked = 0
+        self.refusals: list[Exception] = []
+        super().__init__(
+            1,
+            MetadataImage(),
+            self.controllers,
+            lambda _: self.log if self.here else None,
+            broker_epoch=lambda: 1,
+            channel_factory=None,  # type: ignore[arg-type]
+            count_damaged=lambda: self._count("damaged"),
+            count_mended=lambda: self._count("mended"),
+        )
+        log.home.damage_found = self.found
+
+    def _count(self, what: str) -> None:
+        self.counts[what] += 1
+
+    async def _read_from_leader(self, key: TopicIdPartition, offset: int) -> bytes:
+        self.asked += 1
+        await asyncio.sleep(0)
+        if self.refusals:
+            raise self.refusals.pop(0)
+        return self.leader.read(offset, 300, below=EVERYTHING)
+
+    def read_damaged(self) -> None:
+        with pytest.raises(CorruptRecordError):
+            self.log.read(0, 100, below=EVERYTHING)
+
+    async def until_over(self) -> None:
+        await eventually(lambda: not self._tasks)
+
+
+@pytest.fixture
+async def kit(tmp_path: Path) -> AsyncIterator[Kit]:
+    made = Kit(filled(tmp_path / "a"), filled(tmp_path / "b"))
+    yield made
+    await made.stop()
+
+
+async def test_damage_that_a_read_finds_is_mended_once_the_replica_is_out_of_sync(
+    kit: Kit,
+) -> None:
+    flip(kit.log.files.segments[0].path, 70)
+    with capture_logs() as lines:
+        kit.read_damaged()
+        kit.read_damaged()
+        await kit.until_over()
+    assert read_all(kit.log) == read_all(kit.leader)
+    assert kit.controllers.reports == ["damaged", "sound"]
+    assert kit.counts == {"damaged": 1, "mended": 1}
+    assert kit.damaged_count == 0
+    events = [line["event"] for line in lines]
+    assert events == ["damaged batch found", "damaged batch mended"]
+    assert (lines[0]["offset"], lines[0]["position"]) == (0, 0)
+
+
+async def test_the_only_replica_in_sync_is_left_as_it_is_until_another_is(kit: Kit) -> None:
+    kit.controllers.others_in_sync = False
+    segment = kit.log.files.segments[0]
+    flip(segment.path, 70)
+    was = segment.path.read_bytes()
+    kit.read_damaged()
+    await eventually(lambda: "damaged" in kit.controllers.reports)
+    await asyncio.sleep(0.05)  # Time in which nothing must happen.
+    kit.read_damaged()
+    assert kit.damaged_count == 1
+    assert (segment.path.read_bytes(), kit.asked) == (was, 0)
+    assert kit.log.read(2, 100, below=EVERYTHING), "the rest is served"
+    kit.controllers.others_in_sync = True
+    kit.on_metadata()
+    await kit.until_over()
+    assert read_all(kit.log) == read_all(kit.leader)
+
+
+async def test_a_leader_that_does_not_answer_is_asked_again(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repair, "_MIN_BACKOFF_S", 0.001)
+    kit.refusals = [NetworkError("gone")] * 3
+    flip(kit.log.files.segments[0].path, 70)
+    with capture_logs() as lines:
+        kit.read_damaged()
+        await kit.until_over()
+    assert read_all(kit.log) == read_all(kit.leader)
+    assert [line["event"] for line in lines].count("log not mended yet") == 1
+    assert kit.counts == {"damaged": 1, "mended": 1}
+
+
+async def test_what_the_leader_has_not_either_is_given_up_and_the_replica_stays(kit: Kit) -> None:
+    for log in (kit.log, kit.leader):
+        flip(log.files.segments[0].path, 70)
+    kit.leader.home.damage_found = lambda _log, _offset: None
+    with capture_logs() as lines:
+        kit.read_damaged()
+        await kit.until_over()
+        kit.read_damaged()
+    assert [line["event"] for line in lines if line["log_level"] == "error"] == [
+        "damaged batch found",
+        "log can't be mended",
+    ]
+    assert kit.controllers.reports == ["damaged", "sound"]
+    assert kit.damaged_count == 1
+    assert not kit._tasks, "and its leadership is not moved away at every read"
+
+
+async def test_damage_in_several_segments_is_mended_in_one_go(kit: Kit) -> None:
+    segments = kit.log.files.segments
+    for segment in segments:
+        flip(segment.path, 70)
+    for segment in segments:
+        kit.found(kit.log, segment.base_offset)
+    await kit.until_over()
+    assert read_all(kit.log) == read_all(kit.leader)
+    assert kit.controllers.reports == ["damaged", "sound"]
+    assert kit.counts == {"damaged": len(segments), "mended": len(segments)}
+
+
+async def test_a_log_that_is_dropped_is_mended_no_more(kit: Kit) -> None:
+    kit.controllers.others_in_sync = False
+    flip(kit.log.files.segments[0].path, 70)
+    kit.read_damaged()
+    await eventually(lambda: "damaged" in kit.controllers.reports)
+    kit.here = False
+    kit.on_metadata()
+    await kit.until_over()
+    assert kit.damaged_count == 0
+
+
+async def test_a_false_alarm_changes_nothing(kit: Kit) -> None:
+    kit.found(kit.log, 0)
+    await kit.until_over()
+    assert (kit.counts["damaged"], kit.asked) == (0, 0)
+    assert "damaged" not in kit.controllers.reports
+
+
+async def test_a_damaged_index_is_made_anew_without_a_word_to_anybody(kit: Kit) -> None:
+    segment = kit.log.files.segments[0]
+    flip(segment.index_path, 2, bit=6)
+    kit.found(kit.log, 0)
+    await kit.until_over()
+    assert "damaged" not in kit.controllers.reports
+    assert segment.file_index.load().is_rising()
+
+
+# --- scrubbing -----------------------------------------------------------------------------------
+
+
+class Disks:
+    """Logs of several partitions in one directory."""
+
+    def __init__(self, path: Path, count: int) -> None:
+        self.path = path
+        keys = [TopicIdPartition(TopicId(bytes([9 - n]) * 16), n) for n in range(count)]
+        self.logs = {key: filled(path / str(n)) for n, key in enumerate(keys)}
+        self.found: list[tuple[TopicIdPartition, int]] = []
+
+    def get(self, key: TopicIdPartition) -> PartitionLog | None:
+        return self.logs.get(key)
+
+    def held_in(self, path: Path) -> list[TopicIdPartition]:
+        assert path == self.path
+        return list(self.logs)
+
+    def scrubber(
+        self, *, interval_ms: int = 3_600_000, wall_ms: Callable[[], int] = lambda: 5_000
+    ) -> Scrubber:
+        return Scrubber(
+            [self.path],
+            self,
+            lambda log, offset: self.found.append((log.key, offset)),
+            interval_ms=interval_ms,
+            bytes_per_second=100_000_000,
+            wall_clock_ms=wall_ms,
+        )
+
+    def progress(self) -> Progress | None:
+        file = self.path / PROGRESS_FILE
+        return Progress.decode(file.read_bytes()) if file.exists() else None
+
+
+async def test_every_closed_segment_is_read_and_the_open_one_is_not(tmp_path: Path) -> None:
+    disks = Disks(tmp_path, 1)
+    [log] = disks.logs.values()
+    for segment in log.files.segments:
+        flip(segment.path, 70)
+    scrubber = disks.scrubber()
+    await scrubber.start()
+    await eventually(lambda: disks.progress() is not None)
+    await scrubber.stop()
+    closed = log.files.segments[:-1]
+    assert disks.found == [(KEY, segment.base_offset) for segment in closed]
+    assert disks.progress() == Progress(5_000)
+
+
+async def test_a_round_goes_on_where_the_last_process_stopped(tmp_path: Path) -> None:
+    disks = Disks(tmp_path, 3)
+    for log in disks.logs.values():
+        for segment in log.files.segments:
+            flip(segment.path, 70)
+    _, second, third = sorted(disks.logs)
+    second_base = disks.logs[second].files.segments[1].base_offset
+    scrubber = disks.scrubber()
+    assert await scrubber.scrub(tmp_path, Progress(3_000, second, 1)) == Progress(3_000)
+    expected = [second_base]
+    expected += [segment.base_offset for segment in disks.logs[third].files.segments[:-1]]
+    assert [offset for _, offset in disks.found] == expected
+    await scrubber.stop()
+
+
+async def test_the_next_round_begins_when_its_time_has_come(tmp_path: Path) -> None:
+    disks = Disks(tmp_path, 1)
+    now_ms = 5_000
+    scrubber = disks.scrubber(interval_ms=20, wall_ms=lambda: now_ms)
+    await scrubber.start()
+    await eventually(lambda: disks.progress() == Progress(5_000))
+    [log] = disks.logs.values()
+    flip(log.files.segments[0].path, 70)
+    now_ms = 5_020
+    await eventually(lambda: bool(disks.found))
+    await scrubber.stop()
+
+
+async def test_progress_that_can_not_be_read_begins_a_round(tmp_path: Path) -> None:
+    disks = Disks(tmp_path, 1)
+    (tmp_path / PROGRESS_FILE).write_bytes(b"rubbish")
+    scrubber = disks.scrubber()
+    await scrubber.start()
+    await eventually(lambda: (tmp_path / PROGRESS_FILE).read_bytes() != b"rubbish")
+    await scrubber.stop()
+    assert disks.progress() == Progress(5_000)
+
+
+def test_progress_outlives_the_process() -> None:
+    for progress in (Progress(7), Progress(7, TopicIdPartition(TopicId(b"x" * 16), 3), 99)):
+        assert Progress.decode(progress.encode()) == progress
+
+
+async def test_a_disk_that_fails_while_it_is_read_fails_its_directory(tmp_path: Path) -> None:
+    disks = Disks(tmp_path, 1)
+    [log] = disks.logs.values()
+    broken = BrokenDisk()
+    broken.failing = {"read"}
+    log.home.disk = broken
+    scrubber = disks.scrubber()
+    await scrubber.start()
+    await eventually(lambda: log.home.failure is not None)
+    await scrubber.stop()
+    assert disks.found == []
+
+
+async def test_an_interval_of_zero_reads_nothing(tmp_path: Path) -> None:
+    scrubber = Disks(tmp_path, 1).scrubber(interval_ms=0)
+    await scrubber.start()
+    assert not scrubber._tasks
+    await scrubber.stop()

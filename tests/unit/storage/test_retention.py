@@ -1,0 +1,211 @@
+"""What is too old or too much: which segments go, and when."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.broker.core.partition_events import PartitionChanged, PartitionState
+from penstock.broker.core.replica import Replica
+from penstock.broker.replication.partition import Partition
+from penstock.broker.retention import Retention
+from penstock.broker.storage.log import PartitionLog
+from penstock.broker.storage.recovery import SavedState
+from penstock.broker.storage.retention import AT_ONCE, delete_old
+from penstock.wire.errors import DiskFullError
+from penstock.wire.ids import LeaderEpoch, TopicIdPartition
+from penstock.wire.records import RecordData, encode_batch
+from tests.unit.storage.storage_kit import (
+    EVERYTHING,
+    KEY,
+    PARTITION,
+    NoRoom,
+    batch,
+    open_in,
+    small_config,
+    values_of,
+)
+
+EPOCH = LeaderEpoch(0)
+
+
+def filled(tmp_path: Path, count: int, **config: int | bool) -> PartitionLog:
+    """A log with a segment for each batch; batch i is of the time 1000 * i."""
+    log = open_in(tmp_path, config=small_config(segment_bytes=100, **config))
+    for number in range(count):
+        log.append_as_leader(batch(str(number), timestamp_ms=1000 * number), EPOCH, now_ms=0)
+    log.flush()
+    assert len(log.files.segments) == count
+    return log
+
+
+def segments_on_disk(log: PartitionLog) -> int:
+    return len(list(log.directory.glob("*.log")))
+
+
+def test_without_bounds_everything_stays(tmp_path: Path) -> None:
+    log = filled(tmp_path, 5)
+    assert delete_old(log, high_watermark=5, now_ms=2**62) == 0
+
+
+def test_segments_whose_records_are_all_older_go(tmp_path: Path) -> None:
+    log = filled(tmp_path, 5, retention_ms=1000)
+    assert delete_old(log, high_watermark=5, now_ms=3000) == 2  # Exactly so old is not older.
+    assert delete_old(log, high_watermark=5, now_ms=3001) == 3
+
+
+def test_the_first_that_is_young_enough_keeps_those_after_it(tmp_path: Path) -> None:
+    log = open_in(tmp_path, config=small_config(segment_bytes=100, retention_ms=100))
+    for number, timestamp_ms in enumerate((0, 9000, 0, 0)):
+        log.append_as_leader(batch(str(number), timestamp_ms=timestamp_ms), EPOCH, now_ms=0)
+    log.flush()
+    assert delete_old(log, high_watermark=4, now_ms=5000) == 1
+
+
+def test_nothing_goes_that_is_not_committed(tmp_path: Path) -> None:
+    log = filled(tmp_path, 5, retention_ms=1)
+    assert delete_old(log, high_watermark=2, now_ms=2**62) == 2
+    assert delete_old(log, high_watermark=0, now_ms=2**62) == 0
+    assert len(log.files.segments) == 5
+
+
+def test_the_oldest_go_while_the_rest_is_large_enough(tmp_path: Path) -> None:
+    log = filled(tmp_path, 5)
+    size = log.size_bytes // 5
+    log.config = small_config(retention_bytes=2 * size)
+    assert delete_old(log, high_watermark=5, now_ms=0) == 3
+    log.config = small_config(retention_bytes=2 * size + 1)
+    assert delete_old(log, high_watermark=5, now_ms=0) == 2
+    log.config = small_config(retention_bytes=9 * size)
+    assert delete_old(log, high_watermark=5, now_ms=0) == 0
+
+
+def test_a_topic_that_is_only_compacted_keeps_what_is_old(tmp_path: Path) -> None:
+    log = filled(tmp_path, 3, retention_ms=1, retention_bytes=0, deletes=False)
+    assert delete_old(log, high_watermark=3, now_ms=2**62) == 0
+
+
+def test_an_active_segment_that_is_too_old_is_closed_and_goes(tmp_path: Path) -> None:
+    log = filled(tmp_path, 3, retention_ms=1000)
+    start = delete_old(log, high_watermark=3, now_ms=2**62)
+    assert start == 3
+    log.advance_log_start(start)
+    log.flush()
+    assert (log.log_start_offset, log.log_end_offset, segments_on_disk(log)) == (3, 3, 1)
+    assert delete_old(log, high_watermark=3, now_ms=2**62) == 3  # An empty one is left alone.
+    assert segments_on_disk(log) == 1
+    log.append_as_leader(batch("next"), EPOCH, now_ms=0)
+    log.close(save=True)
+    again = open_in(tmp_path, saved=SavedState(4, 3, clean=True))
+    assert (again.log_start_offset, values_of(again)) == (3, ["next"])
+
+
+def test_what_has_no_time_counts_from_when_it_was_written(tmp_path: Path) -> None:
+    log = open_in(tmp_path, config=small_config(retention_ms=1000))
+    log.append_as_leader(encode_batch([RecordData(-1, b"k", b"v")]), EPOCH, now_ms=0)
+    log.flush()
+    os.utime(log.files.active.path, (50, 50))
+    assert delete_old(log, high_watermark=1, now_ms=51_000) == 0
+    assert delete_old(log, high_watermark=1, now_ms=51_001) == 1
+
+
+def test_a_few_segments_go_at_once(tmp_path: Path) -> None:
+    log = filled(tmp_path, AT_ONCE + 3, retention_ms=1)
+    assert delete_old(log, high_watermark=EVERYTHING, now_ms=2**62) == AT_ONCE
+
+
+def test_what_was_deleted_stays_deleted_after_a_crash(tmp_path: Path) -> None:
+    log = filled(tmp_path, 4, retention_ms=1)
+    log.advance_log_start(delete_old(log, high_watermark=3, now_ms=2**62))
+    log.flush()
+    again = open_in(tmp_path, saved=SavedState(log.recovery_point, 3))
+    assert (again.log_start_offset, values_of(again)) == (3, ["3"])
+
+
+def test_a_full_disk_keeps_the_active_segment_as_it_was(tmp_path: Path) -> None:
+    disk = NoRoom()
+    log = open_in(tmp_path, config=small_config(retention_ms=1), disk=disk)
+    log.append_as_leader(batch("a"), EPOCH, now_ms=0)
+    disk.full = {"create"}
+    with pytest.raises(DiskFullError):
+        delete_old(log, high_watermark=1, now_ms=2**62)
+    disk.full = set()
+    assert values_of(log) == ["a"]
+    assert delete_old(log, high_watermark=1, now_ms=2**62) == 1
+
+
+# --- the loop ------------------------------------------------------------------------------------
+
+
+class Host:
+    """What a partition asks of its manager, as far as these tests go."""
+
+    def clock_ms(self) -> int:
+        return 0
+
+    def __getattr__(self, name: str) -> object:
+        return lambda *_, **__: None
+
+
+class Broker:
+    """A broker with one partition."""
+
+    def __init__(self, log: PartitionLog, *, leader: int) -> None:
+        self.log = log
+        replica = Replica(1, log, high_watermark=log.log_end_offset, lag_max_ms=1)
+        self.partition = Partition(KEY, PARTITION, log, replica, Host())  # type: ignore[arg-type]
+        state = PartitionState(leader, 5, 1, (1, 2), frozenset({leader}))
+        self.partition.handle(PartitionChanged(state, 1, 0))
+        self.retention = Retention(self, self, interval_ms=1, wall_clock_ms=lambda: 2**62)
+
+    def partitions(self) -> Iterator[Partition]:
+        return iter([self.partition])
+
+    def get(self, key: TopicIdPartition) -> PartitionLog | None:
+        return self.log if key == KEY else None
+
+
+async def test_the_leader_deletes_all_that_is_due_step_by_step(tmp_path: Path) -> None:
+    log = filled(tmp_path, 2 * AT_ONCE + 3, retention_ms=1)
+    await Broker(log, leader=1).retention.check()
+    assert log.log_start_offset == log.log_end_offset == 2 * AT_ONCE + 3
+    log.flush()
+    assert segments_on_disk(log) == 1
+
+
+async def test_a_follower_waits_for_its_leader(tmp_path: Path) -> None:
+    log = filled(tmp_path, 3, retention_ms=1)
+    broker = Broker(log, leader=2)
+    await broker.retention.check()
+    assert log.log_start_offset == 0
+    log.advance_log_start(3)  # As the leader's push has it.
+    log.flush()
+    assert segments_on_disk(log) == 1
+    assert log.files.active.size_bytes > 0
+    await broker.retention.check()
+    log.flush()
+    assert (segments_on_disk(log), log.size_bytes) == (1, 0)
+
+
+async def test_a_fault_of_our_own_does_not_stop_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = filled(tmp_path, 3, retention_ms=1)
+    broker = Broker(log, leader=1)
+    with monkeypatch.context() as patch:
+        patch.setattr("penstock.broker.retention.delete_old", lambda *_, **__: 1 / 0)
+        await broker.retention.check()
+    assert log.log_start_offset == 0
+    await broker.retention.check()
+    assert log.log_start_offset == 3
+
+
+async def test_a_partition_that_fails_does_not_stop_the_loop(tmp_path: Path) -> None:
+    log = filled(tmp_path, 3, retention_ms=1)
+    broker = Broker(log, leader=1)
+    log.home.fail(OSError("broken"), "testing")
+    await broker.retention.check()
+    assert log.log_start_offset == 0
