@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from penstock.broker.acting import MetadataActor
 from penstock.broker.config import NodeConfig
 from penstock.broker.controller_link import BrokerIdentity, ControllerLink
 from penstock.broker.coordinator.coordinator import GroupCoordinator
@@ -20,18 +22,24 @@ from penstock.broker.core.group_events import GroupSettings
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage
 from penstock.broker.live_config import LiveConfig
 from penstock.broker.metrics import BrokerMetrics
+from penstock.broker.repair import Repairs
 from penstock.broker.replication.connecting import ReplicationConnector
+from penstock.broker.replication.frame_server import FrameServer
 from penstock.broker.replication.leader import ReplicationServicer
 from penstock.broker.replication.manager import ReplicaManager
+from penstock.broker.replication.reporting import REPORTS_SINCE
+from penstock.broker.retention import Retention
+from penstock.broker.scrubber import Scrubber
 from penstock.broker.service.admin import AdminServicer
 from penstock.broker.service.health import HealthServicer
 from penstock.broker.service.log import LogServicer
 from penstock.broker.service.metadata import MetadataServicer
 from penstock.broker.service.transactions import TransactionsServicer
+from penstock.broker.storage.cleaner.cleaner import LogCleaner
 from penstock.broker.storage.clock import steady_clock_ms
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.manager import LogManager
-from penstock.broker.storage.settings import FlushPolicy, LogSettings
+from penstock.broker.storage.settings import CleanerSettings, FlushPolicy, LogSettings
 from penstock.broker.topics import OffsetsTopic
 from penstock.raft_meta.authentication import PeerAuthentication
 from penstock.raft_meta.connecting import NodeConnector
@@ -39,6 +47,7 @@ from penstock.raft_meta.credentials import NodeTls
 from penstock.raft_meta.exposure import is_loopback
 from penstock.raft_meta.guarding import Guarded, NodesOnly
 from penstock.raft_meta.listening import bind
+from penstock.raft_meta.tls_contexts import TlsContexts
 from penstock.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -84,6 +93,8 @@ class Broker:
         cluster_id: str,
         metrics: BrokerMetrics,
         tls: NodeTls | None = None,
+        *,
+        failed_directories: Mapping[Path, str] | None = None,
     ) -> None:
         self._config = config
         self._live = LiveConfig(config)
@@ -106,8 +117,14 @@ class Broker:
             steady_clock_ms(),
             cluster_id=cluster_id,
             on_directory_failed=self._on_directory_failed,
+            on_damage=self._on_damage,
+            failed=failed_directories,
         )
+        self._repairs: Repairs | None = None  # While there are replicas.
+        self._loop = asyncio.get_running_loop()
+        self._hosts = False  # There are replicas to tell of a failed directory.
         self._link: ControllerLink
+        self._actor: MetadataActor
         self._replicas: ReplicaManager
         self._offsets_topic: OffsetsTopic
         self._groups: GroupCoordinator
@@ -128,18 +145,65 @@ class Broker:
             self._logs,
             self._image,
             alter_partition=self._link.alter_partition,
+            report_replicas=self._link.report_replicas,
             broker_epoch=lambda: self._link.broker_epoch,
             may_serve=self._link.may_serve,
-            channel_factory=ReplicationConnector(self._connector).open,
+            open_stream=ReplicationConnector(
+                self._connector, frames=self._config.replication_transport == "frames"
+            ).open_stream,
             lag_max_ms=self._config.replica_lag_time_max_ms,
+            catch_up_bytes_per_second=self._config.replication_catchup_max_bytes_per_second,
         )
         await self._replicas.start()
         self._undo.append(self._replicas.stop)
+        self._hosts = True
+        self._replicas.count_isr_changes(self._metrics.isr_changed)
+        self._metrics.watch_followers(self._replicas.followers_out_of_sync)
+        self._metrics.watch_offline(
+            lambda: len(self._logs.failed_directories), lambda: self._replicas.offline_count
+        )
+        await self._start_repairs()
+        retention = Retention(
+            self._replicas,
+            self._logs,
+            interval_ms=self._config.log_retention_check_interval_ms,
+        )
+        await retention.start()
+        self._undo.append(retention.stop)
+        cleaner = self._make_cleaner()
+        await cleaner.start()
+        self._undo.append(cleaner.stop)
         self._groups = self._make_groups()
         self._undo.append(self._groups.stop)
         await self._listen()
+        self._actor = self._make_actor()
+        self._undo.append(self._actor.stop)
         await self._link.start()
         self._undo.append(self._link.stop)
+
+    async def _start_repairs(self) -> None:
+        config = self._config
+        self._repairs = Repairs(
+            config.node_id,
+            self._image,
+            self._replicas,
+            self._logs.get,
+            broker_epoch=lambda: self._link.broker_epoch,
+            channel_factory=ReplicationConnector(self._connector).open,
+            count_damaged=self._metrics.damaged,
+            count_mended=self._metrics.mended,
+        )
+        self._undo.append(self._repairs.stop)
+        self._metrics.watch_damage(lambda: self._repairs.damaged_count if self._repairs else 0)
+        scrubber = Scrubber(
+            config.log_directories,
+            self._logs,
+            self._repairs.found,
+            interval_ms=config.scrub_interval_ms,
+            bytes_per_second=config.scrub_max_bytes_per_second,
+        )
+        await scrubber.start()
+        self._undo.append(scrubber.stop)
 
     async def stop(self) -> None:
         """Hand the leaderships over, then stop in the reverse order of the start."""
@@ -181,7 +245,21 @@ class Broker:
             heartbeat_interval_ms=config.broker_heartbeat_interval_ms,
             session_timeout_ms=config.broker_session_timeout_ms,
             on_change=self._on_change,
+            until_idle=self._until_idle,
             on_registered=self._on_registered,
+            may_be_let_in=lambda: self._replicas.is_settled,
+        )
+
+    def _make_cleaner(self) -> LogCleaner:
+        config = self._config
+        return LogCleaner(
+            self._logs,
+            CleanerSettings(
+                threads=config.log_cleaner_threads,
+                io_max_bytes_per_second=config.log_cleaner_io_max_bytes_per_second,
+                dedupe_buffer_bytes=config.log_cleaner_dedupe_buffer_bytes,
+                backoff_ms=config.log_cleaner_backoff_ms,
+            ),
         )
 
     def _make_groups(self) -> GroupCoordinator:
@@ -220,7 +298,12 @@ class Broker:
         log_pb2_grpc.add_LogServicer_to_server(
             LogServicer(self._replicas, self._image, self._metrics), guarded
         )
-        self._add_replication(server, await self._listen_for_followers())
+        self._add_replication(
+            server,
+            replication_pb2.LocateResponse(
+                port=await self._listen_for_followers(), frames_port=await self._listen_for_frames()
+            ),
+        )
         metadata_pb2_grpc.add_MetadataServicer_to_server(self._metadata, guarded)
         groups_pb2_grpc.add_GroupsServicer_to_server(GroupsServicer(self._groups), guarded)
         transactions_pb2_grpc.add_TransactionsServicer_to_server(
@@ -258,7 +341,7 @@ class Broker:
         if self._tls is None or self._config.tls_client_auth == "required":
             return 0
         server = aio.server(options=SERVER_OPTIONS)
-        self._add_replication(server, 0)
+        self._add_replication(server, replication_pb2.LocateResponse())
         listen = self._config.replication_address
         port = bind(server, listen, setting="replication.listen", tls=self._tls)
         await server.start()
@@ -266,40 +349,123 @@ class Broker:
         log.info("listening for followers", address=format_address(listen[0], port))
         return port
 
-    def _add_replication(self, server: aio.Server, port: int) -> None:
+    async def _listen_for_frames(self) -> int:
+        """Serve followers that come with frames, if there are to be any; the port, else 0."""
+        if self._config.replication_transport != "frames":
+            return 0
+        contexts = None if self._tls is None else TlsContexts(self._tls)
+        server = FrameServer(
+            self._replicas,
+            self._authentication,
+            (lambda: None) if contexts is None else contexts.server,
+            cluster_id=self._cluster_id,
+            node_id=self._config.node_id,
+            count_refused=self._metrics.stream_refused,
+            count_served=partial(self._metrics.stream_served, "frames"),
+        )
+        host, wanted = self._config.frames_address
+        port = await server.start(host, wanted)
+        self._undo.append(server.stop)
+        log.info("listening for frames", address=format_address(host, port))
+        return port
+
+    def _add_replication(self, server: aio.Server, located: replication_pb2.LocateResponse) -> None:
         nodes_only = NodesOnly(self._authentication, open_methods=frozenset({"Locate"}))
         guarded: Any = Guarded(server, nodes_only)
         replication_pb2_grpc.add_ReplicationServicer_to_server(
-            ReplicationServicer(self._replicas, self._authentication, port), guarded
+            ReplicationServicer(
+                self._replicas,
+                self._authentication,
+                located,
+                partial(self._metrics.stream_served, "grpc"),
+            ),
+            guarded,
         )
 
-    def _on_change(self, change: ImageChange) -> None:
+    def _make_actor(self) -> MetadataActor:
+        return MetadataActor(
+            self._replicas,
+            first=self._before_the_replicas,
+            # Clients are told when all of it is so.
+            followers=(
+                self._tell_repairs,
+                self._groups.on_metadata,
+                self._metadata.on_change,
+            ),
+            on_caught_up=self._link.heartbeat_soon,
+            on_failed=self._fail,
+        )
+
+    async def _on_change(self, change: ImageChange) -> None:
+        await self._actor.on_change(change)
+
+    async def _until_idle(self) -> None:
+        await self._actor.until_idle()
+
+    def _before_the_replicas(self, change: ImageChange) -> None:
         if change.cluster_configs:
             self._reconfigure()
-        self._replicas.on_metadata(change)
-        self._groups.on_metadata(change)
-        self._metadata.on_change(change)
+        self._check_directories()
+
+    def _tell_repairs(self, _change: ImageChange) -> None:
+        if self._repairs is not None:
+            self._repairs.on_metadata()
+
+    def _fail(self, error: BaseException) -> None:
+        """End the process: this broker is unfit to go on."""
+        if not self._failed.done():
+            self._failed.set_exception(error)
 
     def _reconfigure(self) -> None:
         """Go by the settings that the cluster shares now."""
         self._live.take(self._image.cluster_configs)
         now = self._live.now
         self._replicas.set_lag_max_ms(now.replica_lag_time_max_ms)
+        self._replicas.set_catch_up_rate(now.replication_catchup_max_bytes_per_second)
         self._logs.set_min_free_bytes(now.log_min_free_bytes)
         log.info("settings of the cluster taken over", configs=self._image.cluster_configs)
 
     def _on_registered(self, broker_epoch: int) -> None:
         self._logs.record_broker_epoch(broker_epoch)
         self._replicas.on_registered()
+        self._actor.on_registered()
 
     def _on_durable(self, partition_log: PartitionLog) -> None:
         self._replicas.on_durable(partition_log)
 
+    def _on_damage(self, partition_log: PartitionLog, offset: int) -> None:
+        if self._repairs is not None:  # Before that nothing is served.
+            self._repairs.found(partition_log, offset)
+
     def _on_directory_failed(self, path: Path, error: StorageError) -> None:
-        """End the process: then the controllers move what it led to replicas that work."""
-        if not self._failed.done():
-            failure = StorageError(f"data directory {path} failed: {error.message}")
-            self._failed.set_exception(failure)
+        """On any thread, in the midst of what failed."""
+        self._loop.call_soon_threadsafe(self._directory_failed, path, error)
+
+    def _directory_failed(self, path: Path, error: StorageError) -> None:
+        """Go on with the other directories; the controllers are told of what was in this one."""
+        self._check_directories()
+        if self._hosts and not self._failed.done():
+            self._replicas.on_logs_failed(self._logs.held_in(path), error)
+
+    def _check_directories(self) -> None:
+        """End the process when no directory is left, or nobody would learn that one has failed.
+
+        Then the controllers move all that it led to replicas that work.
+        """
+        failed = self._logs.failed_directories
+        if not failed or self._failed.done():
+            return
+        told = self._image.index < 0 or self._image.metadata_version >= REPORTS_SINCE
+        if told and len(failed) < len(self._config.log_directories):
+            return
+        paths = ", ".join(map(str, failed))
+        why = (
+            "no other is left"
+            if told
+            else f"metadata.version {self._image.metadata_version} does not let the controllers "
+            "know; run `penstock cluster upgrade` once every node is new"
+        )
+        self._failed.set_exception(StorageError(f"data directory {paths} failed, and {why}"))
 
     async def _close_logs(self) -> None:
         await asyncio.to_thread(self._logs.close)

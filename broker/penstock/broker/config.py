@@ -28,6 +28,7 @@ _ADDRESSES: Final = (
     "controller.listen",
     "controller.advertised",
     "replication.listen",
+    "replication.frames.listen",
     "metrics.listen",
 )
 _TLS_FILES: Final = ("tls.ca", "tls.certificate", "tls.key")
@@ -101,6 +102,17 @@ class NodeConfig:
         "Where followers are served with tls.client.auth=none, at the host of broker.advertised; "
         "default: the host of broker.listen, a port that is free.",
     )
+    replication_transport: str = _key(
+        "frames",
+        "How replicas are copied between brokers that have both. frames: over TCP connections of "
+        "their own, which cost less; grpc: as with brokers that know nothing else.",
+        choices=("frames", "grpc"),
+    )
+    replication_frames_listen: str = _key(
+        "",
+        "Where followers that come with frames are served, at the host of broker.advertised; "
+        "default: the host of broker.listen, a port that is free.",
+    )
     controller_election_timeout_min_ms: int = _key(
         500, "A controller that hears no leader stands for election after this.", low=50
     )
@@ -125,6 +137,9 @@ class NodeConfig:
         "leader.imbalance.threshold.percent", high=100
     )
     replica_lag_time_max_ms: int = _shared("replica.lag.time.max.ms", low=100)
+    replication_catchup_max_bytes_per_second: int = _shared(
+        "replication.catchup.max.bytes.per.second"
+    )
     flush_policy: str = _key(
         "commit",
         "commit: an acknowledged batch is on disk; interval: every flush.interval.ms; os: left "
@@ -133,6 +148,30 @@ class NodeConfig:
     )
     flush_interval_ms: int = _key(1000, "How often flush.policy=interval flushes.", low=10)
     log_min_free_bytes: int = _shared("log.min.free.bytes")
+    log_cleaner_threads: int = _key(
+        1, "So many logs are compacted side by side; 0: none ever is.", high=64
+    )
+    log_cleaner_io_max_bytes_per_second: int = _key(
+        8 * 1024 * 1024, "What compaction reads and writes in a second, at most.", low=65536
+    )
+    log_cleaner_dedupe_buffer_bytes: int = _key(
+        128 * 1024 * 1024,
+        "The memory that compaction has for keys: 30 bytes for each that is cleaned at once.",
+        low=1024 * 1024,
+        high=64 * 1024 * 1024 * 1024,
+    )
+    log_cleaner_backoff_ms: int = _key(
+        15_000, "How long compaction rests when no log is dirty enough.", low=10
+    )
+    log_retention_check_interval_ms: int = _key(
+        300_000, "How often records that topics keep no longer are looked for.", low=10
+    )
+    scrub_interval_ms: int = _key(
+        604_800_000, "How often all that is on the disks is read and checked; 0: never."
+    )
+    scrub_max_bytes_per_second: int = _key(
+        10_485_760, "How fast a data directory is read to be checked.", low=1024
+    )
     offsets_topic_num_partitions: int = _key(
         16, "Partitions of __consumer_offsets; fixed once the topic exists.", low=1, high=1000
     )
@@ -225,6 +264,13 @@ class NodeConfig:
             return parse_address(self.replication_listen)
         return parse_address(self.broker_listen)[0], 0
 
+    @property
+    def frames_address(self) -> tuple[str, int]:
+        """Where followers that come with frames are served; port 0: any free one."""
+        if self.replication_frames_listen:
+            return parse_address(self.replication_frames_listen)
+        return parse_address(self.broker_listen)[0], 0
+
     def validate(self) -> None:
         """Raise ConfigurationError for settings that contradict each other."""
         _require(self.node_id >= 0, "node.id is not set; every node needs its own number")
@@ -236,6 +282,10 @@ class NodeConfig:
         for key in _ADDRESSES:
             self._check_address(key)
         self._check_advertised()
+        _require(
+            not self.replication_frames_listen or self.replication_transport == "frames",
+            "replication.frames.listen is for replication.transport=frames; leave one of them out",
+        )
         self._check_voters()
         self._check_tls()
         _require(
@@ -276,10 +326,11 @@ class NodeConfig:
     def _check_tls(self) -> None:
         given = {key: bool(getattr(self, key.replace(".", "_"))) for key in _TLS_FILES}
         missing = [key for key, is_given in given.items() if not is_given]
+        verb = "is" if len(missing) == 1 else "are"
         _require(
             not missing or len(missing) == len(given),
-            f"{' and '.join(missing)} is not set; TLS needs all of {', '.join(given)}, and without "
-            "TLS none of them may be set",
+            f"{' and '.join(missing)} {verb} not set; TLS needs all of {', '.join(given)}, and "
+            "without TLS none of them may be set",
         )
         _require(
             not self.replication_listen or (not missing and self.tls_client_auth == "none"),
@@ -373,6 +424,7 @@ def _split_overrides(overrides: Sequence[str]) -> dict[str, object]:
     for override in overrides:
         key, equals, value = override.partition("=")
         _require(bool(equals), f"--set {override!r}: key=value is wanted")
+        _require(key.strip() not in values, f"--set: {key.strip()} is set twice; once is wanted")
         values[key.strip()] = value.strip()
     return values
 

@@ -32,8 +32,14 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 _SILENCE_MS: Final = 3_000
+_UNHEARD_AGAIN_MS: Final = 10_000
+"""That heartbeats fail again after they were answered is not said more often."""
+_UNHEARD_STILL_MS: Final = 60_000
+"""... and that they still do not more often than this."""
 _RETRY_MS: Final = 50
 """How long to wait for news of another active controller before the last one is asked again."""
+_FOUNDING_MS: Final = 3_000
+"""The first start of a cluster takes less, once all of its controllers run."""
 
 Response = TypeVar("Response")
 
@@ -79,10 +85,53 @@ class ControllerSilence:
             )
 
 
+class Unheard:
+    """When to say in the log that heartbeats fail: as it begins, and then now and then.
+
+    A controller that changes often on a busy machine makes heartbeats fail all the time, each time
+    for another reason; what is left out of the log is counted instead. Times in milliseconds.
+    """
+
+    def __init__(self) -> None:
+        self._since_ms: int | None = None
+        self._said_ms: int | None = None
+        self._failures = 0  # Since something was said last.
+
+    def heard(self) -> None:
+        """A heartbeat was answered."""
+        self._since_ms = None
+
+    def failed(self, now_ms: int) -> dict[str, int] | None:
+        """What to say of this failure besides its reason, or None to say nothing."""
+        began = self._since_ms is None
+        if self._since_ms is None:
+            self._since_ms = now_ms
+        self._failures += 1
+        wait_ms = _UNHEARD_AGAIN_MS if began else _UNHEARD_STILL_MS
+        if self._said_ms is not None and now_ms - self._said_ms < wait_ms:
+            return None
+        failures, self._failures, self._said_ms = self._failures, 0, now_ms
+        return {"failures": failures, "for_ms": now_ms - self._since_ms}
+
+
+def in_words(error: BaseException) -> str:
+    """Why a call failed, for people: an error's message, or gRPC's status with its details."""
+    match error:
+        case PenstockError():
+            return error.message
+        case aio.AioRpcError():
+            return f"{error.code().name}: {error.details() or 'no details'}"
+        case TimeoutError():
+            return "no answer in half of broker.session.timeout.ms"
+        case _:
+            return f"{type(error).__name__}: {error}"
+
+
 class ControllerDirectory:
     """The controllers' addresses and channels. Used on one event loop."""
 
     def __init__(self, voters: dict[int, tuple[str, int]], connector: NodeConnector) -> None:
+        self._require_founded: Callable[[], Awaitable[None]] | None = None
         self._voters = {node: format_address(host, port) for node, (host, port) in voters.items()}
         self._channels = NodeChannels(connector)
         self._active: ActiveController | None = None
@@ -92,6 +141,13 @@ class ControllerDirectory:
     def active(self) -> ActiveController | None:
         """The newest active controller heard of; it may be gone already."""
         return self._active
+
+    def while_none_is_active(self, require_founded: Callable[[], Awaitable[None]]) -> None:
+        """Have it asked, while no active controller was ever heard of, whether to wait for one.
+
+        It raises when that is in vain, and so does whoever waits.
+        """
+        self._require_founded = require_founded
 
     def voters(self) -> dict[int, str]:
         """The address of each controller by node id."""
@@ -150,7 +206,8 @@ class ControllerDirectory:
 
         The question may be put more than once: it must be one that takes effect once. Typed
         refusals come back in the response, but for NOT_CONTROLLER. Raises RequestTimedOutError
-        when no active controller answered in time; the outcome is then unknown.
+        when no active controller answered in time; the outcome is then unknown. While none was
+        ever active, raises what ``while_none_is_active`` was given to ask.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_ms / 1000
@@ -158,7 +215,9 @@ class ControllerDirectory:
         while (left := deadline - loop.time()) > 0:
             active = self._active
             if active is None:
-                await self.wait_news(None, int(left * 1000) + 1)
+                await self.wait_news(None, min(_FOUNDING_MS, int(left * 1000) + 1))
+                if self._active is None and self._require_founded is not None:
+                    await self._require_founded()
                 continue
             try:
                 response = await ask(self.stub(active.node_id, active.address), left)

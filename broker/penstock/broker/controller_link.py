@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -17,9 +17,12 @@ from penstock.broker.controller_directory import (
     ActiveController,
     ControllerDirectory,
     ControllerSilence,
+    Unheard,
+    in_words,
 )
 from penstock.broker.core.lease import Lease, MetadataLag
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage
+from penstock.broker.quorum_view import QuorumView
 from penstock.raft_meta.connecting import NodeConnector
 from penstock.raft_meta.core.versions import METADATA_VERSION
 from penstock.v1 import cluster_pb2, common_pb2, controller_pb2
@@ -43,7 +46,10 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class BrokerIdentity:
-    """What a broker registers with. ``previous_broker_epoch`` is -1 after an unclean stop."""
+    """What a broker registers with.
+
+    ``previous_broker_epoch`` is that of the last run if all that it acknowledged is here, else -1.
+    """
 
     cluster_id: str
     node_id: int
@@ -58,16 +64,28 @@ def monotonic_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
+async def _at_once() -> None:
+    return None
+
+
 def _error_of(response: Any) -> common_pb2.Error | None:
     return response.error if response.HasField("error") else None
+
+
+class ActingFailedError(Exception):
+    """A change of the metadata was acted on in part: this process is unfit to go on."""
 
 
 class ControllerLink:
     """Keeps the broker registered, heard and informed. Used on one event loop.
 
-    ``on_change`` is called after each delta was applied to ``image``, ``on_registered`` with
-    every new broker epoch before the first heartbeat under it. :meth:`wait_failed` ends with
-    the error that makes this process unfit to go on: another process took its node id.
+    ``on_change`` is awaited after each delta was applied to ``image``, and before the next one is;
+    only then do the controllers hear that this broker is so far. ``on_registered`` is called with
+    every new broker epoch before the first heartbeat under it; ``until_idle`` is awaited before the
+    image is changed, for what acts on it then. ``may_be_let_in`` says whether this
+    process is ready to lead; until then it asks to stay fenced. :meth:`wait_failed` ends with
+    the error that makes this process unfit to go on: another process took its node id, or
+    ``on_change`` raised something.
     """
 
     def __init__(
@@ -79,18 +97,26 @@ class ControllerLink:
         connector: NodeConnector,
         heartbeat_interval_ms: int,
         session_timeout_ms: int,
-        on_change: Callable[[ImageChange], None],
+        on_change: Callable[[ImageChange], Awaitable[None]],
         on_registered: Callable[[int], None],
+        until_idle: Callable[[], Awaitable[None]] = _at_once,
+        may_be_let_in: Callable[[], bool] = lambda: True,
         clock_ms: Callable[[], int] = monotonic_ms,
     ) -> None:
         self._identity = identity
         self._directory = ControllerDirectory(voters, connector)
+        self._quorum = QuorumView(self._directory, identity.node_id)
+        self._directory.while_none_is_active(self._quorum.require_founded)
         self._silence = ControllerSilence(clock_ms)
         self._image = image
+        self._acted_index = image.index  # Up to here ``on_change`` has done what it does.
         self._interval_ms = heartbeat_interval_ms
         self._session_timeout_ms = session_timeout_ms
         self._on_change = on_change
         self._on_registered = on_registered
+        self._until_idle = until_idle
+        self._may_be_let_in = may_be_let_in
+        self._ready_epoch = -1  # The registration that may be let in.
         self._clock_ms = clock_ms
         self._lease = Lease(session_timeout_ms)
         self._incarnation_id = uuid.uuid4().bytes
@@ -102,7 +128,7 @@ class ControllerLink:
         self._rotate = asyncio.Event()  # Set: the feed must try another controller.
         self._left_feed_ms: int | None = None
         self._lag = MetadataLag()
-        self._complaint = ""  # Why heartbeats broke, as far as it was logged.
+        self._unheard = Unheard()
         self._was_fenced = True  # What the image said last of this registration.
         self._sequence = 0
         self._tasks: list[asyncio.Task[None]] = []
@@ -135,15 +161,24 @@ class ControllerLink:
         """Wait for ever, or raise what ended the link."""
         await asyncio.shield(self._failed)
 
+    def heartbeat_soon(self) -> None:
+        """Do not wait for the interval: what heartbeats say has changed."""
+        self._nudge.set()
+
     async def wait_for_index(self, index: int, timeout_ms: int) -> None:
-        """Wait until the image has reached ``index``; give up quietly when the time is over."""
+        """Wait until what happened up to ``index`` was acted on, quietly no longer than that."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_ms / 1000):
-                while self._image.index < index:
+                while self._acted_index < index:
                     await self._index_moved.wait()
 
     async def shut_down_controlled(self, timeout_ms: int) -> bool:
-        """Ask for the leaderships to be moved away; whether that was done in time."""
+        """Ask for the leaderships to be moved away; whether that was done in time.
+
+        A broker that is not registered leads nothing, and there may be nobody to ask: it is done.
+        """
+        if self._broker_epoch < 0:
+            return True
         self._want_shutdown = True
         self._nudge.set()
         try:
@@ -163,6 +198,18 @@ class ControllerLink:
             _error_of,
             timeout_ms=_REQUEST_TIMEOUT_MS,
             what="changing in-sync sets",
+        )
+
+    async def report_replicas(
+        self, report: cluster_pb2.ReportReplicasCommand
+    ) -> controller_pb2.ReportReplicasResponse:
+        """Say how replicas are. Safe to repeat: saying it again changes nothing."""
+        request = controller_pb2.ReportReplicasRequest(report=report)
+        return await self._directory.call(
+            lambda stub, left: stub.ReportReplicas(request, timeout=left),
+            _error_of,
+            timeout_ms=_REQUEST_TIMEOUT_MS,
+            what="reporting replicas",
         )
 
     async def allocate_producer_ids(self) -> cluster_pb2.AllocateProducerIdsResult:
@@ -211,35 +258,12 @@ class ControllerLink:
         return response.result
 
     async def supported_by_controllers(self, timeout_ms: int) -> int:
-        """The newest metadata.version that the software of every controller knows.
-
-        Raises NetworkError for one that does not answer: it might know less.
-        """
-        request = controller_pb2.DescribeQuorumRequest()
-
-        async def ask(node_id: int, address: str) -> int:
-            try:
-                stub = self._directory.stub(node_id, address)
-                answer = await stub.DescribeQuorum(request, timeout=timeout_ms / 1000)
-            except aio.AioRpcError as error:
-                raise NetworkError(
-                    f"controller {node_id} at {address} does not say which metadata.version it "
-                    f"knows ({error.details()}): start it first, or remove it from the quorum"
-                ) from error
-            return max(answer.supported_metadata_version, 1)
-
-        voters = self._directory.voters()
-        return min(await asyncio.gather(*(ask(*voter) for voter in sorted(voters.items()))))
+        """The newest metadata.version that every controller knows; see QuorumView."""
+        return await self._quorum.supported_version(timeout_ms)
 
     async def describe_quorum(self, timeout_ms: int) -> controller_pb2.DescribeQuorumResponse:
-        """The active controller's view of the quorum."""
-        request = controller_pb2.DescribeQuorumRequest()
-        return await self._directory.call(
-            lambda stub, left: stub.DescribeQuorum(request, timeout=left),
-            lambda _answer: None,
-            timeout_ms=timeout_ms,
-            what="describing the quorum",
-        )
+        """How the controllers stand; see QuorumView."""
+        return await self._quorum.describe(timeout_ms)
 
     async def alter_voters(
         self, request: controller_pb2.AlterVotersRequest, timeout_ms: int
@@ -286,7 +310,7 @@ class ControllerLink:
         try:
             async for message in call:
                 self._silence.heard()
-                self._take_metadata(message)
+                await self._take_metadata(message)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -295,7 +319,7 @@ class ControllerLink:
             rotate.cancel()
             call.cancel()
 
-    def _take_metadata(self, message: controller_pb2.WatchMetadataResponse) -> None:
+    async def _take_metadata(self, message: controller_pb2.WatchMetadataResponse) -> None:
         if message.HasField("error"):
             raise error_from_proto(message.error)
         if message.HasField("active_controller"):
@@ -306,19 +330,35 @@ class ControllerLink:
             )
         if not message.HasField("delta"):
             return
+        self._lag.acting(self._clock_ms())
+        await self._until_idle()
         change = self._image.apply(message.delta)
+        if change is not None:
+            self._lag.reached(self._image.index)
+            await self._act_on(change)
+        self._lag.acted(self._clock_ms())
         if change is None:
             return
-        self._on_change(change)
+        self._acted_index = self._image.index
         self._index_moved.set()
         self._index_moved = asyncio.Event()
-        self._lag.reached(self._image.index)
         fenced = self._looks_fenced()
         if fenced or self._was_fenced:
             # Fenced: a heartbeat that shows how far the image is may end it. No longer fenced:
             # the answer to a heartbeat begins the lease.
             self._nudge.set()
         self._was_fenced = fenced
+
+    async def _act_on(self, change: ImageChange) -> None:
+        try:
+            await self._on_change(change)
+        except (PenstockError, aio.AioRpcError) as error:
+            # Those of a feed are a reason to follow another; the next one would begin after this
+            # change, which is done in part and would stay so. A new process begins with a snapshot.
+            raise ActingFailedError(
+                f"broker {self._identity.node_id} could not act on the metadata of index "
+                f"{change.index}: {error}; it stops, and acts on all of them when it is started"
+            ) from error
 
     def _looks_fenced(self) -> bool:
         """Whether the image says that this registration is fenced: a heartbeat mends that."""
@@ -352,11 +392,18 @@ class ControllerLink:
             await self._directory.wait_news(active, _BACKOFF_MS)
 
     def _complain(self, active: ActiveController, error: BaseException) -> None:
-        """Log why this broker is not heard, once for each reason until it is heard again."""
-        reason = error.message if isinstance(error, PenstockError) else type(error).__name__
-        if reason != self._complaint:
-            self._complaint = reason
-            log.warning("not heard by the controller", controller=active.node_id, reason=reason)
+        """Log why this broker is not heard: once until it is heard again, then now and then."""
+        told = self._unheard.failed(self._clock_ms())
+        if told is not None:
+            log.warning(
+                "not heard by the controller",
+                controller=active.node_id,
+                address=active.address,
+                reason=in_words(error),
+                **told,
+                next_step="this broker goes on trying and follows whichever controller is active; "
+                "if it lasts, see penstock quorum status and that node's log",
+            )
 
     def _rotate_when_unheard(self) -> None:
         """A feed that knows no reachable active controller may hang on an isolated one."""
@@ -430,8 +477,9 @@ class ControllerLink:
         request = controller_pb2.BrokerHeartbeatRequest(
             node_id=self._identity.node_id,
             broker_epoch=self._broker_epoch,
-            metadata_index=self._image.index,
+            metadata_index=self._acted_index,
             want_shutdown=self._want_shutdown,
+            want_fence=not self._ready(),
             sequence=self._sequence,
         )
         try:
@@ -443,13 +491,21 @@ class ControllerLink:
             response = await self._answer_to(call, self._sequence)
         self._take_answer(response, sent_ms)
 
+    def _ready(self) -> bool:
+        """Whether this registration may be let in; once it was, it is not taken back."""
+        if self._ready_epoch != self._broker_epoch and self._may_be_let_in():
+            self._ready_epoch = self._broker_epoch
+        return self._ready_epoch == self._broker_epoch
+
     def _take_answer(self, response: controller_pb2.BrokerHeartbeatResponse, sent_ms: int) -> None:
-        self._complaint = ""
+        self._unheard.heard()
         now_ms = self._clock_ms()
         self._lag.told(response.metadata_index, self._image.index, now_ms)
         behind_ms = self._lag.behind_ms(now_ms)
         if response.fenced or behind_ms >= self._session_timeout_ms:
-            # Whoever knows so little of who leads what must not serve, though it is heard.
+            # Whoever hears so little of who leads what must not serve, though it is heard. Whoever
+            # merely is slow to act goes on: no leader moves while it is heard, so refusing would
+            # help nobody, and in what it leads no longer the epochs keep it from doing harm.
             self._lease.lost()
         else:
             self._lease.answered(sent_ms)

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from penstock.wire.errors import DataDirectoryError, InconsistentClusterIdError
+from penstock.wire.errors import DataDirectoryError, ErrorCode, InconsistentClusterIdError
 
 META_FILE: Final = "meta.json"
 _LOCK_FILE: Final = ".lock"
@@ -20,6 +20,10 @@ _VERSION: Final = 1
 # What a directory may hold before it is formatted: a file system's own directory, the node's
 # configuration and messages, and what a format that was cut short leaves.
 _NO_DATA: Final = frozenset({"lost+found", "node.toml", "node.log", "meta.tmp", _LOCK_FILE})
+
+
+class DirectoryUnreadableError(DataDirectoryError, code=ErrorCode.DATA_DIRECTORY):
+    """The disk fails: what is there can't be told. Another directory may do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +54,9 @@ def new_cluster_id() -> str:
 def format_directory(path: Path, cluster_id: str, node_id: int, *, may_found: bool = False) -> bool:
     """Make ``path`` a directory of this cluster and node; False when it was one already.
 
-    ``may_found`` lets a controller found the cluster in it alone: for a cluster that is new for
-    certain. A directory that was formatted before does not get it.
+    ``may_found`` lets a controller found the cluster: for a cluster that is new for certain. A
+    directory that was formatted before gets it too; a controller that has ever voted or followed
+    there makes nothing of it.
 
     Raises DataDirectoryError when it belongs to another cluster or node, holds data of nobody
     knows whom, or can't be written.
@@ -61,6 +66,8 @@ def format_directory(path: Path, cluster_id: str, node_id: int, *, may_found: bo
         path.mkdir(parents=True, exist_ok=True)
         if (path / META_FILE).exists():
             check_directory(path, wanted)
+            if may_found:
+                _rewrite_meta(path, replace(read_meta(path), may_found=True))
             return False
         _refuse_foreign_data(path)
         _write_durably(path / META_FILE, json.dumps(asdict(wanted)) + "\n")
@@ -86,7 +93,7 @@ def read_meta(path: Path) -> DirectoryMeta:
             "--cluster-id ID"
         ) from None
     except OSError as error:
-        raise DataDirectoryError(f"cannot read {file}: {error.strerror}") from None
+        raise DirectoryUnreadableError(f"cannot read {file}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError) as error:
         raise DataDirectoryError(f"{file} is damaged: {error}; restore it from a backup") from None
 
@@ -110,15 +117,27 @@ def open_directories(root: Path, node_id: int, others: Iterable[Path]) -> Direct
     """Check ``root`` and give the directories inside it its identity on first use.
 
     A directory outside of ``root`` (a disk of its own) must have been formatted: an empty mount
-    point is refused instead of being taken for a disk that lost its data.
+    point is refused instead of being taken for a disk that lost its data. Raises
+    DirectoryUnreadableError where a disk fails, and DataDirectoryError for what is not as it should
+    be.
     """
     meta = read_meta(root)
     check_directory(root, DirectoryMeta(meta.cluster_id, node_id))
     for path in others:
-        if path.is_relative_to(root) and not (path / META_FILE).exists():
+        if path.is_relative_to(root) and not _is_there(path / META_FILE):
             meta = _put_to_use(root, path, meta)
         check_directory(path, meta)
     return meta
+
+
+def _is_there(file: Path) -> bool:
+    try:
+        file.stat()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise DirectoryUnreadableError(f"cannot read {file}: {error.strerror}") from None
+    return True
 
 
 def _put_to_use(root: Path, path: Path, meta: DirectoryMeta) -> DirectoryMeta:
@@ -155,9 +174,14 @@ def _rewrite_meta(root: Path, meta: DirectoryMeta) -> None:
 def lock_directory(path: Path) -> int:
     """Hold ``path`` for this process until the descriptor returned is closed.
 
-    Raises DataDirectoryError when another process holds it.
+    Raises DataDirectoryError when another process holds it, DirectoryUnreadableError when the disk
+    fails or is read-only.
     """
-    descriptor = os.open(path / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    file = path / _LOCK_FILE
+    try:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise DirectoryUnreadableError(f"cannot write {file}: {error.strerror}") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
+from penstock.broker.core.partition_events import IsrChanged, OutOfSync
 from penstock.v1 import log_pb2
 from penstock.wire.errors import ERRORS, AddressInUseError, ErrorCode, PenstockError
 from penstock.wire.transport import parse_address
@@ -22,6 +25,16 @@ class BrokerMetrics:
         self._fetched_bytes = Counter(
             "penstock_fetched_bytes", "Bytes of record batches served", registry=self.registry
         )
+        self._damaged_batches = Counter(
+            "penstock_damaged_batches",
+            "Batches found on the disks that fail their checksum",
+            registry=self.registry,
+        )
+        self._mended_batches = Counter(
+            "penstock_mended_batches",
+            "Damaged batches that were replaced by those of another replica",
+            registry=self.registry,
+        )
         refused = Counter(
             "penstock_refused_batches",
             "Produce requests refused for one partition, by error",
@@ -36,6 +49,87 @@ class BrokerMetrics:
             ["command", "error"],
             registry=self.registry,
         )
+        left = Counter(
+            "penstock_isr_left",
+            "Followers that left the in-sync set of a partition that this broker leads, by reason",
+            ["reason"],
+            registry=self.registry,
+        )
+        self._isr_left = {why: left.labels(reason=why.value) for why in OutOfSync}
+        self._isr_joined = Counter(
+            "penstock_isr_joined",
+            "Followers that joined the in-sync set of a partition that this broker leads",
+            registry=self.registry,
+        )
+
+        self._stream_refusals = Counter(
+            "penstock_replication_refusals",
+            "Connections for replication in frames that were refused, by cause",
+            ["cause"],
+            registry=self.registry,
+        )
+        self._streams = Counter(
+            "penstock_replication_streams",
+            "Streams of followers that this broker began to serve, by what carries them",
+            ["transport"],
+            registry=self.registry,
+        )
+        for transport in ("frames", "grpc"):
+            self._streams.labels(transport=transport)
+
+    def stream_refused(self, cause: str) -> None:
+        """Count a connection for replication that was refused."""
+        self._stream_refusals.labels(cause=cause).inc()
+
+    def stream_served(self, transport: str) -> None:
+        """Count a follower's stream that begins."""
+        self._streams.labels(transport=transport).inc()
+
+    def watch_followers(self, out_of_sync: Callable[[OutOfSync], int]) -> None:
+        """Show what this counts, asked in the metrics' own thread. To be called once."""
+        gauge = Gauge(
+            "penstock_out_of_sync_followers",
+            "Followers that are not in sync with a partition that this broker leads, by reason",
+            ["reason"],
+            registry=self.registry,
+        )
+        for why in OutOfSync:
+            gauge.labels(reason=why.value).set_function(partial(out_of_sync, why))
+
+    def isr_changed(self, change: IsrChanged) -> None:
+        """Count who left and who joined the in-sync set of a partition that is led here."""
+        for why in change.left.values():
+            self._isr_left[why].inc()
+        self._isr_joined.inc(len(change.joined))
+
+    def watch_damage(self, replicas: Callable[[], int]) -> None:
+        """Show what this counts, asked in the metrics' own thread. To be called once."""
+        Gauge(
+            "penstock_damaged_replicas",
+            "Replicas of this broker with batches that fail their checksum and are not mended yet",
+            registry=self.registry,
+        ).set_function(replicas)
+
+    def damaged(self) -> None:
+        """Count a batch that was found damaged."""
+        self._damaged_batches.inc()
+
+    def mended(self) -> None:
+        """Count a damaged stretch that was mended."""
+        self._mended_batches.inc()
+
+    def watch_offline(self, directories: Callable[[], int], replicas: Callable[[], int]) -> None:
+        """Show what these two count, asked in the metrics' own thread. To be called once."""
+        Gauge(
+            "penstock_offline_log_directories",
+            "Data directories of this broker that have failed",
+            registry=self.registry,
+        ).set_function(directories)
+        Gauge(
+            "penstock_offline_replicas",
+            "Replicas that this broker has and can't serve: a failed directory, a damaged log",
+            registry=self.registry,
+        ).set_function(replicas)
 
     def produced(self, size_bytes: int) -> None:
         """Count what was appended and acknowledged."""

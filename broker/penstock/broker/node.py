@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +14,7 @@ from penstock.broker.broker import Broker
 from penstock.broker.config import NodeConfig
 from penstock.broker.datadir import (
     DirectoryMeta,
+    DirectoryUnreadableError,
     lock_directory,
     open_directories,
     use_up_founding,
@@ -45,8 +46,9 @@ class Node:
         metadata = [config.metadata_directory] if "controller" in config.roles else []
         logs = config.log_directories if "broker" in config.roles else []
         root = Path(config.data_dir)
-        meta = open_directories(root, config.node_id, [*metadata, *logs])
-        self._locks = [lock_directory(path) for path in (root, *logs)]
+        meta = open_directories(root, config.node_id, metadata)
+        self._locks = [lock_directory(root)]
+        failed = self._claim(root, logs)
         metrics = BrokerMetrics()
         try:
             tls = self._tls(meta.cluster_id)
@@ -62,13 +64,31 @@ class Node:
                 self._undo.append(self._controller.stop)
                 use_up_founding(root)
             if "broker" in config.roles:
-                self._broker = Broker(config, meta.cluster_id, metrics, tls)
+                self._broker = Broker(
+                    config, meta.cluster_id, metrics, tls, failed_directories=failed
+                )
                 self._undo.append(self._broker.stop)
                 await self._broker.start()
         except BaseException:
             await self.stop()
             raise
         log.info("started", roles=sorted(config.roles), cluster_id=meta.cluster_id)
+
+    def _claim(self, root: Path, logs: Sequence[Path]) -> dict[Path, str]:
+        """Make the broker's directories this process's own; those that it must do without, and why.
+
+        Raises DataDirectoryError when not even one is left, or one is not this node's.
+        """
+        failed: dict[Path, str] = {}
+        for path in logs:
+            try:
+                open_directories(root, self._config.node_id, [path])
+                self._locks.append(lock_directory(path))
+            except DirectoryUnreadableError as error:
+                failed[path] = error.message
+                if len(failed) == len(logs):
+                    raise
+        return failed
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop`` is set, or raise what made a role unfit to go on."""

@@ -74,10 +74,18 @@ def test_foreign_environment_variables_are_left_alone(tmp_path: Path) -> None:
         ("group.min.session.timeout.ms = 2000000", "must not be above group.max.session"),
         ("controller.raft.heartbeat.ms = 400", "controller.raft.heartbeat.ms must be at most half"),
         ("flush = 3\nflush.policy = 'os'", "is not valid TOML"),
-        ("tls.ca = '/ca'", "tls.certificate and tls.key is not set; TLS needs all of tls.ca, tls."),
-        ("tls.key = '/key'", "tls.ca and tls.certificate is not set"),
+        (
+            "tls.ca = '/ca'",
+            "tls.certificate and tls.key are not set; TLS needs all of tls.ca, tls.",
+        ),
+        ("tls.key = '/key'", "tls.ca and tls.certificate are not set"),
         ("tls.client.auth = 'maybe'", "one of required, none is wanted"),
         ("replication.listen = '127.0.0.1:1'", "is for tls.client.auth=none alone"),
+        ("replication.frames.listen = 'nowhere'", "'nowhere' is not an address"),
+        (
+            "replication.transport = 'grpc'\nreplication.frames.listen = '127.0.0.1:1'",
+            "replication.frames.listen is for replication.transport=frames",
+        ),
         ("controller.insecure.allow = 'perhaps'", "'perhaps': true or false is wanted"),
         ("controller.listen = '0.0.0.0:1'", "can be reached from other machines, and without TLS"),
         ("controller.listen = 'node-1.example:1'", "set controller.insecure.allow = true"),
@@ -131,6 +139,11 @@ def test_a_missing_file_is_named() -> None:
         NodeConfig.load(Path("/no/such.toml"))
 
 
+def test_two_overrides_of_one_setting_are_refused_rather_than_chosen(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"--set: node\.id is set twice"):
+        NodeConfig.load(write(tmp_path, MINIMAL), overrides=["node.id=4", "node.id = 5"])
+
+
 def test_an_override_must_be_a_pair(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="key=value is wanted"):
         NodeConfig.load(write(tmp_path, MINIMAL), {}, ["flush.policy"])
@@ -168,6 +181,9 @@ def test_tls_files_and_where_followers_are_served(tmp_path: Path) -> None:
     more = "tls.client.auth = 'none'\nreplication.listen = '127.0.0.1:5'\n"
     config = NodeConfig.load(write(tmp_path, MINIMAL + TLS + more))
     assert config.replication_address == ("127.0.0.1", 5)
+    assert config.frames_address == ("127.0.0.1", 0)
+    more = "replication.frames.listen = '127.0.0.3:6'\n"
+    assert NodeConfig.load(write(tmp_path, MINIMAL + more)).frames_address == ("127.0.0.3", 6)
 
 
 def test_every_key_says_what_it_does() -> None:

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from itertools import count
 from typing import Any
 
 import pytest
 from grpc import aio
 
-from penstock.broker.controller_link import BrokerIdentity, ControllerLink
+from penstock.broker import controller_directory
+from penstock.broker.acting import MetadataActor
+from penstock.broker.controller_link import ActingFailedError, BrokerIdentity, ControllerLink
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage
 from penstock.raft_meta.connecting import NodeConnector
 from penstock.v1 import cluster_pb2, controller_pb2, controller_pb2_grpc
 from penstock.wire.errors import (
     BrokerFencedError,
     BrokerIdNotRegisteredError,
+    ClusterNotFoundedError,
     LeaderHint,
+    NetworkError,
     NotControllerError,
     PenstockError,
     RequestTimedOutError,
     StaleBrokerEpochError,
+    StorageError,
 )
 from tests.support import eventually
 
@@ -43,6 +49,13 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
         self.watchers: list[asyncio.Queue[controller_pb2.WatchMetadataResponse]] = []
         self.heard = asyncio.Event()
         self.known: list[tuple[int, int]] = []  # What each feed's broker had.
+        self.supports = 2
+        self.leads_quorum = True
+        self.confirms: bool | None = True  # None: software that does not know the question.
+        self.founding: controller_pb2.QuorumFounding | None = None
+        self.awaited: list[int] = []
+        self.asked = 0  # How often it was asked how the quorum stands.
+        self.voters: list[FakeController] = []
         self._server = aio.server()
 
     async def start(self) -> None:
@@ -117,6 +130,23 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
             result.error.CopyFrom(refusal.to_proto())
         return controller_pb2.ExecuteAdminResponse(result=result)
 
+    async def DescribeQuorum(self, request: Any, context: Any) -> Any:
+        self.asked += 1
+        leader = self.active.node_id if self.active is not None and self.leads_quorum else -1
+        answer = controller_pb2.DescribeQuorumResponse(
+            leader_id=leader,
+            answered_by=self.node_id,
+            supported_metadata_version=self.supports,
+            term=self.epoch,
+            confirmed=None if self.confirms is None else self.confirms and leader == self.node_id,
+        )
+        if self.founding is not None:
+            answer.founding.CopyFrom(self.founding)
+            answer.awaited_node_ids.extend(self.awaited)
+        for voter in self.voters:
+            answer.voters.add(node_id=voter.node_id, host="127.0.0.1", port=voter.port)
+        return answer
+
     async def AllocateProducerIds(self, request: Any, context: Any) -> Any:
         if self.refusal is not None:
             return controller_pb2.AllocateProducerIdsResponse(error=self.refusal.to_proto())
@@ -127,7 +157,7 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
 
 
 class Bench:
-    """A link and the controllers that it talks to."""
+    """A link with what acts on its changes, and the controllers that it talks to."""
 
     def __init__(self) -> None:
         self.controllers: dict[int, FakeController] = {}
@@ -135,7 +165,35 @@ class Bench:
         self.changes: list[ImageChange] = []
         self.epochs: list[int] = []
         self.now_ms = 0
+        self.may_go_on = asyncio.Event()  # Not set: acting on a change takes its time.
+        self.may_go_on.set()
+        self.fault: Exception | None = None  # What acting on a change raises.
+        self.session_timeout_ms = 1000
         self.link: ControllerLink
+        self.actor = MetadataActor(
+            self,
+            first=self.changes.append,
+            followers=(lambda change: self.acted.append(change.index),),
+            on_caught_up=lambda: None,
+            on_failed=lambda _: None,
+            clock_s=map(float, count()).__next__,  # Each step takes longer than a slice.
+        )
+        self.acted: list[int] = []
+        self.catching_up = False
+
+    def on_metadata(self, change: ImageChange) -> Iterator[None]:
+        for _ in range(3_000_000):
+            if self.may_go_on.is_set():
+                break
+            yield
+        else:
+            raise AssertionError("nothing else had its turn while the change was acted on")
+        if self.fault is not None:
+            raise self.fault
+
+    def catch_up(self) -> Iterator[None]:
+        while self.catching_up:
+            yield
 
     async def start(self, count: int = 2, active: int | None = 1) -> None:
         for node_id in range(1, count + 1):
@@ -151,8 +209,9 @@ class Bench:
             self.image,
             connector=NodeConnector(None),
             heartbeat_interval_ms=20,
-            session_timeout_ms=1000,
-            on_change=self.changes.append,
+            session_timeout_ms=self.session_timeout_ms,
+            on_change=self.actor.on_change,
+            until_idle=self.actor.until_idle,
             on_registered=self.epochs.append,
             clock_ms=lambda: self.now_ms,
         )
@@ -162,6 +221,12 @@ class Bench:
         await self.link.stop()
         for controller in self.controllers.values():
             await controller.stop()
+
+
+async def heartbeats_more(controller: FakeController, number: int) -> None:
+    """So many that were sent from now on, and the answers to all but the last."""
+    seen = len(controller.heartbeats)
+    await eventually(lambda: len(controller.heartbeats) >= seen + number)
 
 
 @pytest.fixture
@@ -255,6 +320,17 @@ async def test_controlled_shutdown_gives_up_in_time(bench: Bench) -> None:
     assert not await bench.link.shut_down_controlled(50)
 
 
+async def test_a_broker_that_no_controller_ever_heard_has_nothing_to_hand_over() -> None:
+    bench = Bench()
+    await bench.start(active=None)
+    try:
+        # Long enough to fail the test by its own time limit, should it be waited for.
+        assert await asyncio.wait_for(bench.link.shut_down_controlled(600_000), 30)
+        assert all(not one.heartbeats for one in bench.controllers.values())
+    finally:
+        await bench.stop()
+
+
 async def test_a_registered_broker_takes_producer_ids(bench: Bench) -> None:
     await eventually(bench.link.may_serve)
     assert (await bench.link.allocate_producer_ids()).first_producer_id == 3000
@@ -294,6 +370,33 @@ async def test_a_command_follows_the_office(bench: Bench) -> None:
     assert not result.HasField("error")
 
 
+async def test_the_voters_in_force_are_asked_what_they_know_and_not_those_of_the_settings(
+    bench: Bench,
+) -> None:
+    await eventually(bench.link.may_serve)
+    first, second = bench.controllers[1], bench.controllers[2]
+    added = FakeController(3)  # Of which the settings know nothing.
+    await added.start()
+    first.supports, added.supports = 9, 4
+    first.voters = [first, added]
+    await second.stop()  # Removed, and gone for good.
+    assert await bench.link.supported_by_controllers(2_000) == 4
+    await added.stop()
+    with pytest.raises(NetworkError, match=r"controller 3 .*penstock quorum remove 3"):
+        await bench.link.supported_by_controllers(2_000)
+
+
+async def test_a_controller_that_is_not_active_any_more_does_not_say_who_votes(
+    bench: Bench,
+) -> None:
+    await eventually(bench.link.may_serve)
+    first = bench.controllers[1]
+    first.voters = [first]
+    first.leads_quorum = False
+    with pytest.raises(NotControllerError, match="controller 1 is not the active one"):
+        await bench.link.supported_by_controllers(2_000)
+
+
 async def test_a_command_without_a_controller_says_that_its_outcome_is_unknown(
     bench: Bench,
 ) -> None:
@@ -315,6 +418,93 @@ async def test_waiting_for_an_index_sees_the_change(bench: Bench) -> None:
     assert bench.changes[-1].index == 1
 
 
+async def test_a_change_that_takes_its_time_is_not_reported_before_it_was_acted_on(
+    bench: Bench,
+) -> None:
+    one = bench.controllers[1]
+    await eventually(lambda: bench.link.broker_epoch == 101)
+    before = bench.image.index
+    bench.may_go_on.clear()
+    one.say(one, 2)
+    one.say(one, 2)
+    await eventually(lambda: bench.image.index == before + 1)
+    one.heartbeats.clear()
+    await eventually(lambda: len(one.heartbeats) >= 3)
+    assert {beat.metadata_index for beat in one.heartbeats} == {before}
+    await bench.link.wait_for_index(before + 1, 10)
+    assert bench.image.index == before + 1, "the next change waits for its turn"
+    assert bench.acted[-1] == before
+    bench.may_go_on.set()
+    await eventually(lambda: one.heartbeats[-1].metadata_index == before + 2)
+    assert [change.index for change in bench.changes[-2:]] == [before + 1, before + 2]
+
+
+async def test_the_image_stays_as_it_is_while_the_registration_is_acted_on(bench: Bench) -> None:
+    first = bench.controllers[1]
+    await eventually(bench.link.may_serve)
+    bench.catching_up = True
+    bench.actor.on_registered()
+    first.say(first, 1)
+    await heartbeats_more(first, 3)
+    assert (bench.image.index, bench.acted[-1]) == (0, 0)
+    bench.catching_up = False
+    await eventually(lambda: bench.acted[-1] == 1)
+
+
+async def test_a_broker_slow_to_act_keeps_its_feed_and_serves_what_it_acted_on(
+    bench: Bench,
+) -> None:
+    first, second = bench.controllers[1], bench.controllers[2]
+    await eventually(bench.link.may_serve)
+    bench.may_go_on.clear()
+    first.say(first, 1)
+    first.say(first, 1)  # This one waits in the feed, and is told of.
+    await eventually(lambda: bench.image.index == 1)
+    first.told_index = 2
+    await heartbeats_more(first, 3)
+    bench.now_ms = 900  # Beyond what a feed may lag, and a session lasts, in some steps.
+    while bench.now_ms < 5_000:
+        await heartbeats_more(first, 3)
+        assert bench.link.may_serve(), f"at {bench.now_ms} ms"
+        bench.now_ms += 700
+    first.mute = True  # The session's rule holds for it as for any other.
+    bench.now_ms += 1_000
+    assert not bench.link.may_serve()
+    first.mute = False
+    bench.may_go_on.set()
+    await eventually(lambda: bench.acted[-1:] == [2])
+    await heartbeats_more(first, 3)
+    assert (len(first.known), second.known) == (1, []), "its feed was not at fault"
+
+
+async def test_a_fenced_broker_that_is_slow_to_act_does_not_serve(bench: Bench) -> None:
+    first = bench.controllers[1]
+    await eventually(bench.link.may_serve)
+    bench.may_go_on.clear()
+    first.say(first, 1)
+    await eventually(lambda: bench.image.index == 1)
+    first.fences = True
+    await eventually(lambda: not bench.link.may_serve())
+
+
+@pytest.mark.parametrize("fault", [StorageError("the disk"), KeyError("a mistake")])
+async def test_what_could_not_be_acted_on_is_not_skipped_over(
+    bench: Bench, fault: Exception
+) -> None:
+    first = bench.controllers[1]
+    await eventually(lambda: bool(first.heartbeats))
+    bench.fault = fault
+    first.say(first, 1)
+    first.say(first, 1)
+    with pytest.raises((ActingFailedError, KeyError)):
+        async with asyncio.timeout(10):
+            await bench.link.wait_failed()
+    await heartbeats_more(first, 3)
+    assert bench.image.index == 1, "no change after it is taken"
+    assert len(first.known) == 1, "no other feed is asked to go on from there"
+    assert first.heartbeats[-1].metadata_index == 0
+
+
 async def test_a_fenced_broker_does_not_serve_though_it_is_heard(bench: Bench) -> None:
     first = bench.controllers[1]
     await eventually(bench.link.may_serve)
@@ -324,12 +514,33 @@ async def test_a_fenced_broker_does_not_serve_though_it_is_heard(bench: Bench) -
     await eventually(bench.link.may_serve)
 
 
+async def test_a_broker_whose_feed_keeps_silent_for_a_session_does_not_serve() -> None:
+    bench = Bench()
+    bench.session_timeout_ms = 4_000
+    await bench.start(count=1)  # There is no other feed to follow.
+    try:
+        only = bench.controllers[1]
+        await eventually(bench.link.may_serve)
+        only.told_index = 5
+        await heartbeats_more(only, 3)
+        bench.now_ms = 3_999
+        await heartbeats_more(only, 3)
+        assert bench.link.may_serve()
+        bench.now_ms = 4_000
+        await eventually(lambda: not bench.link.may_serve())
+        await heartbeats_more(only, 3)
+        assert not bench.link.may_serve(), "it is heard, and yet"
+    finally:
+        await bench.stop()
+
+
 async def test_a_feed_that_lags_behind_what_is_told_is_left_for_another(bench: Bench) -> None:
     first, second = bench.controllers[1], bench.controllers[2]
     await eventually(bench.link.may_serve)
     second.index = 5  # The first one is cut off from the quorum and hears of nothing any more.
     first.told_index = 5
-    await eventually(lambda: len(first.heartbeats) >= 3)
+    seen = len(first.heartbeats)  # On a busy machine there are many already, of before.
+    await eventually(lambda: len(first.heartbeats) >= seen + 3)
     assert bench.image.index == 0
     bench.now_ms = 999
     await eventually(bench.link.may_serve)
@@ -358,5 +569,28 @@ async def test_a_feed_that_knows_no_active_controller_is_left_for_another() -> N
         second = bench.controllers[2]
         second.active, second.epoch = second, 1
         await eventually(lambda: bool(second.heartbeats))
+    finally:
+        await bench.stop()
+
+
+async def test_a_command_to_a_cluster_that_nobody_founded_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And does not wait for the active controller that there cannot be."""
+    monkeypatch.setattr(controller_directory, "_FOUNDING_MS", 10)
+    bench = Bench()
+    await bench.start(active=None)
+    try:
+        for one in bench.controllers.values():
+            one.founding = controller_pb2.QuorumFounding(founder_node_id=1)
+        command = cluster_pb2.Command(create_topic=cluster_pb2.CreateTopicCommand())
+        with pytest.raises(ClusterNotFoundedError, match="the cluster is not founded yet"):
+            await bench.link.execute_admin(command, 600_000)
+        with pytest.raises(ClusterNotFoundedError):
+            await bench.link.alter_voters(controller_pb2.AlterVotersRequest(), 600_000)
+        # One that knows voters has a leader to wait for.
+        bench.controllers[2].founding = None
+        with pytest.raises(RequestTimedOutError):
+            await bench.link.execute_admin(command, 200)
     finally:
         await bench.stop()

@@ -58,3 +58,20 @@ def test_metadata_lag_counts_from_when_something_was_missing_first() -> None:
     assert lag.behind_ms(700) == 0
     lag.told(12, 9, 800)
     assert lag.behind_ms(900) == 100
+
+
+def test_time_in_which_the_broker_acts_is_not_the_feeds() -> None:
+    lag = MetadataLag()
+    lag.told(9, 7, 100)
+    lag.acting(300)
+    assert lag.behind_ms(5_000) == 200
+    lag.told(12, 8, 5_000)
+    lag.acted(6_000)
+    assert lag.behind_ms(6_000) == 200
+    assert lag.behind_ms(6_100) == 300
+    lag.reached(9)
+    lag.acting(7_000)
+    lag.told(12, 9, 7_500)
+    assert lag.behind_ms(8_000) == 0
+    lag.acted(8_000)
+    assert lag.behind_ms(8_001) == 1

@@ -34,6 +34,9 @@ class Echo(ReplicationServicer):
         async for _ in request_iterator:
             await context.write(replication_pb2.ReplicationFetchResponse())
 
+    async def ReadBatches(self, request: Any, context: Any) -> Any:
+        return replication_pb2.ReadBatchesResponse()
+
     async def Locate(self, request: Any, context: Any) -> Any:
         return replication_pb2.LocateResponse()
 

@@ -49,6 +49,24 @@ def test_a_snapshot_fills_the_picture() -> None:
     assert image.partition("orders", 1) is None
 
 
+def test_what_brokers_can_not_serve_is_counted() -> None:
+    def offline(index: int, *nodes: int, snapshot: bool = False) -> None:
+        record = partition(A, 0, 1)
+        record.offline_replicas.extend(nodes)
+        image.apply(
+            delta(index, snapshot=snapshot, topics=[topic("orders", A)], partitions=[record])
+        )
+
+    image = with_orders()
+    offline(6, 1, 2)
+    offline(7, 2)
+    assert (image.offline_counts[1], image.offline_counts[2]) == (0, 1)
+    offline(8, 2, snapshot=True)
+    assert image.offline_counts[2] == 1
+    image.apply(delta(9, removed_topics=[A]))
+    assert image.offline_counts[2] == 0
+
+
 def test_a_delta_changes_what_it_names() -> None:
     image = with_orders()
     change = image.apply(delta(6, partitions=[partition(A, 0, 2)]))

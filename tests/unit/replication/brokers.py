@@ -12,12 +12,14 @@ from grpc import aio
 from penstock.broker.core.metadata_image import MetadataImage
 from penstock.broker.core.ports import AppendInfo
 from penstock.broker.replication.connecting import ReplicationConnector
+from penstock.broker.replication.frame_server import FrameServer
 from penstock.broker.replication.leader import ReplicationServicer
 from penstock.broker.replication.manager import ReplicaManager
 from penstock.broker.replication.partition import Partition
 from penstock.raft_meta.authentication import PeerAuthentication
 from penstock.raft_meta.connecting import NodeConnector
-from penstock.v1 import cluster_pb2, common_pb2, controller_pb2, log_pb2
+from penstock.raft_meta.core.versions import METADATA_VERSION
+from penstock.v1 import cluster_pb2, common_pb2, controller_pb2, log_pb2, replication_pb2
 from penstock.v1.replication_pb2_grpc import add_ReplicationServicer_to_server
 from penstock.wire.errors import (
     FencedLeaderEpochError,
@@ -59,24 +61,43 @@ class BrokerProcess:
             logs,  # type: ignore[arg-type]
             self.image,
             alter_partition=cluster.alter_partition,
+            report_replicas=cluster.report_replicas,
             broker_epoch=lambda: self.broker_epoch,
             may_serve=lambda: self.may_serve,
-            channel_factory=ReplicationConnector(NodeConnector(None)).open,
+            open_stream=ReplicationConnector(NodeConnector(None)).open_stream,
             lag_max_ms=cluster.lag_max_ms,
         )
         logs.on_durable = self.manager.on_durable  # type: ignore[assignment]
         self.server: Any = aio.server(options=SERVER_OPTIONS)
-        servicer = ReplicationServicer(self.manager, PeerAuthentication("c", tls=False))
+        authentication = PeerAuthentication("c", tls=False)
+        self.refusals: list[str] = []
+        self.served: list[str] = []
+        self.located = replication_pb2.LocateResponse()
+        servicer = ReplicationServicer(
+            self.manager, authentication, self.located, lambda: self.served.append("grpc")
+        )
         add_ReplicationServicer_to_server(servicer, self.server)
+        self.frames = FrameServer(
+            self.manager,
+            authentication,
+            lambda: None,
+            cluster_id=CLUSTER_ID,
+            node_id=node_id,
+            count_refused=self.refusals.append,
+            count_served=lambda: self.served.append("frames"),
+        )
         self.port = 0
 
     async def start(self) -> None:
         self.port = self.server.add_insecure_port("127.0.0.1:0")
+        if self.cluster.frames:
+            self.located.frames_port = await self.frames.start("127.0.0.1", 0)
         await self.server.start()
         await self.manager.start()
 
     async def stop(self) -> None:
         await self.manager.stop()
+        await self.frames.stop()
         await self.server.stop(0)
         self.deaf = self.stopped = True
 
@@ -86,7 +107,8 @@ class BrokerProcess:
             return
         change = self.image.apply(delta)
         if change is not None:
-            self.manager.on_metadata(change)
+            for _ in self.manager.on_metadata(change):
+                pass  # All of it at once.
 
     def listen(self) -> None:
         """Hear what was missed."""
@@ -130,14 +152,17 @@ class BrokerProcess:
 class Brokers:
     """Brokers 1..n and the metadata."""
 
-    def __init__(self, *, lag_max_ms: int) -> None:
+    def __init__(self, *, lag_max_ms: int, frames: bool = True) -> None:
         self.lag_max_ms = lag_max_ms
+        self.frames = frames  # Of brokers that are started from now on.
         self.index = 0
         self.brokers: dict[int, BrokerProcess] = {}
         self.records: dict[int, cluster_pb2.BrokerRecord] = {}
         self.partitions: dict[int, cluster_pb2.PartitionRecord] = {}
         self.topic = cluster_pb2.TopicRecord(topic_id=TOPIC_ID, name=TOPIC)
         self.proposals: list[cluster_pb2.AlterPartitionCommand] = []
+        self.reports: list[cluster_pb2.ReportReplicasCommand] = []
+        self.metadata_version = METADATA_VERSION
         self.controllers_answer = True
         self.controllers_lose_answers = 0
 
@@ -156,6 +181,7 @@ class Brokers:
         return cluster_pb2.MetadataDelta(
             index=self.index,
             cluster_id=CLUSTER_ID,
+            metadata_version=self.metadata_version,
             snapshot=True,
             brokers=self.records.values(),
             topics=[self.topic] if self.partitions else [],
@@ -183,7 +209,7 @@ class Brokers:
         record = cluster_pb2.PartitionRecord()
         record.CopyFrom(self.partitions[partition])
         for name, value in fields.items():
-            if name in ("isr", "replicas"):
+            if name in ("isr", "replicas", "offline_replicas"):
                 del getattr(record, name)[:]
                 getattr(record, name).extend(value)
             else:
@@ -229,9 +255,33 @@ class Brokers:
             raise InvalidUpdateVersionError("old")
         for member in entry.new_isr:
             known = self.records[member.node_id]
-            if known.fenced or known.broker_epoch != member.broker_epoch:
+            stale = known.fenced or known.broker_epoch != member.broker_epoch
+            if stale or member.node_id in record.offline_replicas:
                 raise IneligibleReplicaError(f"broker {member.node_id} may not join")
         self.change(entry.partition, isr=[member.node_id for member in entry.new_isr])
+
+    async def report_replicas(
+        self, command: cluster_pb2.ReportReplicasCommand
+    ) -> controller_pb2.ReportReplicasResponse:
+        """Take whoever is offline out of the in-sync set, and let the next one in sync lead."""
+        self.reports.append(command)
+        await asyncio.sleep(0)
+        if not self.controllers_answer:
+            raise NetworkError("no controller can be reached")
+        for entry in command.replicas:
+            node, record = command.node_id, self.partitions[entry.partition]
+            offline = {*record.offline_replicas} - {node}
+            if entry.state == cluster_pb2.REPLICA_STATE_ONLINE:
+                self.change(entry.partition, offline_replicas=sorted(offline))
+                continue
+            rest = [member for member in record.isr if member != node]
+            fields: dict[str, Any] = {"offline_replicas": sorted({*offline, node})}
+            if rest:
+                fields["isr"] = rest
+            if record.leader == node:
+                fields["leader"] = rest[0] if rest else -1
+            self.change(entry.partition, **fields)
+        return controller_pb2.ReportReplicasResponse()
 
     # --- Brokers ---------------------------------------------------------------------------------
 
@@ -270,8 +320,10 @@ class Brokers:
 
 
 @asynccontextmanager
-async def running(nodes: int = 3, *, lag_max_ms: int = 10_000) -> AsyncIterator[Brokers]:
-    brokers = Brokers(lag_max_ms=lag_max_ms)
+async def running(
+    nodes: int = 3, *, lag_max_ms: int = 10_000, frames: bool = True
+) -> AsyncIterator[Brokers]:
+    brokers = Brokers(lag_max_ms=lag_max_ms, frames=frames)
     try:
         for node_id in range(1, nodes + 1):
             await brokers.start(node_id)

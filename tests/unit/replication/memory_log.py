@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 
 from penstock.broker.core.epoch_history import EpochHistory
 from penstock.broker.core.ports import AppendInfo, Buffer, EpochEnd, TimestampedOffset
@@ -86,10 +88,11 @@ class MemoryLog:
             raise OffsetOutOfRangeError(f"{offset} is outside")
         out: list[bytes] = []
         size = 0
-        for batch in self.batches:
+        first = bisect_right(
+            self.batches, offset, key=lambda batch: parse_header(batch).next_offset
+        )
+        for batch in islice(self.batches, first, None):
             header = parse_header(batch)
-            if header.next_offset <= offset:
-                continue
             if header.next_offset > below or (
                 size + len(batch) > max_bytes and not (min_one and not out)
             ):
@@ -162,6 +165,8 @@ class MemoryLogs:
         self.deleted: list[TopicIdPartition] = []
         self.aside: dict[TopicIdPartition, MemoryLog] = {}
         self.hold = False
+        self.away: set[TopicIdPartition] = set()  # On a disk that has failed.
+        self.made_new: dict[TopicIdPartition, bool] = {}  # What was said of each log not found.
         self.full = False  # No room for another log.
         self.refusals = 0
         self.flushes = 0
@@ -178,8 +183,13 @@ class MemoryLogs:
         configs: Mapping[str, str],
         *,
         internal: bool,
+        is_new: bool,
     ) -> MemoryLog:
         key = TopicIdPartition(topic_id, partition)  # type: ignore[arg-type]
+        if key in self.away and not is_new:
+            raise StorageError("a disk that may have it has failed")
+        if key not in self.open:
+            self.made_new[key] = is_new
         self.configs[topic_id] = dict(configs)
         if self.full and key not in self.open:
             self.refusals += 1

@@ -22,9 +22,11 @@ from penstock.broker.core.partition_events import (
     FollowerAcked,
     FollowerPositioned,
     HighWatermarkChanged,
+    IsrChanged,
     IsrProposal,
     LeaderLostRecords,
     LogAdvanced,
+    OutOfSync,
     PartitionChanged,
     PartitionState,
     ProposalAnswered,
@@ -44,6 +46,13 @@ from penstock.broker.core.replica import Replica
 from penstock.wire.errors import ErrorCode
 
 LAG_MS = 1000
+
+
+def isr_changed(
+    *isr: int, left: dict[int, OutOfSync] | None = None, joined: tuple[int, ...] = ()
+) -> IsrChanged:
+    """Of a partition with enough in sync."""
+    return IsrChanged(frozenset(isr), False, left or {}, frozenset(joined))
 
 
 class ModelLog:

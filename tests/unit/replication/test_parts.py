@@ -13,7 +13,7 @@ from penstock.broker.replication.deadlines import Deadlines
 from penstock.broker.replication.fetch import next_offset_after
 from penstock.broker.replication.isr import MAX_BATCH, IsrProposer
 from penstock.broker.replication.purgatory import MIN_SWEEP, OffsetWaiters
-from penstock.broker.replication.unanswered import Unanswered
+from penstock.broker.replication.unanswered import SLOW_BYTES_PER_SECOND, Unanswered
 from penstock.v1 import cluster_pb2, controller_pb2
 from penstock.wire.errors import (
     CorruptRecordError,
@@ -104,6 +104,19 @@ async def test_the_oldest_unanswered_message_is_told_of_when_it_is_overdue_and_n
     now = 99
     await asyncio.sleep(0.03)  # Time in which nothing must happen.
     assert overdue == [(2, 20)]
+
+
+async def test_a_large_message_has_the_time_that_a_slow_link_takes_to_carry_it() -> None:
+    now = 0
+    overdue: list[tuple[int, int]] = []
+    unanswered = Unanswered(lambda: now, 20, lambda *told: overdue.append(told))
+    unanswered.sent(1, SLOW_BYTES_PER_SECOND // 16)
+    now = 81
+    await asyncio.sleep(0.1)  # The loop's timer comes, but by the clock it is too early.
+    assert not overdue
+    now = 82
+    await eventually(lambda: overdue == [(1, 82)])
+    unanswered.clear()
 
 
 # --- Wishes --------------------------------------------------------------------------------------

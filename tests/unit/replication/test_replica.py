@@ -14,11 +14,11 @@ from penstock.broker.core.partition_events import (
     FollowerAcked,
     FollowerPositioned,
     HighWatermarkChanged,
-    IsrChanged,
     LeaderLostRecords,
     LogAdvanced,
     LogFailed,
     MinIsrChanged,
+    OutOfSync,
     PartitionChanged,
     PartitionState,
     ProposalAnswered,
@@ -37,7 +37,7 @@ from penstock.broker.core.partition_leader import REFUSAL_PAUSE_MS
 from penstock.broker.core.ports import EpochEnd
 from penstock.broker.core.replica import Replica
 from penstock.wire.errors import ErrorCode
-from tests.unit.replication.model import ModelLog
+from tests.unit.replication.model import ModelLog, isr_changed
 
 LAG_MS = 10_000
 
@@ -161,7 +161,7 @@ def test_it_rests_while_the_in_sync_set_is_too_small() -> None:
     log.flush()
     assert replica.handle(LogAdvanced(0)) == []
     assert replica.handle(MinIsrChanged(1)) == [
-        IsrChanged(frozenset({1}), under_min_isr=False),
+        isr_changed(1),
         HighWatermarkChanged(3),
     ]
 
@@ -189,7 +189,7 @@ def test_a_replica_that_was_taken_out_is_not_taken_in_for_what_it_said_before() 
     log.flush()
     # The controllers took it out, because its disk failed: it said nothing since, and never will.
     effects = replica.handle(PartitionChanged(state(version=11, isr=(1, 2)), 2, 0))
-    assert effects == [IsrChanged(frozenset({1, 2}), under_min_isr=False)]
+    assert effects == [isr_changed(1, 2, left={3: OutOfSync.OFFLINE})]
     assert replica.handle(ack(2, 1)) == [HighWatermarkChanged(1)]
     [proposal] = replica.handle(ack(3, 1))
     assert isinstance(proposal, ProposeIsr)
@@ -220,7 +220,7 @@ def test_a_replica_that_is_being_removed_counts_until_it_is_out() -> None:
     assert replica.high_watermark == 0
     done = state(version=11, isr=(1, 2))
     assert replica.handle(ProposalAnswered(proposal.proposal, None, done, 0)) == [
-        IsrChanged(frozenset({1, 2}), under_min_isr=False),
+        isr_changed(1, 2, left={3: OutOfSync.STUCK}),
         HighWatermarkChanged(2),
     ]
 
@@ -404,15 +404,13 @@ def joining() -> tuple[Replica, ProposeIsr]:
 def test_a_change_counts_once_it_is_committed_whoever_says_so_first() -> None:
     done = state(version=11)
     replica, wish = joining()
-    assert replica.handle(PartitionChanged(done, 2, 0)) == [
-        IsrChanged(frozenset({1, 2, 3}), under_min_isr=False)
-    ]
+    assert replica.handle(PartitionChanged(done, 2, 0)) == [isr_changed(1, 2, 3, joined=(3,))]
     assert replica.pending is None
     assert replica.handle(ProposalAnswered(wish.proposal, None, done, 0)) == []
 
     replica, wish = joining()
     assert replica.handle(ProposalAnswered(wish.proposal, None, done, 0)) == [
-        IsrChanged(frozenset({1, 2, 3}), under_min_isr=False)
+        isr_changed(1, 2, 3, joined=(3,))
     ]
     assert replica.handle(PartitionChanged(done, 2, 0)) == []
 
@@ -439,7 +437,7 @@ def test_a_refusal_for_an_old_version_leaves_the_wish_open_until_the_newer_state
     assert replica.pending == wish.proposal
     # An earlier attempt had been taken after all: the state in the answer says so.
     newer = ProposalAnswered(wish.proposal, ErrorCode.INVALID_UPDATE_VERSION, state(version=11), 0)
-    assert replica.handle(newer) == [IsrChanged(frozenset({1, 2, 3}), under_min_isr=False)]
+    assert replica.handle(newer) == [isr_changed(1, 2, 3, joined=(3,))]
 
 
 def test_an_answer_that_names_another_leader_deposes_at_once() -> None:

@@ -59,8 +59,11 @@ class DiskLogs:
         configs: Mapping[str, str],
         *,
         internal: bool,
+        is_new: bool,
     ) -> PartitionLog:
-        return self.manager.get_or_create(topic, partition, topic_id, configs, internal=internal)
+        return self.manager.get_or_create(
+            topic, partition, topic_id, configs, internal=internal, is_new=is_new
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.manager, name)

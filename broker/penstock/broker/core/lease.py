@@ -35,23 +35,39 @@ class Lease:
 
 
 class MetadataLag:
-    """How long the broker's metadata have been behind what the active controller told of."""
+    """For how long a feed has kept from the broker what the active controller told of.
+
+    Time in which the broker acted on a change, and took nothing from the feed, is not the feed's.
+    """
 
     def __init__(self) -> None:
         self._told_index = -1  # The least index that is still missing; -1 while none is.
         self._since_ms = 0
+        self._acting_since_ms: int | None = None  # While the broker acts on a change.
 
     def told(self, index: int, reached_index: int, now_ms: int) -> None:
-        """The controller's metadata are at ``index``, the broker's at ``reached_index``."""
+        """The controller's metadata are at ``index``, those that the broker took at
+        ``reached_index``.
+        """
         if self._told_index < 0 and index > reached_index:
             self._told_index = index
             self._since_ms = now_ms
 
     def reached(self, index: int) -> None:
-        """The broker's metadata are at ``index`` now."""
+        """The broker took the metadata up to ``index``."""
         if index >= self._told_index:
             self._told_index = -1
 
+    def acting(self, now_ms: int) -> None:
+        """The broker begins to act on what it took, and takes nothing more meanwhile."""
+        self._acting_since_ms = now_ms
+
+    def acted(self, now_ms: int) -> None:
+        """It is done, and takes what comes."""
+        self._since_ms = now_ms - self.behind_ms(now_ms)
+        self._acting_since_ms = None
+
     def behind_ms(self, now_ms: int) -> int:
         """For how long something told of has been missing; 0 when nothing is."""
-        return 0 if self._told_index < 0 else now_ms - self._since_ms
+        until_ms = now_ms if self._acting_since_ms is None else self._acting_since_ms
+        return 0 if self._told_index < 0 else max(0, until_ms - self._since_ms)

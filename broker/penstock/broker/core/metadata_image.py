@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -67,6 +68,7 @@ class MetadataImage:
         self.metadata_version = 1
         self.cluster_configs: dict[str, str] = {}  # Replaced whole.
         self.brokers: dict[int, cluster_pb2.BrokerRecord] = {}
+        self.offline_counts: Counter[int] = Counter()  # Replicas that a live broker can't serve.
         self._deleted: dict[bytes, None] = {}  # Ids, the latest last.
         self._topics: dict[TopicId, Topic] = {}
         self._ids: dict[str, TopicId] = {}  # Exactly the names of _topics.
@@ -100,7 +102,7 @@ class MetadataImage:
         for record in delta.topics:
             self._put_topic(record)
         for partition in delta.partitions:
-            self._topics[TopicId(partition.topic_id)].partitions[partition.partition] = partition
+            self._put_partition(partition)
         return ImageChange(
             index=delta.index,
             snapshot=delta.snapshot,
@@ -141,8 +143,18 @@ class MetadataImage:
             known.record = record
         self._ids[record.name] = topic_id
 
+    def _put_partition(self, record: cluster_pb2.PartitionRecord) -> None:
+        kept = self._topics[TopicId(record.topic_id)].partitions
+        before = kept.get(record.partition)
+        if before is not None:
+            self.offline_counts.subtract(before.offline_replicas)
+        self.offline_counts.update(record.offline_replicas)
+        kept[record.partition] = record
+
     def _remove(self, topic_id: TopicId) -> Topic | None:
         topic = self._topics.pop(topic_id, None)
+        for record in () if topic is None else topic.partitions.values():
+            self.offline_counts.subtract(record.offline_replicas)
         if topic is not None and self._ids.get(topic.name) == topic_id:
             del self._ids[topic.name]
         return topic

@@ -55,6 +55,15 @@ class Role(Enum):
     LEADER = "leader"
 
 
+class OutOfSync(Enum):
+    """Why a follower is not in sync."""
+
+    SLOW = "slow"  # It acknowledges, and yet had not all for replica.lag.time.max.ms.
+    STUCK = "stuck"  # It lacks something and has acknowledged nothing new for as long.
+    BOOTSTRAPPING = "bootstrapping"  # New or back: it copies what it lacks, or may join at once.
+    OFFLINE = "offline"  # The controllers know: its broker is down or stopping, a disk failed.
+
+
 @dataclass(frozen=True, slots=True)
 class PartitionState:
     """A partition as the controllers committed it. Ordered by ``partition_epoch``."""
@@ -64,6 +73,7 @@ class PartitionState:
     partition_epoch: int
     replicas: tuple[int, ...]
     isr: frozenset[int]
+    offline: frozenset[int] = frozenset()
 
     @classmethod
     def from_record(cls, record: cluster_pb2.PartitionRecord) -> Self:
@@ -74,6 +84,7 @@ class PartitionState:
             partition_epoch=record.partition_epoch,
             replicas=tuple(record.replicas),
             isr=frozenset(record.isr),
+            offline=frozenset(record.offline_replicas),
         )
 
 
@@ -278,7 +289,10 @@ class RoleChanged:
 
 @dataclass(frozen=True, slots=True)
 class HighWatermarkChanged:
-    """The high watermark is this now. It goes back only on a follower that cut its log."""
+    """The high watermark is this now.
+
+    It goes back only on a follower that cut its log, or comes to lead without having flushed it.
+    """
 
     high_watermark: int
 
@@ -289,6 +303,10 @@ class IsrChanged:
 
     isr: frozenset[int]
     under_min_isr: bool
+    left: Mapping[int, OutOfSync]
+    """Who has just left, and why."""
+    joined: frozenset[int]
+    """Who has just come in."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,23 @@
 """One leadership of a partition: its followers, its in-sync set, its high watermark.
 
 The state of penstock.broker.core.replica.Replica while it leads; made anew for every leader epoch.
+
+Why a follower is not in sync (OutOfSync):
+
+=============  ===============================================================  =============
+from           when                                                             to
+=============  ===============================================================  =============
+in sync        it lags for too long, and acknowledged something meanwhile       slow
+in sync        it lags for too long, and acknowledged nothing new meanwhile     stuck
+in sync        the controllers take it out without the leader's wish            offline
+a new replica  it is known                                                      bootstrapping
+not slow       it acknowledges something new                                    bootstrapping
+any            it states its position: its broker or its stream is back         bootstrapping
+any            the in-sync set that is committed has it                         in sync
+=============  ===============================================================  =============
+
+Before all that it is offline while its broker or its disk is, and then stuck while it lacks
+something and has acknowledged nothing new for too long.
 """
 
 from __future__ import annotations
@@ -12,6 +29,7 @@ from penstock.broker.core.partition_events import (
     BrokerStatus,
     IsrProposal,
     LogView,
+    OutOfSync,
     PartitionState,
 )
 
@@ -38,6 +56,10 @@ class Follower:
     leader_end_at_last_ack: int = -1
     spoke_since_out: bool = True
     """False from when it is taken out of the in-sync set until it acknowledges something."""
+    progressed_ms: int = -1
+    """When it acknowledged something new, or stated its position."""
+    standing: OutOfSync = OutOfSync.BOOTSTRAPPING
+    """While it is out of sync: why. See Leadership.out_of_sync for what time makes of it."""
 
     def forget(self, leader_end: int, now_ms: int) -> None:
         """The follower's log is no longer known to be a prefix of the leader's."""
@@ -46,12 +68,17 @@ class Follower:
         self.matched = False
         self.log_end_offset = -1
         self.leader_end_at_last_ack = -1
+        self.standing = OutOfSync.BOOTSTRAPPING
 
     def acked(
         self, log_end_offset: int, log_start_offset: int, leader_end: int, now_ms: int
     ) -> None:
         """Take over a position, and since when the follower has all (as KIP-16 defines it)."""
         self.spoke_since_out = True
+        if log_end_offset > self.log_end_offset:
+            self.progressed_ms = now_ms
+            if self.standing is not OutOfSync.SLOW:
+                self.standing = OutOfSync.BOOTSTRAPPING
         self.log_end_offset = log_end_offset
         self.log_start_offset = log_start_offset
         if log_end_offset >= leader_end:
@@ -87,6 +114,7 @@ class Leadership:
         self._log_end = log.log_end_offset
         self.lag_max_ms = lag_max_ms
         self.isr: frozenset[int] = frozenset()
+        self.offline: frozenset[int] = frozenset()
         self.partition_epoch = -1
         self.commit(state, now_ms)
 
@@ -102,14 +130,18 @@ class Leadership:
         self.partition_epoch = state.partition_epoch
         was_in = self.isr
         self.isr = state.isr | {self.node_id}
+        self.offline = state.offline
+        wanted_out = frozenset() if self.pending is None else was_in - self.pending.isr
         self.pending = None
         for out in (was_in - self.isr) & self.followers.keys():
             self.followers[out].spoke_since_out = False
+            if out not in wanted_out:
+                self.followers[out].standing = OutOfSync.OFFLINE
         others = set(state.replicas) - {self.node_id}
         for gone in self.followers.keys() - others:
             del self.followers[gone]
         for node_id in sorted(others - self.followers.keys()):
-            self.followers[node_id] = Follower(caught_up_ms=now_ms)
+            self.followers[node_id] = Follower(caught_up_ms=now_ms, progressed_ms=now_ms)
 
     def observe_log_end(self, now_ms: int) -> None:
         """The log may have grown: who had all of it until now, was caught up until now."""
@@ -165,7 +197,11 @@ class Leadership:
         self.retry_at_ms = -1
         wanted = self.isr | self._joining(brokers)
         if shrink:
-            wanted -= self._lagging(now_ms)
+            lagging = self._lagging(now_ms)
+            for node_id in lagging:
+                follower = self.followers[node_id]
+                follower.standing = self._why_lagging(follower, now_ms)
+            wanted -= lagging
         if wanted == self.isr:
             return None
         self.pending = IsrProposal(
@@ -181,7 +217,8 @@ class Leadership:
         """Followers that caught up, under the registration that the metadata knows (KIP-903).
 
         One that was taken out must show that it still follows, or want nothing: what it said
-        before may be the last that it ever says, and acks=all would wait for it in vain.
+        before may be the last that it ever says, and acks=all would wait for it in vain. One that
+        is offline has said that it does not.
         """
         if len(self.isr) > len(self.followers):
             return set()
@@ -190,6 +227,7 @@ class Leadership:
             node_id
             for node_id, follower in self.followers.items()
             if node_id not in self.isr
+            and node_id not in self.offline
             and follower.log_end_offset >= floor
             and (follower.spoke_since_out or self.is_caught_up(follower))
             and (status := brokers.get(node_id)) is not None
@@ -205,6 +243,25 @@ class Leadership:
             and not self.is_caught_up(follower)
             and now_ms - follower.caught_up_ms > self.lag_max_ms
         }
+
+    def out_of_sync(
+        self, node_id: int, brokers: Mapping[int, BrokerStatus], now_ms: int
+    ) -> OutOfSync | None:
+        """Why the follower is not in sync, as things stand now; None when it is, or is none."""
+        follower = self.followers.get(node_id)
+        if follower is None or node_id in self.isr:
+            return None
+        status = brokers.get(node_id)
+        if status is None or not status.eligible or node_id in self.offline:
+            return OutOfSync.OFFLINE
+        if self.is_caught_up(follower):  # It lacks nothing but the controllers' word.
+            return OutOfSync.BOOTSTRAPPING if follower.spoke_since_out else follower.standing
+        stuck = self._why_lagging(follower, now_ms) is OutOfSync.STUCK
+        return OutOfSync.STUCK if stuck else follower.standing
+
+    def _why_lagging(self, follower: Follower, now_ms: int) -> OutOfSync:
+        silent = now_ms - follower.progressed_ms > self.lag_max_ms
+        return OutOfSync.STUCK if silent else OutOfSync.SLOW
 
     def _epoch_of(self, node_id: int, brokers: Mapping[int, BrokerStatus]) -> int:
         follower = self.followers.get(node_id)

@@ -226,6 +226,14 @@ class ProducerState:
         if entry is not None:
             self._entries[header.producer_id] = entry
 
+    def last_batches(self) -> dict[int, int]:
+        """The base offset of each producer's last batch, by producer id."""
+        return {
+            producer_id: entry.batches[-1].base_offset
+            for producer_id, entry in self._entries.items()
+            if entry.batches
+        }
+
     def touches(self, offset: int) -> bool:
         """Whether any producer has a batch at or after ``offset``, as far as is remembered."""
         return any(

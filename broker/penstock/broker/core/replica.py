@@ -21,7 +21,8 @@ What it holds to:
 
 - The high watermark is the smallest durable end over the in-sync set and all that may be in it
   (KIP-497); it rests while the in-sync set is smaller than ``min.insync.replicas`` (KIP-966) and
-  never goes back within a leadership. A new leader starts from the one it knew as a follower.
+  never goes back within a leadership. A new leader starts from the one it knew as a follower, as
+  far as its own log is durable: one elected uncleanly may not have flushed what it copied.
 - A leader acts on a change of the in-sync set only once it is committed.
 - Logs are reconciled by leader epochs alone (KIP-101, KIP-279, KIP-595), never by high watermarks.
 - Only positions of the follower's newest stream, in this leader epoch, whose log was found to be a
@@ -52,6 +53,7 @@ from penstock.broker.core.partition_events import (
     LogFailed,
     LogView,
     MinIsrChanged,
+    OutOfSync,
     PartitionChanged,
     PartitionState,
     ProposalAnswered,
@@ -139,6 +141,17 @@ class Replica:
         """As the leader: what is known of each follower (read only)."""
         return {} if self._leadership is None else self._leadership.followers
 
+    def out_of_sync(self, now_ms: int) -> dict[int, OutOfSync]:
+        """As the leader: the followers that are not in sync, and why."""
+        leadership = self._leadership
+        if leadership is None or len(self._isr) > len(leadership.followers):
+            return {}
+        return {
+            node_id: why
+            for node_id in sorted(leadership.followers)
+            if (why := leadership.out_of_sync(node_id, self._brokers, now_ms)) is not None
+        }
+
     def next_deadline_ms(self) -> int | None:
         """When a Tick is wanted; it may move earlier or later with any event."""
         return None if self._leadership is None else self._leadership.next_deadline_ms()
@@ -194,17 +207,25 @@ class Replica:
         leadership = self._leadership
         if leadership is None:
             return []
+        was_in = leadership.isr
         leadership.commit(state, now_ms)
         self._isr = leadership.isr
         return [
-            IsrChanged(self._isr, self.under_min_isr),
+            self._isr_changed(was_in, now_ms),
             *self._advance_high_watermark(),
             *self._propose(now_ms),
         ]
 
+    def _isr_changed(self, was_in: frozenset[int], now_ms: int) -> IsrChanged:
+        reasons = self.out_of_sync(now_ms) if was_in - self._isr else {}
+        left = {node_id: why for node_id, why in reasons.items() if node_id in was_in}
+        return IsrChanged(self._isr, self.under_min_isr, left, self._isr - was_in)
+
     def _become_leader(self, state: PartitionState, now_ms: int) -> list[Effect]:
         self.role = Role.LEADER
-        self._high_watermark = max(self._high_watermark, self._log.log_start_offset)
+        known = self._high_watermark
+        durable = min(known, self._log.durable_offset)
+        self._high_watermark = max(durable, self._log.log_start_offset)
         self._leadership = Leadership(
             self.node_id,
             self._log,
@@ -217,7 +238,8 @@ class Replica:
         return [
             AssignEpoch(self.leader_epoch),
             RoleChanged(self.role, self.leader, self.leader_epoch),
-            IsrChanged(self._isr, self.under_min_isr),
+            self._isr_changed(self._isr, now_ms),
+            *([HighWatermarkChanged(self._high_watermark)] if durable < known else []),
             *self._advance_high_watermark(),
         ]
 
@@ -276,7 +298,8 @@ class Replica:
         self.min_isr = min_isr
         if self._leadership is None:
             return []
-        return [IsrChanged(self._isr, self.under_min_isr), *self._advance_high_watermark()]
+        changed = IsrChanged(self._isr, self.under_min_isr, {}, frozenset())
+        return [changed, *self._advance_high_watermark()]
 
     def _lag_max_changed(self, event: LagMaxChanged) -> list[Effect]:
         self._lag_max_ms = event.lag_max_ms

@@ -16,6 +16,7 @@ from penstock.wire.errors import (
     NotEnoughReplicasError,
     NotLeaderError,
     PenstockError,
+    StorageError,
     UnknownLeaderEpochError,
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
@@ -75,6 +76,13 @@ class Refusals:
         if record is None or name is None:
             return UnknownTopicOrPartitionError(f"partition {key} does not exist (any more)")
         if record.leader < 0:
+            offline = sorted(set(record.isr).intersection(record.offline_replicas))
+            if offline:
+                return LeaderNotAvailableError(
+                    f"{name} has no leader now: its in-sync replica on broker {offline[0]} is "
+                    "offline; look for data_directory_failed and `replica is offline` in that "
+                    "broker's log, mend that and restart it, or retry later"
+                )
             return LeaderNotAvailableError(
                 f"{name} has no leader now: none of its in-sync replicas {sorted(record.isr)} is "
                 "up; start one of them, or retry later"
@@ -89,6 +97,13 @@ class Refusals:
             f"{record.leader_epoch}",
             leader=self.hint(record),
         )
+
+    def offline(self, key: TopicIdPartition, reason: PenstockError) -> PenstockError:
+        """What to answer for a partition whose replica here can't be served."""
+        record = self._image.partition_by_id(key)
+        if record is None or self.hint(record) is not None:
+            return self.not_leader(key)
+        return StorageError(f"broker {self._node_id}: {reason.message}")
 
     def check_leader_epoch(
         self, name: TopicPartition, *, asked: int, current: int, key: TopicIdPartition

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import grpc
 import structlog
-from grpc import aio
 
 from penstock.broker.core.metadata_image import MetadataImage
 from penstock.broker.core.partition_events import Pushed, Role
 from penstock.broker.core.ports import EpochEnd, Log
 from penstock.broker.replication.partition import Partition
-from penstock.broker.replication.ports import EOF, ChannelFactory
+from penstock.broker.replication.ports import (
+    EOF,
+    LeaderStream,
+    StreamBrokenError,
+    StreamOpener,
+)
 from penstock.v1 import replication_pb2
-from penstock.v1.replication_pb2_grpc import ReplicationStub
 from penstock.wire.ids import TopicId, TopicIdPartition
 
 logger = structlog.get_logger()
@@ -69,6 +71,11 @@ class _Ack:
     sequence: int
     applied: tuple[_Applied, ...]
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether all of the push can be answered for."""
+        return all(entry.is_settled for entry in self.applied)
+
 
 class LeaderLink:
     """The stream to one leading broker; opened again as long as anything is led there."""
@@ -79,7 +86,7 @@ class LeaderLink:
         self._links = links
         self._to_state: dict[TopicIdPartition, None] = {}
         self._stops: list[TopicIdPartition] = []
-        self._acks: deque[_Ack] = deque()
+        self._acks: list[_Ack] = []
         self._wake = asyncio.Event()
         self._kick = asyncio.Event()  # Something changed that makes a new attempt worth while.
         self._endpoint: tuple[str, int, int] | None = None  # With the own broker epoch.
@@ -185,57 +192,61 @@ class LeaderLink:
         error = task.exception()
         if error is None:
             return "the leader ended it"
-        if isinstance(error, aio.AioRpcError):
-            if error.code() is not grpc.StatusCode.UNAVAILABLE:
+        if isinstance(error, StreamBrokenError):
+            if error.status is not grpc.StatusCode.UNAVAILABLE:
                 logger.warning(
-                    "replication stream refused", leader=self.leader_id, reason=error.details()
+                    "replication stream refused", leader=self.leader_id, reason=error.reason
                 )
-            return error.details() or error.code().name
+            return error.reason or error.status.name
         logger.error("replication stream failed", leader=self.leader_id, exc_info=error)
         return repr(error)
 
     async def _session(self, host: str, port: int, broker_epoch: int) -> None:
-        # The type stubs know the blocking calls only.
-        channel: Any = await self._links.channel_factory(self.leader_id, host, port)
+        hello = replication_pb2.FollowerHello(
+            cluster_id=self._links.cluster_id,
+            node_id=self._links.node_id,
+            broker_epoch=broker_epoch,
+        )
+        stream = await self._links.open_stream(self.leader_id, host, port, hello)
         try:
-            stub: Any = ReplicationStub(channel)
-            call = stub.Fetch()
             self._acks.clear()
             self._stops.clear()
             self._to_state = dict.fromkeys(self.followed)
             self._wake.set()
-            writer = asyncio.create_task(self._write(call, broker_epoch))
-            writer.add_done_callback(lambda _: call.cancel())
+            writer = asyncio.create_task(self._write(stream))
+            writer.add_done_callback(lambda _: stream.cancel())
             try:
-                while (response := await call.read()) is not EOF:
+                while (response := await stream.read()) is not EOF:
                     self._healthy = True
                     self._pushed(response)
             finally:
                 writer.cancel()
                 await asyncio.wait((writer,))
-                call.cancel()
             if not writer.cancelled():
                 writer.result()
         finally:
-            await channel.close()
+            await stream.close()
 
-    async def _write(self, call: Any, broker_epoch: int) -> None:
+    async def _write(self, stream: LeaderStream) -> None:
         # When the stream breaks, the reader learns why.
-        with contextlib.suppress(aio.AioRpcError, asyncio.InvalidStateError):
-            hello = replication_pb2.FollowerHello(
-                cluster_id=self._links.cluster_id,
-                node_id=self._links.node_id,
-                broker_epoch=broker_epoch,
-            )
-            await call.write(replication_pb2.ReplicationFetchRequest(hello=hello))
+        with contextlib.suppress(StreamBrokenError):
             while True:
                 await self._wake.wait()
                 self._wake.clear()
-                while self._acks and all(entry.is_settled for entry in self._acks[0].applied):
-                    await call.write(_ack_message(self._acks.popleft()))
+                for ack in self._take_settled():
+                    await stream.write(_ack_message(ack))
                 positions = self._take_positions()
                 if positions.start or positions.stop:
-                    await call.write(replication_pb2.ReplicationFetchRequest(positions=positions))
+                    await stream.write(replication_pb2.ReplicationFetchRequest(positions=positions))
+
+    def _take_settled(self) -> list[_Ack]:
+        """What can be answered now, in any order: a push that is large, or of a slow disk, holds
+        up the answer to no other.
+        """
+        settled = [ack for ack in self._acks if ack.is_settled]
+        if settled:
+            self._acks = [ack for ack in self._acks if ack not in settled]
+        return settled
 
     def _take_positions(self) -> replication_pb2.FollowerPositions:
         positions = replication_pb2.FollowerPositions()
@@ -337,11 +348,11 @@ class FollowerLinks:
         image: MetadataImage,
         *,
         broker_epoch: Callable[[], int],
-        channel_factory: ChannelFactory,
+        open_stream: StreamOpener,
         flush_soon: Callable[[Log], None],
     ) -> None:
         self.node_id = node_id
-        self.channel_factory = channel_factory
+        self.open_stream = open_stream
         self.flush_soon = flush_soon
         self._image = image
         self._broker_epoch = broker_epoch

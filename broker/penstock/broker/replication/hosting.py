@@ -20,6 +20,7 @@ from penstock.broker.core.ports import Log
 from penstock.broker.core.replica import Replica
 from penstock.broker.replication.partition import Host, Partition
 from penstock.broker.replication.ports import LogStore
+from penstock.broker.replication.reporting import ReplicaReporter
 from penstock.v1 import cluster_pb2
 from penstock.wire.errors import DiskFullError, PenstockError
 from penstock.wire.ids import TopicId, TopicIdPartition, TopicPartition
@@ -51,6 +52,7 @@ class Hosting:
         image: MetadataImage,
         host: Host,
         *,
+        reporter: ReplicaReporter,
         lag_max_ms: int,
         on_dropped: Callable[[Partition], None],
     ) -> None:
@@ -58,15 +60,23 @@ class Hosting:
         self._logs = logs
         self._image = image
         self._host = host
+        self._reporter = reporter
         self._lag_max_ms = lag_max_ms
         self._on_dropped = on_dropped
         self._partitions: dict[TopicIdPartition, Partition] = {}
         self._by_log: dict[int, Partition] = {}  # By id() of their logs, which live as long.
-        self._without_room: dict[TopicIdPartition, None] = {}  # In the order of their turns.
+        # In the order of their turns, and whether they are new on this broker.
+        self._without_room: dict[TopicIdPartition, bool] = {}
         self._retry_s = MIN_RETRY_S
         self._retry_timer: asyncio.TimerHandle | None = None  # While one is without room.
         self._brokers: dict[int, BrokerStatus] = {}
-        self._caught_up = False
+        self._has_begun = False  # To host, since the image reached the registration.
+        self._caught_up = False  # All that the image had then is hosted.
+
+    @property
+    def has_caught_up(self) -> bool:
+        """Whether all is hosted that the metadata named when they reached the registration."""
+        return self._caught_up
 
     def get(self, key: TopicIdPartition) -> Partition | None:
         """The partition, if a replica of it is here."""
@@ -80,39 +90,48 @@ class Hosting:
         """Every partition hosted here."""
         return iter(tuple(self._partitions.values()))
 
-    def on_metadata(self, change: ImageChange, broker_epoch: int) -> None:
-        """Act on a change of the image, once that has reached the registration."""
-        if not self._caught_up:
-            self.catch_up(broker_epoch)
+    def on_metadata(self, change: ImageChange, broker_epoch: int) -> Iterator[None]:
+        """Act on a change of the image, once that has reached the registration.
+
+        In steps, each of which is all that happens to one partition; other work may pass between
+        them, but no other change of the image.
+        """
+        if not self._has_begun:
+            yield from self.catch_up(broker_epoch)
             return
         if change.brokers or change.snapshot:
-            self._brokers_changed()
+            yield from self._brokers_changed()
         if change.snapshot:
-            self._take_all()
+            yield from self._take_all()
             return
         for topic in change.removed_topics:
             for number in topic.partitions:
                 self._drop(TopicIdPartition(topic.topic_id, number), ordered=True)
+                yield
         for topic_id in change.topics:
-            self._configs_changed(topic_id)
+            yield from self._configs_changed(topic_id)
         for record in change.partitions:
             self._partition_changed(record, ordered=True)
+            yield
 
-    def catch_up(self, broker_epoch: int) -> None:
-        """Begin to host when the image has reached the registration ``broker_epoch``."""
-        if not self._caught_up and 0 <= broker_epoch <= self._image.index:
-            self._caught_up = True
-            self._brokers_changed()
-            self._take_all()
-            self._set_strays_aside()
+    def catch_up(self, broker_epoch: int) -> Iterator[None]:
+        """Begin to host when the image has reached the registration, in steps as above."""
+        if self._has_begun or not 0 <= broker_epoch <= self._image.index:
+            return
+        self._has_begun = True
+        yield from self._brokers_changed()
+        yield from self._take_all()
+        yield from self._set_strays_aside()
+        self._caught_up = True
 
-    def _set_strays_aside(self) -> None:
+    def _set_strays_aside(self) -> Iterator[None]:
         """What is on disk of topics deleted, moved, or forgotten while this node was down."""
         for log in list(self._logs.logs()):
             key = log.key
             if key not in self._partitions:
                 deleted = self._image.was_deleted(key.topic_id)
                 self._remove_log(key, ordered=deleted or self._was_moved_away(key, log))
+            yield
 
     def _was_moved_away(self, key: TopicIdPartition, log: Log) -> bool:
         record = self._image.partition_by_id(key)
@@ -134,27 +153,30 @@ class Hosting:
         self._without_room.clear()
         self._set_retry_timer()
 
-    def _take_all(self) -> None:
-        for key in [*self._partitions, *self._without_room]:
+    def _take_all(self) -> Iterator[None]:
+        for key in [*self._partitions, *self._without_room, *self._reporter.offline()]:
             if self._image.partition_by_id(key) is None:
                 self._drop(key, ordered=self._image.was_deleted(key.topic_id))
+            yield
         for topic in self._image.topics():
             for record in topic.partitions.values():
                 self._partition_changed(record, ordered=False)
-            self._configs_changed(topic.topic_id)
+                yield
+            yield from self._configs_changed(topic.topic_id)
 
-    def _brokers_changed(self) -> None:
+    def _brokers_changed(self) -> Iterator[None]:
         self._brokers = {
             node_id: BrokerStatus(
                 broker.broker_epoch, not (broker.fenced or broker.in_controlled_shutdown)
             )
             for node_id, broker in self._image.brokers.items()
         }
-        event = BrokersChanged(self._brokers, self._host.clock_ms())
-        for partition in self.partitions():
-            partition.handle(event)
+        for partition in self.partitions():  # Those made meanwhile are told as they are made.
+            if not partition.closed:
+                partition.handle(BrokersChanged(self._brokers, self._host.clock_ms()))
+            yield
 
-    def _configs_changed(self, topic_id: TopicId) -> None:
+    def _configs_changed(self, topic_id: TopicId) -> Iterator[None]:
         topic = self._image.topic_by_id(topic_id)
         if topic is None:
             return
@@ -168,6 +190,7 @@ class Hosting:
         for partition, record in here:
             min_isr = effective_min_isr(topic.record.configs, replication_factor(record))
             partition.handle(MinIsrChanged(min_isr))
+            yield
 
     def _partition_changed(self, record: cluster_pb2.PartitionRecord, *, ordered: bool) -> None:
         key = TopicIdPartition(TopicId(record.topic_id), record.partition)
@@ -179,8 +202,11 @@ class Hosting:
             self._drop(key, ordered=ordered)
             return
         partition = self._partitions.get(key)
-        if partition is None:
-            partition = self._make(key, topic.record)
+        if partition is None and self._reporter.why_offline(key) is None:
+            # Any other delta would be about a replica that was looked for already.
+            is_new = self._without_room.get(key, ordered)
+            partition = self._make(key, topic.record, is_new=is_new)
+        self._reporter.compare(key)
         if partition is not None:
             partition.handle(
                 PartitionChanged(
@@ -190,7 +216,9 @@ class Hosting:
                 )
             )
 
-    def _make(self, key: TopicIdPartition, topic: cluster_pb2.TopicRecord) -> Partition | None:
+    def _make(
+        self, key: TopicIdPartition, topic: cluster_pb2.TopicRecord, *, is_new: bool
+    ) -> Partition | None:
         name = TopicPartition(topic.name, key.partition)
         try:
             log = self._logs.get_or_create(
@@ -199,13 +227,14 @@ class Hosting:
                 key.topic_id,
                 dict(topic.configs),
                 internal=topic.internal,
+                is_new=is_new,
             )
             high_watermark = self._logs.high_watermark(key)
         except DiskFullError as error:
             if key not in self._without_room:
                 logger.error("no room for the replica", partition=str(name), error=error.message)
             self._without_room.pop(key, None)
-            self._without_room[key] = None
+            self._without_room[key] = is_new
             if self._retry_timer is None:
                 self._set_retry_timer()
             return None
@@ -213,6 +242,7 @@ class Hosting:
             # The log is damaged or its disk has failed: that lasts until the broker is restarted.
             self._wait_no_longer(key)
             logger.error("replica cannot be opened", partition=str(name), error=error.message)
+            self._reporter.set_offline(key, error)
             return None
         self._wait_no_longer(key)
         replica = Replica(
@@ -259,6 +289,7 @@ class Hosting:
 
     def _drop(self, key: TopicIdPartition, *, ordered: bool) -> None:
         self._wait_no_longer(key)
+        self._reporter.forget(key)
         partition = self._partitions.pop(key, None)
         if partition is None:
             return

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -12,6 +10,7 @@ import structlog
 from penstock.broker.core.partition_events import IsrProposal, PartitionState, ProposalAnswered
 from penstock.broker.replication.partition import Partition
 from penstock.broker.replication.ports import AlterPartition
+from penstock.broker.replication.sending import SendLoop
 from penstock.v1 import cluster_pb2
 from penstock.wire.errors import ErrorCode, PenstockError, error_from_proto
 from penstock.wire.ids import TopicIdPartition
@@ -21,16 +20,13 @@ logger = structlog.get_logger()
 MAX_BATCH: Final = 1000
 """Partitions in one request at most."""
 
-_MIN_BACKOFF_S: Final = 0.05
-_MAX_BACKOFF_S: Final = 1.0
-
 
 class IsrProposer:
     """One request in flight at a time; what waits meanwhile goes together in the next.
 
     A proposal is the replica's: as long as its outcome is unknown it stays the same and is sent
     again; once the replica has dropped it (the metadata settled it, the leadership ended) it is
-    sent no more. There is a task only while there is something to send.
+    sent no more.
     """
 
     def __init__(
@@ -45,13 +41,12 @@ class IsrProposer:
         self._alter_partition = alter_partition
         self._clock_ms = clock_ms
         self._waiting: dict[TopicIdPartition, Partition] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._sending = SendLoop(self._next_batch, self._send)
 
     def enqueue(self, partition: Partition) -> None:
         """The partition's replica has a proposal to make."""
         self._waiting[partition.key] = partition
-        if self._task is None:
-            self._task = asyncio.create_task(self._run())
+        self._sending.wake()
 
     def forget(self, partition: Partition) -> None:
         """The partition is no longer hosted here."""
@@ -60,25 +55,9 @@ class IsrProposer:
     async def stop(self) -> None:
         """Send nothing more."""
         self._waiting.clear()
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await self._sending.stop()
 
-    async def _run(self) -> None:
-        backoff_s = _MIN_BACKOFF_S
-        try:
-            while batch := self._next_batch():
-                if await self._send(batch):
-                    backoff_s = _MIN_BACKOFF_S
-                else:
-                    await asyncio.sleep(backoff_s)
-                    backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
-        finally:
-            self._task = None
-
-    def _next_batch(self) -> list[tuple[Partition, IsrProposal]]:
+    def _next_batch(self) -> list[tuple[Partition, IsrProposal]] | None:
         batch: list[tuple[Partition, IsrProposal]] = []
         for key, partition in list(self._waiting.items()):
             pending = partition.replica.pending
@@ -86,7 +65,7 @@ class IsrProposer:
                 del self._waiting[key]
             elif len(batch) < MAX_BATCH:
                 batch.append((partition, pending))
-        return batch
+        return batch or None
 
     async def _send(self, batch: Sequence[tuple[Partition, IsrProposal]]) -> bool:
         """Send one request; whether every outcome in it is known now."""

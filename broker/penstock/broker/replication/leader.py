@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 import grpc
 import structlog
 
+from penstock.broker.core.catch_up import CatchUpBudget
 from penstock.broker.core.partition_events import Diverge, FollowerAcked, FollowerPositioned
 from penstock.broker.replication.cold_reads import Warming
 from penstock.broker.replication.fetch import next_offset_after
@@ -33,10 +34,18 @@ MAX_IN_FLIGHT: Final = 2
 MAX_PUSH_BYTES: Final = 1024 * 1024
 """Records in one push, but for a single batch that is larger."""
 
+CATCH_UP_PUSH_BYTES: Final = 256 * 1024
+"""The same of a push to replicas out of sync: it is in the way of those in sync for as long as it
+takes to be sent and appended."""
+
 MARKS_LINGER_S: Final = 0.05
 """So long a high watermark waits for records to travel with before it goes alone."""
 
 _MAX_MARKS: Final = 2000
+_MAX_ANSWERS: Final = 2000
+
+_MAX_PAUSE_MS: Final = 1000
+"""So long at most catching up pauses before it looks anew at the rate that it is given."""
 
 
 class LeaderSide(Protocol):
@@ -48,6 +57,12 @@ class LeaderSide(Protocol):
 
     def check_follower(self, hello: replication_pb2.FollowerHello) -> None:
         """Raise a PenstockError unless this follower may be served."""
+        ...
+
+    def read_batches(
+        self, key: TopicIdPartition, leader_epoch: int, offset: int, max_bytes: int
+    ) -> bytes:
+        """Whole, verified batches from ``offset`` on. Raises PenstockError."""
         ...
 
     def add_feed(self, node_id: int, feed: FollowerFeed) -> int:
@@ -68,26 +83,51 @@ class LeaderSide(Protocol):
         """``replica.lag.time.max.ms``: so long a follower may leave a push unanswered."""
         ...
 
+    @property
+    def catch_up_budget(self) -> CatchUpBudget:
+        """What all followers out of sync share."""
+        ...
+
 
 class ReplicationServicer(ReplicationServicerBase):
     """Serves the followers of what this broker leads.
 
-    ``authentication`` says who a follower is by its certificate. ``port`` is where followers are
-    served, 0 for where they ask.
+    ``authentication`` says who a follower is by its certificate, ``located`` where followers are
+    served, ``count_served`` is told of each that is let in.
     """
 
     def __init__(
-        self, manager: LeaderSide, authentication: PeerAuthentication, port: int = 0
+        self,
+        manager: LeaderSide,
+        authentication: PeerAuthentication,
+        located: replication_pb2.LocateResponse,
+        count_served: Callable[[], None] = lambda: None,
     ) -> None:
         self._manager = manager
         self._authentication = authentication
-        self._port = port
+        self._located = located
+        self._count_served = count_served
 
     async def Locate(  # noqa: N802 - the protocol's name for it.
         self, request: replication_pb2.LocateRequest, context: Any
     ) -> replication_pb2.LocateResponse:
         """Say where followers are served."""
-        return replication_pb2.LocateResponse(port=self._port)
+        return self._located
+
+    async def ReadBatches(  # noqa: N802 - the protocol's name for it.
+        self, request: replication_pb2.ReadBatchesRequest, context: Any
+    ) -> replication_pb2.ReadBatchesResponse:
+        """Read what a follower's log is damaged at."""
+        await self._authentication.require(context, request.hello.node_id)
+        key = TopicIdPartition(TopicId(request.partition.topic_id), request.partition.partition)
+        try:
+            self._manager.check_follower(request.hello)
+            records = self._manager.read_batches(
+                key, request.leader_epoch, request.offset, min(request.max_bytes, MAX_PUSH_BYTES)
+            )
+        except PenstockError as error:
+            return replication_pb2.ReadBatchesResponse(error=error.to_proto())
+        return replication_pb2.ReadBatchesResponse(records=records)
 
     async def Fetch(  # type: ignore[override]  # noqa: N802 - the protocol's name for it.
         self, request_iterator: Any, context: Any
@@ -104,10 +144,14 @@ class ReplicationServicer(ReplicationServicerBase):
         try:
             self._manager.check_follower(first.hello)
         except PenstockError as error:
-            passing = error.retriable
-            status = grpc.StatusCode.UNAVAILABLE if passing else grpc.StatusCode.FAILED_PRECONDITION
-            await context.abort(status, error.message)
+            await context.abort(follower_status(error), error.message)
+        self._count_served()
         await FollowerStream(self._manager, first.hello).run(context)
+
+
+def follower_status(error: PenstockError) -> grpc.StatusCode:
+    """What a stream ends with whose follower is refused: UNAVAILABLE when it is to come again."""
+    return grpc.StatusCode.UNAVAILABLE if error.retriable else grpc.StatusCode.FAILED_PRECONDITION
 
 
 class _Cursor:
@@ -131,9 +175,13 @@ class FollowerStream:
     is nothing to say. A partition whose next records must be fetched from the disk misses its turns
     until they are there.
 
-    A push left unanswered for replica.lag.time.max.ms ends the stream: on a new one the follower
-    states all of its positions again, so that nothing it failed to answer holds the rest up for
-    longer than it takes to leave the in-sync set.
+    Partitions that the follower is not in sync of have messages of their own: small ones, one
+    unanswered at a time, only when there is nothing to say of the others, and as the budget that
+    all streams share lets them. So writes wait for one of them to be sent, and for no more.
+
+    A push left unanswered for replica.lag.time.max.ms, and a while longer if it is large, ends the
+    stream: on a new one the follower states all of its positions again, so that nothing it failed
+    to answer holds the rest up for longer than it takes to leave the in-sync set.
     """
 
     def __init__(self, manager: LeaderSide, hello: replication_pb2.FollowerHello) -> None:
@@ -142,7 +190,14 @@ class FollowerStream:
         self._manager = manager
         self._cursors: dict[Partition, _Cursor] = {}
         self._stated_epochs: dict[TopicIdPartition, int] = {}
-        self._growing: dict[Partition, None] = {}  # In the order of their turns.
+        # In the order of their turns, those of which the follower holds up the high watermark
+        # and those that it catches up on. What has changed sides moves at its turn at the latest.
+        self._growing: dict[Partition, None] = {}
+        self._behind: dict[Partition, None] = {}
+        self._budget = manager.catch_up_budget
+        self._ticket = 0
+        self._catching_up: int | None = None  # The sequence of what is unanswered of that.
+        self._pause: asyncio.TimerHandle | None = None
         self._warming = Warming(self._warmed)
         self._marks: dict[Partition, None] = {}
         self._marks_timer: asyncio.TimerHandle | None = None
@@ -151,7 +206,6 @@ class FollowerStream:
         self.sequence = 0  # Pushes sent so far.
         self._unanswered = Unanswered(manager.clock_ms, manager.lag_max_ms, self._overdue)
         self._work = asyncio.Event()
-        self._room = asyncio.Event()
         self._tasks: tuple[asyncio.Task[None], ...] = ()
         self.session = manager.add_feed(self.node_id, self)
 
@@ -160,8 +214,7 @@ class FollowerStream:
     def start(self, partition: Partition, offset: int) -> None:
         """Push from ``offset`` on. The first push says so even if there are no records."""
         self._cursors[partition] = _Cursor(offset, partition.replica.leader_epoch)
-        self._growing[partition] = None
-        self._work.set()
+        self._give_turn(partition)
 
     def diverge(self, partition: Partition, effect: Diverge) -> None:
         """Tell the follower to cut."""
@@ -175,11 +228,17 @@ class FollowerStream:
         self._answer_for(partition.key).error.CopyFrom(error.to_proto())
         self._drop(partition)
 
-    def records_ready(self, partition: Partition) -> None:
+    def records_ready(self, partition: Partition, size_bytes: int) -> None:
         """The log has grown."""
         if partition in self._cursors:
-            self._growing.setdefault(partition)
-            self._work.set()
+            if self._is_behind(partition):
+                self._budget.grew(size_bytes, self._manager.clock_ms())
+            self._give_turn(partition)
+
+    def membership_changed(self, partition: Partition) -> None:
+        """Whose acknowledgements the high watermark waits for may be another."""
+        if partition in self._behind:
+            self._give_turn(partition)
 
     def marks_ready(self, partition: Partition) -> None:
         """The high watermark or the log start moved."""
@@ -213,8 +272,9 @@ class FollowerStream:
 
     def _end(self) -> None:
         self.close()
-        if self._marks_timer is not None:
-            self._marks_timer.cancel()
+        for timer in (self._marks_timer, self._pause):
+            if timer is not None:
+                timer.cancel()
         self._unanswered.clear()
         for partition in self._cursors:
             if partition.feeds.get(self.node_id) is self:
@@ -237,15 +297,11 @@ class FollowerStream:
     async def _write(self, context: Any) -> None:
         while True:
             await self._work.wait()
-            while len(self._unanswered) >= MAX_IN_FLIGHT:
-                self._room.clear()
-                await self._room.wait()
             self._work.clear()
-            message = self._next_message()
-            if self._answers or self._growing:
-                self._work.set()
-            if message is not None:
-                self._unanswered.sent(message.sequence)
+            while (message := self._next_message()) is not None:
+                self.sequence = message.sequence
+                size_bytes = sum(len(push.records) for push in message.pushes)
+                self._unanswered.sent(message.sequence, size_bytes)
                 await context.write(message)
 
     def _overdue(self, sequence: int, age_ms: int) -> None:
@@ -289,7 +345,10 @@ class FollowerStream:
 
     def _acked(self, ack: replication_pb2.FollowerAck) -> None:
         self._unanswered.answered(ack.sequence)
-        self._room.set()
+        if ack.sequence == self._catching_up:
+            self._catching_up = None
+        if self._growing or self._behind or self._answers or self._marks_due:
+            self._work.set()
         now_ms = self._manager.clock_ms()
         for entry in ack.partitions:
             partition = self._manager.hosted(_key(entry.partition))
@@ -322,6 +381,7 @@ class FollowerStream:
     def _drop(self, partition: Partition) -> None:
         self._cursors.pop(partition, None)
         self._growing.pop(partition, None)
+        self._behind.pop(partition, None)
         self._marks.pop(partition, None)
         if partition.feeds.get(self.node_id) is self:
             del partition.feeds[self.node_id]
@@ -332,43 +392,104 @@ class FollowerStream:
             self._marks_due = True
             self._work.set()
 
+    def _is_behind(self, partition: Partition) -> bool:
+        return self.node_id not in partition.replica.maximal_isr
+
+    def _give_turn(self, partition: Partition) -> None:
+        """There is something to push: the partition's turn comes, if it was not to come anyway."""
+        mine, other = self._growing, self._behind
+        if self._is_behind(partition):
+            mine, other = other, mine
+        other.pop(partition, None)
+        mine.setdefault(partition)
+        self._work.set()
+
     def _next_message(self) -> replication_pb2.ReplicationFetchResponse | None:
+        """What is to be sent now, those in sync first."""
+        catching_up = self._catching_up is not None
+        if len(self._unanswered) - catching_up < MAX_IN_FLIGHT and (
+            self._growing or self._answers or self._marks_due
+        ):
+            message = self._in_sync_message()
+            if message.pushes:
+                return message
+        if self._behind and not catching_up and self._may_catch_up():
+            message = self._catch_up_message()
+            if message.pushes:
+                self._catching_up = message.sequence
+                return message
+        return None
+
+    def _in_sync_message(self) -> replication_pb2.ReplicationFetchResponse:
         message = replication_pb2.ReplicationFetchResponse(sequence=self.sequence + 1)
-        answers, self._answers = self._answers, []
-        message.pushes.extend(answers)
-        budget = MAX_PUSH_BYTES
-        for partition in list(self._growing):
-            if budget < MAX_PUSH_BYTES // 16:
-                break  # Full enough: do not ask every log for a batch that small.
-            del self._growing[partition]
-            if partition not in self._warming:  # Else it gets its turn when it is warm.
-                budget -= self._push_records(message, partition, budget)
+        # Not all of a hundred thousand at once: there must be room for the largest batch.
+        message.pushes.extend(self._answers[:_MAX_ANSWERS])
+        del self._answers[:_MAX_ANSWERS]
+        self._push_turns(message, self._growing, MAX_PUSH_BYTES)
         if message.pushes or self._marks_due:
             self._push_marks(message)
-        if not message.pushes:
-            return None
-        self.sequence += 1
         return message
+
+    def _catch_up_message(self) -> replication_pb2.ReplicationFetchResponse:
+        message = replication_pb2.ReplicationFetchResponse(sequence=self.sequence + 1)
+        size_bytes = self._push_turns(message, self._behind, CATCH_UP_PUSH_BYTES)
+        self._ticket = self._budget.take(size_bytes, self._manager.clock_ms())
+        return message
+
+    def _may_catch_up(self) -> bool:
+        """Whether it is this stream's turn; if not, it looks again in time."""
+        wait_ms = self._budget.wait_ms(self._ticket, self._manager.clock_ms())
+        if wait_ms and self._pause is None:
+            loop = asyncio.get_running_loop()
+            delay_s = min(wait_ms, _MAX_PAUSE_MS) / 1000
+            self._pause = loop.call_later(delay_s, self._end_pause)
+        return not wait_ms
+
+    def _end_pause(self) -> None:
+        self._pause = None
+        self._work.set()
+
+    def _push_turns(
+        self,
+        message: replication_pb2.ReplicationFetchResponse,
+        queue: dict[Partition, None],
+        limit: int,
+    ) -> int:
+        """Give each partition of the queue its turn until the message is full; its records' size.
+
+        At most ``limit``, but for a single batch that is larger.
+        """
+        budget = limit
+        for partition in list(queue):
+            if budget < limit // 16:
+                break  # Full enough: do not ask every log for a batch that small.
+            if partition not in queue:
+                continue  # It was dropped by what happened at an earlier turn.
+            del queue[partition]
+            if self._is_behind(partition) != (queue is self._behind):
+                self._give_turn(partition)
+            elif partition not in self._warming:  # Else it gets its turn when it is warm.
+                budget -= self._push_records(message, partition, budget, limit)
+        return limit - budget
 
     def _push_records(
         self,
         message: replication_pb2.ReplicationFetchResponse,
         partition: Partition,
         budget: int,
+        limit: int,
     ) -> int:
         cursor = self._cursors[partition]
         log = partition.log
         end = log.log_end_offset
         try:
             if cursor.warmed != cursor.next_offset and (
-                job := log.cold_read(cursor.next_offset, MAX_PUSH_BYTES)
+                job := log.cold_read(cursor.next_offset, limit)
             ):
                 cursor.warmed = cursor.next_offset
                 self._warming.start(partition, job)
                 return 0
-            records = log.read(
-                cursor.next_offset, budget, below=end, min_one=budget == MAX_PUSH_BYTES
-            )
+            records = log.read(cursor.next_offset, budget, below=end, min_one=budget == limit)
             next_offset = next_offset_after(records) if records else cursor.next_offset
         except OffsetOutOfRangeError:
             # Deleted here before it was pushed: the follower begins anew at the log's start.
@@ -387,25 +508,30 @@ class FollowerStream:
             self.refuse(partition, error)
             return 0
         if next_offset < end:
-            self._growing[partition] = None  # Its next turn comes after the others'.
-        if records or cursor.high_watermark < 0:
+            self._give_turn(partition)  # Its next turn comes after the others'.
+        if records or cursor.high_watermark < 0 or self._tells_late(partition, cursor):
             self._add_push(message, partition, cursor).records = records
             cursor.next_offset = next_offset
         return len(records)
 
+    def _tells_late(self, partition: Partition, cursor: _Cursor) -> bool:
+        """Whether a follower out of sync is to be told marks that no records came to carry."""
+        return self._is_behind(partition) and _has_new_marks(partition, cursor)
+
     def _warmed(self, partition: Partition) -> None:
         if partition in self._cursors:  # Else it is not pushed here any more.
-            self._growing.setdefault(partition)
-            self._work.set()
+            self._give_turn(partition)
 
     def _push_marks(self, message: replication_pb2.ReplicationFetchResponse) -> None:
         for partition in list(self._marks)[:_MAX_MARKS]:
             del self._marks[partition]
             cursor = self._cursors[partition]
-            if (
-                cursor.high_watermark != partition.replica.high_watermark
-                or cursor.log_start_offset != partition.log.log_start_offset
-            ):
+            if not _has_new_marks(partition, cursor):
+                continue
+            if self._is_behind(partition):
+                # Not here: the answer to what the others wait for would wait for its disk.
+                self._give_turn(partition)
+            else:
                 self._add_push(message, partition, cursor)
         self._marks_due = bool(self._marks)
         if self._marks_due:
@@ -431,6 +557,13 @@ class FollowerStream:
         push.partition.topic_id = partition.key.topic_id
         push.partition.partition = partition.key.partition
         return push
+
+
+def _has_new_marks(partition: Partition, cursor: _Cursor) -> bool:
+    return (
+        cursor.high_watermark != partition.replica.high_watermark
+        or cursor.log_start_offset != partition.log.log_start_offset
+    )
 
 
 def _key(partition: replication_pb2.ReplicaPartition) -> TopicIdPartition:

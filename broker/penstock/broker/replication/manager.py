@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import structlog
 
+from penstock.broker.core.catch_up import UNLIMITED, CatchUpBudget
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage
-from penstock.broker.core.partition_events import Role, Tick
+from penstock.broker.core.partition_events import IsrChanged, OutOfSync, Role, Tick
 from penstock.broker.core.ports import AppendInfo, Log
 from penstock.broker.replication.answers import Refusals, not_enough_replicas
 from penstock.broker.replication.deadlines import Deadlines
@@ -25,11 +26,13 @@ from penstock.broker.replication.offsets import (
 from penstock.broker.replication.partition import FollowerFeed, Partition
 from penstock.broker.replication.ports import (
     AlterPartition,
-    ChannelFactory,
     LeadershipListener,
     LogStore,
+    ReportReplicas,
+    StreamOpener,
 )
 from penstock.broker.replication.purgatory import OffsetWaiters
+from penstock.broker.replication.reporting import ReplicaReporter
 from penstock.v1 import common_pb2, log_pb2, replication_pb2
 from penstock.wire.errors import (
     BrokerFencedError,
@@ -40,6 +43,7 @@ from penstock.wire.errors import (
     PenstockError,
     RequestTimedOutError,
     StaleBrokerEpochError,
+    StorageError,
 )
 from penstock.wire.ids import TopicIdPartition
 
@@ -59,9 +63,10 @@ class ReplicaManager:
 
     ``broker_epoch`` gives this process' registration (-1 before it has one), ``may_serve`` whether
     the broker's lease with the controllers stands. ``alter_partition`` raises PenstockError when
-    it is not known whether the controllers took the change. ``lag_max_ms`` is
-    ``replica.lag.time.max.ms``. LogStore's owner calls :meth:`on_durable`, the metadata feed
-    :meth:`on_metadata` and the registration :meth:`on_registered`.
+    it is not known whether the controllers took the change; so does ``report_replicas``.
+    ``lag_max_ms`` is ``replica.lag.time.max.ms``, ``catch_up_bytes_per_second`` is
+    ``replication.catchup.max.bytes.per.second``. LogStore's owner calls :meth:`on_durable`, the
+    metadata feed :meth:`on_metadata` and the registration :meth:`on_registered`.
     """
 
     def __init__(
@@ -71,15 +76,18 @@ class ReplicaManager:
         image: MetadataImage,
         *,
         alter_partition: AlterPartition,
+        report_replicas: ReportReplicas,
         broker_epoch: Callable[[], int],
         may_serve: Callable[[], bool],
-        channel_factory: ChannelFactory,
+        open_stream: StreamOpener,
         clock_ms: Callable[[], int] = _monotonic_ms,
         wall_clock_ms: Callable[[], int] = _wall_ms,
         lag_max_ms: int = 10_000,
+        catch_up_bytes_per_second: int = UNLIMITED,
     ) -> None:
         self.node_id = node_id
         self.clock_ms = clock_ms
+        self.catch_up_budget = CatchUpBudget(catch_up_bytes_per_second, clock_ms())
         self.lag_max_ms = lag_max_ms
         self._wall_clock_ms = wall_clock_ms
         self._logs = logs
@@ -88,6 +96,7 @@ class ReplicaManager:
         self._may_serve = may_serve
         self._refusals = Refusals(node_id, image)
         self._listeners: list[LeadershipListener] = []
+        self._on_isr_changed: Callable[[IsrChanged], None] = lambda _: None
         self._feeds: dict[int, tuple[int, FollowerFeed]] = {}
         self._feed_count = 0
         self._fetcher = Fetcher(self._locate_for_fetch)
@@ -97,11 +106,18 @@ class ReplicaManager:
             node_id,
             image,
             broker_epoch=broker_epoch,
-            channel_factory=channel_factory,
+            open_stream=open_stream,
             flush_soon=logs.flush_soon,
         )
+        self._reporter = ReplicaReporter(node_id, image, broker_epoch, report_replicas)
         self._hosting = Hosting(
-            node_id, logs, image, self, lag_max_ms=lag_max_ms, on_dropped=self._dropped
+            node_id,
+            logs,
+            image,
+            self,
+            reporter=self._reporter,
+            lag_max_ms=lag_max_ms,
+            on_dropped=self._dropped,
         )
 
     async def start(self) -> None:
@@ -111,6 +127,7 @@ class ReplicaManager:
         """End all streams and all waits. The logs are their owner's to close."""
         await self._links.stop()
         await self._proposer.stop()
+        await self._reporter.stop()
         self._deadlines.stop()
         self._hosting.stop()
         for _, feed in list(self._feeds.values()):
@@ -122,22 +139,77 @@ class ReplicaManager:
         """Call ``listener`` at every change of what this broker leads."""
         self._listeners.append(listener)
 
+    def count_isr_changes(self, count: Callable[[IsrChanged], None]) -> None:
+        """Call ``count`` at every change of the in-sync set of what this broker leads."""
+        self._on_isr_changed = count
+
     # --- What happens to this broker ----------------------------------------------------------
 
-    def on_metadata(self, change: ImageChange) -> None:
-        """Act on what has just been applied to the image.
+    def on_metadata(self, change: ImageChange) -> Iterator[None]:
+        """Act on what has just been applied to the image, a step each time that the next is asked
+        for; a step is all that happens to one partition. The image must not change in between.
 
         Nothing is hosted before the image has reached this process' registration: an older one may
         still name an earlier process of this node as leader, whose log was longer than what this
         one found on its disk.
         """
-        self._hosting.on_metadata(change, self._broker_epoch())
+        self._links.metadata_changed()  # A leader's new address is not to wait for all of it.
+        yield from self._hosting.on_metadata(change, self._broker_epoch())
+        self._reporter.resume()
         self._links.metadata_changed()
 
     def on_registered(self) -> None:
-        """``broker_epoch`` has a new value."""
-        self._hosting.catch_up(self._broker_epoch())
+        """``broker_epoch`` has a new value. :meth:`catch_up` is due."""
+        self._reporter.compare_all()
         self._links.metadata_changed()
+
+    def catch_up(self) -> Iterator[None]:
+        """Host what the image has if it reached the registration before that was known, in steps as
+        those of :meth:`on_metadata`, and never between them.
+        """
+        yield from self._hosting.catch_up(self._broker_epoch())
+        self._links.metadata_changed()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether this process hosts what is here, and the controllers know of what it can't serve.
+
+        Before that it should not be let in: it could be made the leader of what it has not got.
+        """
+        return self._hosting.has_caught_up and self._reporter.is_settled
+
+    def on_logs_failed(self, keys: Iterable[TopicIdPartition], error: StorageError) -> None:
+        """The logs of these partitions can't be used any more: their disk has failed."""
+        for key in keys:
+            partition = self._hosting.get(key)
+            if partition is not None:
+                partition.fail(error)
+
+    def set_damaged(self, key: TopicIdPartition, reason: PenstockError) -> None:
+        """A part of the log can't be read: others are to lead, and it is to be mended.
+
+        It leaves the in-sync set if another replica in sync can lead; see ``may_mend``.
+        """
+        self._reporter.set_damaged(key, reason)
+
+    def set_sound(self, key: TopicIdPartition) -> None:
+        """The log was mended, or can't be: it may be in sync again."""
+        self._reporter.set_sound(key)
+
+    def may_mend(self, key: TopicIdPartition) -> bool:
+        """Whether the replica is out of the in-sync set, and another leads."""
+        record = self._image.partition_by_id(key)
+        return (
+            record is not None
+            and self.node_id in record.offline_replicas
+            and self.node_id not in record.isr
+            and record.leader not in (-1, self.node_id)
+        )
+
+    @property
+    def offline_count(self) -> int:
+        """How many replicas can't be served. Safe on any thread."""
+        return self._reporter.offline_count
 
     def on_durable(self, log: Log) -> None:
         """``log.durable_offset`` has moved."""
@@ -150,6 +222,10 @@ class ReplicaManager:
         """``replica.lag.time.max.ms`` is another, for every partition."""
         self.lag_max_ms = lag_max_ms
         self._hosting.set_lag_max_ms(lag_max_ms)
+
+    def set_catch_up_rate(self, bytes_per_second: int) -> None:
+        """``replication.catchup.max.bytes.per.second`` is another."""
+        self.catch_up_budget.set_rate(bytes_per_second, self.clock_ms())
 
     # --- What clients ask ---------------------------------------------------------------------
 
@@ -265,6 +341,14 @@ class ReplicaManager:
         ends[self.node_id] = found.log.log_end_offset
         return ends
 
+    def followers_out_of_sync(self, why: OutOfSync) -> int:
+        """Followers of what is led here that are out of sync for that. In any thread."""
+        now_ms = self.clock_ms()
+        return sum(
+            list(partition.replica.out_of_sync(now_ms).values()).count(why)
+            for partition in self.partitions()
+        )
+
     def partitions(self) -> Iterator[Partition]:
         """Every partition hosted here, to look at."""
         return self._hosting.partitions()
@@ -293,6 +377,19 @@ class ReplicaManager:
                 f"broker {hello.node_id} comes with epoch {hello.broker_epoch}, but has registered "
                 f"anew with {known.broker_epoch}"
             )
+
+    def read_batches(
+        self, key: TopicIdPartition, leader_epoch: int, offset: int, max_bytes: int
+    ) -> bytes:
+        """Whole, verified batches from ``offset`` on, of a partition led here in this epoch."""
+        found = self._hosting.get(key)
+        if found is None:
+            raise self._refusals.not_leader(key)
+        found.check_leading()
+        self._refusals.check_leader_epoch(
+            found.name, asked=leader_epoch, current=found.replica.leader_epoch, key=key
+        )
+        return found.log.read(offset, max_bytes, below=found.log.log_end_offset, min_one=True)
 
     def add_feed(self, node_id: int, feed: FollowerFeed) -> int:
         """A stream begins; its number. An earlier one of the same node is closed."""
@@ -336,6 +433,18 @@ class ReplicaManager:
     def not_leader(self, key: TopicIdPartition) -> PenstockError:
         """The error for requests to a partition that is not led here."""
         return self._refusals.not_leader(key)
+
+    def offline(self, key: TopicIdPartition, reason: PenstockError) -> PenstockError:
+        """The error for requests to a partition whose replica here can't be served."""
+        return self._refusals.offline(key, reason)
+
+    def log_failed(self, partition: Partition, error: StorageError) -> None:
+        """The replica can't be served, for as long as this process lives."""
+        self._reporter.set_offline(partition.key, error)
+
+    def isr_changed(self, change: IsrChanged) -> None:
+        """Have it counted."""
+        self._on_isr_changed(change)
 
     def role_changed(self, partition: Partition, was_leader_in: int) -> None:
         """The replica has another role or epoch; ``was_leader_in``: the epoch it led in, or -1."""
@@ -386,6 +495,9 @@ class ReplicaManager:
         key, _ = self._refusals.locate(topic, topic_id, partition)
         found = self._hosting.get(key)
         if found is None:
+            reason = self._reporter.why_offline(key)
+            if reason is not None:
+                raise self._refusals.offline(key, reason)
             raise self._refusals.not_leader(key)
         found.check_leading()
         self._refusals.check_leader_epoch(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 import structlog
@@ -20,6 +20,7 @@ from penstock.broker.core.partition_events import (
     LogAdvanced,
     LogEffect,
     LogFailed,
+    OutOfSync,
     ProposeIsr,
     RefuseFollower,
     Role,
@@ -56,8 +57,12 @@ class FollowerFeed(Protocol):
         """Tell the follower that it is not served, and forget it."""
         ...
 
-    def records_ready(self, partition: Partition) -> None:
-        """The log has grown."""
+    def records_ready(self, partition: Partition, size_bytes: int) -> None:
+        """The log has grown by so much."""
+        ...
+
+    def membership_changed(self, partition: Partition) -> None:
+        """The in-sync set, or what may be in it, is another."""
         ...
 
     def marks_ready(self, partition: Partition) -> None:
@@ -84,6 +89,10 @@ class Host(Protocol):
         """Send the replica's pending proposal to the controllers."""
         ...
 
+    def isr_changed(self, change: IsrChanged) -> None:
+        """The in-sync set of a partition that is led here is another."""
+        ...
+
     def role_changed(self, partition: Partition, was_leader_in: int) -> None:
         """The replica has another role or epoch; ``was_leader_in``: the epoch it led in, or -1."""
         ...
@@ -102,6 +111,14 @@ class Host(Protocol):
 
     def not_leader(self, key: TopicIdPartition) -> PenstockError:
         """The error for requests to a partition that is not led here."""
+        ...
+
+    def offline(self, key: TopicIdPartition, reason: PenstockError) -> PenstockError:
+        """The error for requests to a partition whose replica here can't be served."""
+        ...
+
+    def log_failed(self, partition: Partition, error: StorageError) -> None:
+        """The replica can't be served, for as long as this process lives."""
         ...
 
     @property
@@ -147,7 +164,7 @@ class Partition:
         if self.is_leader:
             return
         if self.failed is not None:
-            raise StorageError(self.failed.message)
+            raise self._host.offline(self.key, self.failed)
         raise self._host.not_leader(self.key)
 
     def handle(self, event: Event) -> None:
@@ -171,7 +188,7 @@ class Partition:
         if not info.duplicate:
             self.log_moved()
             for feed in self.feeds.values():
-                feed.records_ready(self)
+                feed.records_ready(self, info.size_bytes)
         return info
 
     def advance_log_start(self, offset: int) -> None:
@@ -269,9 +286,20 @@ class Partition:
         )
 
     def _fail(self, error: StorageError) -> None:
-        logger.error("replica is offline", partition=str(self.name), error=error.message)
+        if self.failed is None:
+            logger.error("replica is offline", partition=str(self.name), error=error.message)
+        self.fail(error)
+
+    def fail(self, error: StorageError) -> None:
+        """The log can't be used any more: the replica is offline for as long as this process lives.
+
+        Whoever calls says so in the log.
+        """
+        if self.failed is not None or self.closed:
+            return
         self.failed = error
         self._carry_out(self.replica.handle(LogFailed()))
+        self._host.log_failed(self, error)
 
     def _act(self, effect: Effect) -> None:
         match effect:
@@ -289,6 +317,7 @@ class Partition:
             case StatePosition(pause):
                 self._host.state_position(self, pause=pause)
             case ProposeIsr():
+                self._membership_changed()
                 self._host.propose(self)
             case IsrChanged():
                 self._isr_changed(effect)
@@ -328,13 +357,17 @@ class Partition:
         )
 
     def _isr_changed(self, effect: IsrChanged) -> None:
-        logger.info(
+        say = logger.warning if effect.left else logger.info
+        say(
             "in-sync set",
             partition=str(self.name),
             leader_epoch=self.replica.leader_epoch,
             isr=sorted(effect.isr),
             under_min_isr=effect.under_min_isr,
+            **({"left": _listed(effect.left)} if effect.left else {}),
+            **({"joined": sorted(effect.joined)} if effect.joined else {}),
         )
+        self._host.isr_changed(effect)
         if effect.under_min_isr:
             replica = self.replica
             self.commit_waiters.fail(
@@ -342,6 +375,7 @@ class Partition:
                     self.name, effect.isr, replica.min_isr, replica.replicas
                 )
             )
+        self._membership_changed()
         self.follower_log_start_moved()
 
     def _role_changed(self) -> None:
@@ -374,6 +408,10 @@ class Partition:
         for feed in feeds.values():
             feed.refuse(self, self._host.not_leader(self.key))
 
+    def _membership_changed(self) -> None:
+        for feed in self.feeds.values():
+            feed.membership_changed(self)
+
     def _marks_ready(self) -> None:
         for feed in self.feeds.values():
             feed.marks_ready(self)
@@ -381,3 +419,7 @@ class Partition:
     def _wake_fetches(self) -> None:
         for wake in tuple(self.fetch_waiters):
             wake(self)
+
+
+def _listed(left: Mapping[int, OutOfSync]) -> str:
+    return ", ".join(f"{node_id} ({why.value})" for node_id, why in left.items())

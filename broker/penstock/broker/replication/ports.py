@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, Protocol
 
+import grpc
 from grpc import aio
 
 from penstock.broker.core.ports import Log
-from penstock.v1 import cluster_pb2, controller_pb2
+from penstock.v1 import cluster_pb2, controller_pb2, replication_pb2
 from penstock.wire.ids import TopicId, TopicIdPartition
 
 
@@ -36,10 +37,12 @@ class LogStore(Protocol):
         configs: Mapping[str, str],
         *,
         internal: bool,
+        is_new: bool,
     ) -> Log:
         """The partition's log, made if it is not there and was not set aside.
 
-        The log of an ``internal`` topic may use the room that is kept from others.
+        The log of an ``internal`` topic may use the room that is kept from others. A replica
+        ``is_new`` when it was given to this broker since it started: no disk that is away has it.
         Raises StorageError or DiskFullError.
         """
         ...
@@ -76,9 +79,49 @@ AlterPartition = Callable[
 ]
 """Sends a wish to the active controller. Raises PenstockError when the outcome is unknown."""
 
+ReportReplicas = Callable[
+    [cluster_pb2.ReportReplicasCommand], Awaitable[controller_pb2.ReportReplicasResponse]
+]
+"""Reports to the active controller. Raises PenstockError when the outcome is unknown."""
+
 ChannelFactory = Callable[[int, str, int], Awaitable[aio.Channel]]
 """Opens a channel to the broker of this node id, which clients reach at this host and port. May
 raise AioRpcError."""
+
+
+class StreamBrokenError(Exception):
+    """A stream between brokers ended, or never began. ``cause`` is a word to count it by."""
+
+    def __init__(self, status: grpc.StatusCode, reason: str, *, cause: str = "broken") -> None:
+        super().__init__(f"{status.name} {reason}")
+        self.status = status
+        self.reason = reason
+        self.cause = cause
+
+
+class LeaderStream(Protocol):
+    """A follower's end of the stream to a leader, whatever carries it."""
+
+    async def read(self) -> Any:
+        """The next ReplicationFetchResponse, or EOF. Raises StreamBrokenError."""
+        ...
+
+    async def write(self, message: replication_pb2.ReplicationFetchRequest) -> None:
+        """Send a message; returns when the stream takes another. Raises StreamBrokenError."""
+        ...
+
+    def cancel(self) -> None:
+        """End the stream: whoever reads or writes is woken."""
+        ...
+
+    async def close(self) -> None:
+        """Give back all that the stream holds."""
+        ...
+
+
+StreamOpener = Callable[[int, str, int, replication_pb2.FollowerHello], Awaitable[LeaderStream]]
+"""Opens a stream to the broker of this node id, which clients reach at this host and port, and says
+hello. Raises StreamBrokenError."""
 
 LeadershipListener = Callable[[str, int, int, bool], None]
 """Called with topic, partition, leader epoch, and whether this broker leads from now on (True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from penstock.broker.core.metadata_image import MetadataImage, replication_factor
 from penstock.broker.service.cluster_admin import (
@@ -26,9 +26,13 @@ from penstock.v1.admin_pb2_grpc import AdminServicer as AdminServicerBase
 from penstock.wire.errors import (
     AccessForbiddenError,
     ErrorCode,
+    InvalidRequestError,
     PenstockError,
+    UnknownTopicOrPartitionError,
 )
 from penstock.wire.topic_config import TOPIC_CONFIGS, effective_min_isr
+
+_TOPIC_ID_BYTES: Final = 16
 
 
 class AdminControllers(VersionedControllers, Protocol):
@@ -75,8 +79,19 @@ class AdminServicer(AdminServicerBase):
         self, request: admin_pb2.DeleteTopicsRequest, context: Any
     ) -> admin_pb2.DeleteTopicsResponse:
         """Delete topics side by side."""
+        ids = list(request.topic_ids) or [b""] * len(request.names)
+        if len(ids) != len(request.names):
+            error = InvalidRequestError(
+                f"{len(request.names)} topics are named with {len(ids)} ids; next: give each its "
+                "own, or none"
+            ).to_proto()
+            refused = [admin_pb2.TopicResult(name=name, error=error) for name in request.names]
+            return admin_pb2.DeleteTopicsResponse(results=refused)
         results = await asyncio.gather(
-            *(self._delete_topic(name, request.timeout_ms) for name in request.names)
+            *(
+                self._delete_topic(name, topic_id, request.timeout_ms)
+                for name, topic_id in zip(request.names, ids, strict=True)
+            )
         )
         return admin_pb2.DeleteTopicsResponse(results=results)
 
@@ -201,8 +216,10 @@ class AdminServicer(AdminServicerBase):
         self, wish: cluster_pb2.CreateTopicCommand, timeout_ms: int
     ) -> admin_pb2.TopicResult:
         command = cluster_pb2.Command(create_topic=wish)
-        # The id is drawn here, so that a repeated forwarding is known for the same topic.
-        topic_id = uuid.uuid4().bytes
+        # By its id a repeated command is known for the same topic: a client that draws it itself
+        # may repeat its request, and what is drawn here covers a repeated forwarding alone.
+        drawn = len(wish.topic_id) == _TOPIC_ID_BYTES and any(wish.topic_id)
+        topic_id = wish.topic_id if drawn else uuid.uuid4().bytes
         command.create_topic.topic_id = topic_id
         command.create_topic.internal = False
         result = await self._change(wish.name, command, timeout_ms)
@@ -212,8 +229,14 @@ class AdminServicer(AdminServicerBase):
                 result.ClearField("error")
         return result
 
-    async def _delete_topic(self, name: str, timeout_ms: int) -> admin_pb2.TopicResult:
+    async def _delete_topic(
+        self, name: str, topic_id: bytes, timeout_ms: int
+    ) -> admin_pb2.TopicResult:
         topic = self._image.topic(name)
+        if topic_id and (topic is None or topic.topic_id != topic_id):
+            # Deleted since, maybe by this very request before its answer was lost; or not known
+            # here yet. The controllers know.
+            return await self._delete_by_id(name, topic_id, timeout_ms)
         if topic is None:
             error: PenstockError = unknown_topic(self._image, name)
             return admin_pb2.TopicResult(name=name, error=error.to_proto())
@@ -225,6 +248,19 @@ class AdminServicer(AdminServicerBase):
             return admin_pb2.TopicResult(name=name, error=error.to_proto())
         deletion = cluster_pb2.DeleteTopicCommand(topic_id=topic.topic_id)
         return await self._change(name, cluster_pb2.Command(delete_topic=deletion), timeout_ms)
+
+    async def _delete_by_id(
+        self, name: str, topic_id: bytes, timeout_ms: int
+    ) -> admin_pb2.TopicResult:
+        deletion = cluster_pb2.DeleteTopicCommand(topic_id=topic_id, name=name)
+        command = cluster_pb2.Command(delete_topic=deletion)
+        answer = await self._change(name, command, timeout_ms)
+        if answer.error.code == ErrorCode.UNKNOWN_TOPIC_ID:
+            gone = UnknownTopicOrPartitionError(
+                f"topic {name!r} is not there any more: it was deleted since its id was asked for"
+            )
+            answer.error.CopyFrom(gone.to_proto())
+        return answer
 
     async def _change(
         self, name: str, command: cluster_pb2.Command, timeout_ms: int

@@ -23,7 +23,9 @@ from penstock.wire.errors import (
 from penstock.wire.ids import TopicId, format_topic_id
 
 
-def describe_broker(record: cluster_pb2.BrokerRecord) -> metadata_pb2.BrokerDescription:
+def describe_broker(
+    record: cluster_pb2.BrokerRecord, offline_replica_count: int
+) -> metadata_pb2.BrokerDescription:
     """A broker as clients may know it."""
     return metadata_pb2.BrokerDescription(
         node_id=record.node_id,
@@ -35,6 +37,7 @@ def describe_broker(record: cluster_pb2.BrokerRecord) -> metadata_pb2.BrokerDesc
         broker_epoch=record.broker_epoch,
         min_metadata_version=record.min_metadata_version,
         max_metadata_version=record.max_metadata_version,
+        offline_replica_count=offline_replica_count,
     )
 
 
@@ -54,6 +57,7 @@ def describe_topic(topic: Topic) -> metadata_pb2.TopicDescription:
                 isr=record.isr,
                 elr=record.elr,
                 partition_epoch=record.partition_epoch,
+                offline_replicas=record.offline_replicas,
             )
             for number, record in sorted(topic.partitions.items())
         ],
@@ -164,7 +168,11 @@ class MetadataServicer(MetadataServicerBase):
         return self._told(missed.watched_by(watcher.topics), missed.brokers)
 
     def _brokers(self) -> list[metadata_pb2.BrokerDescription]:
-        return [describe_broker(record) for _, record in sorted(self._image.brokers.items())]
+        offline = self._image.offline_counts
+        return [
+            describe_broker(record, offline[node_id])
+            for node_id, record in sorted(self._image.brokers.items())
+        ]
 
     def _describe_name(self, name: str) -> metadata_pb2.TopicDescription:
         topic = self._image.topic(name)

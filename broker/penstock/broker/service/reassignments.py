@@ -27,7 +27,8 @@ def locate(image: MetadataImage, named: common_pb2.TopicPartition) -> TopicIdPar
         raise unknown_topic(image, named.topic)
     if named.partition not in topic.partitions:
         raise UnknownTopicOrPartitionError(
-            f"{named.topic} has no partition {named.partition}; it has {len(topic.partitions)}"
+            f"{named.topic} has no partition {named.partition}; it has {len(topic.partitions)}, "
+            f"from 0 to {len(topic.partitions) - 1}; next: name one of these"
         )
     return TopicIdPartition(topic.topic_id, named.partition)
 

@@ -1,0 +1,54 @@
+"""What a node's process asks of the interpreter while it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from penstock.broker import __main__ as process
+from penstock.broker.config import NodeConfig
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
+    yield
+    sys.setswitchinterval(interval)
+    gc.set_threshold(*thresholds)
+    gc.unfreeze()
+
+
+async def test_no_thread_keeps_the_event_loop_waiting_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[tuple[float, int]] = []
+
+    class Serving:
+        """A node that is stopped as soon as it runs."""
+
+        def __init__(self, config: NodeConfig) -> None:
+            pass
+
+        async def start(self) -> None:
+            pass
+
+        async def run(self, stop: asyncio.Event) -> None:
+            seen.append((sys.getswitchinterval(), gc.get_threshold()[0]))
+
+        async def stop(self) -> None:
+            pass
+
+    monkeypatch.setattr(process, "Node", Serving)
+    try:
+        await process._serve(NodeConfig())
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().remove_signal_handler(number)
+    [(interval_s, threshold)] = seen
+    assert interval_s <= 0.001
+    assert threshold >= 5_000
