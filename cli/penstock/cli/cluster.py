@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.connections import admin_client, key_values
+from penstock.cli.errors import report
 from penstock.cli.output import print_json, print_table
+from penstock.cli.quorum_table import controller_rows, leader_doubt
 from penstock.cli.settings import Bootstrap, Output, Settings, resolve
+from penstock.wire.config_keys import MAX_INT32
 from penstock.wire.errors import PenstockError
 from penstock.wire.transport import format_address
 
@@ -38,7 +41,11 @@ def describe(
     node: Annotated[
         int | None,
         typer.Option(
-            "--node", min=0, help="With --configs: whose.", show_default="whichever answers"
+            "--node",
+            min=0,
+            max=MAX_INT32,
+            help="With --configs: whose.",
+            show_default="whichever answers",
         ),
     ] = None,
     bootstrap: Bootstrap = None,
@@ -121,6 +128,7 @@ def upgrade(
         typer.Option(
             "--metadata-version",
             min=1,
+            max=MAX_INT32,
             help="The level to raise it to.",
             show_default="the newest that all nodes support",
         ),
@@ -144,7 +152,9 @@ def upgrade(
 @app.command("unregister")
 def unregister(
     ctx: typer.Context,
-    node: Annotated[int, typer.Argument(help="The broker's node id.", metavar="NODE", min=0)],
+    node: Annotated[
+        int, typer.Argument(help="The broker's node id.", metavar="NODE", min=0, max=MAX_INT32)
+    ],
     bootstrap: Bootstrap = None,
     output: Output = None,
 ) -> None:
@@ -187,7 +197,7 @@ def _print_brokers(cluster: ClusterDescription) -> None:
         f"MetadataVersion: {cluster.metadata_version}  AnsweredBy: {cluster.answered_by}"
     )
     print_table(
-        ("Broker", "Address", "Rack", "State", "BrokerEpoch"),
+        ("Broker", "Address", "Rack", "State", "BrokerEpoch", "OfflineReplicas"),
         [
             (
                 broker.node_id,
@@ -195,10 +205,11 @@ def _print_brokers(cluster: ClusterDescription) -> None:
                 broker.rack or None,
                 broker_state(broker),
                 broker.broker_epoch,
+                broker.offline_replicas,
             )
             for broker in sorted(cluster.brokers, key=lambda broker: broker.node_id)
         ],
-        right=("Broker", "BrokerEpoch"),
+        right=("Broker", "BrokerEpoch", "OfflineReplicas"),
     )
 
 
@@ -206,14 +217,10 @@ def _print_quorum(quorum: QuorumDescription) -> None:
     print_table(
         ("Controller", "Address", "Role", "LogEnd", "Behind"),
         [
-            (
-                voter.node_id,
-                format_address(voter.host, voter.port),
-                "leader" if voter.node_id == quorum.leader_id else "follower",
-                voter.match_index if voter.match_index >= 0 else None,
-                max(0, quorum.commit_index - voter.match_index) if voter.match_index >= 0 else None,
-            )
-            for voter in sorted(quorum.voters, key=lambda voter: voter.node_id)
+            (row.node_id, row.address, row.state, row.log_end, row.behind)
+            for row in controller_rows(quorum)
         ],
         right=("Controller", "LogEnd", "Behind"),
     )
+    if doubt := leader_doubt(quorum):
+        report(f"warning: {doubt}")

@@ -14,6 +14,7 @@ from typing import Final
 
 from penstock.broker.datadir import (
     META_FILE,
+    DirectoryUnreadableError,
     format_directory,
     lock_directory,
     new_cluster_id,
@@ -173,17 +174,17 @@ def _not_running(directory: Path, plans: Iterable[NodePlan]) -> Iterator[None]:
     """
     with contextlib.ExitStack() as held:
         for plan in plans:
+            if not plan.directory.exists():
+                continue  # Not made yet.
             try:
                 held.callback(os.close, lock_directory(plan.directory))
-            except FileNotFoundError:
-                continue  # Not made yet.
+            except DirectoryUnreadableError:
+                raise
             except DataDirectoryError:
                 raise DataDirectoryError(
                     f"a cluster runs in {directory} (node {plan.node_id} uses {plan.directory}); "
                     "stop it first, or choose another --data-dir"
                 ) from None
-            except OSError as error:
-                raise DataDirectoryError(f"cannot use {plan.directory}: {error.strerror}") from None
         yield
 
 

@@ -23,7 +23,10 @@ def admin_client(settings: Settings) -> Iterator[AdminClient]:
 
 
 def key_values(pairs: list[str], option: str) -> dict[str, str]:
-    """``k=v`` pairs as a dictionary. Raises BadParameter that names the one that is none."""
+    """``k=v`` pairs as a dictionary.
+
+    Raises BadParameter that names the one that is none, or the key that is there twice.
+    """
     import typer  # noqa: PLC0415 - with the client alone there is no typer.
 
     found: dict[str, str] = {}
@@ -31,5 +34,9 @@ def key_values(pairs: list[str], option: str) -> dict[str, str]:
         key, equals, value = pair.partition("=")
         if not equals or not key:
             raise typer.BadParameter(f"{pair!r} is not KEY=VALUE", param_hint=option)
+        if key.strip() in found:
+            raise typer.BadParameter(
+                f"{key.strip()!r} is set twice; which one is meant?", param_hint=option
+            )
         found[key.strip()] = value.strip()
     return found

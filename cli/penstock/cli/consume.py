@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Final
 
 import typer
 
+from penstock.cli.client_warnings import client_warnings
 from penstock.cli.errors import with_step
 from penstock.cli.interrupts import Interrupt
 from penstock.cli.settings import Bootstrap, Output, Settings, resolve
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 
 _MAX_WAIT_SECONDS: Final = 60.0
 _COMMIT_SECONDS: Final = 1.0
+_PASSING_SECONDS: Final = 3.0
+"""What is in the way for so long at the end is not over in a moment."""
+_LOOK_AGAIN_SECONDS: Final = 0.1
+_LEAST_ANSWER_SECONDS: Final = 5.0
+"""However soon the end is to come, brokers that are busy are given so long for an answer."""
 _BATCH: Final = 500
 
 
@@ -79,6 +85,7 @@ def consume(
 
     Without --from-beginning, --offset or a group's committed position, only what comes from now
     on is shown. A group is told what was printed, no more: Ctrl-C loses and repeats nothing.
+    A partition without a leader is named on standard error; an end by --timeout is a failure then.
     """
     settings = resolve(ctx, bootstrap, output)
     start = _start_of(partition, offset, group, from_beginning)
@@ -86,8 +93,8 @@ def consume(
         record_format = RecordFormat.JSON if settings.as_json else RecordFormat.VALUE
     printer = _PRINTERS[record_format]
     interrupt = Interrupt()
-    with interrupt.installed():
-        consumer = _connect(settings, group, _reset_of(start, from_beginning))
+    with client_warnings(), interrupt.installed():
+        consumer = _connect(settings, group, _reset_of(start, from_beginning), timeout)
         session = Session(
             consumer, topic, printer, sys.stdout.buffer, interrupt, commits=group is not None
         )
@@ -112,6 +119,7 @@ class Session:
     commits: bool
     printed: int = 0
     _uncommitted: dict[TopicPartition, int] = field(default_factory=dict)
+    _commit_failed: bool = False
     _last_commit: float = field(default_factory=time.monotonic)
 
     def begin(self, partition: int | None, start: int | str | None) -> None:
@@ -140,12 +148,16 @@ class Session:
                 self.consumer.seek_to_end(chosen)
 
     def run(self, max_records: int | None, timeout: float | None) -> None:
-        """Print until ``max_records`` are printed, or ``timeout`` seconds bring no record."""
+        """Print until ``max_records`` are printed, or ``timeout`` seconds bring no record.
+
+        Raises why, when it ends by the time and a partition could not be read: there may be more.
+        """
         last_record = time.monotonic()
         while max_records is None or self.printed < max_records:
             wait = self._commit_due_in()
             if timeout is not None:
-                wait = min(wait, max(0.0, last_record + timeout - time.monotonic()))
+                left = last_record + timeout - time.monotonic()
+                wait = min(wait, left if left > 0 else _LOOK_AGAIN_SECONDS)
             limit = _BATCH if max_records is None else min(_BATCH, max_records - self.printed)
             with self.interrupt.may_break():
                 records = self.consumer.poll(timeout_ms=wait * 1000, max_records=limit)
@@ -153,14 +165,23 @@ class Session:
                 self._print(records)
                 last_record = time.monotonic()
             elif timeout is not None and time.monotonic() - last_record >= timeout:
-                return
+                trouble = self.consumer.trouble()
+                if trouble is None or self.interrupt.count:
+                    return
+                # A leadership that moves just now is in the way for a moment only.
+                if time.monotonic() - last_record >= timeout + _PASSING_SECONDS:
+                    raise trouble
             if self._commit_due_in() <= 0:
                 self._commit()
 
     def end(self) -> None:
-        """Commit what was printed, leave the group, close."""
+        """Commit what was printed, leave the group, close.
+
+        A commit that failed is not tried again: its caller is on the way out with the reason.
+        """
         try:
-            self._commit()
+            if not self._commit_failed:
+                self._commit()
         finally:
             self.consumer.close()
 
@@ -200,6 +221,7 @@ class Session:
             try:
                 self.consumer.commit(offsets)
             except PenstockError:
+                self._commit_failed = True
                 self._uncommitted = offsets | self._uncommitted
                 raise
         self._last_commit = time.monotonic()
@@ -212,18 +234,30 @@ def _reset_of(start: int | str | None, from_beginning: bool) -> OffsetReset:
     return "earliest" if from_beginning else "latest"
 
 
-def _connect(settings: Settings, group: str | None, reset: OffsetReset) -> Consumer:
+def _connect(
+    settings: Settings, group: str | None, reset: OffsetReset, timeout: float | None
+) -> Consumer:
+    """The consumer. With a ``timeout`` no answer, as to a commit, is waited for much longer."""
     from penstock.client import Consumer  # noqa: PLC0415 - it imports gRPC.
 
+    seconds = _MAX_WAIT_SECONDS
+    if timeout is not None:
+        seconds = min(max(timeout, _LEAST_ANSWER_SECONDS), _MAX_WAIT_SECONDS)
+    answer_ms = int(seconds * 1000)
     tls = settings.tls.client_settings()
     if group is None:
         return Consumer(
-            settings.bootstrap, client_id="penstock-cli", auto_offset_reset=reset, **tls
+            settings.bootstrap,
+            client_id="penstock-cli",
+            auto_offset_reset=reset,
+            default_api_timeout_ms=answer_ms,
+            **tls,
         )
     return Consumer(
         settings.bootstrap,
         client_id="penstock-cli",
         auto_offset_reset=reset,
+        default_api_timeout_ms=answer_ms,
         group_id=group,
         # Committed here, by what was printed.
         enable_auto_commit=False,

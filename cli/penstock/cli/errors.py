@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from typing import Final
@@ -49,7 +50,9 @@ NEXT_STEPS: Final[Mapping[ErrorCode, str]] = {
     ),
     ErrorCode.INVALID_REQUEST: "correct what the message names; --help lists what is taken",
     ErrorCode.INVALID_TOPIC: "letters, digits, '.', '_' and '-' make a name",
-    ErrorCode.LEADER_NOT_AVAILABLE: "see `penstock topics describe` for the partition's replicas",
+    ErrorCode.LEADER_NOT_AVAILABLE: (
+        "start the brokers that hold the partition; `penstock topics describe` lists them"
+    ),
     ErrorCode.MESSAGE_TOO_LARGE: (
         "send smaller records; where the topic's limit is the lower one, raise it: "
         "`penstock topics alter NAME --config max.message.bytes=N`"
@@ -61,7 +64,7 @@ NEXT_STEPS: Final[Mapping[ErrorCode, str]] = {
     ErrorCode.NON_EMPTY_GROUP: "stop the group's members first",
     ErrorCode.NOT_ENOUGH_REPLICAS: _MORE_REPLICAS,
     ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: _MORE_REPLICAS,
-    ErrorCode.OFFSET_OUT_OF_RANGE: "choose an offset in the log, or --offset earliest",
+    ErrorCode.OFFSET_OUT_OF_RANGE: "choose an offset in the log (`penstock consume` has --offset)",
     ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE: (
         "wait until the first of `Replicas` is among `Isr` in `penstock topics describe`"
     ),
@@ -91,7 +94,15 @@ NODE_STEPS: Final[Mapping[ErrorCode, str]] = {
 
 _DIRECTORY_ERRORS: Final = (ErrorCode.DATA_DIRECTORY, ErrorCode.INCONSISTENT_CLUSTER_ID)
 _STEP: Final = "next: "
-_OWN_STEP: Final = "; next: "
+_TLS_OPTIONS: Final = {
+    "tls_ca": "--tls-ca",
+    "tls_certificate": "--tls-cert",
+    "tls_key": "--tls-key",
+}
+_TLS_SETTING: Final = re.compile(rf"(?<![\w./-])({'|'.join(_TLS_OPTIONS)})(?![\w/-]|\.\w)")
+"""One of them as a word of its own, and not as a part of a path."""
+OWN_STEP: Final = "; next: "
+"""Before what to do, in messages that know it themselves."""
 _GENERAL_STEP: Final = "see the nodes' logs (DIR/node-N/node.log under `penstock dev`)"
 
 
@@ -108,15 +119,20 @@ def explain(error: PenstockError, steps: Mapping[ErrorCode, str] = NEXT_STEPS) -
     if error.code in _DIRECTORY_ERRORS and "; " in message:
         # These say it themselves: only they know which of the many ways it is.
         message, _, step = message.rpartition("; ")
-    elif _OWN_STEP in message:
-        message, _, step = message.partition(_OWN_STEP)
+    elif OWN_STEP in message:
+        message, _, step = message.partition(OWN_STEP)
     notes: list[str] = []
     for note in getattr(error, "__notes__", ()):
         if note.startswith(_STEP):
             step = note.removeprefix(_STEP)
         else:
             notes.append(note)
-    return "\n".join([f"error: {message}", *notes, _STEP + step])
+    return as_options("\n".join([f"error: {message}", *notes, _STEP + step]))
+
+
+def as_options(text: str) -> str:
+    """``text`` with the options of commands where the client names settings of its own."""
+    return _TLS_SETTING.sub(lambda found: _TLS_OPTIONS[found[0]], text)
 
 
 def explain_output(error: OutputError) -> str:

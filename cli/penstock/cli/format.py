@@ -27,15 +27,15 @@ def format_node(  # noqa: PLR0917 - one parameter for each option.
         bool,
         typer.Option(
             "--found",
-            help="With --cluster-id: the cluster is new, and a node that is its only controller "
-            "may found it. Never for a node that joins a cluster or comes back to it.",
+            help="With --cluster-id: the cluster is new, and the controller with the least node "
+            "id may found it. Never for a node that joins a cluster or comes back to it.",
         ),
     ] = False,
     output: Output = None,
 ) -> None:
     """Prepare a data directory. A node refuses one of another cluster or node.
 
-    Formatting a directory again with the same ids changes nothing.
+    Formatting a directory again with the same ids changes nothing, but that --found may be added.
     """
     from penstock.broker.datadir import (  # noqa: PLC0415 - only this command needs it.
         format_directory,
@@ -59,3 +59,5 @@ def format_node(  # noqa: PLR0917 - one parameter for each option.
     else:
         verb = "formatted" if fresh else "was formatted before:"
         print(f"{verb} {data_dir}: node {node_id} of cluster {identity}")
+        if found and not fresh:
+            print("its next start may found the cluster, if it was never part of one")

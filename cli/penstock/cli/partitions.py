@@ -10,9 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.connections import admin_client
+from penstock.cli.draining import drain
 from penstock.cli.output import print_json, print_table
 from penstock.cli.settings import Bootstrap, Output, Settings, resolve
-from penstock.wire.errors import InvalidRequestError, UnknownTopicOrPartitionError
+from penstock.wire.config_keys import MAX_INT32
+from penstock.wire.errors import (
+    BrokerIdNotRegisteredError,
+    InvalidRequestError,
+    UnknownTopicOrPartitionError,
+)
 from penstock.wire.ids import TopicPartition
 from penstock.wire.wording import counted
 
@@ -54,6 +60,26 @@ def reassign(
             show_default=False,
         ),
     ] = None,
+    from_broker: Annotated[
+        int | None,
+        typer.Option(
+            "--from-broker",
+            min=0,
+            max=MAX_INT32,
+            metavar="NODE",
+            help="Move every replica of this broker to others, or those of the topics named.",
+            show_default=False,
+        ),
+    ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="NODE,NODE,...",
+            help="With --from-broker: the brokers that may take the replicas.",
+            show_default="all other live ones",
+        ),
+    ] = None,
     show: Annotated[
         bool, typer.Option("--list", help="Show what moves, and how far each replica is.")
     ] = False,
@@ -73,21 +99,35 @@ def reassign(
     """
     settings = resolve(ctx, bootstrap, output)
     names = names or []
-    if sum((replicas is not None, file is not None, show, cancel)) != 1:
+    ways = (replicas is not None, file is not None, from_broker is not None, show, cancel)
+    if to is not None and from_broker is None:
+        raise typer.BadParameter("it goes with --from-broker", param_hint="--to")
+    if sum(ways) != 1:
         raise typer.BadParameter(
-            "give one of them", param_hint="--replicas, --file, --list or --cancel"
+            "give one of them", param_hint="--replicas, --file, --from-broker, --list or --cancel"
         )
     if file is not None and names:
         raise typer.BadParameter("the plan names what to move", param_hint="--file")
     if replicas is not None and not names:
         raise typer.BadParameter("name a topic to move", param_hint="TOPIC")
+    targets = _node_ids(replicas, "--replicas") if replicas is not None else []
+    takers = _node_ids(to, "--to") if to is not None else None
+    if takers is not None and from_broker in takers:
+        raise typer.BadParameter(f"broker {from_broker} is to lose its replicas", param_hint="--to")
     with admin_client(settings) as admin:
         if show:
             _print_moves(settings, admin.list_partition_reassignments(_expand(admin, names)))
         elif cancel:
             _cancel(settings, admin, _expand(admin, names), dry_run)
+        elif from_broker is not None:
+            plan = _drain(admin, names, from_broker, takers)
+            if plan or settings.as_json:
+                _move(settings, admin, plan, dry_run)
+            else:
+                what = f" of {', '.join(names)}" if names else ""
+                print(f"broker {from_broker} has no replicas{what}: there is nothing to move")
         else:
-            plan = _read_plan(file) if file is not None else _spread(admin, names, replicas or "")
+            plan = _read_plan(file) if file is not None else _spread(admin, names, targets)
             _move(settings, admin, plan, dry_run)
 
 
@@ -95,7 +135,11 @@ def _move(settings: Settings, admin: AdminClient, plan: Plan, dry_run: bool) -> 
     before = _replicas(admin, sorted({where.topic for where in plan}))
     for where in plan:
         if where not in before:
-            raise UnknownTopicOrPartitionError(f"there is no partition {where}")
+            count = sum(known.topic == where.topic for known in before)
+            raise UnknownTopicOrPartitionError(
+                f"{where.topic} has no partition {where.partition}; it has {count}, from 0 to "
+                f"{count - 1}; next: name one of these"
+            )
     admin.alter_partition_reassignments(plan, validate_only=dry_run)
     if settings.as_json:
         print_json(
@@ -216,6 +260,8 @@ def _split(name: str) -> tuple[str, int | None]:
         return name, None
     if not number.isdecimal() or not topic:
         raise typer.BadParameter(f"{name!r} is not TOPIC or TOPIC:PARTITION")
+    if int(number) > MAX_INT32:
+        raise typer.BadParameter(f"no topic has a partition {number}")
     return topic, int(number)
 
 
@@ -237,8 +283,29 @@ def _expand(admin: AdminClient, names: list[str]) -> list[TopicPartition]:
     return list(found)
 
 
-def _spread(admin: AdminClient, names: list[str], replicas: str) -> Plan:
-    nodes = _node_ids(replicas)
+def _drain(admin: AdminClient, names: list[str], leaving: int, to: list[int] | None) -> Plan:
+    """Where the replicas of a broker go, each partition taken at where it is moving already."""
+    brokers = {broker.node_id: broker for broker in admin.describe_cluster().brokers}
+    for node in (leaving, *(to or ())):
+        if node not in brokers:
+            raise BrokerIdNotRegisteredError.among(node, brokers)
+    live = [
+        node
+        for node, broker in brokers.items()
+        if node != leaving and not broker.fenced and not broker.in_controlled_shutdown
+    ]
+    racks = {node: broker.rack for node, broker in brokers.items()}
+    every = [topic.name for topic in admin.list_topics(include_internal=True)]
+    replicas = _replicas(admin, every)
+    only = set(_expand(admin, names)) if names else None
+    for move in admin.list_partition_reassignments():
+        replicas[move.partition] = move.target
+    candidates = {node: racks[node] for node in (live if to is None else to)}
+    plan = drain(leaving, replicas, candidates, racks, only)
+    return {where: list(nodes) for where, nodes in plan.items()}
+
+
+def _spread(admin: AdminClient, names: list[str], nodes: list[int]) -> Plan:
     single = {where for where in map(_split, names) if where[1] is not None}
     plan: Plan = {}
     for where in _expand(admin, names):
@@ -248,10 +315,10 @@ def _spread(admin: AdminClient, names: list[str], replicas: str) -> Plan:
     return plan
 
 
-def _node_ids(text: str) -> list[int]:
+def _node_ids(text: str, option: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() for part in parts):
-        raise typer.BadParameter(f"{text!r} is not a list of node ids", param_hint="--replicas")
+    if not all(part.isdecimal() and int(part) <= MAX_INT32 for part in parts):
+        raise typer.BadParameter(f"{text!r} is not a list of node ids", param_hint=option)
     return [int(part) for part in parts]
 
 

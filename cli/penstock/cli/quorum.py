@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
+from contextlib import nullcontext
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli.connections import admin_client
+from penstock.cli.errors import report
 from penstock.cli.output import print_json, print_table
+from penstock.cli.quorum_progress import told_of_progress
+from penstock.cli.quorum_table import controller_rows, leader_doubt
 from penstock.cli.settings import Bootstrap, Output, Settings, resolve
-from penstock.wire.transport import format_address, parse_address
+from penstock.wire.config_keys import MAX_INT32
+from penstock.wire.transport import parse_address
+from penstock.wire.wording import counted
 
 if TYPE_CHECKING:
-    from penstock.client.descriptions import QuorumDescription, QuorumVoter
+    from penstock.client.descriptions import QuorumDescription
 
 app = typer.Typer(
     help="Show and change which controllers vote: see docs/operating/controllers.md.",
@@ -25,10 +31,17 @@ app = typer.Typer(
 
 @app.command("status")
 def status(ctx: typer.Context, *, bootstrap: Bootstrap = None, output: Output = None) -> None:
-    """Show the voters, who leads, and how far behind the others are."""
+    """Show the voters, who leads, and how far behind the others are.
+
+    Confirmed: a majority said just now that it leads. Without a leader it is what one controller
+    knows, and a warning on standard error.
+    """
     settings = resolve(ctx, bootstrap, output)
     with admin_client(settings) as admin:
-        _print(settings, admin.describe_quorum())
+        quorum = admin.describe_quorum()
+    _print(settings, quorum)
+    if doubt := leader_doubt(quorum):
+        report(f"warning: {doubt}")
 
 
 @app.command("add")
@@ -44,7 +57,10 @@ def add(
     bootstrap: Bootstrap = None,
     output: Output = None,
 ) -> None:
-    """Make a running controller a voter, once it has caught up."""
+    """Make a running controller a voter, once it has caught up.
+
+    Standard error says how far it is.
+    """
     settings = resolve(ctx, bootstrap, output)
     number, at, address = voter.partition("@")
     try:
@@ -53,14 +69,17 @@ def add(
         parse_address(address)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="NODE@HOST:PORT") from None
+    node = int(number)
     with admin_client(settings) as admin:
-        _print(settings, admin.add_voter(int(number), address))
+        with nullcontext() if settings.as_json else told_of_progress(admin, node):
+            changed = admin.add_voter(node, address)
+        _print_changed(settings, changed)
 
 
 @app.command("remove")
 def remove(
     ctx: typer.Context,
-    node: Annotated[int, typer.Argument(min=0, help="The controller's node id.")],
+    node: Annotated[int, typer.Argument(min=0, max=MAX_INT32, help="The controller's node id.")],
     *,
     bootstrap: Bootstrap = None,
     output: Output = None,
@@ -68,7 +87,7 @@ def remove(
     """Make a controller no voter; one that is gone for good, or that is to be stopped for good."""
     settings = resolve(ctx, bootstrap, output)
     with admin_client(settings) as admin:
-        _print(settings, admin.remove_voter(node))
+        _print_changed(settings, admin.remove_voter(node))
 
 
 @app.command("recover")
@@ -132,33 +151,31 @@ def recover(
         print("Nothing was changed. To make this controller the only voter, say --accept-loss.")
 
 
+def _print_changed(settings: Settings, quorum: QuorumDescription) -> None:
+    _print(settings, quorum)
+    if quorum.tolerated_losses:
+        return
+    count = len(quorum.voters)
+    loss, which = ("tolerates no loss", "it") if count == 1 else ("tolerate no loss", "either")
+    more = "a third" if count == 2 else "two more"
+    report(
+        f"warning: {counted(count, 'voter')} {loss}: the cluster stands still while {which} is "
+        f"down\nnext: add {more} with `penstock quorum add NODE@HOST:PORT`"
+    )
+
+
 def _print(settings: Settings, quorum: QuorumDescription) -> None:
     if settings.as_json:
-        print_json(asdict(quorum))
+        print_json({**asdict(quorum), "tolerated_losses": quorum.tolerated_losses})
         return
     leader = str(quorum.leader_id) if quorum.leader_id >= 0 else "none"
     print(
         f"Leader: {leader}  Term: {quorum.term}  Committed: {quorum.commit_index}  "
-        f"VotersSince: {quorum.voters_index}  AnsweredBy: {quorum.answered_by}"
+        f"VotersSince: {quorum.voters_index}  Tolerates: {quorum.tolerated_losses}  "
+        f"AnsweredBy: {quorum.answered_by}  Confirmed: {'yes' if quorum.confirmed else 'no'}"
     )
     print_table(
-        ("Voter", "Address", "State", "LogEnd", "Behind", "Directory"),
-        [
-            (
-                voter.node_id,
-                format_address(voter.host, voter.port),
-                _state(voter, quorum),
-                voter.match_index if voter.match_index >= 0 else None,
-                max(0, quorum.commit_index - voter.match_index) if voter.match_index >= 0 else None,
-                voter.directory_id or None,
-            )
-            for voter in quorum.voters
-        ],
-        right=("Voter", "LogEnd", "Behind"),
+        ("Voter", "Address", "State", "LogEnd", "Behind", "SilentMs", "Directory"),
+        [astuple(row) for row in controller_rows(quorum)],
+        right=("Voter", "LogEnd", "Behind", "SilentMs"),
     )
-
-
-def _state(voter: QuorumVoter, quorum: QuorumDescription) -> str:
-    if voter.node_id == quorum.leader_id:
-        return "leader"
-    return "wiped: remove and add it" if voter.is_wiped else "follower"

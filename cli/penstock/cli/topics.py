@@ -11,6 +11,9 @@ from penstock.cli.cluster import print_configs
 from penstock.cli.connections import admin_client, key_values
 from penstock.cli.output import print_json, print_table
 from penstock.cli.settings import Bootstrap, Output, resolve
+from penstock.wire.config_keys import MAX_INT32, MAX_INT64
+from penstock.wire.ids import TopicPartition
+from penstock.wire.topic_config import MAX_PARTITIONS_PER_TOPIC
 
 if TYPE_CHECKING:
     from penstock.client import AdminClient
@@ -27,13 +30,17 @@ def create(
     name: Annotated[str, typer.Argument(help="The topic's name.", metavar="NAME")],
     *,
     partitions: Annotated[
-        int, typer.Option("--partitions", min=1, help="How many partitions.")
+        int,
+        typer.Option(
+            "--partitions", min=1, max=MAX_PARTITIONS_PER_TOPIC, help="How many partitions."
+        ),
     ] = 1,
     replication_factor: Annotated[
         int | None,
         typer.Option(
             "--replication-factor",
             min=1,
+            max=MAX_INT32,
             help="Copies of each partition.",
             show_default="3, or all live brokers where they are fewer",
         ),
@@ -141,7 +148,7 @@ def _print_topic(topic: TopicDescription) -> None:
         f"ReplicationFactor: {topic.replication_factor}  Configs: {configs or '-'}"
     )
     print_table(
-        ("Partition", "Leader", "Replicas", "Isr", "Elr"),
+        ("Partition", "Leader", "Replicas", "Isr", "Elr", "Offline"),
         [
             (
                 entry.partition,
@@ -149,6 +156,7 @@ def _print_topic(topic: TopicDescription) -> None:
                 entry.replicas,
                 entry.isr,
                 entry.elr or None,
+                entry.offline or None,
             )
             for entry in topic.partitions
         ],
@@ -193,6 +201,7 @@ def alter(
         typer.Option(
             "--partitions",
             min=1,
+            max=MAX_PARTITIONS_PER_TOPIC,
             help="How many partitions it shall have, more than now; keys then map to others.",
             show_default=False,
         ),
@@ -223,6 +232,54 @@ def alter(
         changes += [f"{key} to its default" for key in defaults]
         changes += [] if partitions is None else [f"{partitions} partitions"]
         print(f"altered topic {name}: {', '.join(changes)}")
+
+
+@app.command("delete-records")
+def delete_records(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(help="The topic's name.", metavar="NAME")],
+    *,
+    before: Annotated[
+        list[str],
+        typer.Option(
+            "--before",
+            metavar="PARTITION=OFFSET",
+            help="Delete the partition's records before this offset, or all with `end`; may be "
+            "repeated.",
+        ),
+    ],
+    bootstrap: Bootstrap = None,
+    output: Output = None,
+) -> None:
+    """Delete the oldest records of partitions. There is no way back."""
+    settings = resolve(ctx, bootstrap, output)
+    offsets = {
+        TopicPartition(name, _whole(partition, MAX_INT32)): _offset(offset)
+        for partition, offset in key_values(before, "--before").items()
+    }
+    with admin_client(settings) as admin:
+        starts = admin.delete_records(offsets)
+    for partition, start in sorted(starts.items()):
+        if settings.as_json:
+            entry = {"topic": name, "partition": partition.partition, "log_start_offset": start}
+            print_json(entry)
+        else:
+            print(f"{partition} begins at offset {start}")
+
+
+def _offset(text: str) -> int:
+    """An offset; -1, as in the protocol, for the end of what is committed."""
+    return -1 if text == "end" else _whole(text, MAX_INT64)
+
+
+def _whole(text: str, highest: int) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text) <= highest):
+        raise typer.BadParameter(
+            f"{text!r} is no whole number from 0 to {highest}; write PARTITION=OFFSET, such as "
+            "0=42 or 0=end",
+            param_hint="--before",
+        )
+    return int(text)
 
 
 @app.command("delete")

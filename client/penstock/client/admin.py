@@ -92,7 +92,11 @@ class AdminClient:
         )
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic with its records. Raises UnknownTopicOrPartitionError."""
+        """Delete a topic with its records. Raises UnknownTopicOrPartitionError.
+
+        The topic that has the name now, by its id: one that is made under the name meanwhile is
+        left alone, even where the request has to be repeated.
+        """
         self._run(self._client.delete_topic, name)
 
     def list_topics(self, *, include_internal: bool = False) -> list[TopicDescription]:
@@ -209,7 +213,7 @@ class AdminClient:
         """Every setting of a node (None: of some broker) with its value in force and its source.
 
         Those that the whole cluster shares, as ``alter_cluster_configs`` set them, go before what
-        the node's own file says.
+        the node's own file says. Raises BrokerIdNotRegisteredError for a node that is no broker.
         """
         return self._run(self._client.describe_node_configs, node_id)
 

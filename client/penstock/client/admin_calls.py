@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
@@ -31,6 +31,14 @@ from penstock.wire.errors import (
 
 READ_MS: Final = 2_000.0
 """Beyond this another broker is asked; a reading harms nobody."""
+
+_LEAST_PART: Final = 0.05
+"""Of all its time a question that is repeated is given at least so much."""
+
+_BROKERS_PART: Final = 0.95
+"""Of an attempt's time the broker is given so much: it knows why nothing came of it, and must be
+able to say so before the attempt ends.
+"""
 
 # After these a request may have been carried out all the same.
 _FATE_UNKNOWN: Final = (NetworkError, RequestTimedOutError, UnknownServerError)
@@ -84,8 +92,12 @@ class AdminCalls:
         judge: Callable[[Any], Any],
         *,
         stub: Callable[[grpc.aio.Channel], Any] = metadata_pb2_grpc.MetadataStub,
+        took_effect: Callable[[PenstockError], Awaitable[bool]] | None = None,
     ) -> Any:
         """What ``judge`` makes of some broker's answer, retrying what is retriable.
+
+        A change that was sent before, and of which nothing was heard, may be refused because it is
+        made: ``took_effect`` says whether that refusal means so, and None is answered then.
 
         A request with a timeout goes on to the controller and may change something, so that it
         is not repeated on mere silence.
@@ -93,6 +105,7 @@ class AdminCalls:
         self._check_open()
         changes = hasattr(request, "timeout_ms")
         deadline = now_ms() + self.config.default_api_timeout_ms
+        least = self.config.default_api_timeout_ms * _LEAST_PART
         sent = 0
         unheard = False  # What became of an earlier attempt is not known.
 
@@ -105,7 +118,8 @@ class AdminCalls:
         while True:
             remaining = deadline - now_ms()
             if changes:
-                request.timeout_ms = max(1, int(min(remaining, self.config.request_timeout_ms)))
+                attempt_ms = min(remaining, self.config.request_timeout_ms)
+                request.timeout_ms = max(1, int(attempt_ms * _BROKERS_PART))
             try:
                 return judge(
                     await self._cluster.ask_any(
@@ -121,7 +135,13 @@ class AdminCalls:
                 pause = self._cluster.backoff.delay_ms(attempt)
                 # The broker asked may be a moment behind; thrice is sure.
                 unknown = isinstance(error, UnknownTopicOrPartitionError) and attempt >= 2
-                if unknown or not error.retriable or now_ms() + pause >= deadline:
+                # In the little time that may be left at the end nobody could answer, and what is
+                # said of so short a wait would hide what the longer one was for.
+                last = now_ms() + pause + least >= deadline
+                if unknown or not error.retriable or last:
+                    unheard = unheard or sent > attempt + 1  # Some without an answer of their own.
+                    if changes and unheard and took_effect and await took_effect(error):
+                        return None
                     if changes and unheard:
                         error.add_note(
                             f"the request was sent {sent} times, because an earlier answer did "

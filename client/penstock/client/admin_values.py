@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Final
 
 from penstock.client.descriptions import (
     BrokerDescription,
@@ -20,6 +21,12 @@ from penstock.client.descriptions import (
 from penstock.client.model import OffsetAndMetadata
 from penstock.v1 import admin_pb2, common_pb2, controller_pb2, groups_pb2, metadata_pb2
 from penstock.wire.ids import TopicPartition, format_topic_id
+
+_ROLES: Final[Mapping[int, str]] = {
+    controller_pb2.QUORUM_ROLE_FOLLOWER: "follower",
+    controller_pb2.QUORUM_ROLE_CANDIDATE: "candidate",
+    controller_pb2.QUORUM_ROLE_LEADER: "leader",
+}
 
 
 def topic_id_text(topic_id: bytes) -> str:
@@ -52,6 +59,7 @@ def topic(proto: metadata_pb2.TopicDescription) -> TopicDescription:
                 replicas=tuple(entry.replicas),
                 isr=tuple(entry.isr),
                 elr=tuple(entry.elr),
+                offline=tuple(entry.offline_replicas),
                 partition_epoch=entry.partition_epoch,
             )
             for entry in proto.partitions
@@ -72,6 +80,7 @@ def cluster(proto: metadata_pb2.DescribeClusterResponse) -> ClusterDescription:
             broker_epoch=entry.broker_epoch,
             min_metadata_version=max(entry.min_metadata_version, 1),
             max_metadata_version=max(entry.max_metadata_version, 1),
+            offline_replicas=entry.offline_replica_count,
         )
         for entry in proto.brokers
     ]
@@ -123,20 +132,28 @@ def quorum(proto: controller_pb2.DescribeQuorumResponse) -> QuorumDescription:
         term=proto.term,
         commit_index=proto.commit_index,
         applied_index=proto.applied_index,
-        voters=tuple(
-            QuorumVoter(
-                entry.node_id,
-                entry.host,
-                entry.port,
-                entry.match_index,
-                entry.directory_id.hex(),
-                is_wiped=bool(entry.found_directory_id and entry.directory_id)
-                and entry.found_directory_id != entry.directory_id,
-            )
-            for entry in proto.voters
-        ),
+        voters=tuple(quorum_voter(entry) for entry in proto.voters),
         answered_by=proto.answered_by,
         voters_index=proto.voters_index,
+        confirmed=proto.confirmed,
+        role=_ROLES.get(proto.role, ""),
+        last_index=proto.last_index or -1,
+        catching_up=quorum_voter(proto.catching_up) if proto.HasField("catching_up") else None,
+    )
+
+
+def quorum_voter(proto: controller_pb2.QuorumVoter) -> QuorumVoter:
+    """A controller that votes, or is on its way to."""
+    return QuorumVoter(
+        proto.node_id,
+        proto.host,
+        proto.port,
+        proto.match_index,
+        proto.directory_id.hex(),
+        is_wiped=bool(proto.found_directory_id and proto.directory_id)
+        and proto.found_directory_id != proto.directory_id,
+        silent_ms=proto.silent_ms if proto.HasField("silent_ms") else -1,
+        is_unreachable=proto.unreachable,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
@@ -29,10 +30,12 @@ from penstock.v1 import (
     metadata_pb2_grpc,
 )
 from penstock.wire.errors import (
+    InvalidPartitionsError,
     NetworkError,
     PenstockError,
     RequestTimedOutError,
     TopicAlreadyExistsError,
+    UnknownTopicOrPartitionError,
 )
 from penstock.wire.ids import TopicPartition
 
@@ -68,6 +71,8 @@ class AsyncAdminClient(PartitionAdmin, ClusterAdmin):
         replication_factor = arguments.int32("replication_factor", replication_factor)
         command = cluster_pb2.CreateTopicCommand(
             name=arguments.topic(name, "name"),
+            # By which a repeated request is known for this one, should its answer be lost.
+            topic_id=uuid.uuid4().bytes,
             partition_count=0 if placed else partitions,
             replication_factor=0 if placed else replication_factor,
             configs=arguments.configs({} if configs is None else configs),
@@ -98,13 +103,21 @@ class AsyncAdminClient(PartitionAdmin, ClusterAdmin):
         )
 
     async def delete_topic(self, name: str) -> None:
-        """Delete a topic with its records. Raises UnknownTopicOrPartitionError."""
-        request = admin_pb2.DeleteTopicsRequest(names=[arguments.topic(name, "name")])
+        """Delete a topic with its records. See ``AdminClient.delete_topic``."""
+        [found] = await self.describe_topics([arguments.topic(name, "name")])
+        request = admin_pb2.DeleteTopicsRequest(
+            names=[name], topic_ids=[uuid.UUID(found.topic_id).bytes]
+        )
+
+        async def is_gone(error: PenstockError) -> bool:
+            return isinstance(error, UnknownTopicOrPartitionError)  # It was there above.
+
         await self._ask(
             "DeleteTopics",
             request,
             lambda response: only(response.results),
             stub=admin_pb2_grpc.AdminStub,
+            took_effect=is_gone,
         )
         self._cluster.metadata.forget(name)
 
@@ -137,17 +150,30 @@ class AsyncAdminClient(PartitionAdmin, ClusterAdmin):
         validate_only: bool = False,
     ) -> None:
         """Raise the partition count. See ``AdminClient.create_partitions``."""
+        placed = _assignments(replica_assignments)
         command = cluster_pb2.CreatePartitionsCommand(
             topic=arguments.topic(topic),
             total_count=arguments.int32("total_count", total_count),
-            replica_assignments=_assignments(replica_assignments),
+            replica_assignments=placed,
             validate_only=arguments.flag("validate_only", validate_only),
         )
+
+        async def are_there(error: PenstockError) -> bool:
+            if not isinstance(error, InvalidPartitionsError):
+                return False
+            [found] = await self.describe_topics([topic])
+            added = found.partitions[len(found.partitions) - len(placed) :] if placed else ()
+            return found.partition_count == command.total_count and all(
+                entry.replicas == tuple(wanted.replicas)
+                for entry, wanted in zip(added, placed, strict=True)
+            )
+
         await self._ask(
             "CreatePartitions",
             admin_pb2.CreatePartitionsRequest(topics=[command]),
             lambda response: only(response.results),
             stub=admin_pb2_grpc.AdminStub,
+            took_effect=are_there,
         )
 
     async def describe_configs(self, topic: str) -> list[ConfigEntry]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import cast
 
 from penstock.client import admin_values, arguments
 from penstock.client.admin_calls import READ_MS, AdminCalls, raise_if_error
 from penstock.client.descriptions import ConfigEntry, QuorumDescription
 from penstock.v1 import admin_pb2, admin_pb2_grpc, cluster_pb2, controller_pb2
+from penstock.wire.errors import BrokerIdNotRegisteredError, PenstockError, UnknownVoterError
 
 ConfigValue = str | int | float
 """The value of a config. Numbers, True and False are written as the cluster knows them."""
@@ -35,22 +36,33 @@ class ClusterAdmin(AdminCalls):
         host, port = arguments.address("address", address)
         node_id = arguments.whole_number("node_id", node_id, 0, 2**31 - 1)
         voter = controller_pb2.QuorumVoter(node_id=node_id, host=host, port=port)
+        # Safe to repeat: a voter that is one already is answered as one that was added.
         return await self._alter_quorum(admin_pb2.AlterQuorumRequest(add=voter))
 
     async def remove_voter(self, node_id: int) -> QuorumDescription:
         """Make a controller no voter. See ``AdminClient.remove_voter``."""
         node_id = arguments.whole_number("node_id", node_id, 0, 2**31 - 1)
-        return await self._alter_quorum(admin_pb2.AlterQuorumRequest(remove_node_id=node_id))
+        before = {voter.node_id for voter in (await self.describe_quorum()).voters}
 
-    async def _alter_quorum(self, request: admin_pb2.AlterQuorumRequest) -> QuorumDescription:
+        async def is_gone(error: PenstockError) -> bool:
+            return isinstance(error, UnknownVoterError) and node_id in before
+
+        request = admin_pb2.AlterQuorumRequest(remove_node_id=node_id)
+        return await self._alter_quorum(request, is_gone)
+
+    async def _alter_quorum(
+        self,
+        request: admin_pb2.AlterQuorumRequest,
+        took_effect: Callable[[PenstockError], Awaitable[bool]] | None = None,
+    ) -> QuorumDescription:
         def judge(response: admin_pb2.AlterQuorumResponse) -> QuorumDescription:
             raise_if_error(response)
             return admin_values.quorum(response.quorum)
 
-        return cast(
-            QuorumDescription,
-            await self._ask("AlterQuorum", request, judge, stub=admin_pb2_grpc.AdminStub),
+        changed: QuorumDescription | None = await self._ask(
+            "AlterQuorum", request, judge, stub=admin_pb2_grpc.AdminStub, took_effect=took_effect
         )
+        return changed or await self.describe_quorum()
 
     async def describe_node_configs(self, node_id: int | None = None) -> list[ConfigEntry]:
         """The settings of a node. See ``AdminClient.describe_node_configs``."""
@@ -69,6 +81,9 @@ class ClusterAdmin(AdminCalls):
             )
         wanted = arguments.whole_number("node_id", node_id, 0, arguments.MAX_INT32)
         cluster = await self.describe_cluster()
+        known = {broker.node_id for broker in cluster.brokers}
+        if wanted not in known:
+            raise BrokerIdNotRegisteredError.among(wanted, known)
         self._cluster.metadata.replace_brokers(admin_values.broker_protos(cluster))
         return judge(
             await self._cluster.call(
@@ -101,8 +116,18 @@ class ClusterAdmin(AdminCalls):
     async def unregister_broker(self, node_id: int) -> None:
         """Forget a broker for good. See ``AdminClient.unregister_broker``."""
         wanted = arguments.whole_number("node_id", node_id, 0, arguments.MAX_INT32)
-        request = admin_pb2.UnregisterBrokerRequest(node_id=wanted)
-        await self._ask("UnregisterBroker", request, raise_if_error, stub=admin_pb2_grpc.AdminStub)
+        known = {broker.node_id for broker in (await self.describe_cluster()).brokers}
+
+        async def is_gone(error: PenstockError) -> bool:
+            return isinstance(error, BrokerIdNotRegisteredError) and wanted in known
+
+        await self._ask(
+            "UnregisterBroker",
+            admin_pb2.UnregisterBrokerRequest(node_id=wanted),
+            raise_if_error,
+            stub=admin_pb2_grpc.AdminStub,
+            took_effect=is_gone,
+        )
 
     async def raise_metadata_version(self, version: int | None = None) -> int:
         """Raise the feature level. See ``AdminClient.raise_metadata_version``."""

@@ -21,7 +21,7 @@ from penstock.client.model import (
     OffsetAndTimestamp,
     RebalanceListener,
 )
-from penstock.wire.errors import ClientClosedError
+from penstock.wire.errors import ClientClosedError, PenstockError
 from penstock.wire.ids import TopicPartition
 
 
@@ -214,6 +214,15 @@ class AsyncConsumer:
     def paused(self) -> frozenset[TopicPartition]:
         """What is paused."""
         return self._engine.paused()
+
+    async def trouble(self) -> PenstockError | None:
+        """Why something that is to be read is not being read now; None when all is well.
+
+        A LeaderNotAvailableError names the partitions that have no leader. Ask it before you take
+        an empty ``poll`` for the end: what cannot be read now is no end.
+        """
+        self._check_open()
+        return await self._engine.trouble()
 
     async def close(self, timeout_ms: float | None = 30_000) -> None:
         """Commit, leave the group, free everything. See ``Consumer.close``."""

@@ -32,6 +32,7 @@ from penstock.wire.transport import CHANNEL_OPTIONS, format_address
 T = TypeVar("T")
 
 _LOG: Final = logging.getLogger("penstock.client")
+_CHECK_ADDRESSES: Final = ". Check the addresses, and that brokers run there"
 _BOOTSTRAP_ATTEMPT_MS: Final = 2_000.0
 _FIRST_ATTEMPT_MS: Final = 1_000.0
 _FORMER_CHANNELS: Final = 256
@@ -267,16 +268,17 @@ class Cluster:
             if now_ms() + pause >= deadline:
                 break
             await asyncio.sleep(pause / 1000)
-        clauses = await asyncio.gather(
+        found = await asyncio.gather(
             *(
                 diagnose(host, port, answers[(host, port)], self.config.tls)
                 for host, port in answers
             )
         )
+        steps = list(dict.fromkeys(one.step for one in found if one.step))
         raise BootstrapError(
             f"no bootstrap address could be used within {now_ms() - started:.0f} ms: "
-            + "; ".join(clauses)
-            + ". Check the addresses, and that brokers run there"
+            + "; ".join(one.what for one in found)
+            + (f"; next: {'; '.join(steps)}" if steps else _CHECK_ADDRESSES)
         )
 
     async def _bootstrap_round(self, timeout_ms: float) -> dict[Address, str] | None:

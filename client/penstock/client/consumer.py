@@ -21,7 +21,7 @@ from penstock.client.model import (
     OffsetAndTimestamp,
     RebalanceListener,
 )
-from penstock.wire.errors import ClientClosedError
+from penstock.wire.errors import ClientClosedError, PenstockError
 from penstock.wire.ids import TopicPartition
 
 T = TypeVar("T")
@@ -279,6 +279,14 @@ class Consumer:
     def paused(self) -> frozenset[TopicPartition]:
         """What is paused."""
         return self._engine.paused()
+
+    def trouble(self) -> PenstockError | None:
+        """Why something that is to be read is not being read now; None when all is well.
+
+        A LeaderNotAvailableError names the partitions that have no leader. Ask it before you take
+        an empty ``poll`` for the end: what cannot be read now is no end.
+        """
+        return self._run(self._engine.trouble)
 
     def close(self, timeout_ms: float | None = 30_000) -> None:
         """Commit (with auto commit) what was handed out, leave the group, free everything.

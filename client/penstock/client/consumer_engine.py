@@ -13,6 +13,7 @@ from penstock.client.commits import Commitment, Commits
 from penstock.client.config import ConsumerConfig
 from penstock.client.coordinator import Coordinators
 from penstock.client.core.fetch_events import Added, MadeAnew, OutOfRange, Removed, Woken
+from penstock.client.core.leader_watch import LeaderWatch
 from penstock.client.core.member import MemberState, Polled, Reconciled, Subscribed
 from penstock.client.core.subscription import (
     Handout,
@@ -33,7 +34,9 @@ from penstock.wire.errors import (
     ClientClosedError,
     ConsumerStalledError,
     InvalidRequestError,
+    LeaderNotAvailableError,
     PenstockError,
+    RequestTimedOutError,
 )
 from penstock.wire.ids import TopicPartition
 
@@ -102,6 +105,7 @@ class ConsumerEngine:
         self._closing = asyncio.Event()
         self._committer: asyncio.Task[None] | None = None
         self._stalled_ms = float("inf")
+        self._leader_watch = LeaderWatch()
 
     # --- subscription -----------------------------------------------------------------------
 
@@ -259,6 +263,7 @@ class ConsumerEngine:
         try:
             while True:
                 self._check_open()
+                self._watch_leaders()
                 self._wake.clear()
                 found = self._look(max_records or self._config.max_poll_records)
                 if found is not None:
@@ -323,6 +328,22 @@ class ConsumerEngine:
             self.handout.keep(self._fetch.take(limit, self._reader.convert))
         return True if self.handout.has_kept else None
 
+    def _watch_leaders(self) -> None:
+        if news := self._leader_watch.look(self._fetch.fetcher.leaderless(), now_ms()):
+            _LOG.warning("%s", news)
+
+    async def trouble(self) -> PenstockError | None:
+        """Why something that is to be read is not; None when nothing is in the way."""
+        trouble = self._fetch.fetcher.trouble()
+        if trouble is None and self._group is not None:
+            trouble = self._group.trouble
+        if trouble is None and (unplaced := self._fetch.fetcher.unplaced()):
+            return RequestTimedOutError(
+                f"where reading partition {min(unplaced)} begins was not found yet; next: give it "
+                "more time, and see `penstock cluster describe`"
+            )
+        return trouble
+
     async def _wait(self, deadline: Deadline) -> None:
         trouble = self._fetch.fetcher.trouble()
         if trouble is None and self._group is not None:
@@ -338,10 +359,12 @@ class ConsumerEngine:
                     f"no record for {_STALL_MS / 1000:.0f} s, and what is in the way will not go "
                     f"by itself: {trouble.message}"
                 ) from trouble
-            _LOG.warning("no record for %.0f s: %s", _STALL_MS / 1000, trouble)
+            if not (isinstance(trouble, LeaderNotAvailableError) and self._leader_watch.has_told):
+                _LOG.warning("no record for %.0f s: %s", _STALL_MS / 1000, trouble)
             self._stalled_ms = now_ms()
+        wait_ms = min(deadline.remaining_ms, _STALL_MS, self._leader_watch.due_in_ms(now_ms()))
         try:
-            async with asyncio.timeout(min(deadline.remaining_ms, _STALL_MS) / 1000):
+            async with asyncio.timeout(wait_ms / 1000):
                 await self._wake.wait()
         except TimeoutError:
             pass  # The caller looks at the deadline.

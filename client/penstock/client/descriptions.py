@@ -13,6 +13,7 @@ class BrokerDescription:
     """A registered broker. A fenced one leads nothing.
 
     Its software works at feature levels from ``min_metadata_version`` to ``max_metadata_version``.
+    ``offline_replicas`` counts those that it can't serve though it lives.
     """
 
     node_id: int
@@ -24,6 +25,7 @@ class BrokerDescription:
     broker_epoch: int
     min_metadata_version: int = 1
     max_metadata_version: int = 1
+    offline_replicas: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,10 @@ class ClusterDescription:
 
 @dataclass(frozen=True, slots=True)
 class PartitionDescription:
-    """A partition: ``leader`` is -1 while there is none; the first replica is preferred."""
+    """A partition: ``leader`` is -1 while there is none; the first replica is preferred.
+
+    ``offline`` are replicas that their live brokers can't serve: a disk failed, a log is damaged.
+    """
 
     partition: int
     leader: int
@@ -54,6 +59,7 @@ class PartitionDescription:
     isr: tuple[int, ...]
     elr: tuple[int, ...]
     partition_epoch: int
+    offline: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +180,12 @@ class GroupDescription:
 class QuorumVoter:
     """A controller that votes.
 
-    ``match_index`` is the log end that the leader knows of it, or -1. ``directory_id`` is that of
-    the metadata directory that keeps its votes, in hexadecimal digits. A voter ``is_wiped`` that
-    answers the leader out of another directory: it does not count until it is removed and added.
+    ``match_index`` is the log end that the leader knows of it, or -1; ``silent_ms`` how long ago it
+    last answered the leader (or since when that one leads, if it never did), or -1 of the leader
+    itself and without one; one ``is_unreachable`` that is silent for an election timeout.
+    ``directory_id`` is that of the metadata directory that keeps its votes, in hexadecimal digits.
+    A voter ``is_wiped`` that answers the leader out of another directory: it does not count until
+    it is removed and added.
     """
 
     node_id: int
@@ -185,11 +194,20 @@ class QuorumVoter:
     match_index: int
     directory_id: str = ""
     is_wiped: bool = False
+    silent_ms: int = -1
+    is_unreachable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class QuorumDescription:
-    """The controllers as the one that answered sees them; ``leader_id`` is -1 without one."""
+    """The controllers as the one that answered sees them; ``leader_id`` is -1 without one.
+
+    ``confirmed``: the one that answered leads, and a majority said so after the question
+    (ReadIndex); else it may be cut off from the others, who may have decided more. ``role``
+    (follower, candidate or leader; empty if not told) and ``last_index`` (-1 if not told) are those
+    of whoever answered. ``catching_up`` is on its way to become a voter; no other change of the
+    voters is taken meanwhile.
+    """
 
     leader_id: int
     term: int
@@ -199,3 +217,12 @@ class QuorumDescription:
     answered_by: int
     voters_index: int = 0
     """The index of the log entry that holds the voters; 0 while it is in no log."""
+    confirmed: bool = False
+    role: str = ""
+    last_index: int = -1
+    catching_up: QuorumVoter | None = None
+
+    @property
+    def tolerated_losses(self) -> int:
+        """How many of the voters may be down while the others go on deciding."""
+        return max(0, len(self.voters) - 1) // 2

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
 from typing import Any, TypeVar
 
 from penstock.client.cluster import Cluster, now_ms
+from penstock.client.core.leader_watch import no_leader
 from penstock.client.metadata_keeper import MetadataKeeper
 from penstock.client.model import OffsetAndTimestamp
 from penstock.v1 import common_pb2, log_pb2, log_pb2_grpc
 from penstock.wire.errors import (
-    LeaderNotAvailableError,
     PenstockError,
     RequestTimedOutError,
     UnknownTopicIdError,
@@ -42,14 +41,25 @@ class LeaderCalls:
         times_ms: Mapping[TopicPartition, int],
         timeout_ms: float,
         topic_ids: TopicIds | None = None,
+        on_answer: Callable[[TopicPartition, OffsetAndTimestamp], object] | None = None,
     ) -> dict[TopicPartition, OffsetAndTimestamp]:
         """Offsets by time: -1 the end, -2 the start, -3 the largest timestamp.
 
         With ``topic_ids`` those of these very topics: raises UnknownTopicIdError when another
-        topic has the name now.
+        topic has the name now. ``on_answer`` hears of each partition as soon as its leader
+        answered, whatever becomes of the others.
         """
         ids = topic_ids or {}
-        ask = partial(self._list_offsets_at, topic_ids=ids)
+
+        async def ask(
+            node_id: int, part: Mapping[TopicPartition, int], remaining_ms: float
+        ) -> Outcome[OffsetAndTimestamp]:
+            outcome = await self._list_offsets_at(node_id, part, remaining_ms, ids)
+            for partition, answer in outcome.items():
+                if on_answer is not None and not isinstance(answer, PenstockError):
+                    on_answer(partition, answer)
+            return outcome
+
         return await self._ask_leaders(times_ms, ask, timeout_ms, ids)
 
     async def delete_records(
@@ -152,10 +162,7 @@ class LeaderCalls:
         remaining_ms: float,
     ) -> Outcome[A]:
         if node_id < 0:
-            return {
-                entry: LeaderNotAvailableError(f"partition {entry} has no leader now")
-                for entry in part
-            }
+            return {entry: no_leader((entry,)) for entry in part}
         try:
             return await ask(node_id, part, remaining_ms)
         except PenstockError as error:

@@ -26,6 +26,7 @@ from penstock.client.core.subscription import Handout, Position
 from penstock.client.fetch_loop import FetchLoop
 from penstock.client.leader_calls import LeaderCalls
 from penstock.client.metadata_keeper import MetadataKeeper
+from penstock.client.model import OffsetAndTimestamp
 from penstock.client.offsets import GroupOffsets
 from penstock.wire.errors import (
     FencedMemberEpochError,
@@ -358,9 +359,12 @@ class Positions:
         if not times:
             return
         timeout_ms = self._config.request_timeout_ms
-        found = await self._leaders.list_offsets(times, timeout_ms, topic_ids)
-        for partition, entry in found.items():
+
+        def found(partition: TopicPartition, entry: OffsetAndTimestamp) -> None:
             self._found(search, partition, Position(entry.offset), topic_ids[partition])
+
+        # Each as it comes: a partition without a leader must not hold back the others.
+        await self._leaders.list_offsets(times, timeout_ms, topic_ids, found)
 
     def _still_wanted(
         self, search: int, partitions: tuple[TopicPartition, ...]

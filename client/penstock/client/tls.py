@@ -6,7 +6,7 @@ import asyncio
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import grpc
 
@@ -16,6 +16,13 @@ _ANSWER_S: Final = 0.5
 _OF_A_NODE: Final = "see docs/operating/security.md"
 
 Stamp = tuple[tuple[int, int, int], ...]
+
+
+class Diagnosis(NamedTuple):
+    """What is wrong, and what to do about it; both empty for nothing."""
+
+    what: str = ""
+    step: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +92,11 @@ def tls_settings(ca: str, certificate: str, key: str) -> TlsSettings | None:
         given, missing = (
             ("tls_certificate", "tls_key") if certificate else ("tls_key", "tls_certificate")
         )
-        raise ConfigurationError(f"{given} is set and {missing} is not; they go together")
+        raise ConfigurationError(f"{given} is set and {missing} is not; next: set both, or neither")
     if certificate and not ca:
         raise ConfigurationError(
-            "tls_certificate is set and tls_ca is not; name the certificate of the authority "
-            "that signed the brokers'"
+            "tls_certificate is set and tls_ca is not; next: name the certificate of the "
+            "authority that signed the brokers'"
         )
     return TlsSettings(ca, certificate, key) if ca else None
 
@@ -103,7 +110,8 @@ def _read(name: str, path: str) -> bytes:
         return Path(path).read_bytes()
     except OSError as error:
         raise ConfigurationError(
-            f"{name}: cannot read {path}: {error.strerror}; name a PEM file that this user may read"
+            f"{name}: cannot read {path}: {error.strerror}; next: name a PEM file that this user "
+            "may read"
         ) from None
 
 
@@ -116,8 +124,8 @@ def _check(settings: TlsSettings, ca: bytes) -> None:
         found = False
     if not found:
         raise ConfigurationError(
-            f"tls_ca: {settings.ca} holds no authority's certificate that can be read; name the "
-            "PEM file (-----BEGIN CERTIFICATE-----) that the brokers have as tls.ca"
+            f"tls_ca: {settings.ca} holds no authority's certificate that can be read; next: "
+            "name the PEM file (-----BEGIN CERTIFICATE-----) that the brokers have as tls.ca"
         )
     if not settings.certificate:
         return
@@ -128,8 +136,8 @@ def _check(settings: TlsSettings, ca: bytes) -> None:
         reason = (getattr(error, "reason", None) or str(error)).lower().replace("_", " ")
         raise ConfigurationError(
             f"tls_certificate {settings.certificate} and tls_key {settings.key} cannot be used "
-            f"together ({reason}); name a certificate and its own key, both PEM, the key not "
-            "encrypted"
+            f"together ({reason}); next: name a certificate and its own key, both PEM, the key "
+            "not encrypted"
         ) from None
 
 
@@ -143,8 +151,8 @@ def _stamp_of(path: str) -> tuple[int, int, int]:
 
 async def explain(
     number: str, port: int, host: str, settings: TlsSettings | None, timeout_s: float
-) -> str:
-    """What is wrong with TLS between this client and who listens there; empty for nothing.
+) -> Diagnosis:
+    """What is wrong with TLS between this client and who listens there.
 
     ``number`` is an IP address of ``host``.
     """
@@ -154,10 +162,10 @@ async def explain(
                 return await _met_without(number, port)
             return await _met_with(number, port, host, settings)
     except (TimeoutError, OSError, ConfigurationError):
-        return ""
+        return Diagnosis()
 
 
-async def _met_without(number: str, port: int) -> str:
+async def _met_without(number: str, port: int) -> Diagnosis:
     """Why a client without TLS fails: the other end has it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -166,44 +174,45 @@ async def _met_without(number: str, port: int) -> str:
         await _handshake(number, port, None, context)
     except ssl.SSLError as error:
         if "ALERT" not in (error.reason or ""):
-            return ""  # It speaks something else.
-    return (
-        "it speaks TLS and this client does not: set tls_ca, and tls_certificate and tls_key where "
-        f"brokers ask clients for a certificate ({_OF_A_NODE})"
+            return Diagnosis()  # It speaks something else.
+    return Diagnosis(
+        "it speaks TLS and this client does not",
+        "set tls_ca, and tls_certificate and tls_key where brokers ask clients for a certificate "
+        f"({_OF_A_NODE})",
     )
 
 
-async def _met_with(number: str, port: int, host: str, settings: TlsSettings) -> str:
+async def _met_with(number: str, port: int, host: str, settings: TlsSettings) -> Diagnosis:
     """Why a client with TLS fails: the other end has none, or one does not trust the other."""
     try:
         is_welcome = await _handshake(number, port, host, settings.context())
     except ssl.SSLCertVerificationError as error:
-        return (
-            f"its certificate is not accepted: {error.verify_message.rstrip('.')}; check that "
-            f"tls_ca is the authority of this cluster and that the certificate is made out to "
-            f"{host}"
+        return Diagnosis(
+            f"its certificate is not accepted: {error.verify_message.rstrip('.')}",
+            "check that tls_ca is the authority of this cluster and that the certificate is made "
+            f"out to {host}",
         )
     except ConnectionResetError:
         is_welcome = False
     except ssl.SSLError as error:
         reason = error.reason or ""
         if "ALERT" not in reason:
-            return (
-                f"it does not speak TLS ({reason.lower().replace('_', ' ')}): leave tls_ca, "
-                "tls_certificate and tls_key out, or turn TLS on at the broker"
+            return Diagnosis(
+                f"it does not speak TLS ({reason.lower().replace('_', ' ')})",
+                "leave tls_ca, tls_certificate and tls_key out, or turn TLS on at the broker",
             )
         is_welcome = False
     if is_welcome:
-        return ""
+        return Diagnosis()
     if not settings.certificate:
-        return (
-            "it ends the TLS handshake, as brokers do that ask clients for a certificate: set "
-            f"tls_certificate and tls_key ({_OF_A_NODE})"
+        return Diagnosis(
+            "it ends the TLS handshake, as brokers do that ask clients for a certificate",
+            f"set tls_certificate and tls_key ({_OF_A_NODE})",
         )
-    return (
-        f"it does not accept the certificate in {settings.certificate}: check that the authority "
-        "of the brokers' tls.ca has signed it, and that it has not expired (openssl x509 -in FILE "
-        "-noout -issuer -enddate)"
+    return Diagnosis(
+        f"it does not accept the certificate in {settings.certificate}",
+        "check that the authority of the brokers' tls.ca has signed it, and that it has not "
+        "expired (openssl x509 -in FILE -noout -issuer -enddate)",
     )
 
 

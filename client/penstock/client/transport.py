@@ -47,8 +47,9 @@ def rpc_error(error: grpc.aio.AioRpcError, where: str, what: str) -> PenstockErr
 
 async def diagnose(
     host: str, port: int, answer: str, settings: tls.TlsSettings | None = None
-) -> str:
-    """One clause on why ``host:port`` cannot be used: what it resolved to and what happened.
+) -> tls.Diagnosis:
+    """One clause on why ``host:port`` cannot be used: what it resolved to and what happened; and
+    what to do, where that is known better than "check the address".
 
     ``answer`` is what gRPC had to say, used when something listens there.
     """
@@ -58,31 +59,38 @@ async def diagnose(
         async with asyncio.timeout(_PROBE_S * 3):
             found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except TimeoutError:
-        return f"{address}: the name {host!r} was not resolved within {_PROBE_S * 3:.0f} s"
+        return tls.Diagnosis(
+            f"{address}: the name {host!r} was not resolved within {_PROBE_S * 3:.0f} s"
+        )
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        return f"{address}: the name {host!r} does not resolve ({reason})"
+        return tls.Diagnosis(f"{address}: the name {host!r} does not resolve ({reason})")
     numbers = list(dict.fromkeys(str(entry[4][0]) for entry in found))
     outcomes = [await _probe(number, port, host, answer, settings) for number in numbers[:4]]
-    pairs = list(dict.fromkeys(zip(numbers, outcomes, strict=False)))
+    step = next((one.step for one in outcomes if one.step), "")
     if numbers == [host]:
-        return f"{address}: {outcomes[0]}"
-    return f"{address}: " + ", ".join(f"resolved to {number}: {text}" for number, text in pairs)
+        return tls.Diagnosis(f"{address}: {outcomes[0].what}", step)
+    clauses = [
+        f"resolved to {number}: {outcome.what}"
+        for number, outcome in zip(numbers, outcomes, strict=False)
+    ]
+    return tls.Diagnosis(f"{address}: {', '.join(clauses)}", step)
 
 
 async def _probe(
     number: str, port: int, host: str, answer: str, settings: tls.TlsSettings | None
-) -> str:
+) -> tls.Diagnosis:
     try:
         async with asyncio.timeout(_PROBE_S):
             _, writer = await asyncio.open_connection(number, port)
     except TimeoutError:
-        return "no answer (timed out; wrong address or a firewall?)"
+        return tls.Diagnosis("no answer (timed out; wrong address or a firewall?)")
     except ConnectionRefusedError:
-        return "connection refused (nothing listens there)"
+        return tls.Diagnosis("connection refused (nothing listens there)")
     except OSError as error:
-        return (error.strerror or str(error)).lower()
+        return tls.Diagnosis((error.strerror or str(error)).lower())
     writer.close()
-    if trouble := await tls.explain(number, port, host, settings, _PROBE_S * 2):
-        return f"{trouble} ({answer})"
-    return f"something listens, but does not answer as a Penstock broker ({answer})"
+    trouble = await tls.explain(number, port, host, settings, _PROBE_S * 2)
+    if trouble.what:
+        return tls.Diagnosis(f"{trouble.what} ({answer})", trouble.step)
+    return tls.Diagnosis(f"something listens, but does not answer as a Penstock broker ({answer})")

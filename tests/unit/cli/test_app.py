@@ -26,6 +26,7 @@ from penstock.wire.errors import (
     ERRORS,
     AccessForbiddenError,
     BootstrapError,
+    ConfigurationError,
     ConsumerStalledError,
     DataDirectoryError,
     DeliveryTimeoutError,
@@ -59,7 +60,7 @@ class FakeAdmin:
     def list_topics(self, *, include_internal: bool = False) -> list[TopicDescription]:
         if self.error is not None:
             raise self.error
-        partition = PartitionDescription(0, 1, 4, (1, 2, 3), (1, 2), (3,), 9)
+        partition = PartitionDescription(0, 1, 4, (1, 2, 3), (1, 2), (3,), 9, (3,))
         return [TopicDescription("orders", "id", False, {"retention.ms": "5"}, (partition,))]
 
     def describe_topics(self, names: list[str]) -> list[TopicDescription]:
@@ -97,7 +98,40 @@ def test_a_mistyped_word_names_the_near_one(arguments: list[str], wanted: str) -
         (["topics", "create"], "Missing argument"),
         (["topics", "create", "x", "--partitions", "many"], "Invalid value for '--partitions'"),
         (["topics", "create", "x", "--config", "nonsense"], "'nonsense' is not KEY=VALUE"),
+        (["topics", "create", "x", "--config", "a=1", "--config", "a=2"], "'a' is set twice"),
+        (["topics", "alter", "x", "--config", "a=1", "--config", " a=1"], "'a' is set twice"),
+        (["cluster", "alter", "--config", "a=1", "--config", "a=2"], "'a' is set twice"),
         (["topics", "alter", "x"], "name what to change"),
+        (
+            ["topics", "alter", "x", "--partitions", "99999999999"],
+            "Invalid value for '--partitions'",
+        ),
+        (
+            ["topics", "create", "x", "--partitions", "99999999999"],
+            "Invalid value for '--partitions'",
+        ),
+        (
+            ["topics", "create", "x", "--replication-factor", "99999999999"],
+            "Invalid value for '--replication-factor'",
+        ),
+        (["topics", "delete-records", "x"], "Missing option '--before'"),
+        (["topics", "delete-records", "x", "--before", "7"], "'7' is not KEY=VALUE"),
+        (["topics", "delete-records", "x", "--before", "0=-1"], "'-1' is no whole number from 0"),
+        (["topics", "delete-records", "x", "--before", "x=1"], "'x' is no whole number from 0"),
+        (["topics", "delete-records", "x", "--before", "0=1", "--before", "0=2"], "set twice"),
+        (["partitions", "elect", "x:99999999999"], "no topic has a partition 99999999999"),
+        (["partitions", "reassign", "x", "--replicas", "99999999999"], "is not a list of node"),
+        (["partitions", "reassign", "x", "--to", "1"], "goes with --from-broker"),
+        (
+            ["partitions", "reassign", "--from-broker", "1", "--to", "2,1"],
+            "broker 1 is to lose its replicas",
+        ),
+        (["quorum", "remove", "99999999999"], "Invalid value for 'node'"),
+        (["cluster", "unregister", "99999999999"], "Invalid value for 'NODE'"),
+        (
+            ["cluster", "upgrade", "--metadata-version", "99999999999"],
+            "Invalid value for '--metadata-version'",
+        ),
         (["topics", "alter", "x", "--config", "a=1", "--reset", "a"], "'a' is set as well"),
         (["produce", "x", "--acks", "2"], "'--acks': '2' is not one of 'all', '1', '0'"),
         (
@@ -181,8 +215,8 @@ def test_a_table_for_people(admin: FakeAdmin) -> None:
     assert "Topic: orders" in result.stdout
     assert "PartitionCount: 1  ReplicationFactor: 3  Configs: retention.ms=5" in result.stdout
     header, row = [line.split() for line in result.stdout.splitlines() if line.strip()][1::2][:2]
-    assert header == ["Partition", "Leader", "Replicas", "Isr", "Elr"]
-    assert row == ["0", "1", "1,2,3", "1,2", "3"]
+    assert header == ["Partition", "Leader", "Replicas", "Isr", "Elr", "Offline"]
+    assert row == ["0", "1", "1,2,3", "1,2", "3", "3"]
 
 
 def test_json_for_programs(admin: FakeAdmin) -> None:
@@ -221,6 +255,15 @@ def test_an_error_is_one_line_and_a_next_step(admin: FakeAdmin) -> None:
 def test_what_an_error_says_to_do_is_not_said_twice() -> None:
     error = InvalidRequestError("controller 1 is the only voter; next: add another one first")
     assert explain(error) == ("error: controller 1 is the only voter\nnext: add another one first")
+
+
+def test_settings_of_the_client_are_told_as_the_options_that_they_are_here() -> None:
+    error = BootstrapError("b:1: it speaks TLS; next: set tls_ca, or tls_certificate and tls_key")
+    assert explain(error).splitlines()[1] == "next: set --tls-ca, or --tls-cert and --tls-key"
+    error = ConfigurationError("tls_ca: cannot read /a/tls_ca.pem: no; next: see tls.ca, tls_key.")
+    assert explain(error) == (
+        "error: --tls-ca: cannot read /a/tls_ca.pem: no\nnext: see tls.ca, --tls-key."
+    )
 
 
 def test_every_error_of_the_table_can_be_explained() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import signal
 from collections.abc import Mapping, Sequence
@@ -12,14 +13,22 @@ from typing import Any
 import pytest
 
 from penstock.cli import consume as module
+from penstock.cli.client_warnings import client_warnings
 from penstock.cli.consume import (
     _PRINTERS,
     RecordFormat,
     Session,
 )
 from penstock.cli.interrupts import Interrupt
+from penstock.cli.output import OutputFormat
+from penstock.cli.settings import Settings
 from penstock.client.model import ConsumerRecord
-from penstock.wire.errors import InvalidPartitionsError
+from penstock.wire.errors import (
+    InvalidPartitionsError,
+    LeaderNotAvailableError,
+    PenstockError,
+    RequestTimedOutError,
+)
 from penstock.wire.ids import TopicPartition
 
 P0 = TopicPartition("orders", 0)
@@ -40,6 +49,10 @@ class FakeConsumer:
         self.calls: list[Any] = []
         self.at_end: Any = lambda: None
         self.closed = False
+        self.hindered: PenstockError | None = None
+
+    def trouble(self) -> PenstockError | None:
+        return self.hindered
 
     def partitions_for(self, topic: str) -> tuple[int, ...]:
         return (0, 1)
@@ -255,3 +268,81 @@ def test_one_partition_is_read_from_where_it_is_said(start: Any, wanted: Any) ->
 def test_a_partition_that_is_not_there_is_named() -> None:
     with pytest.raises(InvalidPartitionsError, match="has no partition 5; it has 2, from 0 to 1"):
         session(FakeConsumer()).begin(5, "latest")
+
+
+def test_the_end_by_timeout_is_a_failure_while_a_partition_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_PASSING_SECONDS", 0.01)
+    out = io.BytesIO()
+    consumer = FakeConsumer([record(0, b"a")])
+    consumer.hindered = LeaderNotAvailableError("partition orders-1 has no leader")
+    with pytest.raises(LeaderNotAvailableError, match="orders-1 has no leader"):
+        session(consumer, out=out).run(None, 0.0)
+    assert out.getvalue() == b"a\n"
+
+
+def test_a_trouble_at_the_end_that_passes_is_no_failure_and_what_comes_after_it_is_read() -> None:
+    out = io.BytesIO()
+    consumer = FakeConsumer([record(0, b"a")], [], [], [record(1, b"b")])
+    consumer.hindered = LeaderNotAvailableError("partition orders-0 has no leader")
+
+    def it_passes() -> None:
+        consumer.hindered = None
+
+    consumer.at_end = it_passes
+    session(consumer, out=out).run(None, 0.0)
+    assert out.getvalue() == b"a\nb\n"
+
+
+def test_the_records_asked_for_are_enough_whatever_else_cannot_be_read() -> None:
+    consumer = FakeConsumer([record(0, b"a")])
+    consumer.hindered = LeaderNotAvailableError("partition orders-1 has no leader")
+    session(consumer).run(1, 0.0)
+
+
+def test_what_the_client_warns_of_is_said_with_what_to_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    client = logging.getLogger("penstock.client")
+    with client_warnings():
+        client.warning("partition %s has no leader; next: start %d brokers", P0, 2)
+        client.warning("on we go")
+        client.info("not for people")
+    assert capsys.readouterr().err == (
+        "warning: partition orders-0 has no leader\nnext: start 2 brokers\nwarning: on we go\n"
+    )
+    assert not client.handlers
+
+
+def test_a_commit_that_failed_is_not_waited_for_again_at_the_end() -> None:
+    consumer = FakeConsumer([record(0)])
+    asked: list[Mapping[TopicPartition, int]] = []
+
+    def fail(offsets: Mapping[TopicPartition, int]) -> None:
+        asked.append(offsets)
+        raise RequestTimedOutError("nobody answers")
+
+    consumer.commit = fail  # type: ignore[method-assign]  # What the broker does.
+    run = session(consumer)
+    run._last_commit -= 10  # A commit is due.
+    with pytest.raises(RequestTimedOutError):
+        run.run(None, 60.0)
+    run.end()
+    assert (len(asked), consumer.closed) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("timeout", "wanted_ms"),
+    [(None, 60_000), (0.0, 5_000), (4.0, 5_000), (20.0, 20_000), (600.0, 60_000)],
+)
+def test_who_is_to_end_soon_waits_no_longer_for_one_answer(
+    monkeypatch: pytest.MonkeyPatch, timeout: float | None, wanted_ms: int
+) -> None:
+    """Of brokers that hang, so that the end does not come a minute later than was asked for."""
+    given: list[dict[str, Any]] = []
+    monkeypatch.setattr("penstock.client.Consumer", lambda *_, **named: given.append(named))
+    settings = Settings("127.0.0.1:1", OutputFormat.TABLE)
+    for group in (None, "g"):
+        module._connect(settings, group, "latest", timeout)
+    assert [named["default_api_timeout_ms"] for named in given] == [wanted_ms] * 2

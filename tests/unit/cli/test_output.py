@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+import io
+import sys
 
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from penstock.cli import output
 from penstock.cli.output import format_bytes, print_table
 
 
@@ -30,3 +36,46 @@ def test_text_that_looks_like_markup_is_printed_as_it_is(
     printed = capsys.readouterr().out
     assert "[bold]x[/bold]" in printed
     assert r"back\slash[" in printed
+
+
+CELLS = st.text(
+    st.characters(exclude_categories=("C", "Z"), include_characters=" [é語\\"), max_size=9
+).map(str.strip)
+
+
+@given(rows=st.lists(st.tuples(CELLS, st.integers(), CELLS), max_size=4))
+@example(rows=[])
+def test_a_table_in_a_pipe_looks_as_on_a_wide_terminal(rows: list[tuple[str, int, str]]) -> None:
+    texts = [[output._text(cell) for cell in row] for row in rows]
+    columns, right = ("Name", "Count", "Of"), ("Count",)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "300")
+        fitted = output._fitted(columns, texts, right)
+    assert "".join(output._lines(columns, texts, right)) == fitted
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("count", "fitted"), [(1_000, True), (1_001, False)])
+def test_a_long_table_is_not_fitted_to_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, count: int, fitted: bool
+) -> None:
+    """Fitting it would take seconds."""
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr("sys.stdout", Terminal())
+    print_table(("Name",), [("x" * 60,)] * count)
+    written = sys.stdout
+    assert isinstance(written, Terminal)
+    lines = written.getvalue().splitlines()
+    assert ("x" * 60 not in written.getvalue()) == fitted
+    assert len(lines) >= count
+
+
+def test_a_cell_of_several_lines_is_one_line_in_a_pipe(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_table(("Name", "Size"), [("a\nb", 1)], right=("Size",))
+    assert " a b       1 \n" in capsys.readouterr().out

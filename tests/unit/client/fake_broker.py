@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 
 from penstock.v1 import (
+    admin_pb2,
     admin_pb2_grpc,
     common_pb2,
     groups_pb2,
@@ -150,7 +151,16 @@ class FakeCluster:
         self.on_fetch_offsets: (
             Callable[[groups_pb2.FetchOffsetsRequest], PenstockError | None] | None
         ) = None
+        self.on_alter_quorum: (
+            Callable[[admin_pb2.AlterQuorumRequest], Awaitable[PenstockError | None]] | None
+        ) = None
         self.produced: list[tuple[int, log_pb2.ProduceRequest]] = []
+        self.voters = {number: ("127.0.0.1", 9000 + number) for number in self.nodes}
+        self.altered: list[admin_pb2.AlterQuorumRequest] = []
+        self.asked_ids: list[bytes] = []  # Of topics to make, request by request.
+        self.unregistered: list[int] = []
+        self.lost_answers = 0  # So many changes take effect and are not answered.
+        self.lost_as = grpc.StatusCode.UNAVAILABLE
         self.appended = asyncio.Condition()
 
     async def start(self) -> FakeCluster:
@@ -187,6 +197,10 @@ class FakeCluster:
         self.index += 1
         self.rebalance_all()
         return topic
+
+    def add_partitions(self, name: str, total: int) -> None:
+        partitions = self.topics[name].partitions
+        partitions += [FakePartition(min(self.nodes)) for _ in range(total - len(partitions))]
 
     def delete_topic(self, name: str) -> None:
         del self.topics[name]

@@ -9,6 +9,7 @@ from penstock.v1 import (
     admin_pb2,
     admin_pb2_grpc,
     common_pb2,
+    controller_pb2,
     groups_pb2,
     groups_pb2_grpc,
     log_pb2,
@@ -20,7 +21,9 @@ from penstock.v1 import (
 )
 from penstock.wire.config_keys import suggest
 from penstock.wire.errors import (
+    BrokerIdNotRegisteredError,
     FencedMemberEpochError,
+    InvalidPartitionsError,
     LeaderHint,
     NotCoordinatorError,
     OffsetOutOfRangeError,
@@ -30,6 +33,7 @@ from penstock.wire.errors import (
     UnknownMemberIdError,
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
+    UnknownVoterError,
 )
 from penstock.wire.ids import TopicPartition
 
@@ -368,22 +372,102 @@ class FakeServices(
     async def CreateTopics(self, request: Any, context: Any) -> Any:
         response = admin_pb2.CreateTopicsResponse()
         for command in request.topics:
+            self.cluster.asked_ids.append(command.topic_id)
             result = response.results.add(name=command.name)
-            if command.name in self.cluster.topics:
+            topic = self.cluster.topics.get(command.name)
+            if topic is not None and topic.topic_id != command.topic_id:
                 error = TopicAlreadyExistsError(f"there is a topic {command.name!r}")
                 result.error.CopyFrom(error.to_proto())
                 continue
-            topic = self.cluster.add_topic(command.name, command.partition_count)
-            topic.configs.update(command.configs)
+            if topic is None:
+                topic = self.cluster.add_topic(command.name, command.partition_count)
+                topic.topic_id = command.topic_id
+                topic.configs.update(command.configs)
             result.topic_id = topic.topic_id
+        await self._lose(context)
+        return response
+
+    async def CreatePartitions(self, request: Any, context: Any) -> Any:
+        response = admin_pb2.CreatePartitionsResponse()
+        for wish in request.topics:
+            result = response.results.add(name=wish.topic)
+            partitions = self.cluster.topics[wish.topic].partitions
+            if wish.total_count <= len(partitions):
+                error = InvalidPartitionsError(f"{len(partitions)} are there")
+                result.error.CopyFrom(error.to_proto())
+            else:
+                self.cluster.add_partitions(wish.topic, wish.total_count)
+        await self._lose(context)
         return response
 
     async def DeleteTopics(self, request: Any, context: Any) -> Any:
         response = admin_pb2.DeleteTopicsResponse()
-        for name in request.names:
+        for name, topic_id in zip(request.names, request.topic_ids, strict=True):
             result = response.results.add(name=name)
-            if self.cluster.topics.pop(name, None) is None:
+            topic = self.cluster.topics.get(name)
+            if topic is None or topic.topic_id != topic_id:
                 error = UnknownTopicOrPartitionError(f"there is no topic {name!r}")
                 result.error.CopyFrom(error.to_proto())
+            else:
+                del self.cluster.topics[name]
         self.cluster.index += 1
+        await self._lose(context)
         return response
+
+    async def UnregisterBroker(self, request: Any, context: Any) -> Any:
+        response = admin_pb2.UnregisterBrokerResponse()
+        if (
+            request.node_id in self.cluster.unregistered
+            or request.node_id not in self.cluster.nodes
+        ):
+            error = BrokerIdNotRegisteredError(f"{request.node_id} is not registered")
+            response.error.CopyFrom(error.to_proto())
+        self.cluster.unregistered.append(request.node_id)
+        await self._lose(context)
+        return response
+
+    async def _lose(self, context: Any) -> None:
+        """Have the answer to what took effect get lost, if the test wants so."""
+        if self.cluster.lost_answers > 0:
+            self.cluster.lost_answers -= 1
+            await context.abort(self.cluster.lost_as, "the connection broke")
+
+    def _quorum(self) -> controller_pb2.DescribeQuorumResponse:
+        return controller_pb2.DescribeQuorumResponse(
+            leader_id=1,
+            term=4,
+            commit_index=9,
+            applied_index=8,
+            answered_by=self.node.number,
+            voters_index=5,
+            voters=[
+                controller_pb2.QuorumVoter(
+                    node_id=number,
+                    host=host,
+                    port=port,
+                    match_index=9 - number,
+                    directory_id=bytes(15) + bytes([number]),
+                    # The third one lost its disk.
+                    found_directory_id=bytes(15) + bytes([number + number // 3]),
+                )
+                for number, (host, port) in sorted(self.cluster.voters.items())
+            ],
+        )
+
+    async def DescribeQuorum(self, request: Any, context: Any) -> Any:
+        return admin_pb2.AdminDescribeQuorumResponse(quorum=self._quorum())
+
+    async def AlterQuorum(self, request: Any, context: Any) -> Any:
+        self.cluster.altered.append(request)
+        if self.cluster.on_alter_quorum is not None:
+            error = await self.cluster.on_alter_quorum(request)
+            if error is not None:
+                return admin_pb2.AlterQuorumResponse(error=error.to_proto())
+        if request.WhichOneof("change") == "add":
+            self.cluster.voters[request.add.node_id] = (request.add.host, request.add.port)
+        elif self.cluster.voters.pop(request.remove_node_id, None) is None:
+            gone = UnknownVoterError(f"{request.remove_node_id} is no voter")
+            await self._lose(context)
+            return admin_pb2.AlterQuorumResponse(error=gone.to_proto())
+        await self._lose(context)
+        return admin_pb2.AlterQuorumResponse(quorum=self._quorum())

@@ -62,7 +62,8 @@ async def broker(
 async def describe(port: int, host: str = "127.0.0.1", **settings: Any) -> str:
     """The cluster's id, or why the client could not begin."""
     settings.setdefault("bootstrap_timeout_ms", 300)
-    async with AsyncAdminClient(f"{host}:{port}", **settings) as admin:
+    settings.setdefault("bootstrap_servers", f"{host}:{port}")
+    async with AsyncAdminClient(**settings) as admin:
         try:
             return (await admin.describe_cluster()).cluster_id
         except BootstrapError as error:
@@ -83,21 +84,24 @@ async def test_a_client_under_tls_is_served(tmp_path: Path, host: str) -> None:
 async def test_a_client_without_tls_is_told_to_use_it() -> None:
     for asks in (False, True):
         async with broker(asks=asks) as port:
-            assert "it speaks TLS and this client does not: set tls_ca" in await describe(port)
+            said = await describe(port)
+            assert "it speaks TLS and this client does not (" in said
+            assert "; next: set tls_ca, and tls_certificate and tls_key where brokers ask" in said
+            assert "that brokers run there" not in said
 
 
 async def test_a_client_with_tls_is_told_that_there_is_none(tmp_path: Path) -> None:
     async with broker(plain=True) as port:
         said = await describe(port, **files(tmp_path))
     assert "it does not speak TLS" in said
-    assert "leave tls_ca, tls_certificate and tls_key out" in said
+    assert "; next: leave tls_ca, tls_certificate and tls_key out" in said
 
 
 async def test_a_broker_of_another_authority(tmp_path: Path) -> None:
     async with broker() as port:
         said = await describe(port, **files(tmp_path, Authority("stranger")))
     assert "its certificate is not accepted" in said
-    assert "check that tls_ca is the authority of this cluster" in said
+    assert "; next: check that tls_ca is the authority of this cluster" in said
 
 
 async def test_a_broker_under_another_name(tmp_path: Path) -> None:
@@ -111,7 +115,8 @@ async def test_a_broker_under_another_name(tmp_path: Path) -> None:
 async def test_a_client_that_must_show_a_certificate_and_has_none(tmp_path: Path) -> None:
     async with broker(asks=True) as port:
         said = await describe(port, tls_ca=files(tmp_path)["tls_ca"])
-    assert "brokers do that ask clients for a certificate: set tls_certificate and tls_key" in said
+    assert "as brokers do that ask clients for a certificate (" in said
+    assert "; next: set tls_certificate and tls_key" in said
 
 
 async def test_a_client_whose_certificate_has_expired(tmp_path: Path) -> None:
@@ -120,7 +125,15 @@ async def test_a_client_whose_certificate_has_expired(tmp_path: Path) -> None:
     async with broker(asks=True) as port:
         said = await describe(port, **old)
     assert f"does not accept the certificate in {old['tls_certificate']}" in said
+    assert "; next: check that the authority of the brokers' tls.ca has signed it" in said
     assert "that it has not expired" in said
+
+
+async def test_what_several_addresses_need_is_said_once() -> None:
+    async with broker() as one, broker() as other:
+        said = await describe(one, bootstrap_servers=f"127.0.0.1:{one},127.0.0.1:{other}")
+    assert said.count("it speaks TLS") == 2
+    assert said.count("set tls_ca") == 1
 
 
 @pytest.mark.parametrize("client", [AdminClient, Consumer, Producer, AsyncProducer])
@@ -133,7 +146,10 @@ def test_every_client_refuses_what_cannot_be_used(tmp_path: Path, client: Any) -
         ({"tls_certificate": "x"}, "tls_certificate is set and tls_key is not"),
         ({"tls_key": "x", "tls_ca": "y"}, "tls_key is set and tls_certificate is not"),
         ({**sound, "tls_ca": ""}, "tls_certificate is set and tls_ca is not"),
-        ({"tls_ca": "/no/such.pem"}, "tls_ca: cannot read /no/such.pem: No such file"),
+        (
+            {"tls_ca": "/no/such.pem"},
+            r"tls_ca: cannot read /no/such\.pem: No such file .*; next: name a PEM",
+        ),
         ({"tls_ca": 3}, "tls_ca=3: text is wanted"),
         ({"tls_ca": empty}, "holds no authority's certificate that can be read"),
         ({"tls_ca": sound["tls_key"]}, "holds no authority's certificate that can be read"),

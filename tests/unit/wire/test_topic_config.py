@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.wire.cluster_config import validate_cluster_configs
 from penstock.wire.config_keys import suggest
 from penstock.wire.errors import InvalidConfigError
 from penstock.wire.topic_config import (
@@ -61,6 +62,8 @@ def test_what_is_allowed(key, text):
         ("min.insync.replicas", "two", "a whole number is wanted"),
         ("retention.ms", "-2", "a whole number from -1 to"),
         ("retention.ms", "1e3", "a whole number is wanted"),
+        ("retention.ms", "\u0663", "a whole number is wanted"),
+        ("min.cleanable.dirty.ratio", "\u0660", "a number from 0 to 1 is wanted"),
         ("unclean.leader.election.enable", "yes", "true or false is wanted"),
     ],
 )
@@ -82,6 +85,22 @@ def test_an_unknown_key_names_the_near_one(key, hint):
     with pytest.raises(InvalidConfigError) as caught:
         validate_topic_configs({key: "1"})
     assert caught.value.message == f"unknown topic config {key!r}{hint}"
+
+
+def test_of_several_mistakes_the_first_in_order_is_named_everywhere():
+    mistakes = dict.fromkeys(("segment.ms", "colour", "retention.ms"), "x")
+    for configs in (mistakes, dict(reversed(mistakes.items()))):
+        with pytest.raises(InvalidConfigError, match="'colour'"):
+            validate_topic_configs(configs)
+        with pytest.raises(InvalidConfigError, match="'colour'"):
+            validate_cluster_configs(configs)
+
+
+def test_a_refusal_is_short_however_long_the_mistake_is():
+    for configs in ({"x" * 10**6: "1"}, {"retention.ms": "x" * 10**6}):
+        with pytest.raises(InvalidConfigError) as caught:
+            validate_topic_configs(configs)
+        assert len(caught.value.message) < 1000
 
 
 def test_suggestions():

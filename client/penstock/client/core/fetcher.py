@@ -34,12 +34,12 @@ from penstock.client.core.fetch_events import (
     SendFetch,
     Wanted,
 )
+from penstock.client.core.leader_watch import no_leader
 from penstock.client.core.metadata_cache import MetadataCache
 from penstock.client.core.subscription import Position
 from penstock.client.model import ConsumerRecord
 from penstock.wire.errors import (
     CorruptRecordError,
-    LeaderNotAvailableError,
     NetworkError,
     OffsetOutOfRangeError,
     PenstockError,
@@ -174,14 +174,25 @@ class Fetcher:
         for lane in self._lanes.values():
             if lane.last_error is not None:
                 return lane.last_error
-        for partition in self._lanes:
-            leader = self._metadata.leader(partition)
-            if leader is not None and leader.node_id < 0:
-                return LeaderNotAvailableError(
-                    f"partition {partition} has no leader; `penstock topics describe` shows which "
-                    "of its replicas are missing"
-                )
-        return None
+        leaderless = self.leaderless()
+        return no_leader(leaderless) if leaderless else None
+
+    def leaderless(self) -> list[TopicPartition]:
+        """The partitions that are to be read and have no leader."""
+        leader_of = self._metadata.leader
+        return [
+            partition
+            for partition, lane in self._lanes.items()
+            if not lane.paused and (led := leader_of(partition)) is not None and led.node_id < 0
+        ]
+
+    def unplaced(self) -> list[TopicPartition]:
+        """The partitions that are to be read and have no position yet."""
+        return [
+            partition
+            for partition, lane in self._lanes.items()
+            if not lane.paused and lane.position is None
+        ]
 
     def absence(self) -> PenstockError | None:
         """Why a partition is not there to be read, once brokers agree; it may be made yet."""
