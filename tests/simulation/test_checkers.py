@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +11,13 @@ import pytest
 
 from penstock.broker.core.partition_events import Role
 from penstock.chaos.simulator.checkers import Checkers, Violation
-from penstock.chaos.simulator.disk import Contents, MemoryLog
-from penstock.chaos.simulator.scheduler import Scheduler
+from penstock.chaos.simulator.disk import Batch, Contents, Disk, MemoryLog, is_sound
+from penstock.chaos.simulator.links import Applied
+from penstock.chaos.simulator.scheduler import Clock, Scheduler
 from penstock.raft_meta.core.cluster_state import ClusterState
+from penstock.raft_meta.core.model import Partition
 from penstock.v1 import cluster_pb2
+from penstock.wire.errors import CorruptRecordError
 from penstock.wire.ids import LeaderEpoch, TopicId, TopicIdPartition
 from penstock.wire.records import RecordData, encode_batch
 
@@ -44,10 +48,11 @@ def replica(
     epoch: int = 0,
     process: Any = None,
 ) -> Any:
-    process = process or SimpleNamespace(node_id=node_id, alive=True)
+    process = process or SimpleNamespace(node_id=node_id, alive=True, note=lambda _: None)
     role = Role.LEADER if leads else Role.FOLLOWER
+    log.history = epoch
     state = Replica(role=role, leader_epoch=epoch, high_watermark=high_watermark)
-    return SimpleNamespace(key=KEY, log=log, replica=state, broker=process)
+    return SimpleNamespace(key=KEY, log=log, replica=state, broker=process, closed=False)
 
 
 def test_a_leader_shows_what_is_committed_and_others_agree() -> None:
@@ -164,14 +169,72 @@ def flush(log: MemoryLog) -> None:
     log.begin_flush()()
 
 
+def append(log: MemoryLog, *values: bytes, epoch: int = 0) -> None:
+    for value in values:
+        records = encode_batch([RecordData(0, None, value)])
+        log.append_as_leader(records, LeaderEpoch(epoch), now_ms=0)
+
+
 def test_a_power_loss_takes_only_what_was_not_flushed() -> None:
-    log = log_of(b"a", b"b")
-    flush(log)
+    ends = set()
+    for chance in range(60):
+        log = log_of(b"a", b"b")
+        flush(log)
+        append(log, b"c", b"d", b"e")
+        assert (log.durable_offset, log.log_end_offset, log.unflushed) == (2, 5, 3)
+        found = MemoryLog(log.after_crash(Random(chance)))
+        ends.add(found.log_end_offset)
+        assert all(is_sound(batch) for batch in found.batches_from(0))
+    assert ends == {2, 3, 4, 5}
+
+
+def test_a_torn_batch_is_cut_with_all_that_follows_it() -> None:
+    log = log_of(b"a", b"b", b"c")
+    batches = list(log.batches_from(0))
+    batches[1] = Batch(batches[1].header, batches[1].data[:-1])
+    found = MemoryLog(Contents(0, 3, batches))
+    assert found.log_end_offset == 1
+    assert len(list(found.batches_from(0))) == 1
+
+
+def test_what_waits_for_no_flush_counts_as_durable_and_is_lost_with_the_power() -> None:
+    log = MemoryLog(Contents(), waits=False)
+    append(log, b"a", b"b")
     assert log.durable_offset == 2
-    log.append_as_leader(encode_batch([RecordData(0, None, b"c")]), LeaderEpoch(0), now_ms=0)
-    log.append_as_leader(encode_batch([RecordData(0, None, b"d")]), LeaderEpoch(0), now_ms=0)
-    assert (log.durable_offset, log.log_end_offset, log.unflushed) == (2, 4, 2)
-    assert MemoryLog(log.after_crash(1)).log_end_offset == 3
+    assert min(len(log_lost(chance).batches) for chance in range(40)) == 0
+
+
+def log_lost(chance: int) -> Contents:
+    log = MemoryLog(Contents(), waits=False)
+    append(log, b"a", b"b")
+    return log.after_crash(Random(chance))
+
+
+def test_a_flipped_bit_is_not_served() -> None:
+    log = log_of(b"a", b"b", b"c")
+    flush(log)
+    at = log.flip_bit(Random(4), below=2, kept={batch.data for batch in log.batches_from(0)})
+    assert at in (0, 1)
+    with pytest.raises(CorruptRecordError, match=f"at {at} is damaged"):
+        log.read(at, 1000, below=3)
+    assert log.read(2, 1000, below=3)
+    again = MemoryLog(log.after_crash(None))
+    assert again.log_end_offset == 3  # It lies below what is looked at when a log is opened.
+    with pytest.raises(CorruptRecordError):
+        again.read(at, 1000, below=3)
+
+
+def test_a_flush_that_fails_ends_the_use_of_the_disk() -> None:
+    scheduler = Scheduler(Random(1))
+    disk = Disk(scheduler, Random(1))
+    log = disk.log(KEY)
+    append(log, b"a")
+    told: list[str] = []
+    disk.flush_fails = True
+    disk.flush_soon(log, lambda: told.append("durable"), lambda: told.append("failed"))
+    scheduler.run_until(100, lambda: False)
+    assert told == ["failed"]
+    assert log.durable_offset == 0
 
 
 def test_a_cut_during_a_flush_is_not_taken_for_durable() -> None:
@@ -183,7 +246,7 @@ def test_a_cut_during_a_flush_is_not_taken_for_durable() -> None:
     assert log.durable_offset == 0
     flush(log)
     assert log.durable_offset == 2
-    again = MemoryLog(log.after_crash(0))
+    again = MemoryLog(log.after_crash(None))
     assert again.last_epoch == 1
     assert again.end_of_epoch(0).end_offset == 1
 
@@ -197,3 +260,278 @@ def test_virtual_time_runs_in_the_order_of_its_events() -> None:
     assert not scheduler.run_until(10, lambda: False)
     assert seen == [(2, "early"), (5, "late")]
     assert scheduler.now_ms == 10
+
+
+def test_a_node_that_is_held_up_does_what_was_due_when_it_goes_on() -> None:
+    scheduler = Scheduler(Random(1))
+    seen: list[int] = []
+    scheduler.after(5, lambda: seen.append(scheduler.now_ms), node=1)
+    scheduler.after(6, lambda: seen.append(scheduler.now_ms), node=2)
+    scheduler.held_until_ms[1] = 50
+    scheduler.run_until(100, lambda: False)
+    assert seen == [6, 50]
+
+
+def test_a_clock_leaps_and_stands_still_but_never_goes_back() -> None:
+    scheduler = Scheduler(Random(1))
+    clock = Clock(scheduler)
+    clock.leap(100)
+    assert clock.now_ms == 100
+    clock.leap(-60)
+    assert clock.now_ms == 100
+    scheduler.run_until(80, lambda: False)
+    assert clock.now_ms == 120
+
+
+def test_an_ack_waits_for_no_replica_that_is_gone() -> None:
+    log = log_of(b"a")  # Not flushed.
+    follower = replica(2, log, high_watermark=0, leads=False)
+    applied = Applied(follower, 0, 1)
+    assert not applied.is_settled
+    follower.closed = True
+    assert applied.is_settled
+
+
+# --- Who is in sync --------------------------------------------------------------------------
+
+
+class Kept(SimpleNamespace):
+    """A disk as the checkers see it, with one log."""
+
+    def durable_end(self, _: Any) -> int:
+        end: int = self.log.durable_offset
+        return end
+
+    def contents(self, _: Any) -> Contents:
+        contents: Contents = self.log.contents
+        return contents
+
+
+def checkers_of(isr: tuple[int, ...], elr: tuple[int, ...] = (), **logs: MemoryLog) -> Checkers:
+    """Checkers of nodes 1, 2, 3 with logs ``n1``, ``n2``, ``n3``, flushed."""
+    checkers = Checkers({int(name[1:]): Kept(log=log) for name, log in logs.items()})  # type: ignore[misc]
+    checkers.partitions[KEY] = Partition((1, 2, 3), isr, elr, 1, 0, 0)
+    return checkers
+
+
+def flushed(*values: bytes, epoch: int = 0) -> MemoryLog:
+    log = log_of(*values, epoch=epoch)
+    flush(log)
+    return log
+
+
+def test_who_is_in_sync_has_what_is_committed_though_it_does_not_run() -> None:
+    full, short = flushed(b"a", b"b"), flushed(b"a")
+    checkers_of((1, 2), n1=full, n2=full, n3=short).after_step([replica(1, full, high_watermark=2)])
+    with pytest.raises(Violation, match="broker 3 is in sync and has 1 records durably, but 2"):
+        checkers_of((1, 2, 3), n1=full, n2=full, n3=short).after_step(
+            [replica(1, full, high_watermark=2)]
+        )
+    unflushed = log_of(b"a", b"b")
+    with pytest.raises(Violation, match="broker 2 is in sync and has 0 records durably, but 2"):
+        checkers_of((1, 2), n1=full, n2=unflushed, n3=short).after_step(
+            [replica(1, full, high_watermark=2)]
+        )
+
+
+def elected(checkers: Checkers, leader: int, *, recovering: bool = False, epoch: int = 1) -> None:
+    """Node ``leader`` is elected."""
+    now = Partition((1, 2, 3), (leader,), (), leader, epoch, 1, recovering=recovering)
+    before = checkers.partitions[KEY]
+    checkers.partitions[KEY] = now
+    checkers._partition_changed(KEY, before, now, registered(1, 2, 3), unclean=recovering)
+
+
+def registered(*epochs: int) -> dict[int, Any]:
+    """Nodes 1, 2, ... with these broker epochs."""
+    return {node: SimpleNamespace(broker_epoch=epoch) for node, epoch in enumerate(epochs, 1)}
+
+
+def test_a_loss_that_nobody_had_promised_to_prevent() -> None:
+    full, short = flushed(b"p-1", b"p-2"), flushed(b"p-1")
+    checkers = checkers_of((1, 2), n1=full, n2=full, n3=short)
+    checkers.after_step([replica(1, full, high_watermark=2)])
+    elected(checkers, 3, recovering=True)
+    leader = replica(3, short, high_watermark=1, epoch=1)
+    checkers.after_step([leader])
+    assert checkers.losses == 1
+    assert checkers.log_of(KEY).end == 1
+    checkers.acknowledged_all(KEY, 1, [b"p-2"])  # It was, before it was lost.
+    append(short, b"p-3", epoch=1)
+    flush(short)
+    leader.replica.high_watermark = 2
+    checkers.after_step([leader])
+    append(full, b"p-4", epoch=1)
+    uncut = replica(2, full, high_watermark=3, leads=False, epoch=1)
+    with pytest.raises(Violation, match="another batch at 1"):
+        checkers.after_step([uncut])
+
+
+def test_who_copies_from_an_unclean_leader_is_held_to_its_history_though_all_is_of_an_old_epoch():
+    full, short = flushed(b"p-1", b"p-2"), flushed(b"p-1", b"p-3")
+    checkers = checkers_of((1, 2), n1=full, n2=full, n3=short)
+    old = log_of(b"p-1", epoch=0)
+    append(old, b"p-4", epoch=1)
+    flush(old)
+    checkers.after_step([replica(1, old, high_watermark=2, epoch=1)])
+    elected(checkers, 3, recovering=True, epoch=2)
+    checkers.after_step([replica(3, short, high_watermark=2, epoch=2)])
+    copied = replica(2, flushed(b"p-1", b"p-3"), high_watermark=2, leads=False, epoch=2)
+    checkers.after_step([copied])
+    copied.log.history = 1  # It has not heard that the leader's log is its own.
+    with pytest.raises(Violation, match="another batch at 1"):
+        checkers.after_step([copied])
+
+
+@pytest.mark.parametrize("in_sync", [False, True])
+def test_a_power_loss_may_bring_back_what_was_cut_below_the_high_watermark_that_was_kept(
+    *, in_sync: bool
+) -> None:
+    full = flushed(b"a")
+    append(full, b"b", epoch=1)
+    flush(full)
+    back = replica(3, flushed(b"a", b"x"), high_watermark=2, leads=False, epoch=1)
+    checkers = checkers_of((1, 2, 3) if in_sync else (1, 2), n1=full, n2=full, n3=back.log)
+    checkers.after_step([replica(1, full, high_watermark=2, epoch=1)])
+    back.log.history = 1
+    with pytest.raises(Violation, match="another batch at 1"):
+        checkers.after_step([back])
+    back.log.history = -1  # As after a power loss.
+    with pytest.raises(Violation, match="another batch at 1") if in_sync else nullcontext():
+        checkers.after_step([back])
+
+
+def test_what_a_former_leader_shows_after_an_unclean_election_is_lost_though_nothing_was_yet():
+    former, other = flushed(b"p-1"), flushed(b"p-1")
+    checkers = checkers_of((1,), n1=former, n2=other, n3=other)
+    leads = replica(1, former, high_watermark=1)
+    checkers.after_step([leads])
+    elected(checkers, 2, recovering=True)
+    checkers.after_step([replica(2, other, high_watermark=1, epoch=1)])
+    assert checkers.losses == 0
+    append(former, b"p-2")
+    flush(former)
+    leads.replica.high_watermark = 2  # It has not heard of the election.
+    checkers.after_step([leads])
+    checkers.acknowledged_all(KEY, 1, [b"p-2"])
+    assert checkers.log_of(KEY).end == 1
+
+
+def test_what_an_unclean_leader_has_not_flushed_is_not_committed_again() -> None:
+    full, copied = flushed(b"a", b"b"), flushed(b"a")
+    append(copied, b"b")
+    checkers = checkers_of((1,), n1=full, n2=full, n3=copied)
+    checkers.after_step([replica(1, full, high_watermark=2)])
+    elected(checkers, 3, recovering=True)
+    leads = replica(3, copied, high_watermark=1, epoch=1)
+    checkers.after_step([leads])
+    assert checkers.log_of(KEY).end == 1
+    leads.replica.high_watermark = 2
+    with pytest.raises(Violation, match="broker 3 is in sync and has 1 records durably, but 2"):
+        checkers.after_step([leads])
+
+
+def test_what_a_leader_showed_in_the_step_in_which_it_ended_is_committed() -> None:
+    checkers = Checkers()
+    ended = replica(1, log_of(b"a", b"b"), high_watermark=2)
+    ended.closed = True
+    checkers.after_step([ended])
+    checkers.acknowledged_all(KEY, 1, [b"b"])
+    follower = replica(2, log_of(b"a", b"x"), high_watermark=2, leads=False)
+    follower.closed = True
+    checkers.after_step([follower])  # Nobody looks at what is gone.
+
+
+def test_a_disk_that_is_lost_before_its_process_registers_is_that_of_the_one_before() -> None:
+    full, empty = flushed(b"a"), flushed()
+    checkers = checkers_of((1, 3), n1=full, n2=full, n3=empty)
+    checkers._registered = {1: 1, 2: 2, 3: 3}
+    checkers.records_lost(3, -1, [KEY])
+    leader = replica(1, full, high_watermark=1)
+    checkers.after_step([leader])
+    for isr in ((1,), (1, 3)):  # It comes in on the word of the process before.
+        now = Partition((1, 2, 3), isr, (), 1, 0, 1)
+        before, checkers.partitions[KEY] = checkers.partitions[KEY], now
+        checkers._partition_changed(KEY, before, now, registered(1, 2, 3), unclean=False)
+        checkers.after_step([leader])
+    elected(checkers, 3)
+    with pytest.raises(Violation, match=r"whose disk has lost records that \[1\] have"):
+        checkers.after_step([replica(3, empty, high_watermark=0, epoch=1)])
+
+
+@pytest.mark.parametrize(("waits", "heard"), [(False, True), (True, True), (True, False)])
+def test_a_clean_election_that_passes_over_who_has_everything(waits: bool, heard: bool) -> None:
+    full, empty = flushed(b"a"), flushed()
+    checkers = checkers_of((1,), n1=full, n2=full, n3=empty)
+    runs = SimpleNamespace(waits=waits, was_doubted=False, heard_epoch=1 if heard else 0)
+    checkers._disks[1].runs = runs  # type: ignore[assignment]
+    checkers._registered = {1: 1}
+    checkers.records_lost(3, 3, [KEY])
+    checkers.after_step([replica(1, full, high_watermark=1)])
+    # Broker 1 registers anew, uncleanly, and the eligible one takes its place.
+    before = checkers.partitions[KEY]._replace(elr=(3,))
+    now = checkers.partitions[KEY] = Partition((1, 2, 3), (3,), (), -1, 1, 1)
+    checkers._note_set_back(KEY, before, now, 1, 2)
+    elected(checkers, 3, epoch=2)
+    leads = replica(3, empty, high_watermark=0, epoch=2)
+    if waits and heard:
+        with pytest.raises(Violation, match="which no harm came to; it was set back"):
+            checkers.after_step([leads])
+    else:
+        checkers.after_step([leads])
+        assert (checkers.losses, checkers.passed_over) == (1, int(heard))
+
+
+def test_a_replica_whose_disk_lost_records_is_elected_before_one_that_has_them() -> None:
+    full, short = flushed(b"a", b"b"), flushed(b"a")
+    for isr, message in (((1, 2, 3), r"broker 3 leads, whose disk has lost.*\[1, 2\]"), ((3,), "")):
+        checkers = checkers_of(isr, n1=full, n2=full, n3=full)
+        checkers.after_step([replica(1, full, high_watermark=2)])
+        checkers.records_lost(3, 3, [KEY])
+        checkers._disks[3].log = short  # type: ignore[index, attr-defined]
+        elected(checkers, 3)
+        leads = replica(3, short, high_watermark=1, epoch=1)
+        if message:
+            with pytest.raises(Violation, match=message):
+                checkers.after_step([leads])
+        else:
+            checkers.after_step([leads])
+            assert checkers.losses == 1
+
+
+def test_an_unclean_election_that_nobody_allowed() -> None:
+    checkers = checkers_of((1,), n1=flushed(b"a"), n2=flushed(), n3=flushed())
+    now = Partition((1, 2, 3), (2,), (), 2, 1, 1, recovering=True)
+    with pytest.raises(Violation, match="unclean election that nobody allowed"):
+        checkers._partition_changed(
+            KEY, checkers.partitions[KEY], now, registered(1, 2, 3), unclean=False
+        )
+
+
+@pytest.mark.parametrize(("epoch_now", "counts"), [(3, False), (4, True)])
+def test_who_joins_anew_after_its_disk_came_to_harm_has_everything(
+    epoch_now: int, *, counts: bool
+) -> None:
+    full, short = flushed(b"a", b"b"), flushed(b"a")
+    checkers = checkers_of((1, 2), n1=full, n2=full, n3=short)
+    leader = replica(1, full, high_watermark=2)
+    checkers.after_step([leader])
+    checkers.records_lost(3, 3, [KEY])
+    now = Partition((1, 2, 3), (1, 2, 3), (), 1, 0, 1)
+    before, checkers.partitions[KEY] = checkers.partitions[KEY], now
+    checkers._partition_changed(KEY, before, now, registered(1, 2, epoch_now), unclean=False)
+    outcome = pytest.raises(Violation, match="broker 3 is in sync") if counts else nullcontext()
+    with outcome:
+        checkers.after_step([leader])
+
+
+def test_records_of_a_producer_that_are_committed_in_another_order() -> None:
+    with pytest.raises(Violation, match="'p-1' is committed at 2, but number 2"):
+        Checkers().after_step([replica(1, log_of(b"q-9", b"p-2", b"p-1"), high_watermark=3)])
+
+
+def test_two_batches_that_one_leader_epoch_wrote_at_an_offset() -> None:
+    checkers = Checkers()
+    checkers.after_step([replica(1, log_of(b"a"), high_watermark=0)])
+    with pytest.raises(Violation, match="another batch at 0 than others have of leader epoch 0"):
+        checkers.after_step([replica(2, log_of(b"x"), high_watermark=0, leads=False)])

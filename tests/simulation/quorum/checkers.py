@@ -1,7 +1,7 @@
 """What must hold, after every step of every voter and every command applied.
 
-The oracle is independent of the code under test: it keeps the one log that was decided, the state
-at each index, and what was promised to whom.
+The oracle keeps the one log that was decided, the state at each index (a ClusterState of its own:
+what it makes of a command is judged by rules written apart), and what was promised to whom.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import crc32c
 
 from penstock.raft_meta.core.cluster_state import ClusterState
-from penstock.raft_meta.journal import VOTERS
-from penstock.raft_meta.quorum import Role
+from penstock.raft_meta.journal import COMMAND, FIRST_INDEX, VOTERS
+from penstock.raft_meta.quorum import QuorumStatus, Role
 from penstock.raft_meta.voters import VoterSet
 from penstock.v1 import cluster_pb2
+from penstock.wire.errors import ErrorCode
 
 if TYPE_CHECKING:
     from penstock.raft_meta.voter import Voter
@@ -70,6 +71,7 @@ class Checkers:
     def __init__(self) -> None:
         self.leaders: dict[int, int] = {}  # By term.
         self.decided: dict[int, tuple[int, bytes]] = {}  # Term and payload by index.
+        self.decided_in: dict[int, int] = {}  # The term of the leader that committed it, by index.
         self.state_crc: dict[int, int] = {}  # By index.
         self.view_crc: dict[int, int] = {}  # Of what brokers are told, by index of the change.
         self.active: dict[int, int] = {}  # Node by controller epoch.
@@ -81,21 +83,35 @@ class Checkers:
         self.fenced_at: dict[int, int] = {}  # By broker: when it was fenced or registered last.
         self.leader_changes = 0
         self.voters: frozenset[int] | None = None  # The last set that was decided.
+        self.recovered_from = 0  # The index of the set that an operator put in force.
+        self._results: dict[int, tuple[bytes, bytes]] = {}  # Command and result, by index.
         self._commit_seen: dict[Any, int] = {}
+        self._voters_seen: dict[Any, VoterSet | None] = {}  # In force after its last step.
         self._reference = ClusterState()
 
     # The voters.
 
-    def after_step(self, process: Process, voter: Voter) -> None:
+    def after_step(self, process: Process, voter: Voter, status: QuorumStatus) -> None:
         """One leader a term, who has all that is decided; one committed prefix."""
-        status = voter.status()
         journal = voter._journal
+        require(
+            not process.disk.is_behind(str(journal._path)),
+            f"node {process.node_id} ended a step, and not all that it may say now is on its disk",
+        )
+        require(
+            journal.first_index <= FIRST_INDEX or process.disk.keeps("metadata/snapshot"),
+            f"node {process.node_id} cut its log to a snapshot that is not on its disk",
+        )
         if status.role is Role.LEADER:
+            require(
+                journal.voters_index >= self.recovered_from,
+                f"node {process.node_id} leads by a voter set that was given up",
+            )
             known = self.leaders.get(status.term)
             if known is None:
                 self.leaders[status.term] = process.node_id
                 self.leader_changes += 1
-                self._leader_is_complete(process, journal)
+                self._leader_is_complete(process, journal, status.term)
             require(
                 known in (None, process.node_id),
                 f"nodes {known} and {process.node_id} both lead term {status.term}",
@@ -105,45 +121,62 @@ class Checkers:
             term = journal.term_at(index)
             require(term is not None, f"node {process.node_id} committed {index} and lacks it")
             entry = journal.entries(index, index)[0]
-            self._decide(process, index, term or 0, entry.command)
+            self._decide(process, index, term or 0, entry.command, status.term)
         if commit > seen and status.role is Role.LEADER:
             self._majority_has_it(process, journal, commit)
         self._commit_seen[process] = commit
+        self._voters_seen[process] = journal.voters
 
     def _majority_has_it(self, process: Process, journal: Any, index: int) -> None:
         """What a leader counts as committed, a majority of the voters in force has.
 
+        A step commits first and may append another set then, so that either of the two counts.
+        """
+        sets = {journal.voters, self._voters_seen.get(process)} - {None}
+        lacking = [self._lack(process, journal, index, voters) for voters in sets if voters]
+        require(not sets or not all(lacking), "; ".join(lacking))
+
+    def _lack(self, process: Process, journal: Any, index: int, voters: VoterSet) -> str:
+        """How many of the voters have an entry if they are no majority, else nothing.
+
         Who is down is given the benefit of the doubt.
         """
-        voters, processes = journal.voters, process.world.processes
-        if voters is None:
-            return
         term, having = journal.term_at(index), 0
+        processes = process.world.processes
         for member in voters:
             other = processes.get(member.node_id)
             theirs = None if other is None or other.voter is None else other.voter._journal
             having += theirs is None or (
                 member.is_kept_in(theirs.directory_id)
                 and (theirs.term_at(index) == term or theirs.first_index > index)
+                and (theirs._dirty_from is None or index < theirs._dirty_from)  # It waits for room.
             )
-        require(
-            having >= len(voters) // 2 + 1,
-            f"node {process.node_id} commits {index}, and {having} of {len(voters)} voters have it",
+        if having >= len(voters) // 2 + 1:
+            return ""
+        return (
+            f"node {process.node_id} commits {index}, and {having} of {len(voters)} voters have it"
         )
 
-    def _leader_is_complete(self, process: Process, journal: Any) -> None:
-        """Raft 5.4.3: who is elected has everything that was ever committed."""
+    def _leader_is_complete(self, process: Process, journal: Any, term: int) -> None:
+        """Raft 5.4.3: who is elected has everything that was committed in an earlier term.
+
+        Who counts the votes of its term late, when leaders of later ones have committed already,
+        need not have what only those committed.
+        """
         for index in range(max(journal.first_index, 2), max(self.decided, default=0) + 1):
             decided = self.decided.get(index)
-            if decided is not None:
+            if decided is not None and self.decided_in[index] < term:
                 require(
                     journal.term_at(index) == decided[0],
                     f"node {process.node_id} leads without entry {index} of term {decided[0]}",
                 )
 
-    def _decide(self, process: Process, index: int, term: int, command: bytes) -> None:
+    def _decide(
+        self, process: Process, index: int, term: int, command: bytes, in_term: int
+    ) -> None:
         if index not in self.decided and command[:1] == VOTERS:
             self._follows(VoterSet.decode(command[1:]).node_ids)
+        self.decided_in.setdefault(index, in_term)  # Its leader is the first to know.
         known = self.decided.setdefault(index, (term, command))
         require(
             known == (term, command),
@@ -181,6 +214,7 @@ class Checkers:
         """The same index, the same state; and a change that was allowed, the first time."""
         if index > self.highest:
             self.highest = index
+            self._results[index] = payload, raw
             self._judge(index, payload, cluster_pb2.CommandResult.FromString(raw))
             reference = self._reference.snapshot()
             self.state_crc[index] = crc32c.crc32c(reference)
@@ -284,7 +318,9 @@ class Checkers:
             for entry, answer in zip(
                 body.partitions, result.alter_partition.partitions, strict=True
             ):
-                took_effect = not answer.HasField("error")
+                took_effect = not answer.HasField("error") or (
+                    answer.error.code == ErrorCode.NEW_LEADER_ELECTED  # It did, and with that.
+                )
                 refusal = authority_refusal(state, leader, entry)  # type: ignore[arg-type]
                 require(
                     not took_effect or not refusal,
@@ -388,6 +424,84 @@ class Checkers:
             f"{where}: {left} left before {old.adding} were in sync: {list(record.isr)}",
         )
 
+    # What an operator gives up.
+
+    def survives(
+        self,
+        number: int,
+        log: dict[int, tuple[int, bytes]],
+        other_logs: list[dict[int, tuple[int, bytes]]],
+    ) -> None:
+        """The survivor that goes on has every decision that any survivor has.
+
+        It has all that was committed before its last term (Raft 5.4.3), and of that term what a
+        survivor with less has. What only later terms committed none of the survivors has of those
+        terms: that another has such an entry of an older term shows nobody that it is decided.
+        """
+        last_term = log[max(log)][0]
+        for index, entry in self.decided.items():
+            if index <= min(log) or log.get(index) == entry:
+                continue
+            in_term = self.decided_in[index]
+            held = any(index <= min(other) or other.get(index) == entry for other in other_logs)
+            require(
+                in_term > last_term or (in_term == last_term and not held),
+                f"survivor {number} goes on without entry {index}, which was decided in term "
+                f"{in_term}{' and which another survivor has' if held else ''}",
+            )
+
+    def recovered(self, log: dict[int, tuple[int, bytes]], term: int, voters_index: int) -> None:
+        """A survivor's log, as far as it was before it became the only voter, is what there is.
+
+        All of it is decided by that; what others decided beyond it is lost, and with it whatever
+        followed from that. ``term`` was the survivor's last one, and no later one ever was.
+        """
+        unlike = [i for i, entry in log.items() if self.decided.get(i, entry) != entry]
+        end = min([voters_index, *unlike]) - 1  # Up to here everything is as it was.
+        self.counts["decisions lost with a majority"] += sum(i > end for i in self.decided)
+        self.counts["entries decided by an operator"] += sum(i > self._last_decided() for i in log)
+        for known in (self.decided, self.decided_in, self.state_crc, self.view_crc, self._results):
+            for index in [index for index in known if index > end]:
+                del known[index]
+        for index, entry in log.items():
+            self.decided.setdefault(index, entry)
+            self.decided_in.setdefault(index, term)
+        self.leaders = {t: node for t, node in self.leaders.items() if t <= term}
+        self.active = {t: node for t, node in self.active.items() if t <= term}
+        self.told_index = min(self.told_index, end)
+        self.voters, self.recovered_from = None, voters_index
+        # What a broker has seen beyond it is nothing any more; what is before it, it has seen too.
+        self.metadata_index_of = {
+            (node, epoch): min(index, end)
+            for (node, epoch), index in self.metadata_index_of.items()
+            if epoch <= end
+        }
+        self._replay()
+
+    def _last_decided(self) -> int:
+        return max(self.decided, default=0)
+
+    def _replay(self) -> None:
+        """Bring the oracle's own state to the last result that is left."""
+        self.highest = max(self._results, default=0)
+        self._reference = ClusterState()
+        self.producer_blocks.clear()
+        self.fenced_at.clear()
+        counts = Counter(self.counts)
+        seen, self.metadata_index_of = self.metadata_index_of, _Unknown()
+        for index, (payload, raw) in sorted(self._results.items()):
+            self._judge(index, payload, cluster_pb2.CommandResult.FromString(raw))
+        self.metadata_index_of = seen
+        self.counts = counts
+
+    def topics(self) -> set[bytes]:
+        """The topics that there are when everything that is decided is applied."""
+        state = ClusterState.restore(self._reference.snapshot())
+        for index, (_term, command) in sorted(self.decided.items()):
+            if index > self.highest and command[:1] == COMMAND:
+                state.apply(index, command[1:])
+        return set(state.topics)
+
     # What is told outside.
 
     def acknowledged(self, index: int) -> None:
@@ -413,6 +527,13 @@ class Checkers:
         )
         key = (node_id, broker_epoch)
         self.metadata_index_of[key] = max(index, self.metadata_index_of.get(key, 0))
+
+
+class _Unknown(dict[tuple[int, int], int]):
+    """In the place of what brokers had seen when something was judged for the first time."""
+
+    def get(self, _key: object, _default: object = None) -> int:  # type: ignore[override]  # Enough.
+        return 1 << 62
 
 
 def view_crc(metadata: cluster_pb2.MetadataDelta) -> int:

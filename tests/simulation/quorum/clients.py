@@ -107,7 +107,7 @@ class Broker(Client):
         self.fenced = True
         self.wants_shutdown = False
         self.may_stop = False
-        self.index = self.controller_epoch = 0
+        self.index = self.controller_epoch = self.told_index = 0
         self.brokers: dict[int, cluster_pb2.BrokerRecord] = {}
         self.topics: dict[bytes, cluster_pb2.TopicRecord] = {}
         self.partitions: dict[tuple[bytes, int], cluster_pb2.PartitionRecord] = {}
@@ -120,8 +120,13 @@ class Broker(Client):
     # The metadata.
 
     async def _follow(self) -> None:
+        """One controller after the other, as production does: some know nothing and never will."""
+        turns: list[int] = []
         while True:
-            target = self.rng.choice(self.world.known_controllers())
+            if not turns:
+                turns = self.world.known_controllers()
+                self.rng.shuffle(turns)
+            target = turns.pop()
             request = controller_pb2.WatchMetadataRequest(
                 cluster_id=CLUSTER_ID,
                 node_id=self.node_id,
@@ -137,9 +142,7 @@ class Broker(Client):
     async def _take_all(self, end: End) -> None:
         try:
             while True:
-                # A controller that tells nothing for long may be cut off.
-                async with asyncio.timeout(self.rng.uniform(2, 4)):
-                    response = await anext(end)
+                response = await self._next_news(end)
                 if response.HasField("active_controller"):
                     self.believed = response.active_controller.node_id
                 if response.HasField("delta"):
@@ -148,6 +151,21 @@ class Broker(Client):
             pass
         finally:
             end.hang_up()
+
+    async def _next_news(self, end: End) -> Any:
+        """What a controller tells next. Raises TimeoutError when it is to be left for another.
+
+        One that tells nothing may be cut off, or be no voter any more; as in production it is left
+        as soon as the active controller is known to have told more.
+        """
+        silent_until_s = self.loop.time() + self.rng.uniform(2, 4)
+        while True:
+            try:
+                async with asyncio.timeout(self.rng.uniform(0.5, 1)):
+                    return await anext(end)
+            except TimeoutError:
+                if self.index < self.told_index or self.loop.time() >= silent_until_s:
+                    raise
 
     def _take(self, delta: cluster_pb2.MetadataDelta) -> None:
         if delta.index <= self.index:
@@ -231,6 +249,7 @@ class Broker(Client):
                         self._incarnation = self.rng.randbytes(16)
                     return
                 self.fenced = response.fenced
+                self.told_index = max(self.told_index, response.metadata_index)
                 self.may_stop = self.may_stop or response.may_shut_down
         finally:
             end.hang_up()
@@ -385,9 +404,11 @@ class Administrator(Client):
 
     async def _delete(self) -> None:
         name, topic_id = self._topics.pop(self.rng.randrange(len(self._topics)))
-        del self.world.topics_promised[topic_id]
+        self.world.topics_promised.pop(topic_id, None)  # Gone already where a majority was lost.
         delete = cluster_pb2.DeleteTopicCommand(name=name, topic_id=topic_id)
-        await self.ask(cluster_pb2.Command(delete_topic=delete))
+        result = await self.ask(cluster_pb2.Command(delete_topic=delete))
+        if result is not None and not result.HasField("error"):
+            self.world.topics_gone[topic_id] = name
 
     async def _move(self) -> None:
         """Give a partition other replicas, or cancel that."""

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from tests.simulation.quorum.virtual_time import ProcessLoop
     from tests.simulation.quorum.world import World
 
+_FLUSHES = 6
 _DISK_OPERATIONS = 12  # A snapshot, its file and its directory take about so many.
 _WEATHERS = (
     "calm", "calm", "lossy", "slow", "rough", "rough", "cut", "one way", "isolate", "split",
@@ -92,7 +93,8 @@ class Faults:
         harms: list[Callable[[], None]] = [
             self._kill, self._kill, self._kill_leader, self._kill_all, self._stop, self._hold,
             self._clock, self._clock, self._strobe, self._kill_broker, self._stop_broker,
-            self._hold_broker, self._wipe,
+            self._hold_broker, self._wipe, self._break_connection,
+            self._fill_disk, self._fail_flush, self._fail_flush, self._fail_active,
         ]  # fmt: skip
         self._rng.choice(harms)()
 
@@ -102,6 +104,21 @@ class Faults:
     def _kill(self) -> None:
         if self._alive():
             self._world.crash(self._rng.choice(self._alive()))
+
+    def _break_connection(self) -> None:
+        """Two processes that live lose the connection between them, and take it for a death."""
+        if len(self._alive()) < 2:
+            return
+        world = self._world
+        one, other = self._rng.sample(self._alive(), 2)
+        leader = world.some_leader()
+        if leader is not None and leader.node_id != other and self._rng.random() < 0.5:
+            one = leader.node_id
+        world.note(f"the connection between controllers {one} and {other} breaks")
+        for here, there in ((one, other), (other, one)):
+            process = world.processes[here]
+            if process.link is not None:
+                process.loop.enter(process.link.on_lost, there)
 
     def _kill_leader(self) -> None:
         leader = self._world.some_leader()
@@ -128,25 +145,60 @@ class Faults:
             leader.loop.enter(leader.spawn, leader.stop)
 
     def _hold(self) -> None:
-        """The whole process stands still, as on an overloaded host."""
+        """The whole process stands still, as on an overloaded host; or its loop does, and the
+        voter's thread goes on.
+        """
         if self._alive():
             process = self._world.processes[self._rng.choice(self._alive())]
             seconds = self._rng.uniform(0.05, 2.0)
-            process.loop.hold(seconds)
-            self._world.note(f"controller {process.node_id} is held up for {seconds:.2f} s")
+            is_whole = self._rng.random() < 0.5
+            (process.loop.hold if is_whole else process.loop.hold_loop)(seconds)
+            what = f"controller {process.node_id}" + ("" if is_whole else "'s loop")
+            self._world.note(f"{what} is held up for {seconds:.2f} s")
 
     def _wipe(self) -> None:
         """A voter loses its disk: it must count for nothing until somebody has removed it.
 
-        One at a time, and where the others are a majority: more is more than Raft can bear.
+        Where the others are a majority: more is more than Raft can bear.
         """
         world = self._world
         if world.operator.may_lose_a_disk():
-            number = self._rng.choice(world.voters())
+            number = self._rng.choice([n for n in world.voters() if n not in world.wiped])
             world.note(f"controller {number} loses its disk")
             world.counts["disks lost"] += 1
             world.wiped.add(number)
             world.empty(number)
+
+    def _fill_disk(self) -> None:
+        """There is no room on a disk, or on all of them, for a while; or for some writes."""
+        world, rng, leader = self._world, self._rng, self._world.some_leader()
+        number = rng.choice(list(world.settings.nodes))
+        if leader is not None and rng.random() < 0.5:
+            number = leader.node_id
+        numbers = list(world.settings.nodes) if rng.random() < 0.15 else [number]
+        fullness = rng.choice([1.0, 1.0, 0.5])
+        world.note(f"the disks of controllers {numbers} are full")
+        world.counts["disks filled"] += len(numbers)
+        for each in numbers:
+            disk = world.disks[each]
+            disk.fullness = fullness
+            world.scheduler.after(rng.uniform(0.3, 4.0), disk.make_room)
+
+    def _fail_flush(self) -> None:
+        """One of the next flushes of a disk fails."""
+        if self._alive():
+            number = self._rng.choice(self._alive())
+            disk, after = self._world.disks[number], self._rng.randint(0, _FLUSHES)
+            if self._rng.random() < 0.5:
+                disk.flush_fuse = after
+            else:  # A snapshot's file and its directory.
+                disk.file_flush_fuse = after % 3
+            self._world.note(f"a flush of controller {number} will fail")
+
+    def _fail_active(self) -> None:
+        """The active controller raises an exception, and so may those that follow it."""
+        for process in self._world.processes.values():
+            process.failures = self._rng.choice([0, 1, 1, 2])
 
     # Clocks.
 

@@ -14,6 +14,7 @@ _LEADER_S = 10.0
 _SETTLED_S = 30.0
 _BAD_LINK_S = 2.5
 _CALM_S = 1.0
+_FULL_S = 1.5
 
 
 def heal(world: World) -> None:
@@ -22,15 +23,25 @@ def heal(world: World) -> None:
     world.is_healed = True
     world.network.weather.clear()
     for number in world.settings.nodes:
-        world.disks[number].fuse = None
+        disk = world.disks[number]
+        disk.disarm()
+        disk.make_room()
         world.start(number)
     for process in world.processes.values():
+        process.failures = 0
         process.loop.release()
         process.loop.clock.set(rate=1.0)
         process.loop.clock_changed()
     for broker in world.brokers.values():
         broker.loop.release()
-    _within(world, _LEADER_S, lambda: world.active() is not None, "there is no active controller")
+    # Who gave up its office claims it again after its penance, if nobody else does.
+    penance_s = max(process.shell._penance_s for process in world.processes.values())
+    _within(
+        world,
+        _LEADER_S + penance_s,
+        lambda: world.active() is not None,
+        "there is no active controller",
+    )
     decided = len(world.checkers.decided)
     _within(
         world,
@@ -43,6 +54,8 @@ def heal(world: World) -> None:
         client.kill()
     _within(world, _SETTLED_S, lambda: not _unsettled(world), lambda: _unsettled(world))
     _promises(world)
+    _failure_is_outlived(world)
+    _full_disk_is_outlived(world)
     if len(world.voters()) > 2:  # Of two, one with a bad link is half of them.
         _healthy_leader_stays(world)
 
@@ -88,6 +101,38 @@ def _promises(world: World) -> None:
         topics = process.shell.state.topics
         for topic_id, name in world.topics_promised.items():
             require(topic_id in topics, f"node {process.node_id} lost topic {name}")
+        for topic_id, name in world.topics_gone.items():
+            require(topic_id not in topics, f"node {process.node_id} has the deleted topic {name}")
+
+
+def _failure_is_outlived(world: World) -> None:
+    """The active controller fails over what a broker's death calls for; it is done all the same."""
+    active = world.active()
+    require(active is not None, "there is no active controller")
+    assert active is not None
+    active.failures = 1
+    world.kill_broker(world.rng.choice(sorted(world.brokers)))
+    _within(world, _SETTLED_S, lambda: not active.failures, "nothing calls for a proposal")
+    _within(world, _SETTLED_S, lambda: not _unsettled(world), lambda: _unsettled(world))
+
+
+def _full_disk_is_outlived(world: World) -> None:
+    """The leader's disk is full, and has room again: it, or another one, is active after that."""
+    leader = world.some_leader()
+    require(leader is not None, "there is no leader")
+    assert leader is not None
+    world.note(f"the disk of controller {leader.node_id} is full, and has room again")
+    leader.disk.fullness = 1.0
+    world.let(_FULL_S)
+    leader.disk.make_room()
+    decided = len(world.checkers.decided)
+    _within(
+        world,
+        _LEADER_S,
+        lambda: world.active() is not None and len(world.checkers.decided) > decided,
+        "nothing is committed any more, though the disks have room again",
+    )
+    _within(world, _SETTLED_S, lambda: not _unsettled(world), lambda: _unsettled(world))
 
 
 def _healthy_leader_stays(world: World) -> None:

@@ -1,28 +1,24 @@
 """The rules, one left out at a time: what each of them is for, and that its absence is noticed.
 
 A mutant changes a few words in one function of the production code. It is caught by seeds of the
-simulator, or by a deterministic test where chance would take too long; ``hunt`` says by which.
+simulator, or by a deterministic test where chance would take too long;
+``leaving_out.hunt`` says by which.
 """
 
 from __future__ import annotations
 
-import contextlib
-import inspect
-import tempfile
-import textwrap
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from types import CodeType
 from typing import Any, Final
 
 from penstock.raft_meta import (
+    active,
     appending,
     elections,
     guard,
     journal,
     raft_quorum,
+    recovery,
     snapshots,
+    taking,
     voter,
     voters,
 )
@@ -34,90 +30,42 @@ from penstock.raft_meta.core import (
     reassignment,
     sessions,
     tables,
+    topic_commands,
 )
-from penstock.raft_meta.rules import changing, reading, replicating, snapshotting, terms, voting
-from tests.simulation.quorum.world import World
+from penstock.raft_meta.rules import (
+    changing,
+    founding,
+    reading,
+    replicating,
+    snapshotting,
+    terms,
+    voting,
+)
+from tests.simulation.quorum import test_disk
+from tests.simulation.quorum.leaving_out import Mutant
+from tests.simulation.quorum.liveness_mutants import LIVENESS
+from tests.simulation.quorum.mutants_of_time import OF_TIME
+from tests.unit.raft_meta import test_changing
 from tests.unit.raft_meta import test_guard_rules as rules
-from tests.unit.raft_meta.lone_voter import Lone
+from tests.unit.raft_meta import test_taking_snapshots as taken
 
-Test = Callable[..., object]
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """``old`` is ``new`` in a function's text. ``tests`` are those that must notice."""
-
-    description: str
-    function: Any
-    old: str
-    new: str
-    tests: tuple[Test, ...] = ()
-
-    def code(self) -> CodeType:
-        """The function's code with the rule left out.
-
-        Raises ValueError where the text is not found just once: the mutant must follow the code.
-        """
-        text = textwrap.dedent(inspect.getsource(self.function))
-        if text.count(self.old) != 1:
-            raise ValueError(f"{self.function.__qualname__} has {self.old!r} not just once")
-        made: dict[str, Any] = {}
-        exec(text.replace(self.old, self.new), self.function.__globals__, made)
-        code: CodeType = made[self.function.__name__].__code__
-        return code
-
-    @contextlib.contextmanager
-    def planted(self) -> Iterator[None]:
-        """The rule is left out inside of the ``with`` block, whoever holds the function."""
-        kept, self.function.__code__ = self.function.__code__, self.code()
+_RESET: Final = (
+    "    self._journal.reset_to_snapshot(snapshot.index, snapshot.term, snapshot.voters)\n"
+)
+_INSTALL: Final = (
+    """\
+    while True:
         try:
-            yield
-        finally:
-            self.function.__code__ = kept
-
-
-@dataclass(frozen=True)
-class Caught:
-    """What noticed it: a test, or a seed after so many."""
-
-    by: str
-    how: str
-    seeds: int = 0
-
-
-def _last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1] if lines else "failed"
-
-
-def _fails(test: Test) -> str:
-    """Run one test of a lone voter; what it complains of, or nothing."""
-    with tempfile.TemporaryDirectory() as directory:
-        takes_lone = "lone" in inspect.signature(test).parameters
-        lone = Lone(Path(directory)) if takes_lone else None
-        try:
-            test(lone if takes_lone else Path(directory))
-        except Exception as error:
-            return _last_line(f"{type(error).__name__}: {error}")
-        finally:
-            if lone is not None:
-                lone.journal.abandon()
-    return ""
-
-
-def hunt(mutant: Mutant, first: int, seeds: int) -> Caught | None:
-    """Run its tests, or else seeds, with the rule left out, until one of them notices."""
-    with mutant.planted():
-        for test in mutant.tests:
-            how = _fails(test)
-            if how:
-                return Caught(f"{test.__module__.rpartition('.')[2]}.{test.__name__}", how)
-        for number in range(first, first + seeds):
-            report = World(number).run()
-            if report.violation:
-                return Caught(f"seed {number}", _last_line(report.violation), number - first + 1)
-    return None
-
+            self._snapshots.save(snapshot)
+            break
+        except OSError as error:
+            if not is_full(error):
+                raise
+            self._await_room(error)
+    self._snapshot = snapshot
+"""
+    + _RESET
+)
 
 MUTANTS: Final[dict[str, Mutant]] = {
     # Rule 1.
@@ -194,7 +142,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "answers beyond the log count": Mutant(
         "an acknowledgement of what this leader does not have",
         replicating.Replicating.on_reply,
-        "reply.round > progress.round or reply.next_index > desk.journal.last_index + 1",
+        "not known or reply.next_index > desk.journal.last_index + 1",
         "False",
         (rules.test_answers_beyond_the_log_are_dropped,),
     ),
@@ -224,6 +172,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         voting.Voting._hears_leader,
         "return self._desk.leads or self._elections.leader_is_alive(self._desk.now_s)",
         "return self._desk.leads",
+        (rules.test_candidates_are_ignored_while_a_leader_is_alive,),
     ),
     "the gate stays open": Mutant(
         "the engine may stand again without another pre-vote",
@@ -232,6 +181,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "pass",
         (rules.test_a_second_candidacy_does_not_open_the_way_to_a_third,),
     ),
+    **OF_TIME,
     # Rule 6.
     "snapshots replace what is there": Mutant(
         "a snapshot is installed though the log has its last entry",
@@ -275,17 +225,25 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "return self.directory_id in (ANY_DIRECTORY, directory_id)",
         "return True",
     ),
+    "anybody founds": Mutant(
+        "controllers whose disks were lost take themselves for a new cluster",
+        founding.Founding._has_permission,
+        "self._desk.journal.may_found",
+        "True",
+    ),
     "voter sets in a row": Mutant(
         "a set is begun before the last one is committed",
         changing.Changing._is_settled,
         "0 < journal.voters_index <= journal.commit_index",
         "0 < journal.voters_index",
+        (test_changing.test_two_changes_never_overlap,),
     ),
     "a set before an entry of its own": Mutant(
         "a new leader changes the voters before it knows what is in force (thesis 4.1)",
         changing.Changing._is_settled,
         "journal.term_at(journal.commit_index) == self._desk.engine.term()",
         "True",
+        (test_changing.test_a_leader_changes_nothing_before_it_committed_in_its_term,),
     ),
     # The disk.
     "said before it is on disk": Mutant(
@@ -309,27 +267,105 @@ MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "snapshots are not flushed": Mutant(
         "the snapshot's file is renamed before it is on disk",
-        snapshots.SnapshotStore.save,
+        snapshots.SnapshotStore._write,
         "os.fsync(file.fileno())",
         "file.fileno()",
     ),
     "a snapshot's name is not flushed": Mutant(
         "the directory is not synced after the rename",
-        snapshots.SnapshotStore.save,
+        snapshots.SnapshotStore._rename,
         "os.fsync(descriptor)",
         "pass",
     ),
     "the log is cut before the snapshot": Mutant(
         "a snapshot is installed into the journal before it is in its file",
         voter.Voter._install,
-        "    while True:\n",
-        "    self._journal.reset_to_snapshot(snapshot.index, snapshot.term)\n    while True:\n",
+        _INSTALL,
+        _RESET + _INSTALL.replace(_RESET, ""),
+    ),
+    "the log is shortened before the snapshot": Mutant(
+        "what a snapshot covers leaves the log before the snapshot is written",
+        voter.Voter.snapshot_of,
+        "return Snapshot(",
+        "self._journal.compact_to(index)\n    return Snapshot(",
+    ),
+    "an older snapshot replaces a newer one": Mutant(
+        "a snapshot takes the place of one that was installed while it was written",
+        voter.Voter.keep,
+        "self._has_snapshot_of(snapshot.index)",
+        "False",
+        (taken.test_a_snapshot_that_was_installed_during_the_write_stays,),
+    ),
+    "the directory is let go of during a write": Mutant(
+        "a controller stops without waiting for the snapshot that it writes",
+        raft_quorum.RaftQuorum.stop,
+        "await self._taking.stop()",
+        "pass",
+    ),
+    "a write without room passes for done": Mutant(
+        "a voter whose disk is full goes on as if it had written",
+        journal.LmdbJournal.sync,
+        "self._await_room(error)",
+        "break",
+    ),
+    "a failed flush is tried again": Mutant(
+        "a flush of the journal that failed is tried again, and goes well: what it was for is gone",
+        journal.LmdbJournal.sync,
+        "if not is_full(error):\n                raise\n            self._await_room(error)",
+        "if is_full(error):\n                self._await_room(error)",
+    ),
+    "what a failed flush left is believed": Mutant(
+        "a journal builds on what it finds in the cache after a flush that failed",
+        journal.LmdbJournal._open,
+        "self._hard_state_dirty = found is not None",
+        "pass",
+        (
+            lambda _directory: (
+                test_disk.test_what_is_said_after_a_failed_flush_outlives_a_loss_of_power()
+            ),
+        ),
+    ),
+    "a snapshot's failed flush is ignored": Mutant(
+        "a snapshot whose flush failed is put in place, and the log cut to it",
+        snapshots.SnapshotStore._write,
+        "    except OSError:\n        _remove(path)\n        raise\n",
+        "    except OSError as error:\n        if is_full(error):\n            raise\n",
+    ),
+    "failures are lived with": Mutant(
+        "an active controller that failed half-way goes on with what it has",
+        active.ControllerShell._handle,
+        "self._renounce()",
+        "self._set_timer()",
+    ),
+    "an office is not given up": Mutant(
+        "who gives up the office of the active controller goes on to lead the quorum",
+        active.ControllerShell._renounce,
+        "self._quorum.renounce()",
+        "pass",
+    ),
+    "recovery keeps what was known to be committed": Mutant(
+        "who becomes the only voter drops what it did not know to be committed",
+        journal.LmdbJournal.take_over,
+        "index = self.last_index + 1",
+        "del self._entries[self._commit - self.first_index + 1 :]\n    index = self.last_index + 1",
+    ),
+    "a recovered set is like any other": Mutant(
+        "a set that an operator put in force must follow the one before",
+        recovery.become_the_only_voter,
+        "VoterSet((me,), recovered=True)",
+        "VoterSet((me,))",
+    ),
+    "recovery leaves the lost ones voters": Mutant(
+        "after a recovery the voters that were lost still count",
+        recovery.become_the_only_voter,
+        "VoterSet((me,), recovered=True)",
+        "journal.voters or VoterSet((me,))",
     ),
     "snapshots of another index": Mutant(
         "a snapshot is taken for one of the next index",
-        raft_quorum.RaftQuorum._on_encoded,
-        "voter.compact(index, data)",
-        "voter.compact(index - 1, data)",
+        taking.SnapshotTaking._take,
+        "voter.snapshot_of(index, data)",
+        "voter.snapshot_of(index - 1, data)",
     ),
     # The controllers.
     "stale broker epochs": Mutant(
@@ -420,7 +456,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "anybody leads": Mutant(
         "a replica that is not in sync is elected though the topic forbids it",
         election._elect,
-        "if leader == NO_LEADER and rules.unclean:",
+        "if leader == NO_LEADER and (rules.unclean or rules.ordered):",
         "if leader == NO_LEADER:",
     ),
     "fenced brokers keep what they have": Mutant(
@@ -447,12 +483,19 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "or not set(before.replicas).issubset(now.replicas)",
         "",
     ),
+    "deletions have no effect": Mutant(
+        "a topic whose deletion was acknowledged is still there",
+        topic_commands.delete_topic,
+        "draft.remove_topic(",
+        "(lambda _topic_id: None)(",
+    ),
     "producer ids twice": Mutant(
         "a block of producer ids is handed out again",
         tables.Draft.commit,
         "tables.next_producer_id = self.next_producer_id",
         "pass",
     ),
+    **LIVENESS,
 }
 
 

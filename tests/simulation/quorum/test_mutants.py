@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.quorum.mutants import MUTANTS, hunt
+from tests.simulation.quorum.leaving_out import complaint, hunt
+from tests.simulation.quorum.mutants import MUTANTS
 
 BY_TESTS = [name for name, mutant in MUTANTS.items() if mutant.tests]
 QUICKLY = [  # In the first seeds; the rest takes ``make sim-mutants``.
@@ -13,6 +14,11 @@ QUICKLY = [  # In the first seeds; the rest takes ``make sim-mutants``.
     "no PreVote",
     "the journal is not flushed",
     "snapshots are not flushed",
+    "a write without room passes for done",
+    "failures are lived with",
+    "an office is not given up",
+    "recovery keeps what was known to be committed",
+    "recovery leaves the lost ones voters",
     "stale broker epochs",
     "stale partition epochs",
     "fenced brokers in sync",
@@ -26,6 +32,11 @@ ENOUGH_SEEDS = 40
 @pytest.mark.parametrize("name", MUTANTS)
 def test_every_mutant_changes_the_code_as_it_is(name):
     assert MUTANTS[name].code() != MUTANTS[name].function.__code__
+
+
+@pytest.mark.parametrize("test", {test for name in BY_TESTS for test in MUTANTS[name].tests})
+def test_what_catches_a_mutant_finds_nothing_without_it(test):
+    assert not complaint(test)
 
 
 @pytest.mark.parametrize("name", BY_TESTS)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -16,8 +17,9 @@ from penstock.raft_meta.snapshots import Snapshot, SnapshotStore
 from tests.simulation.quorum.disk import Crash, Disk, SimulatedOs, SimulatedPath
 from tests.simulation.quorum.world import World
 
-SEEDS = 100
+SEEDS = 200
 SEEDS_A_TEST = 10
+STATE = Snapshot(66, 3, b"state")
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -50,23 +52,33 @@ def test_a_seed_gives_the_same_run_in_every_process():
     assert digest("1") == digest("2")
 
 
-def test_a_snapshot_whose_name_was_not_synced_is_synced_by_who_reads_it(monkeypatch):
+def save(store: SnapshotStore) -> None:
+    store.save(STATE)
+
+
+def save_beside(store: SnapshotStore) -> None:
+    store.write_aside(STATE)
+    store.put_in_place(STATE)
+
+
+@pytest.mark.parametrize("write", [save, save_beside])
+def test_a_snapshot_whose_name_was_not_synced_is_synced_by_who_reads_it(monkeypatch, write):
     """Seed 20374: killed after the rename; read, and the log cut to it; then power was lost."""
     monkeypatch.setattr(snapshots, "os", SimulatedOs)
     for chance in range(20):
         disk = Disk(Random(chance))
         store = SnapshotStore(SimulatedPath(disk, "metadata"))
-        while store_dies(store, disk):
+        while store_dies(store, disk, write):
             pass
         disk.lose_power()
-        assert store.load() == Snapshot(66, 3, b"state")
+        assert store.load() == STATE
 
 
-def store_dies(store: SnapshotStore, disk: Disk) -> bool:
+def store_dies(store: SnapshotStore, disk: Disk, write: Callable[[SnapshotStore], None]) -> bool:
     """Die at a later disk operation each time, until what was saved can be read."""
     tried = getattr(disk, "tried", 0)
     disk.tried, disk.fuse = tried + 1, tried
     with contextlib.suppress(Crash):
-        store.save(Snapshot(66, 3, b"state"))
+        write(store)
     disk.fuse = None
     return store.load() is None

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-_EXECUTOR_S = 0.01  # What runs beside the loop is done after so long.
+EXECUTOR_S = 0.01  # What runs beside the loop is done after so long.
 _TASKS_KEPT = 64  # So many, and those that are done are forgotten.
 
 
@@ -257,7 +257,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
             except Exception as error:
                 future.set_exception(error)
 
-        self.in_world_time(_EXECUTOR_S, run)
+        self.in_world_time(EXECUTOR_S, run)
         return future
 
     def get_debug(self) -> bool:

@@ -29,6 +29,9 @@ from tests.simulation.quorum.virtual_time import Scheduler
 _FIRST_BROKER = 101
 _FIRST_ADMINISTRATOR = 201
 _STORY_LINES = 60
+NEVER_CUT = 1_000_000  # Entries; no seed has so many.
+SMALL_BATCH_BYTES = 1200
+SMALL_CHUNK_BYTES = 200
 _OLD_CHANGES = 12  # So many are there to be asked for again.
 
 
@@ -48,6 +51,7 @@ class Settings:
     slow_disks: bool
     clock_drift: float
     turns: int
+    recovers: bool
 
     @property
     def voters(self) -> range:
@@ -63,18 +67,19 @@ class Settings:
     def drawn(cls, rng: Random) -> Settings:
         """Small batches, short steps and a log that is never cut are drawn often."""
         return cls(
-            controllers=rng.choice([1, 3, 3, 3, 5, 5]),
-            spares=rng.choice([0, 0, 1, 2]),
+            controllers=rng.choice([1, 2, 3, 3, 3, 5, 5]),
+            spares=rng.choice([0, 0, 1, 2, 3]),
             brokers=rng.choice([2, 3, 4]),
-            snapshot_entries=rng.choice([10, 10, 25, 60, 1_000_000]),
-            batch_bytes=rng.choice([1200, 1200, 4096, 1 << 20]),
-            chunk_bytes=rng.choice([200, 1000, 1 << 18]),
+            snapshot_entries=rng.choice([10, 10, 25, 60, NEVER_CUT]),
+            batch_bytes=rng.choice([SMALL_BATCH_BYTES, SMALL_BATCH_BYTES, 4096, 1 << 20]),
+            chunk_bytes=rng.choice([SMALL_CHUNK_BYTES, 1000, 1 << 18]),
             operations_a_step=rng.choice([1, 2, 4096]),
             client_pause_s=rng.choice([0.25, 0.5, 1.0]),
             deletions=rng.choice([0.2, 0.5]),
             slow_disks=rng.random() < 0.2,
             clock_drift=rng.choice([0.0, 0.001, 0.1]),
             turns=rng.choice([8, 8, 12, 16]),
+            recovers=rng.random() < 0.15,
         )
 
 
@@ -98,7 +103,7 @@ class Report:
                 f"  with {self.settings}",
                 "  the last that happened:",
                 *(f"    {line}" for line in self.story[-_STORY_LINES:]),
-                f"  again: make sim SEED_START={self.seed} SEEDS=1 JOBS=1",
+                f"  again: make sim SIM=quorum SEED_START={self.seed} SEEDS=1 JOBS=1",
             ]
         )
 
@@ -118,16 +123,18 @@ class World:
         self.story: list[str] = []
         self.failure: Violation | None = None
         self.topics_promised: dict[bytes, str] = {}
+        self.topics_gone: dict[bytes, str] = {}  # Their deletion was acknowledged.
         self.blocks_told: set[int] = set()
         self.old_changes: deque[cluster_pb2.AlterPartitionCommand] = deque(maxlen=_OLD_CHANGES)
-        self.disks = {number: Disk(self.rng) for number in self.settings.nodes}
+        self.disks = {number: Disk(self.rng, self.counts) for number in self.settings.nodes}
         self.wiped: set[int] = set()  # Voters that lost their disks, and were not removed since.
-        self.emptied: set[int] = set()
+        self.emptied: set[int] = set()  # Nodes whose first disk is gone.
         self.operator = Operator(self)
         self.processes: dict[int, Process] = {}
         self.brokers: dict[int, Broker] = {}
         self.administrators: list[Administrator] = []
         self.is_healed = False
+        self.is_shut_down = False  # All controllers are stopped, and stay so.
 
     # What processes ask of it.
 
@@ -141,6 +148,12 @@ class World:
         if slow and self.rng.random() < 0.05:
             return self.rng.uniform(0.05, 0.4)
         return self.rng.uniform(0.0002, 0.004)
+
+    def write_latency_s(self) -> float:
+        """How long a part of a large file takes; at times longer than an election timeout."""
+        if not self.is_healed and self.rng.random() < 0.08:
+            return self.rng.uniform(0.05, 2.0)
+        return self.disk_latency_s()
 
     def known_controllers(self) -> list[int]:
         """Whom brokers and administrators may ask."""
@@ -199,17 +212,6 @@ class World:
                 found.append((voter.status().term, process))
         return max(found, key=lambda each: each[0], default=(0, None))[1]
 
-    def configured_voters(self, number: int) -> list[int]:
-        """What controller.quorum.voters says on a node.
-
-        A cluster of one that has grown says more there: an empty directory that knows of nobody
-        else would found another cluster, since it has nobody to ask.
-        """
-        grown = self.checkers.voters
-        if self.settings.controllers == 1 and number in self.emptied and grown is not None:
-            return sorted(grown)
-        return list(self.settings.voters)
-
     def empty(self, number: int) -> None:
         """A node loses its disk, and what runs on it."""
         self.crash(number, power=True)
@@ -229,7 +231,7 @@ class World:
 
     def start(self, number: int) -> None:
         """Start a controller that is down."""
-        if number not in self.processes:
+        if number not in self.processes and not self.is_shut_down:
             self.note(f"controller {number} starts")
             self.processes[number] = Process(self, number, self.disks[number])
 
@@ -242,11 +244,17 @@ class World:
         self.note(f"controller {number} {'loses power' if power else 'is killed'}")
         self.counts["power losses" if power else "kills"] += 1
         self._bury(process)
-        self.disks[number].fuse = None
+        self.disks[number].disarm()
         if power:
             self.disks[number].lose_power()
         delay_s = self.rng.uniform(0.01, 1.5) if down_s is None else down_s
         self.scheduler.after(delay_s, lambda: self.start(number))
+
+    def died(self, process: Process) -> None:
+        """A controller has ended, since it could not trust its disk any more."""
+        if self.processes.get(process.node_id) is process:
+            self.counts["controllers ended by their disks"] += 1
+            self.crash(process.node_id)
 
     def stopped(self, number: int) -> None:
         """A controller has stopped as planned."""
@@ -323,6 +331,10 @@ class World:
         totals = Counter(self.counts)
         totals.update(checkers.counts)
         totals["seeds"] = 1
+        totals["seeds whose log is never cut"] = self.settings.snapshot_entries >= NEVER_CUT
+        totals["seeds of small batches"] = self.settings.batch_bytes <= SMALL_BATCH_BYTES
+        totals["seeds of small chunks"] = self.settings.chunk_bytes <= SMALL_CHUNK_BYTES
+        totals["seeds of one operation a step"] = self.settings.operations_a_step == 1
         totals["events"] = self.scheduler.events
         totals["steps of voters"] = self.steps
         totals["commits"] = len(checkers.decided)
@@ -336,6 +348,7 @@ class World:
     def _live(self) -> None:
         from tests.simulation.quorum.faults import Faults  # It needs World, for its types.
         from tests.simulation.quorum.healing import heal
+        from tests.simulation.quorum.recovering import lose_a_majority
 
         for number in self.settings.nodes:
             self.start(number)
@@ -348,7 +361,9 @@ class World:
         self.scheduler.after(0.5, self._read)
         faults = Faults(self)
         self.let(self.rng.uniform(0.5, 2.0))
-        for _ in range(self.settings.turns):
+        for turn in range(self.settings.turns):
+            if self.settings.recovers and turn == self.settings.turns // 2:
+                lose_a_majority(self)
             faults.turn()
         heal(self)
 

@@ -7,7 +7,6 @@ import sys
 from contextlib import nullcontext
 
 from penstock.chaos.simulator.bugs import BUGS
-from penstock.chaos.simulator.faults import KINDS
 from penstock.chaos.simulator.simulation import Simulation, shrink
 
 
@@ -23,11 +22,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--story", action="store_true", help="tell what happened before the end")
     chosen = parser.parse_args(arguments)
     bug = BUGS.get(chosen.bug)
-    kinds = bug.shown_by if bug else KINDS
+    kinds, given = (bug.shown_by, bug.given) if bug else (None, {})
     broken = 0
     with bug.planted() if bug else nullcontext():
         for seed in range(chosen.seed, chosen.seed + chosen.count):
-            report = Simulation(seed, only=kinds).run()
+            report = Simulation(seed, only=kinds, given=given).run()
             if report.violation is not None:
                 broken += 1
                 if chosen.shrink:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
@@ -12,6 +12,7 @@ from penstock.broker.core.metadata_image import ImageChange, MetadataImage, repl
 from penstock.broker.core.partition_events import (
     BrokersChanged,
     BrokerStatus,
+    LogFailed,
     MinIsrChanged,
     PartitionChanged,
     PartitionState,
@@ -25,7 +26,8 @@ from penstock.chaos.simulator.feeds import Feeds
 from penstock.chaos.simulator.links import Links
 from penstock.chaos.simulator.network import End, Network
 from penstock.chaos.simulator.partition import SimulatedPartition
-from penstock.chaos.simulator.scheduler import Scheduler, Timer
+from penstock.chaos.simulator.repair import ReadBatches, Repairs
+from penstock.chaos.simulator.scheduler import Clock, Scheduler, Timer
 from penstock.v1 import cluster_pb2, controller_pb2
 from penstock.wire.errors import ErrorCode, PenstockError
 from penstock.wire.ids import TopicId, TopicIdPartition
@@ -34,29 +36,34 @@ from penstock.wire.topic_config import effective_min_isr
 HEARTBEAT_MS: Final = 300
 SESSION_TIMEOUT_MS: Final = 1500
 LAG_MAX_MS: Final = 700
+ACKS_ALL: Final = -1
 _CALL_TIMEOUT_MS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerPlace:
-    """What a broker's process stands on."""
+    """What a broker's process stands on. ``scrubs``: bits may flip, and somebody looks for it."""
 
     scheduler: Scheduler
     network: Network
+    clock: Clock
     disk: Disk
     rng: Random
     controllers: tuple[int, ...]
     touched: dict[tuple[int, TopicIdPartition], SimulatedPartition]
     restart: Callable[[int], None]
+    flush_failed: Callable[[int, TopicIdPartition], None]
+    given_up: Callable[[int, TopicIdPartition], None]
+    scrubs: bool
 
 
 @dataclass(frozen=True, slots=True)
 class ProduceRequest:
-    """Batches for one partition."""
+    """Batches for one partition. ``acks`` is 0, 1 or -1, which is all; 0 gets no answer."""
 
     key: TopicIdPartition
     records: bytes
-    acks_all: bool
+    acks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +84,7 @@ class Answer:
     records: bytes = b""
     leader: int = -1
     leader_epoch: int = -1
+    high_watermark: int = -1
 
 
 class SimulatedBroker:
@@ -95,11 +103,14 @@ class SimulatedBroker:
         self.may_stop = False
         self.feeds = Feeds(self)
         self.links = Links(self)
+        self.repairs = Repairs(self)
         self._lease = Lease(SESSION_TIMEOUT_MS)
-        self._previous_epoch, self.disk.clean_epoch = self.disk.clean_epoch, -1
+        self._previous_epoch = self.disk.runs.begin()
         self._incarnation_id = place.rng.randbytes(16)
         self._brokers: dict[int, BrokerStatus] = {}
         self._caught_up = False
+        self._failed_logs: set[TopicIdPartition] = set()
+        self._reporting = False
         self._heartbeat: End | None = None
         self._heartbeat_timer: Timer | None = None
         self._heard_by = -1
@@ -113,12 +124,14 @@ class SimulatedBroker:
 
     @property
     def now_ms(self) -> int:
-        """Now."""
-        return self.place.scheduler.now_ms
+        """What the node's clock shows."""
+        return self.place.clock.now_ms
 
     def after(self, delay_ms: int, action: Callable[[], None]) -> Timer:
         """Let something happen later, if this process lives then."""
-        return self.place.scheduler.after(delay_ms, lambda: action() if self.alive else None)
+        return self.place.scheduler.after(
+            delay_ms, lambda: action() if self.alive else None, node=self.node_id
+        )
 
     def connect(self, target: int, service: str) -> End:
         """Open a stream to another broker."""
@@ -171,6 +184,8 @@ class SimulatedBroker:
         if self._caught_up:
             self._follow(change)
         self._catch_up()
+        self.report()
+        self.repairs.metadata_changed()
         self.links.metadata_changed()
 
     def _catch_up(self) -> None:
@@ -187,12 +202,18 @@ class SimulatedBroker:
         if change.snapshot:
             self._take_all()
             return
+        for topic in change.removed_topics:
+            for number in topic.partitions:
+                self._drop(TopicIdPartition(topic.topic_id, number), ordered=True)
         for topic_id in change.topics:
             self._configs_changed(topic_id)
         for record in change.partitions:
             self._partition_changed(record, ordered=True)
 
     def _take_all(self) -> None:
+        for key in list(self.partitions):
+            if self.image.partition_by_id(key) is None:
+                self._drop(key, ordered=self.image.was_deleted(key.topic_id))
         for topic in self.image.topics():
             for record in topic.partitions.values():
                 self._partition_changed(record)
@@ -223,8 +244,12 @@ class SimulatedBroker:
         key = TopicIdPartition(TopicId(record.topic_id), record.partition)
         topic = self.image.topic_by_id(key.topic_id)
         if topic is None or self.node_id not in record.replicas:
-            self._drop(key, record, ordered=ordered)
+            hosted = self.partitions.get(key)
+            moved = hosted is not None and record.leader_epoch > hosted.log.last_epoch
+            self._drop(key, ordered=ordered or moved)
             return
+        if key in self._failed_logs and key not in self.partitions:
+            return  # What its disk has of it may come back: it is not made anew.
         partition = self.partitions.get(key)
         if partition is None:
             log = self.disk.log(key)
@@ -245,25 +270,85 @@ class SimulatedBroker:
             )
         )
 
-    def _drop(
-        self, key: TopicIdPartition, record: cluster_pb2.PartitionRecord, *, ordered: bool
-    ) -> None:
+    def _drop(self, key: TopicIdPartition, *, ordered: bool) -> None:
         """As penstock.broker.replication.hosting does: delete on an order, or on a proof."""
         partition = self.partitions.pop(key, None)
         if partition is None:
             return
-        self.links.unfollow(key)
         partition.close()
-        if ordered or record.leader_epoch > partition.log.last_epoch:
+        self.links.unfollow(key)
+        if key in self._failed_logs:
+            return
+        if ordered:
             self.disk.erase(key)
+        else:
+            self.disk.set_aside(key)
 
     def _remove_strays(self) -> None:
         for key in self.disk.partitions():
-            record = self.image.partition_by_id(key)
-            if key in self.partitions or record is None:
+            if key in self.partitions:
                 continue
-            if record.leader_epoch > self.disk.log(key).last_epoch:
+            record = self.image.partition_by_id(key)
+            moved = record is not None and record.leader_epoch > self.disk.log(key).last_epoch
+            if moved or self.image.was_deleted(key.topic_id):
                 self.disk.erase(key)
+            else:
+                self.disk.set_aside(key)
+
+    # A disk that fails.
+
+    def fail_logs(self, keys: Iterable[TopicIdPartition]) -> None:
+        """The disk with these logs fails, for as long as this process lives."""
+        self.disk.runs.doubt()
+        for key in keys:
+            partition = self.partitions.get(key)
+            if partition is not None and key not in self._failed_logs:
+                self._failed_logs.add(key)
+                self.disk.failed.add(key)
+                partition.handle(LogFailed())
+        self.report()
+
+    # What the controllers are told of replicas.
+
+    def report(self) -> None:
+        """Tell the controllers how replicas are until the metadata show it, as ReplicaReporter."""
+        if self._reporting or not self._caught_up:
+            return
+        due = {
+            key: state
+            for key in sorted({*self._failed_logs, *self.partitions})
+            if (state := self._state_to_report(key)) is not None
+        }
+        if not due:
+            return
+        self._reporting = True
+        report = cluster_pb2.ReportReplicasCommand(
+            node_id=self.node_id,
+            broker_epoch=self.broker_epoch,
+            replicas=[
+                cluster_pb2.ReplicaReport(
+                    topic_id=key.topic_id, partition=key.partition, state=state
+                )
+                for key, state in due.items()
+            ],
+        )
+        self._command(lambda _: self._retry(self._report_again), report_replicas=report)
+
+    def _report_again(self) -> None:
+        self._reporting = False
+        self.report()
+
+    def _state_to_report(self, key: TopicIdPartition) -> cluster_pb2.ReplicaState.ValueType | None:
+        record = self.image.partition_by_id(key)
+        if record is None or self.node_id not in record.replicas:
+            return None
+        told = self.node_id in record.offline_replicas
+        if key in self._failed_logs:
+            return None if told else cluster_pb2.REPLICA_STATE_OFFLINE
+        if self.repairs.is_damaged(key):
+            others = set(record.isr).difference(record.offline_replicas, (self.node_id,))
+            return cluster_pb2.REPLICA_STATE_DAMAGED if others and not told else None
+        return cluster_pb2.REPLICA_STATE_ONLINE if told else None
 
     # Registration and heartbeats.
 
@@ -283,6 +368,7 @@ class SimulatedBroker:
             self._retry(self._register)
             return
         self.broker_epoch = result.register_broker.broker_epoch
+        self.disk.runs.registered(self.broker_epoch, failed=bool(self.disk.failed))
         self._catch_up()
         self.links.renew()
         self._open_heartbeat()
@@ -411,12 +497,17 @@ class SimulatedBroker:
     # What others ask.
 
     def accept(self, service: str, end: End) -> None:
-        """A follower opens its stream."""
-        assert service == "replication"
-        self.feeds.accept(end)
+        """A follower opens its stream, or a producer that wants no answers."""
+        if service == "replication":
+            self.feeds.accept(end)
+            return
+        assert service == "produce"
+        end.on_message = lambda request: self.serve("produce", request, lambda _: None)
 
     def serve(self, method: str, request: Any, reply: Callable[[Any], None]) -> None:
         """Answer a client."""
+        if not self.alive:
+            return
         if method == "metadata":
             record = self.image.partition_by_id(request)
             if record is None:
@@ -425,7 +516,9 @@ class SimulatedBroker:
                 reply(Answer(leader=record.leader, leader_epoch=record.leader_epoch))
             return
         partition = self.partitions.get(request.key)
-        if not self.may_serve():
+        if method == "read batches":
+            self._read_batches(partition, request, reply)
+        elif not self.may_serve():
             reply(Answer(ErrorCode.BROKER_FENCED))
         elif partition is None:
             reply(Answer(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
@@ -442,7 +535,7 @@ class SimulatedBroker:
     def _produce(
         partition: SimulatedPartition, request: ProduceRequest, reply: Callable[[Any], None]
     ) -> None:
-        if request.acks_all and partition.replica.under_min_isr:
+        if request.acks == ACKS_ALL and partition.replica.under_min_isr:
             reply(Answer(ErrorCode.NOT_ENOUGH_REPLICAS))
             return
 
@@ -450,9 +543,30 @@ class SimulatedBroker:
             reply(Answer(error, base_offset))
 
         try:
-            partition.append(request.records, wait_for_all=request.acks_all, on_done=done)
+            partition.append(request.records, acks=request.acks, on_done=done)
         except PenstockError as error:
             reply(Answer(error.code))
+
+    @staticmethod
+    def _read_batches(
+        partition: SimulatedPartition | None, request: ReadBatches, reply: Callable[[Any], None]
+    ) -> None:
+        """What another replica is to be mended with."""
+        if partition is None or not partition.is_leader:
+            reply(Answer(ErrorCode.NOT_LEADER))
+        elif request.leader_epoch != partition.replica.leader_epoch:
+            reply(Answer(ErrorCode.FENCED_LEADER_EPOCH))
+        else:
+            log = partition.log
+            try:
+                records = log.read(request.offset, 0, below=log.log_end_offset)
+            except PenstockError as error:
+                partition.read_failed(error)
+                reply(Answer(error.code))
+            else:
+                # At its end there is nothing to give, as beyond it.
+                nothing = ErrorCode.OFFSET_OUT_OF_RANGE
+                reply(Answer(records=records) if records else Answer(nothing))
 
     @staticmethod
     def _fetch(
@@ -461,11 +575,11 @@ class SimulatedBroker:
         if request.leader_epoch != partition.replica.leader_epoch:
             reply(Answer(ErrorCode.FENCED_LEADER_EPOCH))
             return
+        high_watermark = partition.replica.high_watermark
         try:
-            records = partition.log.read(
-                request.offset, 800, below=partition.replica.high_watermark
-            )
+            records = partition.log.read(request.offset, 800, below=high_watermark)
         except PenstockError as error:
+            partition.read_failed(error)
             reply(Answer(error.code))
         else:
-            reply(Answer(records=records))
+            reply(Answer(records=records, high_watermark=high_watermark))

@@ -5,36 +5,46 @@ Most are mistakes that real systems have made. Each is one rule of the protocol 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from penstock.broker.core.epoch_history import EpochHistory
+from penstock.broker.core.last_run import FoundDirectory, epoch_to_report
 from penstock.broker.core.partition_events import Effect, Role, TruncateTo
 from penstock.broker.core.partition_leader import Leadership
 from penstock.broker.core.ports import EpochEnd
-from penstock.broker.core.producer_state import Append, ProducerState
+from penstock.broker.core.producer_state import Append, Duplicate, ProducerState
 from penstock.broker.core.replica import Replica
-from penstock.chaos.simulator import links
-from penstock.chaos.simulator.faults import KINDS
-from penstock.raft_meta.core import election, reassignment
-from penstock.raft_meta.core.model import Partition
+from penstock.chaos.simulator import disk, links, runs
+from penstock.chaos.simulator.faults import Fault
+from penstock.chaos.simulator.simulation import Report, Simulation
+from penstock.raft_meta.core import broker_commands, election, partition_commands, reassignment
+from penstock.raft_meta.core.model import Broker, Partition
+from penstock.v1 import cluster_pb2
+from penstock.wire.errors import OutOfOrderSequenceError
 from penstock.wire.records import BatchHeader
+
+_NO_LOSS: Final[Mapping[str, object]] = {"flush_policy": "commit", "unclean": False}
 
 
 @dataclass(frozen=True, slots=True)
 class Bug:
     """``target.name`` is replaced by ``replacement``.
 
-    ``shown_by``: the kinds of faults under which it does harm soon.
+    ``shown_by``: the kinds of faults under which it does harm soon, or whatever the seed draws;
+    ``given``: fields of the Plan without which it does none; ``faults``: a schedule for what chance
+    brings about too seldom.
     """
 
     description: str
     target: object
     name: str
     replacement: object
-    shown_by: tuple[str, ...] = KINDS
+    shown_by: tuple[str, ...] | None = None
+    given: Mapping[str, object] = field(default_factory=lambda: _NO_LOSS)
+    faults: Sequence[Fault] | None = None
 
     @contextmanager
     def planted(self) -> Iterator[None]:
@@ -45,6 +55,21 @@ class Bug:
             yield
         finally:
             setattr(self.target, self.name, kept)
+
+    def hunt(self, first: int, seeds: int) -> Report | None:
+        """Run seeds with the bug in the cores until one shows it; that one's report.
+
+        Raises TypeError when the replacement does not fit the code any more: that shows nothing.
+        """
+        with self.planted():
+            for seed in range(first, first + seeds):
+                run = Simulation(seed, self.faults, only=self.shown_by, given=self.given)
+                report = run.run()
+                if "TypeError" in (report.violation or ""):
+                    raise TypeError(f"{self.description}: {report.violation}")
+                if report.violation is not None:
+                    return report
+        return None
 
 
 # --- The leader ------------------------------------------------------------------------------
@@ -84,6 +109,10 @@ def _raise_to(leadership: Leadership, lowest: int) -> bool:
 
 def _proposed_isr(self: Leadership) -> frozenset[int]:
     return self.isr if self.pending is None else self.pending.isr
+
+
+def _committed_isr(self: Leadership) -> frozenset[int]:
+    return self.isr
 
 
 def _always_joining(self: Leadership, brokers: Mapping[int, Any]) -> set[int]:
@@ -130,6 +159,50 @@ def _never_a_duplicate(_: ProducerState, __: BatchHeader, ___: object) -> Append
     return Append()
 
 
+_check_sequence = vars(ProducerState)["_check"]
+
+
+def _gaps_are_taken(self: ProducerState, header: BatchHeader, *rest: Any) -> Append | Duplicate:
+    try:
+        found: Append | Duplicate = _check_sequence(self, header, *rest)
+    except OutOfOrderSequenceError:
+        return Append()
+    return found
+
+
+# --- The disk --------------------------------------------------------------------------------
+
+
+def _everything_is_sound(_: object) -> bool:
+    return True
+
+
+def _failures_are_not_heeded() -> bool:
+    return False
+
+
+def _only_of_clean_stops(found: Collection[FoundDirectory]) -> int:
+    return epoch_to_report([directory._replace(durable=None) for directory in found])
+
+
+def _marked_whatever_the_policy(self: runs.Runs, broker_epoch: int, *, failed: bool) -> None:
+    self._durable = self._mark(broker_epoch)
+    self.heard_epoch, self.was_doubted = broker_epoch, failed
+
+
+def _emptied_while_the_last_one_restarts() -> tuple[Fault, ...]:
+    """All but one replica go, the second with its disk; then the last one restarts at once."""
+    faults: list[Fault] = []
+    for number, (first, second, last) in enumerate(((4, 5, 1), (5, 4, 2), (4, 5, 3))):
+        at_ms = 1500 + 3500 * number
+        faults += [
+            Fault(at_ms, "kill", (first,), 2500),
+            Fault(at_ms + 300, "lost disk", (second,), 2500),
+            Fault(at_ms + 600, "power loss", (last,), 60),
+        ]
+    return tuple(faults)
+
+
 # --- The controllers -------------------------------------------------------------------------
 
 
@@ -163,6 +236,47 @@ def _newcomers_are_in_sync(
     return moved._replace(isr=isr, elr=())
 
 
+_ineligible = vars(partition_commands)["_ineligible"]
+
+
+def _any_epoch_of_a_member(draft: Any, member: cluster_pb2.IsrMember, leader: Broker) -> str:
+    broker = draft.broker(member.node_id)
+    epoch = member.broker_epoch if broker is None else broker.broker_epoch
+    why: str = _ineligible(
+        draft, cluster_pb2.IsrMember(node_id=member.node_id, broker_epoch=epoch), leader
+    )
+    return why
+
+
+_REPORTED: Final = vars(partition_commands)["_REPORTED"]
+
+
+def _emptied_while_it_joins() -> tuple[Fault, ...]:
+    """Nodes that lose their disks when they come back in sync, and a leader that hears nothing."""
+    faults: list[Fault] = []
+    for number, (node, leader) in enumerate(((4, 1), (5, 2), (4, 3), (5, 1), (4, 5), (5, 4)) * 2):
+        at_ms = 1500 + 750 * number
+        faults += [
+            Fault(at_ms, "power loss", (node,), 60),
+            Fault(at_ms + 420, "lost disk", (node,), 60),
+            Fault(at_ms + 430, "one way", (leader, node), 900),
+        ]
+    return tuple(faults)
+
+
+_withdraw = vars(broker_commands)["_withdraw"]
+
+
+def _all_restarts_are_clean(draft: Any, node_id: int, *, unclean: bool, **rest: Any) -> int:
+    del unclean
+    still_led: int = _withdraw(draft, node_id, unclean=False, **rest)
+    return still_led
+
+
+def _as_it_was(partition: Partition, _: object, __: int) -> Partition:
+    return partition
+
+
 def _anew_for_another_leader_alone(before: Partition, now: Partition) -> bool:
     return now.leader != before.leader
 
@@ -193,6 +307,13 @@ BUGS: Final[dict[str, Bug]] = {
         Leadership,
         "maximal_isr",
         property(_proposed_isr),
+    ),
+    "hw-of-committed-isr-only": Bug(
+        "the high watermark does not wait for those that may be in sync already (KIP-497)",
+        Leadership,
+        "maximal_isr",
+        property(_committed_isr),
+        ("slow network", "kill leader", "split", "one way", "another controller", "kill"),
     ),
     "joins-before-caught-up": Bug(
         "the leader lets a follower join before it has what is committed",
@@ -232,6 +353,67 @@ BUGS: Final[dict[str, Bug]] = {
         "_check",
         _never_a_duplicate,
     ),
+    "sequence-gaps-are-taken": Bug(
+        "a batch is appended though the one before it has not come",
+        ProducerState,
+        "_check",
+        _gaps_are_taken,
+    ),
+    "unsound-tail-is-kept": Bug(
+        "a log is opened without a look at the checksums of its tail",
+        disk,
+        "is_sound",
+        _everything_is_sound,
+        ("power loss", "power loss everywhere", "kill leader", "slow disk"),
+    ),
+    "flipped-bits-are-served": Bug(
+        "what is read is not compared with its checksum",
+        disk,
+        "is_served",
+        _everything_is_sound,
+        ("bit flip", "kill", "slow network"),
+    ),
+    "failed-flush-is-taken-for-done": Bug(
+        "a flush that failed is tried again, and goes well: what it was for is gone",
+        disk,
+        "is_failure_heeded",
+        _failures_are_not_heeded,
+        ("failed flush", "power loss", "power loss everywhere"),
+    ),
+    "member-epochs-are-not-checked": Bug(
+        "a replica may be in sync on the word of its former process (KIP-903)",
+        partition_commands,
+        "_ineligible",
+        _any_epoch_of_a_member,
+        ("power loss", "lost disk", "one way"),
+        {**_NO_LOSS, "nodes": (1, 2, 3, 4, 5), "partitions": 3, "min_isr": 1, "late": 0.5},
+        _emptied_while_it_joins(),
+    ),
+    "unclean-restart-is-forgotten": Bug(
+        "who restarted uncleanly stays an eligible leader (KIP-966)",
+        broker_commands,
+        "_withdraw",
+        _all_restarts_are_clean,
+        ("power loss", "kill", "kill leader", "slow network"),
+        {"flush_policy": "os", "unclean": False},
+    ),
+    "crashes-without-loss-are-unclean": Bug(
+        "a crash that cost nothing counts as one that may have, under flush.policy=commit as well",
+        runs,
+        "epoch_to_report",
+        _only_of_clean_stops,
+        ("kill", "lost disk", "power loss"),
+        {**_NO_LOSS, "nodes": (1, 2, 3, 4, 5), "partitions": 3, "min_isr": 2},
+        _emptied_while_the_last_one_restarts(),
+    ),
+    "any-run-counts-as-durable": Bug(
+        "a run under flush.policy os counts as one that acknowledged only what was on the disk",
+        runs.Runs,
+        "registered",
+        _marked_whatever_the_policy,
+        ("power loss", "kill", "kill leader", "slow network"),
+        {"flush_policy": "os", "unclean": False},
+    ),
     "any-replica-is-elected": Bug(
         "the controllers elect a replica that is not in sync",
         election,
@@ -244,6 +426,13 @@ BUGS: Final[dict[str, Bug]] = {
         "_eligible",
         _everybody_is_eligible,
         ("kill leader", "one way", "split"),
+    ),
+    "damaged-replicas-stay-in-sync": Bug(
+        "the controllers leave a replica in sync, and leading, that says it is damaged",
+        partition_commands,
+        "_REPORTED",
+        {**_REPORTED, cluster_pb2.REPLICA_STATE_DAMAGED: _as_it_was},
+        ("bit flip",),
     ),
     "leader-epoch-stays": Bug(
         "a new leader gets the leader epoch of the one before",
@@ -264,5 +453,6 @@ BUGS: Final[dict[str, Bug]] = {
         "_starts_anew",
         _anew_for_another_leader_alone,
         ("move", "slow network", "split", "one way"),
+        {**_NO_LOSS, "nodes": (1, 2, 3, 4), "partitions": 1, "min_isr": 1},
     ),
 }

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from penstock.chaos.simulator.network import End, Network
 from penstock.chaos.simulator.quorum import Quorum
-from penstock.chaos.simulator.scheduler import Scheduler, Timer
+from penstock.chaos.simulator.scheduler import Clock, Scheduler, Timer
 from penstock.raft_meta.core.active_controller import ActiveController
 from penstock.raft_meta.core.cluster_state import Applied, ClusterState
 from penstock.raft_meta.core.controller_events import (
@@ -48,6 +48,7 @@ class ControllerPlace:
 
     scheduler: Scheduler
     network: Network
+    clock: Clock
     quorum: Quorum
     liveness: LivenessSettings
     watcher: Watcher
@@ -129,7 +130,7 @@ class SimulatedController:
     # The active controller.
 
     def _tell(self, event: Event) -> None:
-        for effect in self._active.handle(event, self._place.scheduler.now_ms):
+        for effect in self._active.handle(event, self._place.clock.now_ms):
             match effect:
                 case Propose(proposal_id, command):
                     self._propose(command, partial(self._proposed, proposal_id))
@@ -144,8 +145,8 @@ class SimulatedController:
             self._timer = None
         due_ms = self._active.next_deadline_ms()
         if due_ms is not None:
-            delay_ms = due_ms - self._place.scheduler.now_ms
-            self._timer = self._place.scheduler.after(delay_ms, self._tick)
+            delay_ms = due_ms - self._place.clock.now_ms
+            self._timer = self._place.scheduler.after(delay_ms, self._tick, node=self.node_id)
 
     def _tick(self) -> None:
         self._timer = None

@@ -48,23 +48,31 @@ _KINDS: dict[str, tuple[int, Callable[[Random, tuple[int, ...]], tuple[int, ...]
     "kill leader": (4, _none),  # Whoever leads the first partition then.
     "power loss": (5, _one),  # The node dies with its page cache.
     "power loss everywhere": (1, _all),
+    "failed flush": (3, _one),  # A flush fails, and what it was for is in doubt.
+    "failed disk": (2, _one),  # Of some of a broker's logs, until it is mended and started again.
+    "lost disk": (1, _one),  # The node dies, and comes back with an empty disk.
+    "bit flip": (3, _one),  # A bit changes on the disk.
     "restart": (3, _one),  # A clean shutdown, and a start.
+    "stall": (3, _one),  # The node's processes do nothing for a while.
+    "clock": (3, _one),  # The node's clock leaps, or stands still.
     "split": (3, _some),  # These nodes are cut off from the others.
     "one way": (3, _two),  # Nothing gets from the first to the second.
+    "reset": (4, _two),  # Streams between the two break; a part of what was under way comes late.
     "slow network": (2, _some),
     "slow disk": (3, _one),
     "another controller": (4, _none),
     "stale entry": (1, _none),  # An entry of a former controller comes late.
     "min isr": (2, _none),  # The topic's min.insync.replicas changes.
     "delete records": (2, _none),  # Somebody deletes what is committed up to somewhere.
-    "move": (8, _none),  # A partition is to move to other brokers, or its move is cancelled.
+    "move": (6, _none),  # A partition is to move to other brokers, or its move is cancelled.
+    "add partition": (1, _none),
+    "topic": (2, _none),  # A second topic is made, or deleted, again and again by the same name.
+    "elect": (2, _none),  # The preferred leader is to lead, or where allowed whoever lives.
 }
 
 
-KINDS: Final[tuple[str, ...]] = tuple(kind for kind in _KINDS if kind != "move")
-"""What goes wrong unless more is asked for."""
-
-KINDS_WITH_MOVES: Final[tuple[str, ...]] = tuple(_KINDS)
+KINDS: Final[tuple[str, ...]] = tuple(_KINDS)
+"""Everything that can go wrong, or that somebody may do."""
 
 
 def draw_faults(
@@ -76,9 +84,10 @@ def draw_faults(
     gap_ms = rng.choice((250, 600, 1200))  # Some runs are wild, some give time to recover.
     faults: list[Fault] = []
     at_ms = 1500
-    while True:
+    while kinds:
         at_ms += rng.randint(gap_ms // 4, gap_ms * 2)
         if at_ms >= until_ms:
-            return faults
+            break
         [kind] = rng.choices(kinds, weights)
         faults.append(Fault(at_ms, kind, _KINDS[kind][1](rng, nodes), rng.randint(50, 2500)))
+    return faults

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.broker.core.partition_events import FollowerAcked, FollowerPositioned
 from penstock.broker.core.ports import EpochEnd
 from penstock.chaos.simulator.messages import Ack, Hello, Position, Push, Pushes, Stop
-from penstock.wire.errors import ErrorCode
+from penstock.wire.errors import CorruptRecordError, ErrorCode
 from penstock.wire.ids import TopicIdPartition
 from penstock.wire.records import iter_batches
 
@@ -164,7 +164,12 @@ class Feed:
             self._forget(key)
             restart = EpochEnd(-1, log.log_start_offset)
             return [Push(key, self._stated[key], diverging=restart)]
-        records = log.read(cursor.next_offset, _PUSH_BYTES, below=log.log_end_offset)
+        try:
+            records = log.read(cursor.next_offset, _PUSH_BYTES, below=log.log_end_offset)
+        except CorruptRecordError as error:
+            self._forget(key)
+            partition.read_failed(error)
+            return [Push(key, self._stated[key], error=error.code)]
         if not records and cursor.marks[0] >= 0:
             return []
         push = self._push(partition, cursor, records)

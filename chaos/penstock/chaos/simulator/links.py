@@ -20,16 +20,22 @@ _BACKOFF_MS: Final = (20, 150)
 
 
 @dataclass(frozen=True, slots=True)
-class _Applied:
+class Applied:
+    """A push that a follower appended, in an epoch and up to an offset."""
+
     partition: SimulatedPartition
     leader_epoch: int
     end_offset: int
 
     @property
     def is_current(self) -> bool:
-        """The replica still follows in the epoch of the push."""
+        """The replica is still here, and follows in the epoch of the push."""
         replica = self.partition.replica
-        return replica.role is Role.FOLLOWER and replica.leader_epoch == self.leader_epoch
+        return (
+            not self.partition.closed
+            and replica.role is Role.FOLLOWER
+            and replica.leader_epoch == self.leader_epoch
+        )
 
     @property
     def is_settled(self) -> bool:
@@ -54,7 +60,7 @@ class Link:
         self._leader = leader
         self._end: End | None = None
         self._to_state: dict[TopicIdPartition, None] = {}
-        self._acks: deque[tuple[int, tuple[_Applied, ...]]] = deque()
+        self._acks: deque[tuple[int, tuple[Applied, ...]]] = deque()
         self._closed = False
         self._attempts = 0
         self._connect()
@@ -153,7 +159,7 @@ class Link:
     def _received(self, end: End, message: Pushes) -> None:
         if end is not self._end or not self._broker.alive:
             return
-        applied: list[_Applied] = []
+        applied: list[Applied] = []
         for push in message.pushes:
             if push.leader_epoch != self.followed.get(push.key):
                 continue
@@ -173,7 +179,7 @@ class Link:
             )
             if push.diverging is None:
                 log_end = partition.log.log_end_offset
-                applied.append(_Applied(partition, push.leader_epoch, log_end))
+                applied.append(Applied(partition, push.leader_epoch, log_end))
         self._acks.append((message.sequence, tuple(applied)))
         self.pump()
 

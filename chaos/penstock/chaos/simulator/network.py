@@ -40,9 +40,9 @@ class Process(Protocol):
 class Weather:
     """How the network is: probabilities per request, and delays in milliseconds."""
 
+    late: float
     lost: float = 0.02
     doubled: float = 0.05
-    late: float = 0.02
     delay_ms: tuple[int, int] = (1, 4)
     late_ms: tuple[int, int] = (50, 800)
 
@@ -50,9 +50,9 @@ class Weather:
 class Network:
     """Who can reach whom, and how fast."""
 
-    def __init__(self, scheduler: Scheduler, rng: Random) -> None:
+    def __init__(self, scheduler: Scheduler, rng: Random, *, late: float) -> None:
         self.scheduler = scheduler
-        self.weather = Weather()
+        self.weather = Weather(late)
         self.processes: dict[int, Process] = {}
         self.slow_ms: dict[int, int] = {}  # Nodes whose network is slow: by how much at most.
         self._cut: set[tuple[int, int]] = set()  # Between nodes.
@@ -126,7 +126,7 @@ class Network:
         self._send(source.address, target, arrive)
         if self._rng.random() < self.weather.doubled:
             self._send(source.address, target, arrive)
-        self.scheduler.after(timeout_ms, lambda: finish(None))
+        self.scheduler.after(timeout_ms, lambda: finish(None), node=abs(source.address))
 
     def _send(self, source: int, target: int, arrive: Callable[[], None]) -> None:
         if self._rng.random() < self.weather.lost:
@@ -139,7 +139,7 @@ class Network:
             if self.linked(source, target):
                 arrive()
 
-        self.scheduler.after(delay_ms, land)
+        self.scheduler.after(delay_ms, land, node=abs(target))
 
     # Streams.
 
@@ -162,8 +162,26 @@ class Network:
                 process.accept(service, far)
                 near.pump()
 
-        self.scheduler.after(self.delay_ms(source.address, target), arrive)
+        self.scheduler.after(self.delay_ms(source.address, target), arrive, node=abs(target))
         return near
+
+    def reset(self, one: int, other: int) -> None:
+        """Break every stream between two nodes, as something between them that forgets may do.
+
+        The ends learn of it at different times. Of what was under way a part still arrives, maybe
+        after what is sent on the stream that takes the place of the broken one.
+        """
+        between = [
+            end
+            for address in (one, -one, other, -other)
+            for end in self._ends.get(address, [])
+            if {abs(address), abs(end.target)} == {one, other}
+        ]
+        told: set[int] = set()
+        for end in self._rng.sample(between, len(between)):
+            if end.is_open and id(end) not in told:
+                told |= {id(end), id(end.peer)}
+                end.break_off(self._rng.randint(0, 3), self._rng.randint(1, 300))
 
     def give_up_ms(self) -> int:
         """How long an end waits for the other before it gives the stream up."""
@@ -219,7 +237,11 @@ class End:
         if self.queue and not self._moving and self.owner is not None:
             self._moving = True
             delay_ms = self._network.delay_ms(self.owner.address, self.target)
-            self._network.scheduler.after(delay_ms, self._arrive)
+            self._later(delay_ms, self._arrive)
+
+    def _later(self, delay_ms: int, action: Callable[[], None]) -> None:
+        """Let something happen where this end's peer is."""
+        self._network.scheduler.after(delay_ms, action, node=abs(self.target))
 
     def _arrive(self) -> None:
         self._moving = False
@@ -233,7 +255,7 @@ class End:
                 self._stalled_ms = now_ms
                 self.lose(self._network.give_up_ms(), unless=lambda: self._stalled_ms < 0)
             self._moving = True
-            self._network.scheduler.after(_RETRY_MS, self._arrive)
+            self._later(_RETRY_MS, self._arrive)
             return
         self._stalled_ms = -1
         message = self.queue.popleft()
@@ -251,7 +273,18 @@ class End:
             self._hand_over()  # What was sent before still arrives, and then the end.
         self._tell_peer()
 
-    def _hand_over(self) -> None:
+    def break_off(self, arriving: int, delay_ms: int) -> None:
+        """Break now; the first messages that wait arrive nevertheless, and the end of it later."""
+        for _ in range(max(0, len(self.queue) - arriving)):
+            self.queue.pop()
+        self.is_open = False
+        self._network.closed(self)
+        self._hand_over(delay_ms)
+        self.peer.lose(delay_ms + 1)
+        if self.owner is not None and self.owner.alive:
+            self.on_broken()
+
+    def _hand_over(self, delay_ms: int = 0) -> None:
         rest = list(self.queue)
         self.queue.clear()
 
@@ -260,7 +293,7 @@ class End:
                 if self.peer.is_open:
                     self.peer.on_message(message)
 
-        self._network.scheduler.after(0, deliver)
+        self._later(delay_ms, deliver)
 
     def lose(self, delay_ms: int, unless: Callable[[], bool] = lambda: False) -> None:
         """This end learns that the stream is broken, in a while."""
@@ -274,7 +307,8 @@ class End:
             if self.owner is not None and self.owner.alive:
                 self.on_broken()
 
-        self._network.scheduler.after(delay_ms, broken)
+        node = 0 if self.owner is None else abs(self.owner.address)
+        self._network.scheduler.after(delay_ms, broken, node=node)
 
     def lose_soon(self) -> None:
         """This end breaks now."""

@@ -18,6 +18,7 @@ from penstock.broker.core.partition_events import (
     LeaderLostRecords,
     LogAdvanced,
     ProposeIsr,
+    Pushed,
     RefuseFollower,
     Role,
     RoleChanged,
@@ -29,7 +30,7 @@ from penstock.broker.core.partition_events import (
 )
 from penstock.broker.core.replica import Replica
 from penstock.chaos.simulator.disk import MemoryLog
-from penstock.wire.errors import ErrorCode
+from penstock.wire.errors import CorruptRecordError, ErrorCode, PenstockError
 from penstock.wire.ids import LeaderEpoch, TopicIdPartition
 
 if TYPE_CHECKING:
@@ -66,6 +67,11 @@ class Waiters:
             waiter(code)
 
 
+def _asks_again(effects: list[Effect]) -> bool:
+    """Whether a push was no word of a leader that found this log to be a prefix of its own."""
+    return not effects or any(isinstance(effect, StatePosition) for effect in effects)
+
+
 class SimulatedPartition:
     """One partition that a broker hosts."""
 
@@ -94,7 +100,10 @@ class SimulatedPartition:
             return
         self.broker.touch(self)
         touched_log = False
-        for effect in self.replica.handle(event):
+        effects = self.replica.handle(event)
+        if isinstance(event, Pushed) and not _asks_again(effects):
+            self.log.history = self.replica.leader_epoch
+        for effect in effects:
             if not isinstance(effect, _UNTOLD):
                 self.broker.note(f"{self.key.partition} on {self.broker.node_id}: {effect}")
             if self._change_log(effect):
@@ -120,7 +129,7 @@ class SimulatedPartition:
     def log_moved(self) -> None:
         """The log's start, end or durable offset moved."""
         if self.log.needs_flush:
-            self.broker.disk.flush_soon(self.log, self._flushed)
+            self.broker.disk.flush_soon(self.log, self._flushed, self._flush_failed)
         self._durable.release(self.log.durable_offset)
         self.handle(LogAdvanced(self.broker.now_ms))
 
@@ -129,7 +138,16 @@ class SimulatedPartition:
             self.log_moved()
             self.broker.links.durable(self)
 
-    def append(self, records: bytes, *, wait_for_all: bool, on_done: Callable[..., None]) -> None:
+    def _flush_failed(self) -> None:
+        if self.broker.alive:
+            self.broker.place.flush_failed(self.broker.node_id, self.key)
+
+    def read_failed(self, error: PenstockError) -> None:
+        """Somebody could not be given what lies in the log."""
+        if isinstance(error, CorruptRecordError):
+            self.broker.repairs.found(self)
+
+    def append(self, records: bytes, *, acks: int, on_done: Callable[..., None]) -> None:
         """Append; ``on_done(base_offset, None)`` or ``on_done(-1, why)``.
 
         Raises what Log.append_as_leader raises.
@@ -142,10 +160,10 @@ class SimulatedPartition:
             for session in list(self.feeds.values()):
                 self.broker.feeds.records_ready(session, self)
         waiters, mark = self._durable, self.log.durable_offset
-        if wait_for_all:
+        if acks < 0:
             waiters, mark = self._committed, self.replica.high_watermark
         base_offset, end = info.base_offset, info.last_offset + 1
-        if mark >= end:
+        if mark >= end or acks == 0:
             on_done(base_offset, None)
         elif not self.is_leader:
             on_done(-1, ErrorCode.NOT_LEADER)
@@ -162,11 +180,15 @@ class SimulatedPartition:
         log = self.log
         match effect:
             case AppendRecords(records):
-                log.append_as_follower(records)
+                try:
+                    log.append_as_follower(records)
+                except CorruptRecordError:  # Nothing was written: ask the leader again later.
+                    self.broker.links.state(self, pause=True)
             case AssignEpoch(leader_epoch):
                 log.assign_epoch(LeaderEpoch(leader_epoch))
             case TruncateTo(offset):
                 log.truncate_to(offset)
+                self.broker.disk.cut_high_watermark(self.key, offset)
             case TruncateFullyAndStartAt(offset):
                 log.truncate_fully_and_start_at(offset)
             case AdvanceLogStart(offset):
@@ -195,7 +217,7 @@ class SimulatedPartition:
                 self.broker.links.state(self, pause=pause)
             case ProposeIsr():
                 self._propose()
-            case IsrChanged(_, under_min_isr):
+            case IsrChanged(under_min_isr=under_min_isr):
                 if under_min_isr:
                     self._committed.fail(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
             case RoleChanged():
@@ -210,6 +232,8 @@ class SimulatedPartition:
             tell(session, self)
 
     def _role_changed(self) -> None:
+        if self.is_leader:
+            self.log.history = self.replica.leader_epoch
         for waiters in (self._durable, self._committed):
             waiters.fail(ErrorCode.NOT_LEADER)
         feeds, self.feeds = self.feeds, {}

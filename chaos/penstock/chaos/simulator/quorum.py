@@ -196,7 +196,7 @@ class Quorum:
         if member.alive and id(member) not in self._applying:
             self._applying.add(id(member))
             delay_ms = self._rng.randint(*_APPLY_MS)
-            self._scheduler.after(delay_ms, lambda: self._apply(member))
+            self._scheduler.after(delay_ms, lambda: self._apply(member), node=member.node_id)
 
     def _apply(self, member: Member) -> None:
         self._applying.discard(id(member))

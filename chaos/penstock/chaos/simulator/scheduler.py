@@ -1,4 +1,7 @@
-"""Virtual time: whatever happens in a simulation happens as an event of one queue."""
+"""Virtual time: whatever happens in a simulation happens as an event of one queue.
+
+Nodes have clocks of their own, which may be wrong, and may be held up as a whole.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,11 @@ _STORY_LINES = 500
 class Timer:
     """One event to come."""
 
-    __slots__ = ("action", "cancelled")
+    __slots__ = ("action", "cancelled", "node")
 
-    def __init__(self, action: Callable[[], None]) -> None:
+    def __init__(self, action: Callable[[], None], node: int) -> None:
         self.action = action
+        self.node = node
         self.cancelled = False
 
     def cancel(self) -> None:
@@ -34,17 +38,20 @@ class Scheduler:
         self.now_ms = 0
         self.steps = 0
         self.story: deque[str] = deque(maxlen=_STORY_LINES)  # What happened last, for people.
+        self.held_until_ms: dict[int, int] = {}  # Nodes whose processes do nothing for a while.
         self._rng = rng
         self._queue: list[tuple[int, float, int, Timer]] = []
         self._count = 0
 
-    def after(self, delay_ms: int, action: Callable[[], None]) -> Timer:
-        """Let ``action`` happen in ``delay_ms`` milliseconds."""
-        timer = Timer(action)
-        self._count += 1
-        due_ms = self.now_ms + max(delay_ms, 0)
-        heapq.heappush(self._queue, (due_ms, self._rng.random(), self._count, timer))
+    def after(self, delay_ms: int, action: Callable[[], None], *, node: int = 0) -> Timer:
+        """Let ``action`` happen in ``delay_ms`` milliseconds, on a node if it is one's doing."""
+        timer = Timer(action, node)
+        self._push(self.now_ms + max(delay_ms, 0), timer)
         return timer
+
+    def _push(self, due_ms: int, timer: Timer) -> None:
+        self._count += 1
+        heapq.heappush(self._queue, (due_ms, self._rng.random(), self._count, timer))
 
     def note(self, what: str) -> None:
         """Remember what happened now."""
@@ -57,6 +64,10 @@ class Scheduler:
             due_ms, _, _, timer = heapq.heappop(queue)
             if timer.cancelled:
                 continue
+            held_until_ms = self.held_until_ms.get(timer.node, 0)
+            if held_until_ms > due_ms:
+                self._push(held_until_ms, timer)
+                continue
             self.now_ms = due_ms
             self.steps += 1
             timer.action()
@@ -64,3 +75,22 @@ class Scheduler:
                 return True
         self.now_ms = end_ms
         return False
+
+
+class Clock:
+    """A node's monotonic clock, by which its processes go. It may leap, or lag behind."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._ahead_ms = 0
+        self._read_ms = 0
+
+    @property
+    def now_ms(self) -> int:
+        """What the clock shows: never less than it ever showed."""
+        self._read_ms = max(self._read_ms, self._scheduler.now_ms + self._ahead_ms)
+        return self._read_ms
+
+    def leap(self, by_ms: int) -> None:
+        """Go forward, or (below 0) stand still for so long, as while a machine is suspended."""
+        self._ahead_ms += by_ms

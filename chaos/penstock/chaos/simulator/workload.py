@@ -1,14 +1,15 @@
-"""Clients of the simulated cluster: idempotent producers that retry, and readers."""
+"""Clients of the simulated cluster: producers, most of them idempotent, and readers."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any, Final
 
-from penstock.chaos.simulator.broker import Answer, FetchRequest, ProduceRequest
+from penstock.chaos.simulator.broker import ACKS_ALL, Answer, FetchRequest, ProduceRequest
 from penstock.chaos.simulator.checkers import Checkers, check
 from penstock.chaos.simulator.network import End, Network
 from penstock.chaos.simulator.scheduler import Scheduler
@@ -47,6 +48,15 @@ class Client:
         self.place = place
         self.leader = -1
         self.leader_epoch = -1
+        self.stopped = False
+
+    def stop(self) -> None:
+        """Begin nothing new."""
+        self.stopped = True
+
+    def retire(self) -> None:
+        """The partition is gone for good: do nothing any more."""
+        self.alive = False
 
     def serve(self, method: str, request: Any, reply: Callable[[Any], None]) -> None:
         """Nobody asks a client."""
@@ -80,7 +90,8 @@ class Client:
 
     def after(self, low_ms: int, high_ms: int, action: Callable[[], None]) -> None:
         """Do something in a while."""
-        self.place.scheduler.after(self.place.rng.randint(low_ms, high_ms), action)
+        delay_ms = self.place.rng.randint(low_ms, high_ms)
+        self.place.scheduler.after(delay_ms, lambda: action() if self.alive else None)
 
 
 @dataclass(slots=True)
@@ -108,32 +119,27 @@ class Producer(Client):
     """Sends numbered records to one partition, several batches at a time, until ``stop``.
 
     Every batch is retried until it is acknowledged. With acks=1 a gap may arise when a leader is
-    lost, and with acks=all when records are deleted with what is known of their producers: the
-    producer then goes on under another id, as a new one would.
+    lost, and with acks=all when records are lost that nobody had to keep, or deleted with what is
+    known of their producers: the producer then goes on under another id, as a new one would.
     """
 
     def __init__(
-        self, address: int, key: TopicIdPartition, place: ClientPlace, *, acks_all: bool
+        self, address: int, key: TopicIdPartition, place: ClientPlace, *, acks: int
     ) -> None:
         super().__init__(address, key, place)
-        self.acks_all = acks_all
+        self.acks = acks
         self.acknowledged = 0
         self._count = 0
-        self._stopped = False
         self._identity = _Identity(place.new_producer_id())
         self.after(0, 100, self._produce)
 
     @property
     def is_done(self) -> bool:
         """Nothing is on its way any more."""
-        return self._stopped and not self._identity.pending
-
-    def stop(self) -> None:
-        """Make no new records."""
-        self._stopped = True
+        return self.stopped and not self._identity.pending
 
     def _produce(self) -> None:
-        if self._stopped:
+        if self.stopped:
             return
         pending = self._identity.pending
         if not pending or self._identity.batches - pending[0].number < _IN_FLIGHT:
@@ -164,7 +170,7 @@ class Producer(Client):
 
     def _send(self, identity: _Identity, pending: _Pending) -> None:
         pending.sent = True
-        request = ProduceRequest(self.key, pending.records, self.acks_all)
+        request = ProduceRequest(self.key, pending.records, self.acks)
         was_first = identity.pending[0] is pending
         self.ask(
             "produce", request, lambda answer: self._answered(identity, pending, answer, was_first)
@@ -178,15 +184,15 @@ class Producer(Client):
         if answer is not None and answer.error is None:
             identity.pending.remove(pending)
             self.acknowledged += 1
-            if self.acks_all:
+            if self.acks == ACKS_ALL:
                 self.place.checkers.acknowledged_all(self.key, answer.base_offset, pending.values)
             return
         if answer is not None:
             self.take_hint(answer)
         if answer is not None and answer.error in _LOST_PLACE and was_first:
             identity.lost_place += 1
-            deleted = self.place.checkers.log_of(self.key).deleted
-            if identity.lost_place >= _PATIENCE and (deleted or not self.acks_all):
+            may_be = self.acks != ACKS_ALL or self.place.checkers.may_have_lost(self.key)
+            if identity.lost_place >= _PATIENCE and may_be:
                 self._identity = _Identity(self.place.new_producer_id())
                 return
         self.after(0, 30, self.find_leader)
@@ -197,19 +203,63 @@ class Producer(Client):
             self._send(identity, pending)
 
 
+class HastyProducer(Client):
+    """Sends to one partition with acks=0: over a stream, once, and never learns what came of it.
+
+    What of it is in the log is there in the order in which it was sent on one stream.
+    """
+
+    def __init__(self, address: int, key: TopicIdPartition, place: ClientPlace) -> None:
+        super().__init__(address, key, place)
+        self._count = 0
+        self._streams = 0
+        self._stream: End | None = None
+        self.after(0, 100, self._produce)
+
+    def _produce(self) -> None:
+        if self.stopped:
+            return
+        if self._stream is None and self.leader > 0:
+            self._streams += 1
+            self._stream = self.place.network.connect(self, self.leader, "produce")
+            self._stream.on_broken = self._broken
+        if self._stream is None or self.place.rng.random() < 0.1:
+            self.find_leader()  # Nobody tells it that another leads.
+        if self._stream is not None and self._stream.target == self.leader:
+            self._count += 1
+            value = b"%d.%d-%d" % (self.address, self._streams, self._count)
+            record = RecordData(self.place.scheduler.now_ms, None, value)
+            self._stream.send(ProduceRequest(self.key, encode_batch([record]), 0))
+        elif self._stream is not None:
+            self._stream.close()
+            self._broken()
+        self.after(5, 90, self._produce)
+
+    def _broken(self) -> None:
+        self._stream = None
+        self.leader = -1
+        self.leader_epoch = -1
+
+
 class Reader(Client):
     """Reads one partition from its beginning on and checks what it is given."""
 
     def __init__(self, address: int, key: TopicIdPartition, place: ClientPlace) -> None:
         super().__init__(address, key, place)
         self.offset = 0
+        self._high_watermarks: dict[int, int] = {}  # By leader epoch.
+        self._branches = 1
         self.after(0, 100, self._fetch)
 
     def _fetch(self) -> None:
+        branches = self.place.checkers.branches(self.key)
+        for lost in branches[self._branches :]:  # As a consumer finds out by KIP-320.
+            self.offset = min(self.offset, lost.forked_at)
+        self._branches = len(branches)
         request = FetchRequest(self.key, self.offset, self.leader_epoch)
-        self.ask("fetch", request, self._answered)
+        self.ask("fetch", request, partial(self._answered, self.leader_epoch, self._branches))
 
-    def _answered(self, answer: Answer | None) -> None:
+    def _answered(self, leader_epoch: int, branches: int, answer: Answer | None) -> None:
         if answer is None or answer.error is not None:
             if answer is not None:
                 if answer.error is ErrorCode.OFFSET_OUT_OF_RANGE:
@@ -218,17 +268,25 @@ class Reader(Client):
             self.find_leader()
             self.after(20, 100, self._fetch)
             return
+        before = self._high_watermarks.get(leader_epoch, 0)
+        check(
+            answer.high_watermark >= before,
+            f"{self.key.partition}: a reader was told of high watermark {before} in leader epoch "
+            f"{leader_epoch}, and then of {answer.high_watermark}",
+        )
+        self._high_watermarks[leader_epoch] = answer.high_watermark
         for header, view in iter_batches(answer.records):
             if header.next_offset > self.offset:
                 self.place.checkers.consumed(self.key, header.base_offset, bytes(view))
-                self.offset = header.next_offset
+                if branches == len(self.place.checkers.branches(self.key)):
+                    self.offset = header.next_offset
         self.after(10, 60, self._fetch)
 
     def _skip_deleted(self) -> None:
-        deleted = self.place.checkers.log_of(self.key).deleted
+        committed = self.place.checkers.log_of(self.key)
         check(
-            self.offset < deleted,
+            self.offset < committed.deleted or len(self.place.checkers.branches(self.key)) > 1,
             f"a reader of {self.key.partition} stands at {self.offset}, which is gone, but only "
-            f"what lies below {deleted} was deleted",
+            f"what lies below {committed.deleted} was deleted",
         )
-        self.offset = deleted
+        self.offset = min(max(self.offset, committed.deleted), committed.end)

@@ -1,0 +1,91 @@
+"""What was ever shown as committed of a partition, for the checkers to hold everybody to."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+
+from penstock.chaos.simulator.disk import Batch
+from penstock.wire.records import decode_batch
+
+
+class Violation(AssertionError):  # noqa: N818 - it is what it is called everywhere.
+    """A promise was broken."""
+
+
+def check(holds: bool, what: str) -> None:
+    """Raise Violation unless it holds."""
+    if not holds:
+        raise Violation(what)
+
+
+@dataclass(slots=True)
+class CommittedLog:
+    """What was ever shown as committed of one partition, in leader epochs from ``first_epoch`` on.
+
+    There is another one after an election that was allowed to lose records: it begins with what the
+    new leader had of this one, and those of earlier epochs go on by this one.
+    """
+
+    first_epoch: int = -1
+    forked_at: int = 0
+    end: int = 0
+    deleted: int = 0  # Records below may be gone: somebody deleted them.
+    bases: list[int] = field(default_factory=list)
+    batches: list[bytes] = field(default_factory=list)
+    values: dict[bytes, int] = field(default_factory=dict)  # Record values and their offsets.
+    newest: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    """Of each producer the number of its last record, and its offset."""
+
+    def batch_at(self, offset: int) -> bytes | None:
+        """The batch that begins at ``offset``."""
+        place = bisect_right(self.bases, offset) - 1
+        return self.batches[place] if place >= 0 and self.bases[place] == offset else None
+
+    def delete_below(self, offset: int) -> None:
+        """Records below the offset may be gone from now on."""
+        self.deleted = max(self.deleted, offset)
+
+    def extend(self, batch: Batch, who: str) -> None:
+        """The next committed batch."""
+        check(batch.header.base_offset == self.end, f"{who}: a gap at {self.end}")
+        self._add(batch.header.base_offset, batch.header.next_offset, batch.data, who)
+
+    def _add(self, base_offset: int, next_offset: int, data: bytes, who: str) -> None:
+        self.bases.append(base_offset)
+        self.batches.append(data)
+        self.end = next_offset
+        for record in decode_batch(data):
+            value = bytes(record.value or b"")
+            earlier = self.values.get(value, record.offset)
+            self.values[value] = record.offset
+            # Who deletes records deletes what is known of their producers, on replicas that begin
+            # anew after them: a retry that comes so late is taken for a new batch (as in Kafka).
+            check(
+                earlier == record.offset or earlier < self.deleted,
+                f"{who}: {value!r} is committed twice, at {earlier} and {record.offset}",
+            )
+            self._check_order(value, record.offset, who)
+
+    def _check_order(self, value: bytes, offset: int, who: str) -> None:
+        producer, _, number = value.rpartition(b"-")
+        if not producer:
+            return
+        last, last_offset = self.newest.get(producer, (-1, -1))
+        check(
+            int(number) > last or last_offset < self.deleted,
+            f"{who}: {value!r} is committed at {offset}, but number {last} of the same producer "
+            f"before it, at {last_offset}",
+        )
+        self.newest[producer] = (int(number), offset)
+
+    def fork(self, offset: int, leader_epoch: int) -> CommittedLog:
+        """What is left when a leader goes on with no more than what lies below ``offset``."""
+        rest = CommittedLog(leader_epoch, offset, deleted=min(self.deleted, offset))
+        ends = [*self.bases, self.end][1:]
+        for base, end, data in zip(self.bases, ends, self.batches, strict=True):
+            if end <= offset:
+                rest._add(base, end, data, "what is left")
+        rest.deleted = self.deleted
+        rest.end = max(rest.end, offset)
+        return rest

@@ -1,0 +1,57 @@
+"""What a seed draws before a run begins, but for the times of its faults."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from penstock.chaos.simulator.faults import KINDS
+
+_ALWAYS: Final = 0.3  # In so many runs everything may go wrong that can.
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One run's cluster, topic and the kinds of what goes wrong.
+
+    ``flush_policy`` is commit, interval or os. ``unclean``: the topic allows elections that may
+    lose records, and an operator orders some. ``late``: the share of requests that are overtaken.
+    """
+
+    nodes: tuple[int, ...]
+    partitions: int
+    min_isr: int
+    flush_policy: str
+    unclean: bool
+    kinds: frozenset[str]
+    late: float = 0.02
+
+    def __str__(self) -> str:
+        unclean = ", unclean elections" if self.unclean else ""
+        return (
+            f"{len(self.nodes)} nodes, {self.partitions} partitions, min.insync.replicas "
+            f"{self.min_isr}, flush.policy {self.flush_policy}{unclean}; of "
+            f"{len(self.kinds)} kinds of faults: {', '.join(sorted(self.kinds))}"
+        )
+
+
+def draw_plan(rng: Random, only: Collection[str] | None, given: Mapping[str, object]) -> Plan:
+    """A plan. ``only``: of these kinds of faults; ``given``: instead of what is drawn.
+
+    Runs differ in what may go wrong at all: some troubles need that others stay away.
+    """
+    policy = rng.choice(("commit", "commit", "commit", "commit", "interval", "os"))
+    kinds = set(KINDS)
+    if rng.random() >= _ALWAYS:
+        kinds = set(rng.sample(KINDS, rng.randint(3, len(KINDS) - 1)))
+    drawn: dict[str, object] = {
+        "nodes": tuple(range(1, rng.choice((3, 3, 3, 4, 5)) + 1)),
+        "partitions": rng.choice((1, 2, 3)),
+        "min_isr": rng.choice((1, 2, 2, 2, 3)),
+        "flush_policy": policy,
+        "unclean": rng.random() < 1 / 6,
+        "kinds": frozenset(kinds if only is None else only),
+    }
+    return Plan(**{**drawn, **given})  # type: ignore[arg-type]

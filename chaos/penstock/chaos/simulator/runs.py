@@ -1,0 +1,53 @@
+"""What a node's disk keeps of the runs of its broker, as penstock.broker.storage.manager does."""
+
+from __future__ import annotations
+
+from penstock.broker.core.last_run import FoundDirectory, RunMark, epoch_to_report
+
+
+class Runs:
+    """The marks on one node's disk. ``waits``: flush.policy is commit."""
+
+    def __init__(self, *, waits: bool) -> None:
+        self.waits = waits
+        self.heard_epoch = -1  # The last broker epoch that a process here was told.
+        self.was_doubted = False  # In that run the disk failed.
+        self._number = 0  # Of the disk in this place.
+        self._clean: RunMark | None = None
+        self._durable: RunMark | None = None
+        self._is_whole = True
+
+    def _mark(self, broker_epoch: int) -> RunMark:
+        return RunMark(broker_epoch, frozenset({bytes([self._number])}))
+
+    def begin(self) -> int:
+        """A process starts: the broker epoch that it may register with."""
+        marks = self._clean, self._durable
+        known = any(mark is not None for mark in marks)
+        found = [FoundDirectory(bytes([self._number]), *marks, self._is_whole)] if known else []
+        self._clean, self._is_whole = None, True
+        return epoch_to_report(found)
+
+    def registered(self, broker_epoch: int, *, failed: bool) -> None:
+        """The process has its broker epoch; maybe the disk has ``failed`` by then."""
+        self._durable = self._mark(broker_epoch) if self.waits and not failed else None
+        self.heard_epoch, self.was_doubted = broker_epoch, failed
+
+    def stopped(self, broker_epoch: int) -> None:
+        """The process stopped cleanly, and flushed all."""
+        self._clean = self._mark(broker_epoch)
+
+    def doubt(self) -> None:
+        """The disk fails: in every other run it can still take the mark away."""
+        self.was_doubted = True
+        if self.heard_epoch % 2:
+            self._durable = None
+
+    def log_taken_away(self) -> None:
+        """A person deletes a partition's log while nothing runs here."""
+        self._is_whole = False
+
+    def lost(self) -> None:
+        """An empty disk is in the place of this one."""
+        self._number += 1
+        self._clean = self._durable = None
