@@ -18,7 +18,8 @@ SERVICE_FILES := $(shell grep -l '^service ' $(PROTO_FILES))
 .NOTPARALLEL:
 .PHONY: help venv install demo test lint types format test-unit test-simulation test-integration \
 	proto proto-check bench-failover bench-idle bench-quorum bench-controller-failover \
-	bench-metadata bench-tls sim sim-mutants build clean distclean
+	bench-metadata bench-latency bench-catch-up bench-throughput bench-recovery bench-partitions \
+	bench-tls kill-loop sim sim-mutants build clean distclean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-26s %s\n", $$1, $$2 }' \
@@ -72,6 +73,21 @@ bench-controller-failover: $(VENV)/.installed-dev ## Measure how long metadata s
 bench-metadata: $(VENV)/.installed-dev ## Measure controllers with up to 100,000 partitions
 	@$(BIN)/python bench/metadata_scale.py $(ARGS)
 
+bench-latency: $(VENV)/.installed-dev ## Measure how long acks=all takes at a steady rate
+	@$(BIN)/python bench/produce_latency.py $(ARGS)
+
+bench-catch-up: $(VENV)/.installed-dev ## Measure what copying partitions costs those who write
+	@$(BIN)/python bench/catch_up.py $(ARGS)
+
+bench-throughput: $(VENV)/.installed-dev ## Measure the bytes a second of one and three brokers
+	@$(BIN)/python bench/throughput.py $(ARGS)
+
+bench-recovery: $(VENV)/.installed-dev ## Measure the start of a broker that holds a log of 10 GB
+	@$(BIN)/python bench/log_recovery.py $(ARGS)
+
+bench-partitions: $(VENV)/.installed-dev ## Measure 1,000 partitions at rest, and a node's restart
+	@$(BIN)/python bench/many_partitions.py $(ARGS)
+
 bench-tls: $(VENV)/.installed-dev ## Measure what TLS costs on producing and on a commit
 	@$(BIN)/python bench/tls.py $(ARGS)
 
@@ -100,18 +116,26 @@ test-simulation: $(VENV)/.installed-dev ## Run the seeded simulations of whole c
 test-integration: $(VENV)/.installed-dev ## Run the tests that start real nodes on loopback
 	$(PYTEST) tests/integration $(ARGS)
 
-# Thousands of seeds of the quorum's simulator: make sim SEEDS=5000 SEED_START=0 JOBS=2
+# Nodes killed and started again under load: make kill-loop ROUNDS=100 SEED=7
+ROUNDS     ?= 30
+SEED       ?= 1
+
+kill-loop: $(VENV)/.installed-dev ## Kill real nodes in a loop under load, and check every record
+	KILL_ROUNDS=$(ROUNDS) KILL_SEED=$(SEED) $(PYTEST) -x tests/integration/broker/test_kill_loop.py $(ARGS)
+
+# Thousands of seeds of both simulators: make sim SEEDS=5000 SEED_START=0 JOBS=2
+SIM        ?= all
 SEEDS      ?= 1000
 SEED_START ?= 0
 JOBS       ?= 1
 
-sim: $(VENV)/.installed-dev ## Run many seeds of the quorum's simulator (SEEDS, SEED_START, JOBS)
-	@$(BIN)/python -m tests.simulation.quorum --start $(SEED_START) --seeds $(SEEDS) \
-		--jobs $(JOBS) $(ARGS)
+SIMULATE := $(BIN)/python -m tests.simulation
 
-sim-mutants: $(VENV)/.installed-dev ## Leave out each rule of the quorum, and see it noticed
-	@$(BIN)/python -m tests.simulation.quorum --mutants --start $(SEED_START) --seeds $(SEEDS) \
-		--jobs $(JOBS) $(ARGS)
+sim: $(VENV)/.installed-dev ## Run seeds of the simulators (SIM=cluster|quorum|all, SEEDS, JOBS, ...)
+	@$(SIMULATE) --sim $(SIM) --start $(SEED_START) --seeds $(SEEDS) --jobs $(JOBS) $(ARGS)
+
+sim-mutants: $(VENV)/.installed-dev ## Leave out each rule that simulators know, and see it noticed
+	@$(SIMULATE) --mutants --sim $(SIM) --start $(SEED_START) --seeds $(SEEDS) --jobs $(JOBS) $(ARGS)
 
 # --- Generated code -------------------------------------------------------------------------------
 # grpcio-tools 1.67.1 and mypy-protobuf 3.6.0 (pinned in pyproject.toml): stubs of these run on

@@ -57,7 +57,7 @@ class Broker:
         """Register and follow the metadata."""
         await self._link.start()
 
-    def _on_change(self, _change: ImageChange) -> None:
+    async def _on_change(self, _change: ImageChange) -> None:
         self._changed_at_s = time.monotonic()
         self._changed.set()
         self._changed = asyncio.Event()

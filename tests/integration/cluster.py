@@ -46,12 +46,13 @@ class NodeProcess:
         self.config = directory / "node.toml"
         self.log = directory / "node.log"
         self.process: subprocess.Popen[bytes] | None = None
+        self.module = "penstock.broker"
 
     def start(self) -> None:
         assert self.process is None or self.process.poll() is not None
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "penstock.broker", "--config", str(self.config)],
+                [sys.executable, "-m", self.module, "--config", str(self.config)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -90,6 +91,8 @@ class Cluster:
         count: int = 3,
         settings: Mapping[str, object] | None = None,
         authority: Authority | None = None,
+        *,
+        may_found: bool = True,
     ) -> None:
         self.cluster_id = new_cluster_id()
         self.authority = authority
@@ -104,7 +107,8 @@ class Cluster:
         for index in range(count):
             node_id = index + 1
             node = NodeProcess(directory / f"node-{node_id}", node_id, brokers[index])
-            format_directory(node.directory, self.cluster_id, node_id, may_found=True)
+            founds = may_found and node_id == 1
+            format_directory(node.directory, self.cluster_id, node_id, may_found=founds)
             values: dict[str, object] = {
                 "node.id": node_id,
                 "data.dir": str(node.directory),

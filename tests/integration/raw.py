@@ -15,6 +15,8 @@ from penstock.v1 import (
     common_pb2,
     log_pb2,
     log_pb2_grpc,
+    replication_pb2,
+    replication_pb2_grpc,
 )
 from penstock.wire.errors import ErrorCode
 from penstock.wire.records import Record, decode_batch, encode_batch, iter_batches
@@ -109,6 +111,16 @@ def produce(
         if result.error.code not in _RETRIABLE or time.monotonic() > deadline:
             assert not result.HasField("error"), result.error.message
             return result
+
+
+def frames_address(cluster: Cluster, node_id: int) -> str:
+    """Where a node serves followers that come with frames."""
+    address = cluster.nodes[node_id].address
+    with channel(address, cluster.credentials) as opened:
+        stub = replication_pb2_grpc.ReplicationStub(opened)
+        found = stub.Locate(replication_pb2.LocateRequest(), timeout=10)
+    assert found.frames_port
+    return f"{address.rpartition(':')[0]}:{found.frames_port}"
 
 
 def leader_address(cluster: Cluster, topic: str, partition: int = 0) -> str:

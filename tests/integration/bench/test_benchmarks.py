@@ -11,7 +11,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = [
-    "controller_failover.py", "failover.py", "idle.py", "metadata_scale.py", "quorum_commit.py",
+    "catch_up.py", "controller_failover.py", "failover.py", "idle.py", "log_recovery.py",
+    "many_partitions.py", "metadata_scale.py", "produce_latency.py", "quorum_commit.py",
+    "throughput.py",
 ]  # fmt: skip
 
 
@@ -60,3 +62,44 @@ def test_a_size_is_measured():
     (point,) = json.loads(run("metadata_scale.py", "--partitions", "300", "--json"))["points"]
     assert point["partitions"] == 300
     assert point["lost_leaderships"] >= 60
+
+
+@pytest.mark.integration
+def test_acknowledgements_are_timed():
+    small = ("--rate", "100", "--seconds", "1", "--policies", "os", "--json")
+    (figures,) = json.loads(run("produce_latency.py", *small))["rounds"]
+    assert figures["records"] == 100
+    assert 0 < figures["p50_ms"] <= figures["p99_ms"] <= figures["max_ms"]
+
+
+@pytest.mark.integration
+def test_copying_is_timed():
+    small = ("--rate", "50", "--megabytes", "30", "--limits", "5", "--json")
+    idle, copying = json.loads(run("catch_up.py", *small))["rounds"]
+    assert (idle["copied_mb"], copying["copied_mb"]) == (0, 30)
+    assert copying["records"] > 0
+    assert copying["seconds"] > 0
+
+
+@pytest.mark.integration
+def test_throughput_is_measured():
+    rows = json.loads(run("throughput.py", "--megabytes", "12", "--json"))["rows"]
+    assert [row["what"].split(",")[0] for row in rows] == ["one broker"] * 2 + ["three brokers"] * 2
+    assert [row["megabytes"] > 10 for row in rows] == [True] * 4
+    assert rows[1]["megabytes"] > rows[0]["megabytes"], "what warmed up is consumed too"
+
+
+@pytest.mark.integration
+def test_starts_with_a_log_are_measured():
+    first, clean, killed = json.loads(run("log_recovery.py", "--megabytes", "30", "--json"))[
+        "starts"
+    ]
+    assert min(start["ready_seconds"] for start in (first, clean, killed)) > 0
+    assert killed["read_mb"] > clean["read_mb"] + 25, "what no checkpoint covers is read again"
+
+
+@pytest.mark.integration
+def test_partitions_at_rest_are_measured():
+    figures = json.loads(run("many_partitions.py", "--partitions", "6", "--seconds", "1", "--json"))
+    assert figures["partitions"] == 6
+    assert min(figures["stopped_seconds"], figures["killed_seconds"]) > 0

@@ -15,6 +15,7 @@ from penstock.client import (
     TopicPartition,
     UnsupportedMetadataVersionError,
 )
+from penstock.raft_meta.core.versions import METADATA_VERSION
 from tests.integration.cluster import Cluster, running_cluster
 from tests.support import wait_until
 
@@ -132,11 +133,11 @@ def test_shared_settings_take_effect_on_brokers_and_controller(
 
 def test_the_level_of_a_new_cluster_is_the_newest(admin: AdminClient) -> None:
     described = admin.describe_cluster()
-    assert described.metadata_version == 2
-    assert {broker.max_metadata_version for broker in described.brokers} == {2}
-    assert admin.raise_metadata_version() == 2
+    assert described.metadata_version == METADATA_VERSION
+    assert {broker.max_metadata_version for broker in described.brokers} == {METADATA_VERSION}
+    assert admin.raise_metadata_version() == METADATA_VERSION
     with pytest.raises(UnsupportedMetadataVersionError, match="not every controller knows"):
-        admin.raise_metadata_version(3)
+        admin.raise_metadata_version(METADATA_VERSION + 1)
 
 
 def test_a_broker_is_forgotten_once_it_is_stopped_and_empty(

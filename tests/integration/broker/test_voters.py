@@ -18,9 +18,13 @@ from tests.support import wait_until
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 
+def penstock_command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "penstock.cli", *arguments]
+
+
 def penstock(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "penstock.cli", *arguments],
+        penstock_command(*arguments),
         capture_output=True,
         text=True,
         timeout=100,
@@ -30,7 +34,14 @@ def penstock(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def quorum(cluster: Cluster, *arguments: str) -> dict:
     """What ``penstock quorum ... --output json`` prints."""
-    done = penstock("quorum", *arguments, "--bootstrap", cluster.bootstrap, "--output", "json")
+    return run_penstock(
+        cluster, "quorum", *arguments, "--bootstrap", cluster.bootstrap, "--output", "json"
+    )
+
+
+def run_penstock(cluster: Cluster, *arguments: str) -> dict:
+    """What a command prints, which must succeed."""
+    done = penstock(*arguments)
     assert done.returncode == 0, f"{arguments}: {done.stderr}\n{cluster.log_tails()}"
     return json.loads(done.stdout)
 
@@ -105,6 +116,41 @@ def test_a_dead_controller_is_replaced_for_good(tmp_path: Path) -> None:
         assert [r.value for r in read_all(cluster, "kept", at_least=2)] == [b"a", b"b"]
 
 
+def test_a_voter_is_not_sought_where_it_is_not(tmp_path: Path) -> None:
+    with running_cluster(tmp_path, 3) as cluster:
+        for node_id, address in cluster.controller_addresses.items():
+            wrong = f"{node_id}@127.0.0.1:1"
+            refused = penstock("quorum", "add", wrong, "--bootstrap", cluster.bootstrap)
+            assert refused.returncode == 1
+            assert f"heard at {address}, and not at 127.0.0.1:1" in refused.stderr
+        assert voters(quorum(cluster, "status")) == {1, 2, 3}
+
+
+def test_what_is_known_of_voters_that_are_down_is_shown(tmp_path: Path) -> None:
+    with running_cluster(tmp_path, 3) as cluster:
+        before = quorum(cluster, "status")
+        assert (before["confirmed"], before["role"]) == (True, "leader")
+        first, second = sorted({1, 2, 3} - {before["leader_id"]})
+        cluster.nodes[first].kill()
+
+        def unreachable() -> dict | None:
+            found = quorum(cluster, "status")
+            return next((v for v in found["voters"] if v["is_unreachable"]), None)
+
+        wait_until(lambda: unreachable() is not None, "the dead voter is missed")
+        gone = unreachable()
+        assert gone is not None
+        assert gone["node_id"] == first
+        assert gone["silent_ms"] > 0
+        # The leader goes on leading, as far as it knows; no majority says so any more.
+        cluster.nodes[second].kill()
+        cut_off = quorum(cluster, "status")
+        assert not cut_off["confirmed"]
+        told = penstock("quorum", "status", "--bootstrap", cluster.bootstrap)
+        assert "Confirmed: no" in told.stdout
+        assert "nothing can be changed" in told.stderr
+
+
 def test_the_active_controller_is_removed_and_an_empty_disk_does_not_vote(tmp_path: Path) -> None:
     with running_cluster(tmp_path, 3) as cluster:
         leader = quorum(cluster, "status")["leader_id"]
@@ -160,3 +206,23 @@ def test_one_survivor_of_three_goes_on(tmp_path: Path) -> None:
         assert json.loads(done.stdout)["voters_before"] == [1, 2, 3]
         cluster.start()
         assert voters(quorum(cluster, "status")) == {1}
+
+
+def test_a_cluster_that_nobody_founded_is_called_that(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, 2, may_found=False)
+    for node in cluster.nodes.values():
+        node.start()
+    try:
+        cause = "the cluster is not founded yet, as far as controllers 1, 2 know: controller 1"
+
+        def told() -> bool:
+            status = penstock("quorum", "status", "--bootstrap", cluster.bootstrap)
+            return status.returncode == 1 and cause in status.stderr
+
+        wait_until(told, "both controllers are asked")
+        made = penstock("topics", "create", "t", "--bootstrap", cluster.bootstrap)
+        assert made.returncode == 1
+        assert cause in made.stderr
+        assert "next: stop node 1, say `penstock format --data-dir DIR" in made.stderr
+    finally:
+        cluster.close()

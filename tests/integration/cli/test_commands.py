@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.raft_meta.core.versions import METADATA_VERSION
 from tests.integration.cli.dev_cluster import COMMAND, DevCluster
 from tests.integration.cluster import environment_without_penstock
 from tests.support import wait_until
@@ -120,6 +121,33 @@ def test_partitions_move_and_their_leaders_are_elected(dev: DevCluster) -> None:
     assert "nothing was cancelled" in dev.ok("partitions", "reassign", "moving", "--cancel")
 
 
+def test_a_broker_is_drained(dev: DevCluster) -> None:
+    dev.ok("topics", "create", "draining", "--partitions", "3", "--replication-factor", "2")
+    leaving = ("draining", "--from-broker", "3")
+    shown = dev.ok("partitions", "reassign", *leaving, "--dry-run")
+    assert "nothing was moved" in shown
+    moves = dev.json("partitions", "reassign", *leaving)
+    assert moves
+    for move in moves:
+        assert 3 in move["from"]
+        assert sorted(move["to"]) == [1, 2]
+
+    def drained() -> bool:
+        (topic,) = dev.json("topics", "describe", "draining")
+        return all(sorted(part["replicas"]) == [1, 2] for part in topic["partitions"])
+
+    wait_until(drained, "the broker has none of the topic any more", 30.0)
+    assert "has no replicas" in dev.ok("partitions", "reassign", *leaving)
+    assert dev.json("partitions", "reassign", *leaving) == []
+    everything = ("partitions", "reassign", "--from-broker", "3", "--to")
+    errors = dev.refused(*everything, "1,2", "--dry-run")
+    assert "have replicas on every broker that could take one (1, 2)" in errors
+    assert "next: add a broker" in errors
+    for arguments in (("--from-broker", "7"), ("--from-broker", "3", "--to", "1,7")):
+        errors = dev.refused("partitions", "reassign", *arguments)
+        assert "broker 7 is not registered; the brokers are 1, 2, 3" in errors
+
+
 def test_impossible_moves_are_refused(dev: DevCluster) -> None:
     errors = dev.refused("partitions", "reassign", "orders", "--replicas", "1,9")
     assert "not registered: [9]" in errors
@@ -127,9 +155,10 @@ def test_impossible_moves_are_refused(dev: DevCluster) -> None:
     assert "no topic 'ordes'" in dev.refused(
         "partitions", "reassign", "ordes", "--replicas", "1,2,3"
     )
-    assert "no partition orders-77" in dev.refused(
-        "partitions", "reassign", "orders:77", "--replicas", "1,2,3"
-    )
+    for command in (("reassign", "orders:77", "--replicas", "1,2,3"), ("elect", "orders:77")):
+        errors = dev.refused("partitions", *command)
+        assert "orders has no partition 77; it has 6, from 0 to 5" in errors
+        assert "next: name one of these" in errors
     for arguments in (
         ("orders",),
         ("orders", "--replicas", "1,x"),
@@ -150,6 +179,9 @@ def test_settings_of_the_cluster_are_changed_and_shown_with_their_origin(dev: De
         entries = dev.json("cluster", "describe", "--configs", "--node", "2")
         return next((entry["value"], entry["source"]) for entry in entries if entry["key"] == key)
 
+    errors = dev.refused("cluster", "describe", "--configs", "--node", "77")
+    assert "broker 77 is not registered; the brokers are 1, 2, 3" in errors
+    assert "next: name one of these" in errors
     key = "replica.lag.time.max.ms"
     assert setting(key) == ("10000", "default")
     assert setting("node.id") == ("2", "node file")
@@ -181,9 +213,25 @@ def test_a_topic_grows_and_shows_the_origin_of_its_configs(dev: DevCluster) -> N
     assert "retention.ms" in dev.ok("topics", "describe", "grown", "--configs")
 
 
+def test_the_oldest_records_of_a_partition_are_deleted(dev: DevCluster) -> None:
+    dev.ok("topics", "create", "pruned", "--partitions", "1")
+    lines = [f"line {number}" for number in range(10)]
+    result = dev.run("produce", "pruned", stdin="\n".join(lines).encode() + b"\n")
+    assert result.status == 0, result.stderr
+    delete = ("topics", "delete-records", "pruned", "--before")
+    assert dev.ok(*delete, "0=4") == "pruned-0 begins at offset 4\n"
+    assert dev.consumed("pruned", "--max-records", "6") == lines[4:]
+    assert "high watermark 10" in dev.refused(*delete, "0=11")
+    assert dev.json(*delete, "0=end") == {
+        "topic": "pruned",
+        "partition": 0,
+        "log_start_offset": 10,
+    }
+
+
 def test_the_level_of_the_cluster_and_its_members(dev: DevCluster) -> None:
     assert "already" in dev.ok("cluster", "upgrade")
-    assert dev.json("cluster", "upgrade")["metadata_version"] == 2
+    assert dev.json("cluster", "upgrade")["metadata_version"] == METADATA_VERSION
     errors = dev.refused("cluster", "upgrade", "--metadata-version", "99")
     assert "next: install the same Penstock on every node" in errors
     assert "is alive" in dev.refused("cluster", "unregister", "1")

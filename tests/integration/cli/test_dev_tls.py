@@ -22,8 +22,11 @@ def test_a_cluster_with_certificates_of_its_own(tmp_path: Path) -> None:
         dev.ok("produce", "orders", *options, stdin=b"one\ntwo\n")
         read = dev.ok("consume", "orders", "--from-beginning", "--timeout", "5", *options)
         assert sorted(read.split()) == ["one", "two"]
-        assert "it speaks TLS and this client does not" in dev.refused("topics", "list")
-        assert "set tls_certificate and tls_key" in dev.refused("topics", "list", *options[:2])
+        plain = dev.refused("topics", "list")
+        assert "it speaks TLS and this client does not" in plain
+        assert "next: set --tls-ca, and --tls-cert and --tls-key where brokers ask" in plain
+        nameless = dev.refused("topics", "list", *options[:2])
+        assert "next: set --tls-cert and --tls-key" in nameless
         wrong = dev.refused("topics", "list", "--tls-ca", options[3], *options[2:])
         assert wrong.startswith("error: ")  # And nothing of gRPC's own.
         dev.stop()
@@ -43,7 +46,7 @@ def test_a_cluster_that_was_made_without_tls(tmp_path: Path) -> None:
         dev.start()
         authority = tmp_path / "ca.pem"
         said = dev.refused("topics", "list", "--tls-ca", str(authority))
-        assert f"tls_ca: cannot read {authority}" in said
+        assert f"error: --tls-ca: cannot read {authority}" in said
         dev.stop()
         said = dev.refused("dev", "--data-dir", str(dev.directory), "--tls")
         assert "holds a cluster without TLS" in said

@@ -38,6 +38,11 @@ def test_any_node_may_die_and_then_all_of_them(dev: DevCluster) -> None:
     dev.ok("produce", "kept", "--key-regex", "[0-9]+", stdin=lines(0, 300))
     dev.ok("consume", "kept", "--group", "g", "--from-beginning", "--max-records", "300")
 
+    dev.ok("topics", "create", "alone", "--partitions", "3", "--replication-factor", "1")
+    dev.ok("produce", "alone", "--key-regex", "[0-9]+", stdin=lines(0, 30))
+    (alone,) = dev.json("topics", "describe", "alone")
+    dead = next(p["partition"] for p in alone["partitions"] if p["replicas"] == [2])
+
     # One node dies: it is reported, and everything goes on.
     dev.node(2).kill()
     wait_until(lambda: "killed by SIGKILL" in dev.messages, "the death is reported", 10.0)
@@ -52,6 +57,15 @@ def test_any_node_may_die_and_then_all_of_them(dev: DevCluster) -> None:
     assert "strict-0" in errors
     assert "min.insync.replicas" in errors
     assert "next: start the missing brokers" in errors
+
+    # What it alone held is not taken for empty; the rest is read.
+    partial = dev.run("consume", "alone", "--from-beginning", "--timeout", "3")
+    assert partial.status == 1
+    assert 0 < len(partial.stdout.splitlines()) < 30
+    assert f"error: partition alone-{dead} has no leader" in partial.stderr
+    assert "next: start the brokers that hold it: `penstock topics describe alone`" in (
+        partial.stderr
+    )
 
     # It comes back by the command that was printed, and catches up.
     restarted = subprocess.Popen(

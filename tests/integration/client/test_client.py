@@ -51,6 +51,7 @@ class Reader:
     """A member of a group in a thread of its own; counts what it reads until told to stop."""
 
     def __init__(self, cluster: Cluster, topic: str, group: str) -> None:
+        # Never changed, only replaced: others read it while the thread reads on.
         self.seen: Counter[bytes] = Counter()
         self.owned: frozenset[TopicPartition] = frozenset()
         self.error: BaseException | None = None
@@ -64,7 +65,7 @@ class Reader:
                 bootstrap, topics=topic, group_id=group, auto_offset_reset="earliest"
             ) as consumer:
                 while not self._stop.is_set():
-                    self.seen.update(record.value for record in consumer.poll(100))
+                    self.seen = self.seen + Counter(record.value for record in consumer.poll(100))
                     self.owned = consumer.assignment()
         except BaseException as error:
             self.error = error

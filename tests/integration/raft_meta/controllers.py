@@ -39,10 +39,15 @@ def free_ports(count: int) -> list[int]:
 async def until(
     ask: Callable[[], Awaitable[T] | T], good: Callable[[T], bool] = bool, seconds: float = 15.0
 ) -> T:
-    """Ask again and again until the answer is good; refused connections are no answer."""
+    """Ask again and again until the answer is good; refused connections are no answer.
+
+    At least one question is put after the time is over: a machine that stood still tells nothing.
+    """
     deadline = time.monotonic() + seconds
     answer: object = None
-    while time.monotonic() < deadline:
+    is_last = False
+    while not is_last:
+        is_last = time.monotonic() >= deadline
         try:
             answer = ask()
             if inspect.isawaitable(answer):

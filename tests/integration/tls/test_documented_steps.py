@@ -32,7 +32,10 @@ def here(command: str, cluster: Cluster) -> str:
         ("CLUSTER_ID=$(openssl rand -hex 11)", f"CLUSTER_ID={cluster.cluster_id}"),
         ("HOST=broker-$N.example", "HOST=localhost"),
         ("broker-1.example:9092", cluster.nodes[1].address),
-        ("/var/lib/penstock", str(cluster.nodes[1].directory)),
+        *(
+            (f"/var/lib/penstock --node-id {number}", f"{node.directory} --node-id {number}")
+            for number, node in cluster.nodes.items()
+        ),
     ):
         command = command.replace(example, own)
     return command
@@ -77,7 +80,7 @@ def run(script: str, directory: Path) -> str:
 def test_the_documented_commands_make_a_cluster_under_tls(tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()
-    cluster = Cluster(tmp_path / "cluster")
+    cluster = Cluster(tmp_path / "cluster", may_found=False)
     configure(cluster)
     *making, checking, describing = [here(one, cluster) for one in documented_commands()]
     run("\n".join(making), work)

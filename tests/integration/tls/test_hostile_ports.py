@@ -15,6 +15,7 @@ import grpc
 import psutil
 import pytest
 
+from penstock.broker.replication.frames import PREAMBLE
 from penstock.cli.certificates import Authority, Issued, issue_node
 from penstock.raft_meta.authentication import node_name
 from penstock.v1 import raft_pb2
@@ -68,6 +69,9 @@ def payloads(rng: random.Random) -> Iterator[bytes]:
         yield PREFACE + SETTINGS + b"\x00\x40\x00\x01\x04\x00\x00\x00\x01" + b"\x82" * 300
         yield b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + rng.randbytes(120)
         yield b"\x16\x03\x01\xff\xff" + rng.randbytes(20)
+        yield PREAMBLE + rng.randbytes(60)
+        yield PREAMBLE + MAX_MESSAGE_BYTES.to_bytes(4, "big") + b"\x01" + rng.randbytes(300)
+        yield PREAMBLE + b"\x00\x00\x00\x14\x01" + rng.randbytes(20)
         yield b""
 
 
@@ -199,11 +203,15 @@ def addresses(cluster: Cluster) -> list[str]:
     return [*cluster.controller_addresses.values(), *brokers]
 
 
+def frames_addresses(cluster: Cluster) -> list[str]:
+    return [raw.frames_address(cluster, node_id) for node_id in cluster.nodes]
+
+
 @pytest.mark.parametrize("secure", [False, True])
 def test_bytes_that_are_no_protocol(tmp_path: Path, secure: bool) -> None:
     with running_cluster(tmp_path, authority=Authority() if secure else None) as cluster:
         rng = random.Random(7)
-        data, ports = payloads(rng), addresses(cluster)
+        data, ports = payloads(rng), [*addresses(cluster), *frames_addresses(cluster)]
         contexts = list(strangers(tmp_path, cluster).values()) if secure else []
 
         def attack(number: int) -> None:
@@ -264,7 +272,7 @@ def test_calls_that_make_no_sense(tmp_path: Path, secure: bool) -> None:
 def test_who_shows_the_wrong_certificate_gets_no_answer(tmp_path: Path) -> None:
     with running_cluster(tmp_path, 1, authority=Authority()) as cluster:
         for which, context in strangers(tmp_path, cluster).items():
-            for address in addresses(cluster):
+            for address in (*addresses(cluster), *frames_addresses(cluster)):
                 host, _, port = address.rpartition(":")
                 heard = b""
                 with (
