@@ -39,6 +39,19 @@ def configure_logs(log_format: str, level: str, **bound: object) -> None:
     logging.basicConfig(
         stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
     )
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_tells_of_more_than_a_broken_connection)
+
+
+def _tells_of_more_than_a_broken_connection(record: logging.LogRecord) -> bool:
+    """Whether a library's line is worth its place.
+
+    gRPC logs a traceback where a connection broke just before a call's status was sent. Strangers
+    could fill the log with them, and they are nobody's fault. The class is gRPC's own and private,
+    which is why it goes by its name.
+    """
+    raised = record.exc_info[0] if record.exc_info else None
+    return raised is None or raised.__name__ != "ExecuteBatchError"
 
 
 class _Unfailing:
