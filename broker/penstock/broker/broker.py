@@ -293,7 +293,10 @@ class Broker:
         server = aio.server(options=SERVER_OPTIONS)
         guarded: Any = Guarded(server)  # Not all of a server: what the generated code calls.
         self._metadata = MetadataServicer(
-            self._config.node_id, self._image, self._offsets_topic.ensure
+            self._config.node_id,
+            self._image,
+            self._offsets_topic.ensure,
+            self._link.require_founded,
         )
         log_pb2_grpc.add_LogServicer_to_server(
             LogServicer(self._replicas, self._image, self._metrics), guarded

@@ -265,6 +265,10 @@ class ControllerLink:
         """How the controllers stand; see QuorumView."""
         return await self._quorum.describe(timeout_ms)
 
+    async def require_founded(self) -> None:
+        """Raise ClusterNotFoundedError where no controller knows of any voters; see QuorumView."""
+        await self._quorum.require_founded()
+
     async def alter_voters(
         self, request: controller_pb2.AlterVotersRequest, timeout_ms: int
     ) -> controller_pb2.AlterVotersResponse:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.connections import admin_client
-from penstock.cli.errors import report
+from penstock.cli.errors import EXIT_FAILED, report
 from penstock.cli.output import print_json, print_table
 from penstock.cli.quorum_progress import told_of_progress
 from penstock.cli.quorum_table import controller_rows, leader_doubt
@@ -33,8 +33,8 @@ app = typer.Typer(
 def status(ctx: typer.Context, *, bootstrap: Bootstrap = None, output: Output = None) -> None:
     """Show the voters, who leads, and how far behind the others are.
 
-    Confirmed: a majority said just now that it leads. Without a leader it is what one controller
-    knows, and a warning on standard error.
+    Confirmed: a majority said just now that it leads. Without that it is what one controller
+    knows, with a warning on standard error, and the command ends with 1.
     """
     settings = resolve(ctx, bootstrap, output)
     with admin_client(settings) as admin:
@@ -42,6 +42,7 @@ def status(ctx: typer.Context, *, bootstrap: Bootstrap = None, output: Output = 
     _print(settings, quorum)
     if doubt := leader_doubt(quorum):
         report(f"warning: {doubt}")
+        raise typer.Exit(EXIT_FAILED)
 
 
 @app.command("add")
@@ -166,7 +167,13 @@ def _print_changed(settings: Settings, quorum: QuorumDescription) -> None:
 
 def _print(settings: Settings, quorum: QuorumDescription) -> None:
     if settings.as_json:
-        print_json({**asdict(quorum), "tolerated_losses": quorum.tolerated_losses})
+        print_json(
+            {
+                **asdict(quorum),
+                "tolerated_losses": quorum.tolerated_losses,
+                "states": {row.node_id: row.state for row in controller_rows(quorum)},
+            }
+        )
         return
     leader = str(quorum.leader_id) if quorum.leader_id >= 0 else "none"
     print(

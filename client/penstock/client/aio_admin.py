@@ -127,7 +127,7 @@ class AsyncAdminClient(PartitionAdmin, ClusterAdmin):
             all_topics=True,
             include_internal=arguments.flag("include_internal", include_internal),
         )
-        response = await self._ask("DescribeTopics", request, lambda answer: answer)
+        response = await self._ask("DescribeTopics", request, _all_described)
         topics = [admin_values.topic(entry) for entry in response.topics]
         return sorted(topics, key=lambda topic: topic.name)
 
@@ -344,6 +344,7 @@ class AsyncAdminClient(PartitionAdmin, ClusterAdmin):
 def _all_described(
     response: metadata_pb2.DescribeTopicsResponse,
 ) -> metadata_pb2.DescribeTopicsResponse:
+    raise_if_error(response)
     for entry in response.topics:
         raise_if_error(entry)
     return response

@@ -11,7 +11,12 @@ from typing import Final
 from penstock.client.cluster import Cluster, now_ms
 from penstock.client.core.backoff import Backoff, Pacer
 from penstock.v1 import metadata_pb2, metadata_pb2_grpc
-from penstock.wire.errors import ClientClosedError, PenstockError, RequestTimedOutError
+from penstock.wire.errors import (
+    ClientClosedError,
+    PenstockError,
+    RequestTimedOutError,
+    error_from_proto,
+)
 
 _LOG: Final = logging.getLogger("penstock.client")
 _QUICK_FIRST_MS: Final = 20.0
@@ -162,17 +167,23 @@ class MetadataKeeper:
                 attempt_ms=_ATTEMPT_MS,
                 avoid=avoid,
             )
+            if response.HasField("error"):
+                raise error_from_proto(response.error)
         except PenstockError as error:
             self._last_error = error
             _LOG.warning("metadata could not be had: %s", error.message)
         else:
             self._last_error = None
             if self._every_topic:
-                named = {entry.name for entry in response.topics}
-                for gone in [name for name in self._cluster.metadata.topics if name not in named]:
-                    if gone not in self._topics:
-                        self._cluster.metadata.forget(gone)
+                self._forget_unnamed(response)
             self._cluster.metadata.apply(response, now_ms())
             self._cluster.retire_channels()
         self._wake_waiters()
         self._on_update()
+
+    def _forget_unnamed(self, response: metadata_pb2.DescribeTopicsResponse) -> None:
+        """Of all topics these are left, unless the answerer is behind what is known of one."""
+        named = {entry.name for entry in response.topics} | self._topics
+        for name, info in list(self._cluster.metadata.topics.items()):
+            if name not in named and info.index <= response.metadata_index:
+                self._cluster.metadata.forget(name)

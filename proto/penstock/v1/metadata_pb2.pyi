@@ -198,6 +198,7 @@ class DescribeTopicsResponse(google.protobuf.message.Message):
     BROKERS_FIELD_NUMBER: builtins.int
     METADATA_INDEX_FIELD_NUMBER: builtins.int
     CLUSTER_ID_FIELD_NUMBER: builtins.int
+    ERROR_FIELD_NUMBER: builtins.int
     metadata_index: builtins.int
     """The metadata index that the answer is true for."""
     cluster_id: builtins.str
@@ -210,6 +211,13 @@ class DescribeTopicsResponse(google.protobuf.message.Message):
     def brokers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___BrokerDescription]:
         """All registered brokers, so that a client needs one call and learns which are gone."""
 
+    @property
+    def error(self) -> penstock.v1.common_pb2.Error:
+        """Why nothing can be said: the cluster is not founded yet. Absent on success. A broker that has
+        not heard of a founded cluster's topics yet ends the call with UNAVAILABLE instead, for which
+        clients ask another one.
+        """
+
     def __init__(
         self,
         *,
@@ -217,8 +225,10 @@ class DescribeTopicsResponse(google.protobuf.message.Message):
         brokers: collections.abc.Iterable[global___BrokerDescription] | None = ...,
         metadata_index: builtins.int = ...,
         cluster_id: builtins.str = ...,
+        error: penstock.v1.common_pb2.Error | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["brokers", b"brokers", "cluster_id", b"cluster_id", "metadata_index", b"metadata_index", "topics", b"topics"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["brokers", b"brokers", "cluster_id", b"cluster_id", "error", b"error", "metadata_index", b"metadata_index", "topics", b"topics"]) -> None: ...
 
 global___DescribeTopicsResponse = DescribeTopicsResponse
 

@@ -34,9 +34,14 @@ def penstock(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def quorum(cluster: Cluster, *arguments: str) -> dict:
     """What ``penstock quorum ... --output json`` prints."""
-    return run_penstock(
-        cluster, "quorum", *arguments, "--bootstrap", cluster.bootstrap, "--output", "json"
-    )
+    asked = ("quorum", *arguments, "--bootstrap", cluster.bootstrap, "--output", "json")
+    if arguments != ("status",):
+        return run_penstock(cluster, *asked)
+    done = penstock(*asked)
+    assert done.stdout, f"{done.stderr}\n{cluster.log_tails()}"
+    found: dict = json.loads(done.stdout)
+    assert done.returncode == (0 if found["confirmed"] else 1)
+    return found
 
 
 def run_penstock(cluster: Cluster, *arguments: str) -> dict:
@@ -224,5 +229,8 @@ def test_a_cluster_that_nobody_founded_is_called_that(tmp_path: Path) -> None:
         assert made.returncode == 1
         assert cause in made.stderr
         assert "next: stop node 1, say `penstock format --data-dir DIR" in made.stderr
+        listed = penstock("topics", "list", "--bootstrap", cluster.bootstrap)
+        assert listed.returncode == 1
+        assert cause in listed.stderr
     finally:
         cluster.close()

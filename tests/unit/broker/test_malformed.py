@@ -22,7 +22,13 @@ from penstock.v1.replication_pb2_grpc import (
     ReplicationServicer,
     add_ReplicationServicer_to_server,
 )
-from tests.unit.broker.test_services import FakeLogs, image_with, no_offsets_topic, produce
+from tests.unit.broker.test_services import (
+    FakeLogs,
+    founded,
+    image_with,
+    no_offsets_topic,
+    produce,
+)
 
 GARBAGE = b"\xff\xff\xff"
 
@@ -52,7 +58,7 @@ async def served() -> AsyncIterator[aio.Channel]:
         LogServicer(logs, image, BrokerMetrics()),  # type: ignore[arg-type]  # A fake.
         guarded,
     )
-    add_MetadataServicer_to_server(MetadataServicer(1, image, no_offsets_topic), guarded)
+    add_MetadataServicer_to_server(MetadataServicer(1, image, no_offsets_topic, founded), guarded)
     add_ReplicationServicer_to_server(Echo(), guarded)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

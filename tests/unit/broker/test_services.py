@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage, Topic
 from penstock.broker.core.ports import AppendInfo
 from penstock.broker.metrics import BrokerMetrics
-from penstock.broker.service import watching
+from penstock.broker.service import metadata, watching
 from penstock.broker.service.admin import AdminServicer
 from penstock.broker.service.health import HealthServicer
 from penstock.broker.service.log import MAX_PENDING_REQUESTS, LogServicer
@@ -30,6 +31,7 @@ from penstock.v1 import (
     transactions_pb2,
 )
 from penstock.wire.errors import (
+    ClusterNotFoundedError,
     CoordinatorNotAvailableError,
     ErrorCode,
     NotEnoughReplicasError,
@@ -258,8 +260,57 @@ async def no_offsets_topic() -> Topic:
     raise CoordinatorNotAvailableError("needs 3 brokers")
 
 
+async def founded() -> None:
+    pass
+
+
+class EndedCallError(Exception):
+    """What a call that is ended by its status raises."""
+
+
+class OneCall:
+    """The context of a call, as far as it is ended."""
+
+    async def abort(self, status: grpc.StatusCode, details: str) -> None:
+        raise EndedCallError(status, details)
+
+
+async def test_before_it_has_heard_of_topics_a_broker_does_not_say_that_there_are_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(metadata, "_PATIENCE_S", 0.01)
+    request = metadata_pb2.DescribeTopicsRequest(all_topics=True)
+    servicer = MetadataServicer(7, MetadataImage(), no_offsets_topic, founded)
+    with pytest.raises(EndedCallError, match=r"UNAVAILABLE.*broker 7 has heard nothing"):
+        await servicer.DescribeTopics(request, OneCall())
+
+    async def unfounded() -> None:
+        raise ClusterNotFoundedError("controller 1 waits for 2")
+
+    servicer = MetadataServicer(7, MetadataImage(), no_offsets_topic, unfounded)
+    answer = await servicer.DescribeTopics(request, OneCall())
+    assert answer.error.code == ErrorCode.CLUSTER_NOT_FOUNDED
+
+
+async def test_who_asks_before_the_broker_has_heard_of_topics_waits_for_them() -> None:
+    image = MetadataImage()
+    servicer = MetadataServicer(7, image, no_offsets_topic, founded)
+    request = metadata_pb2.DescribeTopicsRequest(all_topics=True)
+    asked = asyncio.create_task(servicer.DescribeTopics(request, OneCall()))
+    stream = servicer.Watch(metadata_pb2.WatchRequest(), None)
+    watched = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0)  # Both have begun.
+    snapshot = cluster_pb2.MetadataDelta(
+        index=4, topics=[cluster_pb2.TopicRecord(name="t", topic_id=b"t" * 16)]
+    )
+    servicer.on_change(image.apply(snapshot))
+    for answer in await asyncio.gather(asked, watched):
+        assert [topic.name for topic in answer.topics] == ["t"]
+        assert answer.metadata_index == 4
+
+
 async def test_an_unknown_topic_names_the_near_one() -> None:
-    servicer = MetadataServicer(1, image_with("orders"), no_offsets_topic)
+    servicer = MetadataServicer(1, image_with("orders"), no_offsets_topic, founded)
     request = metadata_pb2.DescribeTopicsRequest(topics=["ordres", "orders"])
     answer = await servicer.DescribeTopics(request, None)
     assert "did you mean 'orders'?" in answer.topics[0].error.message
@@ -275,7 +326,7 @@ async def test_internal_topics_are_hidden_unless_asked_for() -> None:
             topics=[cluster_pb2.TopicRecord(name="__x", topic_id=b"x" * 16, internal=True)],
         )
     )
-    servicer = MetadataServicer(1, image, no_offsets_topic)
+    servicer = MetadataServicer(1, image, no_offsets_topic, founded)
     plain = metadata_pb2.DescribeTopicsRequest(all_topics=True)
     every = metadata_pb2.DescribeTopicsRequest(all_topics=True, include_internal=True)
     assert [t.name for t in (await servicer.DescribeTopics(plain, None)).topics] == ["orders"]
@@ -283,7 +334,7 @@ async def test_internal_topics_are_hidden_unless_asked_for() -> None:
 
 
 async def test_a_coordinator_is_the_leader_of_the_groups_partition() -> None:
-    servicer = MetadataServicer(1, image_with("__consumer_offsets"), no_offsets_topic)
+    servicer = MetadataServicer(1, image_with("__consumer_offsets"), no_offsets_topic, founded)
     request = metadata_pb2.FindCoordinatorRequest(
         type=metadata_pb2.COORDINATOR_TYPE_GROUP, key="billing"
     )
@@ -292,7 +343,7 @@ async def test_a_coordinator_is_the_leader_of_the_groups_partition() -> None:
 
 
 async def test_a_coordinator_that_cannot_be_made_is_a_typed_error() -> None:
-    servicer = MetadataServicer(1, image_with("orders"), no_offsets_topic)
+    servicer = MetadataServicer(1, image_with("orders"), no_offsets_topic, founded)
     request = metadata_pb2.FindCoordinatorRequest(
         type=metadata_pb2.COORDINATOR_TYPE_GROUP, key="billing"
     )
@@ -302,7 +353,7 @@ async def test_a_coordinator_that_cannot_be_made_is_a_typed_error() -> None:
 
 async def test_a_watcher_is_told_what_is_and_what_changes() -> None:
     image = image_with("orders", "bills")
-    servicer = MetadataServicer(1, image, no_offsets_topic)
+    servicer = MetadataServicer(1, image, no_offsets_topic, founded)
     stream = servicer.Watch(metadata_pb2.WatchRequest(topics=["orders"]), None)
     first = await anext(stream)
     assert [topic.name for topic in first.topics] == ["orders"]
@@ -346,7 +397,7 @@ def told_its_picture(servicer: MetadataServicer, image: MetadataImage) -> None:
 
 async def test_a_client_that_watches_again_is_told_what_changed_since() -> None:
     image = image_with("orders", "bills", "users")
-    servicer = MetadataServicer(1, image, no_offsets_topic)
+    servicer = MetadataServicer(1, image, no_offsets_topic, founded)
     told_its_picture(servicer, image)
     for index, name in ((2, "orders"), (3, "bills"), (4, "bills")):
         lead(servicer, image, name, index)
@@ -365,7 +416,7 @@ async def test_a_client_that_missed_too_much_is_told_everything(
 ) -> None:
     monkeypatch.setattr(watching, "KEPT_CHANGES", 2)
     image = image_with("orders", "bills")
-    servicer = MetadataServicer(1, image, no_offsets_topic)
+    servicer = MetadataServicer(1, image, no_offsets_topic, founded)
     told_its_picture(servicer, image)
     for index in range(2, 6):
         lead(servicer, image, "orders", index)
@@ -379,7 +430,7 @@ async def test_a_client_that_missed_too_much_is_told_everything(
 
 async def test_a_watcher_that_does_not_read_costs_its_topics_names_and_no_more() -> None:
     image = image_with("orders", "bills")
-    servicer = MetadataServicer(1, image, no_offsets_topic)
+    servicer = MetadataServicer(1, image, no_offsets_topic, founded)
     stream = servicer.Watch(metadata_pb2.WatchRequest(), None)
     await anext(stream)
     for index in range(2, 5000):

@@ -64,9 +64,11 @@ def invoke(monkeypatch: pytest.MonkeyPatch, admin: FakeAdmin, *arguments: str) -
     return CliRunner().invoke(app, ["quorum", *arguments])
 
 
-def run(monkeypatch: pytest.MonkeyPatch, after: QuorumDescription, *arguments: str) -> Result:
+def run(
+    monkeypatch: pytest.MonkeyPatch, after: QuorumDescription, *arguments: str, ends_with: int = 0
+) -> Result:
     result = invoke(monkeypatch, FakeAdmin(after), *arguments)
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == ends_with, result.output
     return result
 
 
@@ -207,7 +209,7 @@ def unled(leader_id: int = -1, *, role: str = "candidate") -> QuorumDescription:
 def test_without_a_leader_it_is_said_and_only_who_answered_is_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    result = run(monkeypatch, unled(), "status")
+    result = run(monkeypatch, unled(), "status", ends_with=1)
     title, *lines = result.stdout.splitlines()
     assert title.startswith("Leader: none  Term: 4  ")
     assert title.endswith("AnsweredBy: 2  Confirmed: no")
@@ -226,7 +228,7 @@ def test_without_a_leader_it_is_said_and_only_who_answered_is_known(
 def test_whom_a_follower_takes_for_the_leader_is_not_shown_as_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    result = run(monkeypatch, unled(3, role="follower"), "status")
+    result = run(monkeypatch, unled(3, role="follower"), "status", ends_with=1)
     assert [row[2:4] for row in rows(result.stdout.splitlines()[1:])[1:]] == [
         ["unknown", "-"],
         ["follower", "9"],
@@ -236,7 +238,7 @@ def test_whom_a_follower_takes_for_the_leader_is_not_shown_as_known(
 
 
 def test_a_leader_that_no_majority_confirms_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = run(monkeypatch, replace(troubled(), confirmed=False), "status")
+    result = run(monkeypatch, replace(troubled(), confirmed=False), "status", ends_with=1)
     assert "Confirmed: no" in result.stdout
     assert "no majority of 1, 2, 3, 4 confirms it" in result.stderr
 
@@ -257,6 +259,10 @@ def test_programs_are_told_everything(
         "directory_id": "c7" * 16, "is_wiped": True, "silent_ms": 8_000, "is_unreachable": True,
     }  # fmt: skip
     assert told.pop("catching_up")["match_index"] == 600
+    assert told.pop("states") == {
+        "1": "follower", "2": "leader", "3": "wiped: remove and add it", "4": "unreachable",
+        "5": "catching up",
+    }  # fmt: skip
     assert told == {
         "confirmed": True, "role": "leader", "last_index": 1312,
         "leader_id": 2, "term": 4, "commit_index": 1310, "applied_index": 1309, "answered_by": 2,

@@ -74,7 +74,9 @@ class FakeServices(
 
     async def DescribeTopics(self, request: Any, context: Any) -> Any:
         if self.cluster.on_describe is not None:
-            await self.cluster.on_describe(self.node)
+            answer = await self.cluster.on_describe(self.node)
+            if answer is not None:
+                return answer
         names = sorted(self.cluster.topics) if request.all_topics else list(request.topics)
         return metadata_pb2.DescribeTopicsResponse(
             topics=[self._describe(name) for name in names],

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, Final
+
+import grpc
 
 from penstock.broker.core.group_partition import partition_for_group
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage, Topic
@@ -21,6 +25,8 @@ from penstock.wire.errors import (
     UnknownTopicOrPartitionError,
 )
 from penstock.wire.ids import TopicId, format_topic_id
+
+_PATIENCE_S: Final = 3.0  # What a first start and the first news of a controller may take.
 
 
 def describe_broker(
@@ -74,22 +80,30 @@ def unknown_topic(image: MetadataImage, name: str) -> UnknownTopicOrPartitionErr
 
 
 class MetadataServicer(MetadataServicerBase):
-    """Answers from the image; waits for nobody but for the offsets topic to be made."""
+    """Answers from the image; waits for nobody but for the offsets topic to be made.
+
+    Before the image has come, nothing is said about topics: that there are none would be taken for
+    the truth. ``require_founded`` raises ClusterNotFoundedError when waiting for it is in vain.
+    """
 
     def __init__(
         self,
         node_id: int,
         image: MetadataImage,
         ensure_offsets_topic: Callable[[], Awaitable[Topic]],
+        require_founded: Callable[[], Awaitable[None]],
     ) -> None:
         self._node_id = node_id
         self._image = image
+        self._heard = asyncio.Event()
+        self._require_founded = require_founded
         self._ensure_offsets_topic = ensure_offsets_topic
         self._watchers: set[Watcher] = set()
         self._recent = Recent()
 
     def on_change(self, change: ImageChange) -> None:
         """Tell the watchers. To be called after the image took the change over."""
+        self._heard.set()
         if change.snapshot:
             self._recent.restart(change.index)
             for watcher in self._watchers:
@@ -120,6 +134,11 @@ class MetadataServicer(MetadataServicerBase):
     ) -> metadata_pb2.DescribeTopicsResponse:
         """Describe topics by name, by id, or all."""
         image = self._image
+        if image.index < 1:
+            try:
+                await self._hear(context)
+            except PenstockError as error:
+                return metadata_pb2.DescribeTopicsResponse(error=error.to_proto())
         if request.all_topics:
             found = [
                 topic
@@ -151,6 +170,8 @@ class MetadataServicer(MetadataServicerBase):
         self, request: metadata_pb2.WatchRequest, context: Any
     ) -> AsyncIterator[metadata_pb2.WatchResponse]:
         """Send what the topics are now, or what of them changed since, then whatever changes."""
+        if self._image.index < 1:
+            await self._heard.wait()
         watcher = Watcher(frozenset(request.topics))
         self._watchers.add(watcher)
         try:
@@ -160,6 +181,19 @@ class MetadataServicer(MetadataServicerBase):
                 yield self._everything(watcher) if change is None else self._told(*change)
         finally:
             self._watchers.discard(watcher)
+
+    async def _hear(self, context: Any) -> None:
+        """Wait for the image; where it does not come, end the call or raise."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE_S):
+                await self._heard.wait()
+                return
+        await self._require_founded()
+        await context.abort(
+            grpc.StatusCode.UNAVAILABLE,
+            f"broker {self._node_id} has heard nothing of the cluster's topics from a controller "
+            "since it started; next: see `penstock quorum status`",
+        )
 
     def _first(self, watcher: Watcher, known_index: int) -> metadata_pb2.WatchResponse:
         missed = self._recent.since(known_index) if known_index > 0 else None
