@@ -103,9 +103,12 @@ class Operator:
             and len(world.wiped) < (len(world.voters()) - 1) // 2
             and voter is not None
             and 0 < voter._journal.voters_index <= voter._journal.commit_index
-            and world.scheduler.now_s >= self._quiet_from_s
-            and not self._is_busy()
+            and self.is_quiet()
         )
+
+    def is_quiet(self) -> bool:
+        """No change of the voters is under way, nor one of which the outcome is not known."""
+        return self._world.scheduler.now_s >= self._quiet_from_s and not self._is_busy()
 
     def is_done(self) -> bool:
         """Nobody votes who lost its disk, and nothing is under way."""

@@ -153,6 +153,15 @@ def _recover(
 
 
 def _replace(world: World, number: int) -> None:
+    """The operator notices a controller that was given up, and empties it.
+
+    One that somebody made a voter meanwhile is none of those any more: its disk counts.
+    """
+    if number in world.voters():
+        return
+    if not world.operator.is_quiet():
+        world.scheduler.after(1.0, lambda: _replace(world, number))
+        return
     world.empty(number)
     world.operator.replacements.add(number)
 
