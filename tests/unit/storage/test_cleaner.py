@@ -19,7 +19,6 @@ from penstock.wire.records import Compression, RecordData, encode_batch, iter_ba
 from tests.support import eventually
 from tests.unit.storage.cleaning import (
     COMPACTED,
-    EPOCH,
     Broker,
     close_segment,
     compacted,
@@ -219,47 +218,6 @@ async def test_the_time_of_a_tombstone_counts_from_the_first_clean(tmp_path: Pat
     broker.clock.now_ms += 1000
     await broker.cleaner.clean_one()
     assert shown(again) == {1: ("b", "1"), 2: ("c", "1")}
-
-
-# --- producers -----------------------------------------------------------------------------------
-
-
-async def test_the_last_batch_of_a_producer_stays_without_records(tmp_path: Path) -> None:
-    log = compacted(tmp_path)
-    put(log, ("a", "1"), producer=(7, 0, 0))
-    put(log, ("a", "2"), ("a", "3"), producer=(7, 0, 1))
-    put(log, ("a", "4"))
-    close_segment(log)
-    await Broker(log).cleaner.clean_one()
-    assert shown(log) == {3: ("a", "4")}
-    for path in log.directory.glob("*.snapshot"):
-        path.unlink()
-    log.close(save=False)
-    again = open_in(tmp_path, config=log.config, saved=SavedState(4))
-    entry = again.producers.entry(7)
-    assert entry is not None
-    assert (entry.producer_epoch, entry.batches[-1].next_sequence) == (0, 3)
-    retried = encode_batch(
-        [RecordData(1000, b"a", b"2"), RecordData(1001, b"a", b"3")],
-        producer_id=7,
-        producer_epoch=0,
-        base_sequence=1,
-    )
-    assert again.append_as_leader(retried, EPOCH, now_ms=1).duplicate
-
-
-async def test_that_batch_goes_once_the_producer_has_written_more(tmp_path: Path) -> None:
-    log = compacted(tmp_path)
-    put(log, ("a", "1"), producer=(7, 0, 0))
-    put(log, ("a", "2"))
-    close_segment(log)
-    broker = Broker(log)
-    await broker.cleaner.clean_one()
-    assert [header.producer_id for header, _ in iter_batches(read_all(log))] == [7, -1]
-    put(log, ("a", "3"), producer=(7, 0, 1))
-    close_segment(log)
-    await broker.cleaner.clean_one()
-    assert [header.producer_id for header, _ in iter_batches(read_all(log))] == [-1, 7]
 
 
 # --- which log, and when -------------------------------------------------------------------------

@@ -19,10 +19,11 @@ from penstock.broker.storage.cleaner.offset_map import OffsetMap
 from penstock.broker.storage.cleaner.planning import Plan, close_overdue, plan_for
 from penstock.broker.storage.cleaner.reading import (
     CleaningStoppedError,
+    LastBatches,
     MapTooSmallError,
     Reading,
     Source,
-    note_keys,
+    note_batches,
 )
 from penstock.broker.storage.cleaner.swapping import SwapFiles, commit, finish
 from penstock.broker.storage.cleaner.throttle import Throttle
@@ -209,12 +210,13 @@ class LogCleaner:
         )
         latest = _map_of(settings.dedupe_buffer_bytes // settings.threads)
         try:
-            end_offset = await self._note_keys(plan, reading, latest)
+            producers = LastBatches(log.producers)
+            end_offset = await self._note_batches(plan, reading, latest, producers)
             batches = Filter(
                 latest=latest,
                 log_start_offset=log.log_start_offset,
                 end_offset=end_offset,
-                last_batches=log.producers.last_batches(),
+                last_batches=producers.below(end_offset),
                 now_ms=self._wall_clock_ms(),
                 delete_retention_ms=log.config.delete_retention_ms,
             )
@@ -232,17 +234,20 @@ class LogCleaner:
             bytes_after=size_bytes,
         )
 
-    async def _note_keys(self, plan: Plan, reading: Reading, latest: OffsetMap) -> int:
+    async def _note_batches(
+        self, plan: Plan, reading: Reading, latest: OffsetMap, producers: LastBatches
+    ) -> int:
         """Read the dirty part as far as the map has room; up to where that was."""
         reached = plan.dirty_offset
         for segment, end in plan.dirty_segments():
             with _Sources(plan.log, [(segment, end)]) as [source]:
                 reached = await self._run(
                     partial(
-                        note_keys,
+                        note_batches,
                         source,
                         reading,
                         latest,
+                        producers,
                         from_offset=plan.dirty_offset,
                         end_offset=plan.end_offset,
                     )
