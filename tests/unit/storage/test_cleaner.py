@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 from penstock.broker.storage.cleaner.offset_map import SLOT_BYTES, OffsetMap
 from penstock.broker.storage.cleaner.throttle import Throttle
+from penstock.broker.storage.disk import Disk
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.recovery import SavedState
 from penstock.wire.errors import StorageError
@@ -399,6 +400,42 @@ async def test_a_disk_that_fails_fails_the_directory(tmp_path: Path) -> None:
     assert not await Broker(log).cleaner.clean_one()
     with pytest.raises(StorageError, match=r"cleaning orders-3.*Input/output error"):
         log.home.check()
+
+
+class NoRoomForNames(Disk):
+    """Has no room to sync a directory, once so many of these calls went well."""
+
+    def __init__(self) -> None:
+        self.room: int | None = None
+
+    def sync_directory(self, path: Path) -> None:
+        if self.room == 0:
+            raise OSError(errno.ENOSPC, "no room")
+        if self.room is not None:
+            self.room -= 1
+        super().sync_directory(path)
+
+
+async def test_a_swap_that_can_not_be_ended_for_want_of_room_fails_the_directory(
+    tmp_path: Path,
+) -> None:
+    """A later clean would make a larger segment, and the next start put this one over it."""
+    disk = NoRoomForNames()
+    log = open_in(tmp_path, config=COMPACTED, disk=disk)
+    for number in range(2):
+        put(log, ("a", str(number)))
+        close_segment(log)
+    put(log, ("b", "1"))
+    broker = Broker(log)
+    disk.room = 1  # For the commit, and not for the end.
+    assert not await broker.cleaner.clean_one()
+    with pytest.raises(StorageError, match=r"cleaning orders-3.*no room"):
+        log.home.check()
+    assert not await broker.cleaner.clean_one()
+    log.close(save=False)
+    again = open_in(tmp_path, config=COMPACTED, saved=SavedState(3))
+    assert shown(again) == {1: ("a", "1"), 2: ("b", "1")}
+    assert names_in(again) == [f"{0:020d}.log", f"{2:020d}.log"]
 
 
 async def test_without_memory_for_keys_it_is_tried_again(

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 import structlog
@@ -296,8 +297,19 @@ class LogCleaner:
             if isinstance(error, FileNotFoundError):  # Of what a cut has discarded.
                 raise _AbandonedError("a cut came in between") from error
             raise
-        await self._run(partial(finish, reading.disk, files, doomed))
+        await self._finish(log, files, doomed)
         return size_bytes - copied.size_bytes
+
+    async def _finish(self, log: PartitionLog, files: SwapFiles, doomed: Sequence[Path]) -> None:
+        try:
+            await self._run(partial(finish, log.home.disk, files, doomed))
+        except OSError as error:
+            if log.is_closed:  # The next start finds what a closed log ended with.
+                raise
+            # For want of room as well: a start would put the swap file, if it is still there, over
+            # whatever a later clean or cut leaves, and nobody knows which names are on the disk.
+            raise log.home.fail(error, f"cleaning {log.name}") from error
+        log.files.end_swap(files)
 
     async def _run(self, job: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, job)
