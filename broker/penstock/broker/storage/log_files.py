@@ -113,11 +113,11 @@ class LogFiles:
         batches: Sequence[Batch],
         limits: tuple[int, int],
         interval_bytes: int,
-        rolled: Callable[[bool], None],
+        rolled: Callable[[int], None],
     ) -> None:
         """Write the batches, in a new segment where one is due; see ``must_roll``.
 
-        ``rolled`` is called after each roll, with whether batches were written before it. After
+        ``rolled`` is called after each roll, with the offset where the new segment begins. After
         OSError a part may be there.
         """
         if self.has_room_for(batches, limits):
@@ -130,7 +130,7 @@ class LogFiles:
                 if group:
                     self.write(group, interval_bytes)
                 self.roll(batch.header.base_offset)
-                rolled(bool(group))
+                rolled(batch.header.base_offset)
                 group, pending = [], 0
             group.append(batch)
             pending += batch.size_bytes
