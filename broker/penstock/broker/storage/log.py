@@ -18,7 +18,7 @@ from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.flush import FlushTask
 from penstock.broker.storage.log_files import Batch, FileWrite, LogFiles, deletion, index_writes
 from penstock.broker.storage.log_flushing import LogFlushing
-from penstock.broker.storage.producers import load_producers
+from penstock.broker.storage.producers import load_producers, states_at
 from penstock.broker.storage.settings import FlushPolicy, TopicLogConfig
 from penstock.broker.storage.timestamps import first_at_or_after, largest
 from penstock.wire.errors import (
@@ -249,8 +249,9 @@ class PartitionLog:
         if self.flush_failed:
             raise self.home.room.error("the last flush found no space", doing)
         self.home.room.check(size, reserve_bytes, doing)
+        rolls: list[int] = []
         try:
-            self._write(batches)
+            self._write(batches, rolls.append)
         except OSError as error:
             self._undo_append()
             raise self.home.translate(error, doing) from error
@@ -261,21 +262,22 @@ class PartitionLog:
         if last.leader_epoch != self._epochs.last_epoch:
             for batch in batches:
                 self._assign(batch.header.leader_epoch, batch.header.base_offset)
+        # Not before all of it is there: an append that is taken back closed no segment.
+        for offset, state in states_at(rolls, self._producers, batches, checked.seen_ms):
+            self._flushing.write_later([self._snapshot_write(state, offset)])
         checked.producers.commit()
         self.home.request_flush(self)
         assert base_offset == first.base_offset
         return AppendInfo(base_offset, last.last_offset, log_append_time_ms, size)
 
-    def _write(self, batches: Sequence[Batch]) -> None:
+    def _write(self, batches: Sequence[Batch], rolled: Callable[[int], None]) -> None:
         limits = self.config.segment_bytes, self.config.segment_ms
-        self._files.append(batches, limits, self.config.index_interval_bytes, self._rolled)
+        self._files.append(batches, limits, self.config.index_interval_bytes, rolled)
 
-    def _rolled(self, mid_append: bool) -> None:
-        if not mid_append:  # Otherwise the producer state is that of an offset before.
-            self._flushing.write_later([self._snapshot_write()])
+    def _snapshot_now(self) -> FileWrite:
+        return self._snapshot_write(self._producers.copy(), self._end)
 
-    def _snapshot_write(self) -> FileWrite:
-        state, offset = self._producers.copy(), self._end
+    def _snapshot_write(self, state: ProducerState, offset: int) -> FileWrite:
         epoch = self._epochs.epoch_at(offset - 1)
         return snapshot_path(self.directory, offset), lambda: state.encode(offset, epoch)
 
@@ -396,7 +398,7 @@ class PartitionLog:
         except OSError as error:
             raise self.home.translate(error, f"closing a segment of {self.name}") from error
         self._as_opened = False
-        self._rolled(mid_append=False)
+        self._flushing.write_later([self._snapshot_now()])
         self.home.request_flush(self)
 
     def cleaned_up_to(self, offset: int) -> None:
@@ -565,7 +567,7 @@ class PartitionLog:
             if save and not self._as_opened:
                 active = self._files.active
                 self._flushing.write_later(index_writes(active, active.complete_index()))
-                self._flushing.write_later([self._snapshot_write()])
+                self._flushing.write_later([self._snapshot_now()])
                 self.flush()
         finally:
             self._closed = "the log is closed; the broker is stopping or the partition moved away"
