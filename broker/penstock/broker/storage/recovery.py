@@ -164,10 +164,11 @@ def _open_clean(opening: _Opening) -> bool:
     """
     active = opening.segments[-1]
     try:
-        active.index = active.file_index.load() if active.size_bytes else MemoryIndex()
-        active.largest_timestamp()
+        index = active.index = MemoryIndex()
+        if active.size_bytes:
+            index = active.load_index()
         end = active.base_offset
-        for placed in active.walk_from_offset(active.base_offset + active.index.last_offset):
+        for placed in active.walk_from_offset(active.base_offset + index.last_offset):
             end = placed.header.next_offset
         if end > opening.segments[0].base_offset:
             opening.epochs = EpochHistory(read_epochs(opening.directory))
@@ -296,7 +297,7 @@ def _scan(opening: _Opening, segment: Segment) -> tuple[int, bool]:
     headers are read, and damage raises CorruptRecordError; what is sound above is written again.
     """
     point = opening.saved.recovery_point
-    segment.index = MemoryIndex()
+    segment.index, segment.max_timestamp = MemoryIndex(), None
     position, offset = 0, segment.base_offset
 
     def take(placed: Placed) -> tuple[int, int]:
