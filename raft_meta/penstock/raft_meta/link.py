@@ -162,7 +162,10 @@ class _Outlet:
             call.cancel()
 
     def _complain(self, error: Exception) -> None:
-        if isinstance(error, aio.AioRpcError):
+        # A write into a stream that the peer ended fails as INTERNAL, which says nothing.
+        if isinstance(error, aio.AioRpcError) and (
+            not self.failure or error.code() is not grpc.StatusCode.INTERNAL
+        ):
             self.failure = _in_words(error)
         reason = error.details() if isinstance(error, aio.AioRpcError) else str(error)
         reason = reason or type(error).__name__
