@@ -69,6 +69,7 @@ class PartitionLog:
         self.internal = False
         self.opened_clean = opened_clean  # The files were as a clean stop leaves them.
         self.cleaned_offset = min(cleaned_offset, end_offset)  # Below it no key is there twice.
+        self.rewrites = 0  # Counts cuts, and batches that were mended in their place.
         self._files = files
         self._start = log_start_offset
         self._end = end_offset
@@ -467,6 +468,7 @@ class PartitionLog:
         Raises DiskFullError when that can't be noted; nothing has changed then.
         """
         self.home.lower_recovery_point(self.key, end)
+        self.rewrites += 1
         self._as_opened = False
         self.cleaned_offset = min(self.cleaned_offset, end)
         self._flushing.cut(end)
