@@ -504,11 +504,13 @@ class Segment:
     def _refresh_timestamps(self, relative_end: int) -> None:
         """Find the largest timestamp again after a cut."""
         assert self.index is not None
-        self.max_timestamp = None
         if self.size_bytes == 0:
-            self.first_timestamp_ms = None
+            self.max_timestamp = self.first_timestamp_ms = None
             return
-        for header, _ in self._walk_from_batch(self.index.last_time_below(relative_end)):
+        # Whatever comes before an entry for offsets, the entries for times have the largest of it.
+        self.max_timestamp = self.index.last_time_below(relative_end)
+        last = self.index.floor_offset(relative_end)
+        for header, _ in self.walk(last.position, self.base_offset + last.relative_offset):
             self._note_time(header, header.base_offset - self.base_offset)
 
     def roll_timestamp_ms(self) -> int | None:
