@@ -240,8 +240,8 @@ class Segment:
     def cold_read(self, position: int, size: int) -> Callable[[], None] | None:
         """What reads the bytes into the page cache, in any thread; None when they are there."""
         file, disk = self.file, self._home.disk
-        last = min(position + size, self.size_bytes) - 1
-        if disk.is_cached(file.fd, position) and disk.is_cached(file.fd, last):
+        size = min(size, self.size_bytes - position)
+        if disk.is_cached(file.fd, position, size):
             return None
         file.acquire()
 
