@@ -7,10 +7,10 @@ import contextlib
 import itertools
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import lmdb
 import structlog
@@ -30,19 +30,31 @@ from penstock.broker.storage.disk import is_disk_full
 from penstock.broker.storage.flusher import Flusher
 from penstock.broker.storage.local_state import LocalState, PartitionState
 from penstock.broker.storage.log import PartitionLog
+from penstock.broker.storage.making import NewDirectories
 from penstock.broker.storage.recovery import SavedState, open_log
 from penstock.broker.storage.settings import TopicLogConfig
 from penstock.wire.errors import DataDirectoryError, DiskFullError, PenstockError, StorageError
 from penstock.wire.ids import TopicId, TopicIdPartition, TopicPartition
 
 # ``topic-N``, or ``topic-N.TOPICID`` where another topic's log had that name already.
-_PARTITION: Final = re.compile(r"(.+)-(\d+)(?:\.[0-9a-f]{32})?")
+_PARTITION: Final = re.compile(r"(.+)-(\d+)(?:\.([0-9a-f]{32}))?")
 _DELETED_SUFFIX: Final = "-delete"
 _STRAY_SUFFIX: Final = ".stray"  # No partition's name.
 _STRAY: Final = re.compile(r".+-(\d+)\.([0-9a-f]{32})(?:\.\d+)?\.stray")
 _NAME_MAX: Final = 180  # Of the topic in a name with a suffix, which has 255 at most.
 _DEFAULTS: Final = TopicLogConfig.of({})
 _log = structlog.get_logger()
+
+
+class _Unclear(NamedTuple):
+    """Records of nobody knows which topic: their ``partition.metadata`` is damaged or gone."""
+
+    partition: TopicPartition  # By the directory's name, as is the next, where it is in there.
+    topic_id: TopicId | None
+    reason: str
+
+    def may_be(self, partition: TopicPartition, key: TopicIdPartition) -> bool:
+        return self.partition == partition and self.topic_id in (None, key.topic_id)
 
 
 class ManagedDirectory:
@@ -59,10 +71,12 @@ class ManagedDirectory:
         self.logs: dict[TopicIdPartition, PartitionLog] = {}
         self.unopened: dict[TopicIdPartition, tuple[Path, PenstockError]] = {}
         self._strays: dict[TopicIdPartition, Path] = {}
+        self._unclear: dict[Path, _Unclear] = {}
         self._cluster_id = cluster_id
         self._on_durable = on_durable
         self._flusher = Flusher(home.path, home.settings, self._flushed)
         self._state: LocalState | None = None
+        self._new = NewDirectories(home)
         self._changed: dict[TopicIdPartition, None] = {}
         self._high_watermarks: dict[TopicIdPartition, int] = {}
         self._checkpoint_timer: asyncio.TimerHandle | None = None
@@ -104,14 +118,16 @@ class ManagedDirectory:
             self.was_empty = state.is_new
             self.directory_id = state.directory_id
             self._clean_stop, self._durable_run = state.clean_stop, state.durable_run
-            self._is_whole = True
+            self._is_whole = not self._unclear
             self._find_strays()
             known = state.known()
             self._begin_run(state)
             self._note_missing(known.difference(key for _, _, key in found))
             for directory, partition, key in found:
                 self._open_found(directory, partition, key, is_known=key in known)
-            state.keep_only({*self.logs, *self.unopened})
+            unclear = {one.partition.partition for one in self._unclear.values()}
+            maybe_here = {key for key in known if key.partition in unclear}
+            state.keep_only({*self.logs, *self.unopened, *maybe_here})
             self._save_all()
         except (OSError, lmdb.Error) as error:
             raise self.home.fail(error, "opening it") from error
@@ -150,17 +166,18 @@ class ManagedDirectory:
                 continue
             if match is None:
                 continue  # Not ours: a lost+found, an operator's copy.
+            partition = TopicPartition(match[1], int(match[2]))
+            topic_id = TopicId(bytes.fromhex(match[3])) if match[3] else None
             try:
                 metadata = read_metadata(directory)
             except CheckpointDamagedError as error:
-                self._without_metadata(directory, error)
+                self._without_metadata(directory, _Unclear(partition, topic_id, str(error)))
                 continue
             if metadata.cluster_id != self._cluster_id:
                 raise DataDirectoryError(
                     f"{directory} belongs to cluster {metadata.cluster_id!r}, not to "
                     f"{self._cluster_id!r}; give this node a data directory of its own cluster"
                 )
-            partition = TopicPartition(match[1], int(match[2]))
             yield directory, partition, TopicIdPartition(metadata.topic_id, partition.partition)
 
     def _find_strays(self) -> None:
@@ -184,6 +201,25 @@ class ManagedDirectory:
                 "them back, or remove it to have the partition copied anew from its leader"
             )
         del self._strays[key]
+
+    def refuse_unclear(self, partition: TopicPartition, key: TopicIdPartition) -> None:
+        """Raise StorageError while records that may be the partition's lie here unread."""
+        for directory, unclear in list(self._unclear.items()):
+            if not unclear.may_be(partition, key):
+                continue
+            if directory.exists():
+                raise StorageError(
+                    f"the records of {partition} may be those in {directory}, and it can't be "
+                    f"told: {unclear.reason}; stop the broker and put that file right (the topic's "
+                    "id and the cluster's, without the line of the checksum) to have them back, or "
+                    "move the directory away to have the partition copied anew from its leader"
+                )
+            del self._unclear[directory]
+
+    @property
+    def has_unopened(self) -> bool:
+        """Whether there are records here that can't be served."""
+        return bool(self.unopened or self._unclear)
 
     def _note_missing(self, missing: set[TopicIdPartition]) -> None:
         """What the last run left and somebody has taken away since.
@@ -215,7 +251,7 @@ class ManagedDirectory:
 
     def as_found(self) -> FoundDirectory:
         """What the start found of the run before."""
-        whole = self._is_whole and self.home.failure is None and not self.unopened
+        whole = self._is_whole and self.home.failure is None and not self.has_unopened
         return FoundDirectory(self.directory_id, self._clean_stop, self._durable_run, whole)
 
     def mark_durable_run(self, run: RunMark | None) -> None:
@@ -242,12 +278,20 @@ class ManagedDirectory:
 
         self._doubting.run(forget)
 
-    def _without_metadata(self, directory: Path, error: CheckpointDamagedError) -> None:
+    def _without_metadata(self, directory: Path, unclear: _Unclear) -> None:
         """A crash while the partition was made leaves nothing in it; anything else is kept."""
-        if any(directory.glob("*.log")):
-            _log.error("partition_directory_ignored", directory=str(directory), reason=str(error))
-        else:
+        logs = directory.glob("*.log")
+        if not any(path.stat().st_size or path.stem.strip("0") for path in logs):
             shutil.rmtree(directory)
+            return
+        self._unclear[directory] = unclear
+        _log.error(
+            "partition_directory_unclear",
+            directory=str(directory),
+            reason=unclear.reason,
+            next_step="put the file right or move the directory away, and restart this broker; it "
+            "makes no log of that name until then",
+        )
 
     def _open_log(
         self,
@@ -291,11 +335,10 @@ class ManagedDirectory:
             log = self._open_log(directory, partition, key, config, clean=False)
             del self.unopened[key]
             return log
-        directory = self.path / str(partition)
-        # An earlier topic of this name may not be deleted yet; or it is, but a flush or a clean of
-        # it is under way, which writes files by their paths.
-        if directory.exists() or self._is_busy_in(directory):
-            directory = self.path / f"{partition}.{key.topic_id.hex()}"
+        made = self._new.take(key)
+        if made is not None:
+            return self._open_log(made, partition, key, config, clean=True)
+        directory = self._directory_for(partition, key)
         try:
             self._use_state().forget(key)
             directory.mkdir()
@@ -309,6 +352,34 @@ class ManagedDirectory:
         except DiskFullError:
             shutil.rmtree(directory, ignore_errors=True)
             raise
+
+    def _directory_for(self, partition: TopicPartition, key: TopicIdPartition) -> Path:
+        """Where to make a partition.
+
+        An earlier topic of this name may not be deleted yet; or it is, but a flush or a clean of it
+        is under way, which writes files by their paths.
+        """
+        directory = self.path / str(partition)
+        if directory.exists() or self._is_busy_in(directory):
+            directory = self.path / f"{partition}.{key.topic_id.hex()}"
+        return directory
+
+    def has_made(self, key: TopicIdPartition) -> bool:
+        """Whether ``create`` finds the partition's directory made ahead."""
+        return key in self._new
+
+    async def make_ahead(self, wanted: Mapping[TopicIdPartition, TopicPartition]) -> None:
+        """Make the directories that ``create`` will ask for, so that it need not wait for the disk.
+
+        Raises nothing: what can't be made ahead, ``create`` makes, and says why where it can't.
+        """
+        planned: dict[TopicIdPartition, tuple[Path, bytes]] = {}
+        for key, partition in wanted.items():
+            if not (key in self.unopened or key in self._new or self._use_state().knows(key)):
+                metadata = encode_metadata(PartitionMetadata(key.topic_id, self._cluster_id))
+                planned[key] = self._directory_for(partition, key), metadata
+        if planned and self.home.failure is None:
+            await self._new.make(planned)
 
     def _is_busy_in(self, directory: Path) -> bool:
         return directory in self.home.cleaning or self._flusher.is_busy_in(directory)
@@ -477,6 +548,7 @@ class ManagedDirectory:
         clean = self._close_logs()
         self._background.wait()
         self._doubting.wait()
+        self._new.close()
         if self._state is None:
             return  # It never opened, or is closed already.
         try:
@@ -496,4 +568,4 @@ class ManagedDirectory:
             except (StorageError, DiskFullError) as error:
                 _log.error("log_not_closed", partition=log.name, reason=error.message)
                 saved = False
-        return saved and not self.unopened  # Those nobody has checked to their end.
+        return saved and not self.has_unopened  # Those nobody has checked to their end.
