@@ -419,6 +419,8 @@ class AppendEntriesReply(google.protobuf.message.Message):
     NEXT_INDEX_FIELD_NUMBER: builtins.int
     ROUND_FIELD_NUMBER: builtins.int
     RESET_FIELD_NUMBER: builtins.int
+    SUPPORTED_METADATA_VERSION_FIELD_NUMBER: builtins.int
+    APPLIED_INDEX_FIELD_NUMBER: builtins.int
     success: builtins.bool
     """Whether the entries are on the sender's disk."""
     next_index: builtins.int
@@ -427,6 +429,12 @@ class AppendEntriesReply(google.protobuf.message.Message):
     """The request's round, for ReadIndex."""
     reset: builtins.bool
     """The engine should send from next_index at once."""
+    supported_metadata_version: builtins.int
+    """The newest metadata.version that the sender's software knows. 0, as of older software: only the
+    oldest one.
+    """
+    applied_index: builtins.int
+    """Up to here the sender's state machine has applied the log. Absent: it is not known."""
     def __init__(
         self,
         *,
@@ -434,8 +442,12 @@ class AppendEntriesReply(google.protobuf.message.Message):
         next_index: builtins.int = ...,
         round: builtins.int = ...,
         reset: builtins.bool = ...,
+        supported_metadata_version: builtins.int = ...,
+        applied_index: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["next_index", b"next_index", "reset", b"reset", "round", b"round", "success", b"success"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_applied_index", b"_applied_index", "applied_index", b"applied_index"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_applied_index", b"_applied_index", "applied_index", b"applied_index", "next_index", b"next_index", "reset", b"reset", "round", b"round", "success", b"success", "supported_metadata_version", b"supported_metadata_version"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_applied_index", b"_applied_index"]) -> typing.Literal["applied_index"] | None: ...
 
 global___AppendEntriesReply = AppendEntriesReply
 

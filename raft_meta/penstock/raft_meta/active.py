@@ -32,7 +32,7 @@ from penstock.raft_meta.core.sessions import LivenessSettings
 from penstock.raft_meta.core.versions import METADATA_VERSION
 from penstock.raft_meta.metadata_stream import MetadataFeed
 from penstock.raft_meta.punctuality import Punctuality
-from penstock.raft_meta.quorum import Leadership, Quorum
+from penstock.raft_meta.quorum import FeatureLevels, Leadership, Quorum
 from penstock.raft_meta.refusals import RefusalCounter, codes_in, nobody_counts
 from penstock.v1 import cluster_pb2, controller_pb2
 from penstock.wire.errors import (
@@ -119,6 +119,14 @@ class ControllerShell:
         self._stream_ids = itertools.count(1)
         self._timer: asyncio.TimerHandle | None = None
         self._punctuality = Punctuality(self._was_late)
+
+    @property
+    def levels(self) -> FeatureLevels:
+        """The levels of metadata.version. None is in force before a controller was ever active."""
+        return FeatureLevels(
+            METADATA_VERSION,
+            lambda: self.state.metadata_version if self.state.controller_epoch else 0,
+        )
 
     def bind(self, quorum: Quorum) -> None:
         """Take part in a quorum that this is the state machine of."""
@@ -259,14 +267,16 @@ class ControllerShell:
     ) -> cluster_pb2.CommandResult:
         """Propose a command in this controller's epoch; its result, which may be a refusal.
 
-        Raises NotControllerError when this is not the active controller (nothing happened), or
-        RequestTimedOutError when the outcome is unknown.
+        Raises NotControllerError when this is not the active controller (nothing happened),
+        RequestTimedOutError when the outcome is unknown, and for a raise of metadata.version what
+        Quorum.propose does.
         """
         if not self._core.is_active:
             raise self.not_controller()
         wait_ms = self._config.propose_timeout_ms if timeout_ms is None else timeout_ms
         # Stamped and submitted in one go: the log's order is that of the sequences.
-        raw = await self._quorum.propose(self._stamp(command), timeout_ms=wait_ms)
+        raises_to = command.raise_metadata_version.metadata_version  # Or 0.
+        raw = await self._quorum.propose(self._stamp(command), timeout_ms=wait_ms, level=raises_to)
         return cluster_pb2.CommandResult.FromString(raw)
 
     @property

@@ -52,7 +52,7 @@ class ControllerServer:
         self._config = config
         self._tls = tls
         self._shell = ControllerShell(config, count_refusal=count_refusal)
-        self._quorum = RaftQuorum(config, self._shell, tls)
+        self._quorum = RaftQuorum(config, self._shell, tls, levels=self._shell.levels)
         self._shell.bind(self._quorum)
         self._server: aio.Server | None = None
         self.port = config.listen[1]

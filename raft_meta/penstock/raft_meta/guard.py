@@ -19,7 +19,7 @@ penstock.raft_meta.rules that names its section of the paper:
 8. ``reading`` (thesis 6.4): a majority echoes a round that began after the read did.
 
 And what Raft has and the engine has not: ``handing_over`` (thesis 3.10), ``founding`` and
-``changing`` (6; thesis 4): who votes, and how that changes.
+``changing`` (6; thesis 4): who votes, and how that changes; ``levels``: with which software.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Final
 
 from penstock.raft_meta.elections import Elections, RaftTiming
 from penstock.raft_meta.journal import LmdbJournal, RaftSafetyError
-from penstock.raft_meta.quorum import Hearing, Role
+from penstock.raft_meta.quorum import Hearing, MachineState, Role
 from penstock.raft_meta.rules.changing import Changing
 from penstock.raft_meta.rules.desk import (
     MAX_COMMAND_BYTES,
@@ -42,6 +42,7 @@ from penstock.raft_meta.rules.desk import (
 from penstock.raft_meta.rules.following import Following
 from penstock.raft_meta.rules.founding import Founding
 from penstock.raft_meta.rules.handing_over import HandingOver
+from penstock.raft_meta.rules.levels import Levels
 from penstock.raft_meta.rules.reading import Reading
 from penstock.raft_meta.rules.replicating import Replicating
 from penstock.raft_meta.rules.snapshotting import Receiving, Sending
@@ -76,9 +77,16 @@ class Guard:
         timing: RaftTiming,
         rng: random.Random,
         load_snapshot: Callable[[], Snapshot | None],
+        supported_level: int,
+        machine: Callable[[], MachineState | None],
     ) -> None:
         self._desk = desk = Desk(
-            node_id=node_id, journal=journal, timing=timing, load_snapshot=load_snapshot
+            node_id=node_id,
+            journal=journal,
+            timing=timing,
+            load_snapshot=load_snapshot,
+            supported_level=supported_level,
+            machine=machine,
         )
         self.elections = Elections(node_id, timing, rng)
         self.bounced: list[int] = []  # The engine's request ids of commands that it forwarded.
@@ -87,7 +95,8 @@ class Guard:
         self._terms = Terms(desk, self.elections)
         self.founding = Founding(desk, configured, addresses)
         self._sending = Sending(desk)
-        self.changing = Changing(desk, self.handing_over, self._sending.forget)
+        self.levels = Levels(desk)
+        self.changing = Changing(desk, self.handing_over, self.levels, self._sending.forget)
         self._voting = Voting(desk, self._terms, self.elections, self.handing_over)
         following = Following(desk, self._terms)
         self._replicating = Replicating(desk, self._terms, self._sending)
@@ -248,6 +257,7 @@ class Guard:
     def after_tick(self) -> None:
         """The engine stood for election, or not, and appended what was proposed."""
         self._voting.after_tick()
+        self.levels.after_tick()
         self._take_voters()
 
     def role_changed(self, role: Role) -> None:
@@ -267,6 +277,7 @@ class Guard:
                 desk.engine.disconnect(peer)
         if role is not Role.LEADER:
             self.changing.stop()
+            self.levels.stop()
         if role is Role.FOLLOWER:
             self.elections.restart_timer(desk.now_s)
 

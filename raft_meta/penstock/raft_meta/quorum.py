@@ -9,7 +9,7 @@ import asyncio
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from penstock.raft_meta.voters import Address, VoterSet
 
@@ -42,6 +42,30 @@ class Hearing:
     ever_answered: bool
     is_reachable: bool
     """It answered within an election timeout."""
+
+
+OLDEST_LEVEL: Final = 1
+"""The feature level (metadata.version) that all software knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureLevels:
+    """What decides who can apply the log: the feature levels of the state machine.
+
+    ``supported`` is the newest that this software knows. ``in_force`` says at which the commands
+    applied so far are to be applied, and 0 while that is not decided; called on the event loop.
+    """
+
+    supported: int = OLDEST_LEVEL
+    in_force: Callable[[], int] = lambda: OLDEST_LEVEL
+
+
+@dataclass(frozen=True, slots=True)
+class MachineState:
+    """How far a state machine is, and the feature level in force there, or 0."""
+
+    applied_index: int
+    level: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +179,16 @@ class Quorum(Protocol):
         """
         ...
 
-    async def propose(self, payload: bytes, *, timeout_ms: int | None = None) -> bytes:
-        """Submit a command and wait for its result.
+    async def propose(
+        self, payload: bytes, *, timeout_ms: int | None = None, level: int = 0
+    ) -> bytes:
+        """Submit a command and wait for its result; ``level`` is the one that it raises the
+        feature level to, if it does.
 
         Raises as the future of submit does, and RequestTimedOutError when time ran out; the
-        command may take effect then and later.
+        command may take effect then and later. Raises UnsupportedMetadataVersionError where a
+        controller that votes, or is being added, does not know the level, and NetworkError where
+        one has not said; nothing happened then.
         """
         ...
 
@@ -176,8 +205,8 @@ class Quorum(Protocol):
         """Make a controller a voter once it is caught up; the voters from then on.
 
         Safe to repeat. Raises DuplicateVoterError, VoterChangeInProgressError,
-        VoterNotCaughtUpError or NotEnoughVotersError when nothing was changed, and what propose
-        raises.
+        VoterNotCaughtUpError, NotEnoughVotersError or UnsupportedMetadataVersionError when
+        nothing was changed, and what propose raises.
         """
         ...
 

@@ -28,8 +28,10 @@ from penstock.raft_meta.journal import LmdbJournal
 from penstock.raft_meta.link import Message, RaftLink
 from penstock.raft_meta.punctuality import Punctuality
 from penstock.raft_meta.quorum import (
+    FeatureLevels,
     Leadership,
     LeadershipListener,
+    MachineState,
     QuorumStatus,
     Role,
     StateMachine,
@@ -44,6 +46,7 @@ from penstock.raft_meta.voter import (
     Event,
     HandOverFailed,
     Installed,
+    LevelRefused,
     ReadReady,
     Refused,
     Undecided,
@@ -51,7 +54,7 @@ from penstock.raft_meta.voter import (
     VotersChanged,
     VotersCommitted,
 )
-from penstock.raft_meta.voter_refusals import change_refused, voter_is_elsewhere
+from penstock.raft_meta.voter_refusals import change_refused, level_refused, voter_is_elsewhere
 from penstock.raft_meta.voters import Address, VoterSet
 from penstock.wire.errors import (
     InvalidRequestError,
@@ -75,14 +78,21 @@ class RaftQuorum:
     """A Quorum (penstock.raft_meta.quorum) on pysyncobj. One event loop.
 
     ``link`` must be served on the controller port. The state machine is called on the loop, and
-    is the loop's alone.
+    is the loop's alone; ``levels`` are the feature levels that it has.
     """
 
     def __init__(
-        self, config: ControllerConfig, machine: StateMachine, tls: NodeTls | None = None
+        self,
+        config: ControllerConfig,
+        machine: StateMachine,
+        tls: NodeTls | None = None,
+        *,
+        levels: FeatureLevels = FeatureLevels(),  # noqa: B008 - it never changes.
     ) -> None:
         self._config = config
         self._machine = machine
+        self._levels = levels
+        self._machine_state = MachineState(0, 0)  # Replaced as a whole: the Raft thread reads it.
         self._tokens = itertools.count()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._changing: dict[int, int] = {}  # Token to the node that is added or removed.
@@ -172,6 +182,8 @@ class RaftQuorum:
                 retained_entries=max(config.snapshot_entries // 5, 2),
                 now_s=now_s,
                 await_room=self._thread.await_room,
+                supported_level=self._levels.supported,
+                machine=lambda: self._machine_state,
             )
         except BaseException:
             journal.abandon()
@@ -241,21 +253,26 @@ class RaftQuorum:
 
     # Proposals.
 
-    def submit(self, payload: bytes) -> asyncio.Future[bytes]:
+    def submit(self, payload: bytes, *, level: int = 0) -> asyncio.Future[bytes]:
         """Replicate a command; the future has its result once it is applied here.
 
-        Commands enter the log in the order of the calls. See Quorum.submit for what is raised.
+        ``level`` is as of Quorum.propose. Commands enter the log in the order of the calls. See
+        Quorum.submit for what is raised.
         """
         if len(payload) > MAX_COMMAND_BYTES:
             raise InvalidRequestError(
                 f"the command has {len(payload)} bytes, and {MAX_COMMAND_BYTES} are allowed; "
                 "split the request"
             )
-        return self._ask(lambda voter, token, _now_s: voter.propose(token, payload), len(payload))
+        return self._ask(
+            lambda voter, token, _now_s: voter.propose(token, payload, level=level), len(payload)
+        )
 
-    async def propose(self, payload: bytes, *, timeout_ms: int | None = None) -> bytes:
+    async def propose(
+        self, payload: bytes, *, timeout_ms: int | None = None, level: int = 0
+    ) -> bytes:
         """Submit a command and wait for its result; see Quorum.propose for what is raised."""
-        result: bytes = await self._wait(self.submit(payload), timeout_ms)
+        result: bytes = await self._wait(self.submit(payload, level=level), timeout_ms)
         return result
 
     async def read_index(self, *, timeout_ms: int | None = None) -> int:
@@ -498,6 +515,7 @@ class RaftQuorum:
                     break
             if not self._events:  # What is no command, as a leader's first entry, counts too.
                 self._applied_index = self._delivered_index
+            self._machine_state = MachineState(self._applied_index, self._levels.in_force())
             self._taking.feeding_ends()
             self._taking.begin_if_due(self._applied_index)
             if self._events:
@@ -522,6 +540,8 @@ class RaftQuorum:
                 self._answer(token, index)
             case Refused(token, leader_id):
                 self._answer(token, self._not_controller(leader_id))
+            case LevelRefused(token, level, lacking):
+                self._answer(token, level_refused(level, lacking))
             case Undecided(token):
                 message = "leadership was lost before the command was decided; it may take effect"
                 self._answer(token, RequestTimedOutError(message))
@@ -542,8 +562,8 @@ class RaftQuorum:
                 self._voters_changed(voters, observers)
             case VotersCommitted(voters, token):
                 self._answer(token, voters)
-            case ChangeRefused(token, reason, behind):
-                self._answer(token, self._refusal(token, reason, behind))
+            case ChangeRefused():
+                self._answer(event.token, self._refusal(event))
 
     def _not_controller(self, leader_id: int) -> NotControllerError:
         hint = self.leader_hint(leader_id, self._status.term)
@@ -551,12 +571,12 @@ class RaftQuorum:
         message = f"controller {self._config.node_id} is not the active one; {where}"
         return NotControllerError(message, leader=hint)
 
-    def _refusal(self, token: int, reason: Refusal, behind: int) -> Exception:
-        if reason in (Refusal.NOT_LEADER, Refusal.HANDED_OVER):
+    def _refusal(self, refused: ChangeRefused) -> Exception:
+        if refused.reason in (Refusal.NOT_LEADER, Refusal.HANDED_OVER):
             return self._not_controller(self._status.leader_id)
-        node_id = self._changing.get(token, _NOBODY)
+        node_id = self._changing.get(refused.token, _NOBODY)
         failure = self.link.failure_of(node_id)
-        return change_refused(reason, node_id, self._status, behind=behind, failure=failure)
+        return change_refused(refused, node_id, self._status, failure=failure)
 
     def _hand_over_ended(self, *, succeeded: bool) -> None:
         successor, self._successor = self._successor, None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,7 +17,13 @@ from penstock.raft_meta.elections import RaftTiming
 from penstock.raft_meta.engine import NEVER_APPENDED, SUCCESS, MetadataRaft
 from penstock.raft_meta.guard import Guard, Message
 from penstock.raft_meta.journal import COMMAND, VOTERS, LmdbJournal, RaftSafetyError
-from penstock.raft_meta.quorum import Leadership, QuorumStatus, Role
+from penstock.raft_meta.quorum import (
+    OLDEST_LEVEL,
+    Leadership,
+    MachineState,
+    QuorumStatus,
+    Role,
+)
 from penstock.raft_meta.room import AwaitRoom, give_up, is_full
 from penstock.raft_meta.rules.changing import (
     NO_TOKEN,
@@ -36,6 +42,7 @@ __all__ = [
     "Event",
     "HandOverFailed",
     "Installed",
+    "LevelRefused",
     "ReadReady",
     "Refused",
     "Undecided",
@@ -70,6 +77,18 @@ class Refused:
 
     token: int
     leader_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class LevelRefused:
+    """A proposal had no effect: it would raise the feature level beyond what these nodes know.
+
+    ``lacking`` is what each of them knows, or 0 of one that has not said.
+    """
+
+    token: int
+    level: int
+    lacking: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +134,7 @@ Event = (
     Committed
     | Installed
     | Refused
+    | LevelRefused
     | Undecided
     | ReadReady
     | HandOverFailed
@@ -131,6 +151,8 @@ class Voter:
     ``voters`` are those of controller.quorum.voters. They matter at the first start of a cluster
     alone (penstock.raft_meta.rules.founding): from then on its log says who votes. A node that
     the voter set lacks, with its very directory, follows and never votes for itself.
+    ``supported_level`` is the newest feature level that this software knows; ``machine`` says how
+    far the state machine is, on any thread, or None where nobody knows.
 
     Raises RaftSafetyError, lmdb.Error or OSError when it cannot go on: the process must then end.
     """
@@ -148,6 +170,8 @@ class Voter:
         now_s: float,
         await_room: AwaitRoom = give_up,
         addresses: Mapping[int, Address] | None = None,
+        supported_level: int = OLDEST_LEVEL,
+        machine: Callable[[], MachineState | None] = lambda: None,
     ) -> None:
         self._node_id = node_id
         self._await_room = await_room
@@ -155,7 +179,7 @@ class Voter:
         self._snapshots = snapshots
         self._retained_entries = retained_entries
         self._events: list[Event] = []
-        self._proposals: deque[tuple[int, bytes]] = deque()
+        self._proposals: deque[tuple[int, bytes, int]] = deque()  # With the level raised to.
         self._undecided: set[int] = set()  # Tokens of commands that the engine has.
         self._decided: dict[int, int] = {}  # Index to token of commands committed in this tick.
         self._snapshot = align(journal, snapshots)
@@ -170,6 +194,8 @@ class Voter:
             timing=timing,
             rng=rng,
             load_snapshot=lambda: self._snapshot,
+            supported_level=supported_level,
+            machine=machine,
         )
         self._raft = MetadataRaft(
             node_id=node_id,
@@ -209,9 +235,13 @@ class Voter:
         self._raft.at(now_s)
         self._guard.stood_still(since_s, now_s)
 
-    def propose(self, token: int, payload: bytes) -> None:
-        """Append a command in the next step, if this voter leads then."""
-        self._proposals.append((token, payload))
+    def propose(self, token: int, payload: bytes, *, level: int = 0) -> None:
+        """Append a command in the next step, if this voter leads then.
+
+        ``level`` is the one that it raises the feature level to, if it does: everybody who votes,
+        or is to, must know it.
+        """
+        self._proposals.append((token, payload, level))
 
     def resign(self, now_s: float, *, even_alone: bool = False) -> None:
         """Lead this term no more, if there is somebody else who may, or ``even_alone``."""
@@ -352,8 +382,12 @@ class Voter:
         leading = self._raft.role() is Role.LEADER
         leaving = self._guard.handing_over.is_under_way
         while self._proposals:
-            token, payload = self._proposals.popleft()
+            token, payload, level = self._proposals.popleft()
             if leading and not leaving:
+                if lacking := self._guard.levels.lacking(level):
+                    self._events.append(LevelRefused(token, level, lacking))
+                    continue
+                self._guard.levels.raising(level)
                 self._undecided.add(token)
                 self._raft.submit(payload, self._outcome_of(token))
             else:

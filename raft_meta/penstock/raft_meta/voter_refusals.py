@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from penstock.raft_meta.quorum import QuorumStatus
-from penstock.raft_meta.rules.changing import MOST_VOTERS, Refusal
+from penstock.raft_meta.rules.changing import MOST_VOTERS, ChangeRefused, Refusal
 from penstock.raft_meta.voters import Address
 from penstock.wire.errors import (
     DuplicateVoterError,
     InvalidRequestError,
     LastVoterError,
+    NetworkError,
     NotEnoughVotersError,
     PenstockError,
     UnknownVoterError,
+    UnsupportedMetadataVersionError,
     VoterChangeInProgressError,
     VoterNotCaughtUpError,
 )
@@ -19,14 +23,14 @@ from penstock.wire.transport import format_address
 
 
 def change_refused(
-    reason: Refusal, node_id: int, status: QuorumStatus, *, behind: int = -1, failure: str = ""
+    refused: ChangeRefused, node_id: int, status: QuorumStatus, *, failure: str = ""
 ) -> PenstockError:
     """The error for a change of ``node_id`` that did not happen. Nothing was changed.
 
     ``failure`` is why there was no stream to it the last time, if that is known.
     """
     voters = "none" if status.voters is None else str(sorted(status.voters.node_ids))
-    match reason:
+    match refused.reason:
         case Refusal.IN_PROGRESS:
             return VoterChangeInProgressError(
                 "another change of the voters is under way, or this controller leads since a "
@@ -54,7 +58,14 @@ def change_refused(
                 "and no cluster safer; next: penstock quorum remove one first"
             )
         case Refusal.NOT_CAUGHT_UP:
-            return VoterNotCaughtUpError(f"controller {node_id} {_not_caught_up(behind, failure)}")
+            why = _not_caught_up(refused.behind, failure)
+            return VoterNotCaughtUpError(f"controller {node_id} {why}")
+        case Refusal.TOO_OLD:
+            return UnsupportedMetadataVersionError(
+                f"controller {node_id} knows metadata.version 1 to {refused.level}, and the log of "
+                f"this cluster needs {refused.needed}: it could not apply it, and did not become a "
+                f"voter; next: install a newer Penstock on node {node_id}, start it and ask again"
+            )
         case Refusal.NOT_ENOUGH_LIVE:
             return NotEnoughVotersError(
                 f"the voters {voters} with controller {node_id} changed would have no majority "
@@ -63,8 +74,29 @@ def change_refused(
             )
         case _:
             return InvalidRequestError(
-                f"controller {node_id} can not be changed ({reason.value}); the voters are {voters}"
+                f"controller {node_id} can not be changed ({refused.reason.value}); the voters are "
+                f"{voters}"
             )
+
+
+def level_refused(level: int, lacking: Mapping[int, int]) -> PenstockError:
+    """The error for a raise to a feature level that these do not know. Nothing was changed.
+
+    ``lacking`` has the newest one that each of them knows, or 0 of one that has not said it yet.
+    """
+    older = {node_id: known for node_id, known in lacking.items() if known}
+    if not older:
+        return NetworkError(
+            f"controller(s) {', '.join(map(str, lacking))} did not say yet whether they know "
+            f"metadata.version {level}; nothing was changed; next: ask again, and start those that "
+            "are down, or, of one that is gone for good, penstock quorum remove it"
+        )
+    known = ", ".join(f"{node_id} (which knows 1 to {most})" for node_id, most in older.items())
+    return UnsupportedMetadataVersionError(
+        f"metadata.version {level} is not known to controller(s) {known}, and nothing was changed; "
+        "next: install a newer Penstock there and start it again, or, of one that is gone for "
+        "good or still to be added, penstock quorum remove it"
+    )
 
 
 def voter_is_elsewhere(

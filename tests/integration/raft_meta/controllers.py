@@ -23,6 +23,8 @@ from penstock.wire.transport import CHANNEL_OPTIONS
 CLUSTER_ID = "integration"
 T = TypeVar("T")
 RUNNER = Path(__file__).with_name("run_controller.py")
+OLD_RUNNER = Path(__file__).with_name("run_old_controller.py")
+"""Of software that knows no metadata.version but the oldest."""
 
 
 def free_ports(count: int) -> list[int]:
@@ -70,7 +72,7 @@ class Controllers:
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
         self._channels: dict[int, aio.Channel] = {}
 
-    def start(self, *nodes: int, **settings: object) -> None:
+    def start(self, *nodes: int, runner: Path = RUNNER, **settings: object) -> None:
         for node in nodes or self.ports:
             config = {
                 "node_id": node,
@@ -82,7 +84,7 @@ class Controllers:
             }
             output = (self.directory / f"node-{node}.log").open("ab")
             self.processes[node] = subprocess.Popen(
-                [sys.executable, str(RUNNER), json.dumps(config)], stdout=output, stderr=output
+                [sys.executable, str(runner), json.dumps(config)], stdout=output, stderr=output
             )
             output.close()
 

@@ -18,7 +18,7 @@ async def main(settings: dict) -> int:
     settings["data_dir"] = Path(settings["data_dir"])
     settings["listen"] = tuple(settings["listen"])
     settings["voters"] = {int(n): tuple(a) for n, a in settings["voters"].items()}
-    server = ControllerServer(ControllerConfig(**settings, may_found=True))
+    server = ControllerServer(ControllerConfig(**{"may_found": True, **settings}))
     await server.start()
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)

@@ -14,7 +14,13 @@ from grpc import aio
 
 from penstock.v1 import cluster_pb2, controller_pb2, raft_pb2, raft_pb2_grpc
 from penstock.wire.errors import ErrorCode
-from tests.integration.raft_meta.controllers import Controllers, registration, until
+from tests.integration.raft_meta.controllers import (
+    OLD_RUNNER,
+    Controllers,
+    free_ports,
+    registration,
+    until,
+)
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
@@ -275,6 +281,31 @@ async def test_a_minority_commits_nothing(controllers):
     result = await create_topic(controllers, node, "lost")
     assert result.error.code in (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_CONTROLLER)
     assert "may" in result.error.message or "active" in result.error.message
+
+
+@pytest.mark.parametrize("controllers", [1, 2, 3], indirect=True)
+async def test_a_controller_whose_software_is_too_old_is_not_made_a_voter(controllers):
+    controllers.start()
+    active = await controllers.active()
+    members = {voter.node_id for voter in (await controllers.quorum(active)).voters}
+    (controllers.ports[9],) = free_ports(1)
+    voters = {str(n): ["127.0.0.1", controllers.ports[n]] for n in members}
+    controllers.start(9, runner=OLD_RUNNER, voters=voters, may_found=False)
+    await until(lambda: controllers.quorum(9))
+
+    async def add() -> controller_pb2.AlterVotersResponse:
+        new = controller_pb2.QuorumVoter(node_id=9, host="127.0.0.1", port=controllers.ports[9])
+        request = controller_pb2.AlterVotersRequest(add=new)
+        return await controllers.stub(active).AlterVoters(request, timeout=20)
+
+    refused = await until(add, lambda a: a.error.code != ErrorCode.VOTER_CHANGE_IN_PROGRESS)
+    assert refused.error.code == ErrorCode.UNSUPPORTED_METADATA_VERSION, refused
+    assert "controller 9 knows metadata.version 1 to 1" in refused.error.message
+    assert "next: install a newer Penstock on node 9" in refused.error.message
+    assert controllers.processes[9].poll() is None
+    after = await controllers.quorum(active)
+    assert {voter.node_id for voter in after.voters} == members
+    assert after.confirmed
 
 
 async def test_another_clusters_controller_and_broker_are_refused(controllers):

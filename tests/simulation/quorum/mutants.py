@@ -35,6 +35,7 @@ from penstock.raft_meta.core import (
 from penstock.raft_meta.rules import (
     changing,
     founding,
+    levels,
     reading,
     replicating,
     snapshotting,
@@ -47,6 +48,7 @@ from tests.simulation.quorum.liveness_mutants import LIVENESS
 from tests.simulation.quorum.mutants_of_time import OF_TIME
 from tests.unit.raft_meta import test_changing, test_recovery
 from tests.unit.raft_meta import test_guard_rules as rules
+from tests.unit.raft_meta import test_levels as levels_tests
 from tests.unit.raft_meta import test_taking_snapshots as taken
 
 _RESET: Final = (
@@ -360,6 +362,51 @@ MUTANTS: Final[dict[str, Mutant]] = {
         recovery.become_the_only_voter,
         "VoterSet((me,), recovered=True)",
         "journal.voters or VoterSet((me,))",
+    ),
+    # Who can apply the log.
+    "voters of old software": Mutant(
+        "a controller becomes a voter whose software does not know the level in force",
+        changing.Changing._catch_up,
+        "NOT_KNOWN < progress.level < needed",
+        "False",
+        (levels_tests.test_whose_software_is_too_old_does_not_become_a_voter,),
+    ),
+    "voters that apply nothing": Mutant(
+        "a controller becomes a voter as soon as it has stored the log",
+        changing.Changing._catch_up,
+        "applied >= catching.to_apply",
+        "True",
+        (levels_tests.test_a_new_voter_has_applied_what_there_was_when_it_came,),
+    ),
+    "levels beyond a voter": Mutant(
+        "the level is raised whatever the voters know",
+        voter.Voter._submit,
+        "lacking := self._guard.levels.lacking(level)",
+        "lacking := {}",
+        (levels_tests.test_a_level_that_a_voter_does_not_know_is_not_raised_to,),
+    ),
+    "levels beyond who is added": Mutant(
+        "the level is raised whatever a controller knows that is being added",
+        levels.Levels.lacking,
+        "(*desk.peers, *desk.observers)",
+        "desk.peers",
+        (
+            levels_tests.test_a_level_is_not_raised_beyond_what_a_controller_that_is_being_added_knows,
+        ),
+    ),
+    "levels under way": Mutant(
+        "whoever is added needs not know the level that is about to be raised",
+        levels.Levels.raising,
+        "level > self._raised",
+        "False",
+        (levels_tests.test_who_does_not_know_a_level_that_is_about_to_be_raised_is_not_added,),
+    ),
+    "levels of earlier leaders": Mutant(
+        "a leader takes what it has applied for all that the log holds",
+        levels.Levels.needed,
+        "journal.term_at(machine.applied_index) != self._desk.engine.term()",
+        "False",
+        (levels_tests.test_nobody_is_added_before_the_level_in_force_is_known,),
     ),
     "recovery looks at the journal alone": Mutant(
         "a survivor that died as it installed a snapshot is said to have what its journal has",

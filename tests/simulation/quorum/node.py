@@ -392,7 +392,7 @@ class Process:
         # Production has a set there, whose order is another in each process.
         self.shell.feed._watchers = InOrder()  # type: ignore[assignment]  # As much of a set.
         self._make_fail(self.shell)
-        self.quorum = RaftQuorum(config, Observed(self, self.shell))
+        self.quorum = RaftQuorum(config, Observed(self, self.shell), levels=self.shell.levels)
         self.shell.bind(self.quorum)
         self.servicer = ControllerServicer(config, self.shell, self.quorum)
         self.spawn(self._take_part)

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 from penstock.raft_meta.journal import LmdbJournal
-from penstock.raft_meta.quorum import Role
+from penstock.raft_meta.quorum import MachineState, Role
 from penstock.raft_meta.snapshots import SnapshotStore
 from penstock.raft_meta.voter import Voter
 from penstock.raft_meta.voters import Member, VoterSet
@@ -68,6 +68,8 @@ class Lone:
         self.nodes = nodes
         self.now_s = 50.0
         self.events: list[object] = []
+        self.supported_level = 3
+        self.machine: MachineState | None = None  # How far its state machine is.
         self.open()
 
     def open(self, **named) -> None:
@@ -86,6 +88,8 @@ class Lone:
             rng=random.Random(3),
             retained_entries=2,
             now_s=self.now_s,
+            supported_level=self.supported_level,
+            machine=lambda: self.machine,
         )
 
     def found(self) -> None:

@@ -47,7 +47,9 @@ class LoneQuorum:
         future.set_result(self.commit(payload))
         return future
 
-    async def propose(self, payload: bytes, *, timeout_ms: int | None = None) -> bytes:
+    async def propose(
+        self, payload: bytes, *, timeout_ms: int | None = None, level: int = 0
+    ) -> bytes:
         return self.commit(payload)
 
     def renounce(self) -> None:

@@ -7,7 +7,8 @@ majorities meet; and the next is begun only when
 - this leader has committed an entry of its own term: otherwise it may not know of a set that an
   earlier leader has in force elsewhere (the flaw of the thesis' first edition).
 
-A new voter is an observer first (4.2.1): it gets the log and does not count, until it is caught up.
+A new voter is an observer first (4.2.1): it gets the log and does not count, until it is caught up
+and has applied what there was when it came. It must know the feature level that the log leads to.
 A set is not begun whose majority does not answer now: it would be in force, and stop everything. A
 leader never removes itself; it hands over first, and its successor removes it.
 """
@@ -22,6 +23,7 @@ from typing import Final
 
 from penstock.raft_meta.rules.desk import Desk
 from penstock.raft_meta.rules.handing_over import HandingOver
+from penstock.raft_meta.rules.levels import NOT_KNOWN, Levels
 from penstock.raft_meta.voters import (
     ANY_DIRECTORY,
     DIRECTORY_ID_BYTES,
@@ -52,6 +54,7 @@ class Refusal(enum.Enum):
     TOO_MANY = "too many"
     NOT_CAUGHT_UP = "not caught up"
     NOT_ENOUGH_LIVE = "not enough live"
+    TOO_OLD = "too old"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +77,15 @@ class RemoveVoter:
 
 @dataclass(frozen=True, slots=True)
 class ChangeRefused:
-    """A change did not happen. ``behind`` is by how much an observer was behind, if that was it."""
+    """A change did not happen. ``behind`` is by how much an observer was behind, if that was it;
+    ``level`` is the newest feature level that it knows where another one is ``needed``.
+    """
 
     token: int
     reason: Refusal
     behind: int = NEVER_ANSWERED
+    level: int = NOT_KNOWN
+    needed: int = NOT_KNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +108,14 @@ Outcome = ChangeRefused | Unchanged | Propose
 
 @dataclass(slots=True)
 class _Catching:
-    """An observer on its way. It is caught up when a round takes less than an election timeout."""
+    """An observer on its way. It is caught up when a round takes less than an election timeout,
+    and its state machine has applied what there was at first: one that cannot is no voter.
+    """
 
     change: AddVoter
     target: int  # The log's end when the round began.
     round_began_s: float
+    to_apply: int  # The log's end when it was to be added.
 
 
 class Changing:
@@ -116,9 +126,14 @@ class Changing:
     """
 
     def __init__(
-        self, desk: Desk, handing_over: HandingOver, forget: Callable[[int], None]
+        self,
+        desk: Desk,
+        handing_over: HandingOver,
+        levels: Levels,
+        forget: Callable[[int], None],
     ) -> None:
         self._desk = desk
+        self._levels = levels
         self._handing_over = handing_over
         self._forget = forget
         self._catching: _Catching | None = None
@@ -153,7 +168,8 @@ class Changing:
         else:
             give_up_s = min(change.give_up_s, desk.now_s + MOST_CATCHING_UP_S)
             change = replace(change, give_up_s=give_up_s)
-            self._catching = _Catching(change, desk.journal.last_index, desk.now_s)
+            last = desk.journal.last_index
+            self._catching = _Catching(change, last, desk.now_s, to_apply=last)
             desk.forget(change.node_id)
             desk.observers.add(change.node_id)
             desk.engine.observe(change.node_id)
@@ -287,18 +303,23 @@ class Changing:
 
     def _catch_up(self, catching: _Catching) -> None:
         desk, change = self._desk, catching.change
-        behind = desk.journal.last_index - desk.engine.match_index().get(change.node_id, 0)
+        progress, needed = desk.progress(change.node_id), self._levels.needed()
+        stored = desk.engine.match_index().get(change.node_id, 0)
+        applied = stored if progress.applied_index is None else progress.applied_index
+        if NOT_KNOWN < progress.level < needed:
+            reason, level = Refusal.TOO_OLD, progress.level
+            self._give_up(ChangeRefused(change.token, reason, level=level, needed=needed))
+            return
         if desk.now_s >= change.give_up_s:
-            answered = math.isfinite(desk.progress(change.node_id).heard_s)
-            told = behind if answered else NEVER_ANSWERED
+            behind = desk.journal.last_index - min(stored, applied)
+            told = behind if math.isfinite(progress.heard_s) else NEVER_ANSWERED
             self._give_up(ChangeRefused(change.token, Refusal.NOT_CAUGHT_UP, told))
             return
-        has_round = desk.journal.last_index - behind >= catching.target
-        if not has_round or not desk.is_alive(change.node_id):
+        if stored < catching.target or not desk.is_alive(change.node_id):
             return
         if desk.now_s - catching.round_began_s > desk.timing.election_min_s:
             catching.target, catching.round_began_s = desk.journal.last_index, desk.now_s
-        elif self._is_settled():
+        elif needed and applied >= catching.to_apply and self._is_settled():
             self._promote(change)
 
     def _promote(self, change: AddVoter) -> None:

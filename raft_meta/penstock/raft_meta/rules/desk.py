@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 
 from penstock.raft_meta.elections import RaftTiming
 from penstock.raft_meta.journal import LmdbJournal
-from penstock.raft_meta.quorum import Hearing, Role
+from penstock.raft_meta.quorum import OLDEST_LEVEL, Hearing, MachineState, Role
 from penstock.raft_meta.snapshots import Snapshot
 from penstock.raft_meta.voters import VoterSet
 from penstock.v1 import raft_pb2
@@ -121,6 +121,10 @@ class Progress:
     """When it last answered this leader."""
     directory_id: bytes = b""
     """The directory that its last answer in this term came from."""
+    level: int = 0
+    """The newest feature level that it knows, as it said in this term; 0: it said nothing yet."""
+    applied_index: int | None = None
+    """How far its state machine is, as it said in this term."""
 
     def begin_term(self, now_s: float) -> None:
         """This node leads from now on; nothing is heard of the peer yet."""
@@ -129,6 +133,7 @@ class Progress:
         self.void_until = self.round
         self.heard_s = -math.inf
         self.directory_id = b""
+        self.level, self.applied_index = 0, None
 
 
 class Desk:
@@ -144,11 +149,15 @@ class Desk:
         journal: LmdbJournal,
         timing: RaftTiming,
         load_snapshot: Callable[[], Snapshot | None],
+        supported_level: int = OLDEST_LEVEL,
+        machine: Callable[[], MachineState | None] = lambda: None,
     ) -> None:
         self.node_id = node_id
         self.journal = journal
         self.timing = timing
         self.load_snapshot = load_snapshot
+        self.supported_level = supported_level
+        self.machine = machine  # How far this node's state machine is; None: nobody says.
         self.engine: Engine = None  # type: ignore[assignment]  # Guard.bind() is called first.
         self.now_s = 0.0
         self.dropped = 0  # Messages that were malformed, or from nobody who may send them.

@@ -65,6 +65,13 @@ class Following:
     ) -> None:
         """Answer the leader."""
         reply = raft_pb2.AppendEntriesReply(
-            success=success, next_index=next_index, round=round_, reset=reset and not success
+            success=success,
+            next_index=next_index,
+            round=round_,
+            reset=reset and not success,
+            supported_metadata_version=self._desk.supported_level,
         )
+        machine = self._desk.machine()
+        if machine is not None:
+            reply.applied_index = machine.applied_index
         self._desk.queue(peer, Message(append_entries_reply=reply))

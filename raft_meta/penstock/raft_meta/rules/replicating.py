@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from penstock.raft_meta.appending import encode_entries
 from penstock.raft_meta.journal import FIRST_INDEX, RaftSafetyError
+from penstock.raft_meta.quorum import OLDEST_LEVEL
 from penstock.raft_meta.rules.desk import MAX_BATCH_BYTES, Desk, EngineMessage, Message
 from penstock.raft_meta.rules.snapshotting import Sending
 from penstock.raft_meta.rules.terms import Terms
@@ -44,6 +45,8 @@ class Replicating:
         progress.echoed = max(progress.echoed, reply.round)
         progress.heard_s = desk.now_s
         progress.directory_id = message.directory_id
+        progress.level = max(reply.supported_metadata_version, OLDEST_LEVEL)
+        progress.applied_index = reply.applied_index if reply.HasField("applied_index") else None
         desk.engine.saw(peer)
         if self._sending.is_under_way(peer):
             self._sending.on_reply(peer, reply)
