@@ -135,6 +135,10 @@ class Guard:
         """The directory that a voter or observer last answered this leader out of."""
         return self._desk.progress(peer).directory_id
 
+    def first_needed(self, index: int) -> int:
+        """Where the log is to begin that could begin at ``index``: some may need more of it."""
+        return self._sending.first_needed(index)
+
     def hearing_of(self, peer: int) -> Hearing:
         """How this leader hears a voter or observer."""
         return self._desk.hearing(peer)

@@ -39,6 +39,9 @@ _CRC_PREFIX: Final = struct.Struct(">QQ")
 _HARD_STATE: Final = struct.Struct(">IQqQQQ")  # CRC, term, vote, commit, first and last index.
 _BASE_VOTERS: Final = struct.Struct(">IQ")  # CRC of the rest; the index of the set that follows.
 _INITIAL_MAP_BYTES: Final = 64 * 1024 * 1024
+_ENTRY_BYTES: Final = 200
+"""About what an entry takes in memory besides its command."""
+
 TERMS_GIVEN_UP: Final = 1_000_000
 """So many terms a lost majority may have had that the log of a survivor knows nothing of."""
 
@@ -257,6 +260,15 @@ class LmdbJournal:
         if not self._entries or not self.first_index <= index <= self.last_index:
             return None
         return self._entries[index - self._entries[0].log_index].term
+
+    def first_within(self, size_bytes: int, end: int) -> int:
+        """The least index from which the entries before ``end`` take so much memory at most."""
+        base = self.first_index
+        for offset in range(end - base - 1, -1, -1):
+            size_bytes -= len(self._entries[offset].command) + _ENTRY_BYTES
+            if size_bytes < 0:
+                return base + offset + 1
+        return base
 
     def entries(self, first: int, last: int) -> list[JournalEntry]:
         """The entries from ``first`` to ``last``, both included; they must be there."""

@@ -14,6 +14,12 @@ CHUNK_BYTES: Final = 256 * 1024
 RESEND_AFTER_S: Final = 1.0
 """A chunk not acknowledged by then is sent again."""
 
+HELD_S: Final = 600.0
+"""For so long since a snapshot began to be sent, the log after it is kept for who gets it..."""
+
+HELD_BYTES: Final = 64 * 1024 * 1024
+"""... while no more than this would have been dropped otherwise."""
+
 
 @dataclass(slots=True)
 class OutgoingSnapshot:
@@ -21,6 +27,7 @@ class OutgoingSnapshot:
 
     snapshot: Snapshot
     crc: int
+    began_s: float
     offset_bytes: int = 0
     round: int = -1  # Of the chunk in flight.
     chunk_sent_s: float = -math.inf

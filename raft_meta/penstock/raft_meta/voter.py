@@ -297,16 +297,17 @@ class Voter:
     def keep(self, snapshot: Snapshot) -> None:
         """Put the snapshot that was written aside in its place, and drop the log before it.
 
-        Some entries before it stay, so that a voter a little behind needs no snapshot. A snapshot
-        of the leader's that was installed meanwhile is newer, and stays.
+        Some entries before it stay, so that a voter a little behind needs no snapshot, and those
+        that a voter needs which is sent an older one. A snapshot of the leader's that was installed
+        meanwhile is newer, and stays.
         """
         if self._has_snapshot_of(snapshot.index):
             self._snapshots.drop_aside()
             return
         if self._snapshots.put_in_place(snapshot):
             self._snapshot = snapshot
-            oldest = snapshot.index - self._retained_entries
-            self._journal.compact_to(max(self._journal.first_index, oldest))
+            oldest = max(self._journal.first_index, snapshot.index - self._retained_entries)
+            self._journal.compact_to(self._guard.first_needed(oldest))
 
     def compact(self, index: int, data: bytes) -> None:
         """Keep ``data`` as the snapshot up to ``index``: all the steps on this thread."""

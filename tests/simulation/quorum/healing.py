@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tests.simulation.quorum.checkers import require
+from tests.simulation.quorum.lagging import catches_up_under_load
 
 if TYPE_CHECKING:
     from tests.simulation.quorum.world import World
@@ -56,6 +57,7 @@ def heal(world: World) -> None:
     _promises(world)
     _failure_is_outlived(world)
     _full_disk_is_outlived(world)
+    catches_up_under_load(world)
     if len(world.voters()) > 2:  # Of two, one with a bad link is half of them.
         _healthy_leader_stays(world)
 

@@ -46,6 +46,7 @@ from tests.simulation.quorum import test_disk
 from tests.simulation.quorum.leaving_out import Mutant
 from tests.simulation.quorum.liveness_mutants import LIVENESS
 from tests.simulation.quorum.mutants_of_time import OF_TIME
+from tests.unit.raft_meta import test_catching_up_under_load as loads
 from tests.unit.raft_meta import test_changing, test_recovery
 from tests.unit.raft_meta import test_guard_rules as rules
 from tests.unit.raft_meta import test_levels as levels_tests
@@ -190,6 +191,17 @@ MUTANTS: Final[dict[str, Mutant]] = {
         snapshotting.Receiving.on_chunk,
         "last <= journal.commit_index or journal.term_at(last) == chunk.last_term",
         "False",
+    ),
+    "the log goes before a snapshot arrives": Mutant(
+        "the log is shortened though a voter that is sent a snapshot needs what follows it",
+        snapshotting.Sending.first_needed,
+        "if not needs or min(needs) >= index:",
+        "if True:",
+        (
+            lambda directory: loads.test_the_log_after_a_snapshot_is_kept_for_who_is_sent_it(
+                loads.Sending(directory)
+            ),
+        ),
     ),
     "snapshots are not checked": Mutant(
         "a snapshot is installed whatever its checksum says",

@@ -224,7 +224,10 @@ class Network:
         if status.role is Role.LEADER:
             known = self.leaders.setdefault(status.term, host.node_id)
             assert known == host.node_id, f"two leaders in term {status.term}"
-        self._at(max(voter.next_deadline_s(), self.now_s + 0.0001), host, lambda _voter: None)
+        self._wake(host, max(voter.next_deadline_s(), self.now_s + 0.0001))
+
+    def _wake(self, host: Host, at_s: float) -> None:
+        self._at(at_s, host, lambda _voter: None)
 
     def _send(self, source: int, target: int, message: raft_pb2.RaftExchangeRequest) -> None:
         raw = message.SerializeToString()

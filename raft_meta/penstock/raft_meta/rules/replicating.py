@@ -52,6 +52,7 @@ class Replicating:
             self._sending.on_reply(peer, reply)
         elif reply.success:
             desk.engine.acknowledge(peer, reply.next_index - 1)
+            self._sending.acknowledged(peer, reply.next_index - 1)
         elif reply.reset and reply.round > progress.void_until:
             progress.void_until = progress.round
             hint = max(reply.next_index, FIRST_INDEX + 1)

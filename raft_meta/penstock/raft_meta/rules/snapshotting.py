@@ -10,6 +10,8 @@ from penstock.raft_meta.rules.following import Following
 from penstock.raft_meta.rules.terms import Terms
 from penstock.raft_meta.snapshots import Snapshot
 from penstock.raft_meta.transfer import (
+    HELD_BYTES,
+    HELD_S,
     RESEND_AFTER_S,
     IncomingSnapshot,
     OutgoingSnapshot,
@@ -25,6 +27,7 @@ class Sending:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self._outgoing: dict[int, OutgoingSnapshot] = {}
+        self._began_s: dict[int, float] = {}  # Of those who have it, and still need the log after.
 
     def is_under_way(self, peer: int) -> bool:
         """The peer is being sent a snapshot."""
@@ -38,8 +41,9 @@ class Sending:
         snapshot = desk.load_snapshot()
         if snapshot is None or snapshot.index < desk.journal.first_index:
             raise RaftSafetyError(f"the log begins at {desk.journal.first_index} with no snapshot")
-        outgoing = OutgoingSnapshot(snapshot, snapshot.crc)
+        outgoing = OutgoingSnapshot(snapshot, snapshot.crc, desk.now_s)
         self._outgoing[peer] = outgoing
+        self._began_s.pop(peer, None)
         self._send_chunk(peer, outgoing)
 
     def on_reply(self, peer: int, reply: raft_pb2.AppendEntriesReply) -> None:
@@ -49,6 +53,7 @@ class Sending:
             if reply.next_index <= outgoing.snapshot.index:
                 return  # It answers something sent before the snapshot.
             del self._outgoing[peer]
+            self._began_s[peer] = outgoing.began_s
             self._desk.engine.connect(peer)
             self._desk.engine.acknowledge(peer, reply.next_index - 1)
             self._desk.engine.hurry()
@@ -82,10 +87,46 @@ class Sending:
     def forget(self, peer: int) -> None:
         """The peer gets nothing more."""
         self._outgoing.pop(peer, None)
+        self._began_s.pop(peer, None)
+
+    def first_needed(self, index: int) -> int:
+        """Where the log is to begin, if it could begin at ``index``: there, or before it.
+
+        Whoever is sent a snapshot needs the log from its end on, until it is no further behind
+        than any other follower may be. Were that dropped under a steady load, it would be sent one
+        snapshot after the other. It starts anew where its need is too old, or too large.
+        """
+        needs = [
+            outgoing.snapshot.index
+            for outgoing in self._outgoing.values()
+            if self._may_hold(outgoing.began_s)
+        ]
+        match = self._desk.engine.match_index()
+        for peer, began_s in list(self._began_s.items()):
+            matched = match.get(peer, 0)
+            if matched >= index or not self._may_hold(began_s):
+                del self._began_s[peer]
+            else:
+                needs.append(matched)
+        if not needs or min(needs) >= index:
+            return index
+        lowest = self._desk.journal.first_within(HELD_BYTES, index)
+        return min((need for need in needs if lowest <= need < index), default=index)
+
+    def acknowledged(self, peer: int, index: int) -> None:
+        """A peer has the log up to ``index``: with all that is committed, it needs no more than
+        any other follower.
+        """
+        if peer in self._began_s and index >= self._desk.journal.commit_index:
+            del self._began_s[peer]
+
+    def _may_hold(self, began_s: float) -> bool:
+        return self._desk.now_s < began_s + HELD_S
 
     def stop(self) -> None:
         """A term ended, and with it everything that was under way."""
         self._outgoing.clear()
+        self._began_s.clear()
 
     def deadline_s(self) -> float:
         """When ``before_tick`` has something to do."""
