@@ -108,11 +108,12 @@ class Hosting:
             for number in topic.partitions:
                 self._drop(TopicIdPartition(topic.topic_id, number), ordered=True)
                 yield
-        for topic_id in change.topics:
-            yield from self._configs_changed(topic_id)
         for record in change.partitions:
             self._partition_changed(record, ordered=True)
             yield
+        for topic_id in change.topics:
+            # Last: another min ISR comes with other states, and must not be acted on before them.
+            yield from self._configs_changed(topic_id)
 
     def catch_up(self, broker_epoch: int) -> Iterator[None]:
         """Begin to host when the image has reached the registration, in steps as above."""
