@@ -199,6 +199,7 @@ class PartitionRecord(google.protobuf.message.Message):
     LEADER_RECOVERING_FIELD_NUMBER: builtins.int
     TARGET_REPLICAS_FIELD_NUMBER: builtins.int
     OFFLINE_REPLICAS_FIELD_NUMBER: builtins.int
+    MIN_INSYNC_REPLICAS_FIELD_NUMBER: builtins.int
     topic_id: builtins.bytes
     """The topic's 16-byte id."""
     partition: builtins.int
@@ -211,6 +212,11 @@ class PartitionRecord(google.protobuf.message.Message):
     """Raised at every change of this record."""
     leader_recovering: builtins.bool
     """The leader was elected uncleanly and has not recovered yet."""
+    min_insync_replicas: builtins.int
+    """The topic's min.insync.replicas in force for this partition epoch: another one raises it. It
+    follows from the topic's configs and the replicas, and is there so that a leader never acts on
+    an in-sync set under the number of another epoch. 0: told by a controller that leaves it out.
+    """
     @property
     def replicas(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The replicas, the preferred leader first."""
@@ -260,8 +266,9 @@ class PartitionRecord(google.protobuf.message.Message):
         leader_recovering: builtins.bool = ...,
         target_replicas: collections.abc.Iterable[builtins.int] | None = ...,
         offline_replicas: collections.abc.Iterable[builtins.int] | None = ...,
+        min_insync_replicas: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adding_replicas", b"adding_replicas", "elr", b"elr", "isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "leader_recovering", b"leader_recovering", "offline_replicas", b"offline_replicas", "partition", b"partition", "partition_epoch", b"partition_epoch", "removing_replicas", b"removing_replicas", "replicas", b"replicas", "target_replicas", b"target_replicas", "topic_id", b"topic_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adding_replicas", b"adding_replicas", "elr", b"elr", "isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "leader_recovering", b"leader_recovering", "min_insync_replicas", b"min_insync_replicas", "offline_replicas", b"offline_replicas", "partition", b"partition", "partition_epoch", b"partition_epoch", "removing_replicas", b"removing_replicas", "replicas", b"replicas", "target_replicas", b"target_replicas", "topic_id", b"topic_id"]) -> None: ...
 
 global___PartitionRecord = PartitionRecord
 

@@ -39,6 +39,38 @@ def test_the_same_in_sync_set_changes_nothing(driver: Driver) -> None:
     assert driver.partition().partition_epoch == 0
 
 
+def test_each_answer_tells_the_min_isr_of_the_partition_epoch_that_it_tells(
+    driver: Driver,
+) -> None:
+    def min_isr(result: cluster_pb2.CommandResult) -> int:
+        return result.alter_partition.partitions[0].partition.min_insync_replicas
+
+    assert min_isr(driver.alter([1, 2])) == 2, "the default of three replicas"
+    body = cluster_pb2.AlterTopicConfigsCommand(topic="orders")
+    body.set["min.insync.replicas"] = "3"
+    driver.ok(alter_topic_configs=body)
+    refused = driver.alter([1], partition_epoch=1)
+    assert refusal(refused)[0] == ErrorCode.INVALID_UPDATE_VERSION
+    assert min_isr(refused) == 3
+    driver.ok(
+        alter_topic_configs=cluster_pb2.AlterTopicConfigsCommand(
+            topic="orders", remove=["min.insync.replicas"]
+        )
+    )
+    assert min_isr(driver.alter([1, 2, 3])) == 2
+
+
+def test_the_default_min_isr_comes_with_the_answer_that_makes_the_replica_set_larger(
+    driver: Driver,
+) -> None:
+    driver.create("small", [[1, 2]], number=2)
+    moving = driver.move([1, 2, 3], topic=2)
+    assert moving.partition.min_insync_replicas == 1, "what is only being added is still empty"
+    [answer] = driver.alter([1, 2, 3], topic=2).alter_partition.partitions
+    assert not answer.partition.adding_replicas
+    assert answer.partition.min_insync_replicas == 2
+
+
 @pytest.mark.parametrize(
     ("changes", "code"),
     [

@@ -54,6 +54,7 @@ class Checked(Driver):
             assert self.restored.snapshot() == snapshot
         assert ClusterState.restore(snapshot).snapshot() == snapshot
         assert seen_by_brokers(self.image) == records(self.state.metadata())
+        check_min_isrs(old, self.state.metadata())
         if applied.delta is None:
             assert records(old) == records(self.state.metadata())
         if applied.result.HasField("error"):
@@ -68,6 +69,16 @@ class Checked(Driver):
             assert self.produced_ids.isdisjoint(ids)
             self.produced_ids.update(ids)
         return applied
+
+
+def check_min_isrs(old: cluster_pb2.MetadataDelta, new: cluster_pb2.MetadataDelta) -> None:
+    """Each is of one partition epoch: whatever brings another raises that."""
+    before = {(record.topic_id, record.partition): record for record in old.partitions}
+    for record in new.partitions:
+        assert record.min_insync_replicas > 0
+        known = before.get((record.topic_id, record.partition), record)
+        same = known.min_insync_replicas == record.min_insync_replicas
+        assert same or known.partition_epoch < record.partition_epoch
 
 
 def check_step(before: Partition, now: Partition, asked: bool) -> None:

@@ -30,6 +30,7 @@ from penstock.wire.errors import (
 )
 from penstock.wire.ids import TopicId, TopicIdPartition
 from penstock.wire.records import RecordData, encode_batch
+from penstock.wire.topic_config import effective_min_isr
 from penstock.wire.transport import SERVER_OPTIONS
 from tests.unit.replication.memory_log import MemoryLog, MemoryLogs
 
@@ -201,6 +202,7 @@ class Brokers:
                 replicas=replicas,
                 isr=replicas,
                 leader=replicas[0],
+                min_insync_replicas=effective_min_isr(self.topic.configs, len(replicas)),
             )
         self.publish(topics=[self.topic], partitions=self.partitions.values())
 
@@ -214,6 +216,7 @@ class Brokers:
                 getattr(record, name).extend(value)
             else:
                 setattr(record, name, value)
+        record.min_insync_replicas = effective_min_isr(self.topic.configs, len(record.replicas))
         record.partition_epoch += 1
         if "leader" in fields:
             record.leader_epoch += 1

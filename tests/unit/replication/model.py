@@ -134,7 +134,8 @@ class Node:
 class Cluster:
     """Nodes 1..n, a controller, and the queues between them."""
 
-    def __init__(self, nodes: int, *, min_isr: int) -> None:
+    def __init__(self, nodes: int, *, min_isr: int, told: bool = True) -> None:
+        """``told``: states carry the min ISR, as all but older controllers have it."""
         self.min_isr = min_isr
         self.now_ms = 0
         self.sessions = 0
@@ -142,7 +143,9 @@ class Cluster:
         self.value = 0
         self.isr_changes = 0
         replicas = tuple(range(1, nodes + 1))
-        self.state = PartitionState(1, 0, 0, replicas, frozenset(replicas))
+        self.state = PartitionState(
+            1, 0, 0, replicas, frozenset(replicas), min_isr=min_isr if told else 0
+        )
         self.brokers: dict[int, BrokerStatus] = {}
         self.queues: dict[tuple[int, int], deque[Message]] = {
             (a, b): deque() for a in replicas for b in replicas if a != b
@@ -179,6 +182,7 @@ class Cluster:
             state.partition_epoch + 1,
             state.replicas,
             isr,
+            min_isr=state.min_isr,
         )
         for node in self.nodes.values():
             if node.alive:

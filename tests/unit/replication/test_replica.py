@@ -17,7 +17,6 @@ from penstock.broker.core.partition_events import (
     LeaderLostRecords,
     LogAdvanced,
     LogFailed,
-    MinIsrChanged,
     OutOfSync,
     PartitionChanged,
     PartitionState,
@@ -43,9 +42,14 @@ LAG_MS = 10_000
 
 
 def state(
-    leader: int = 1, *, epoch: int = 5, version: int = 10, isr: tuple[int, ...] = (1, 2, 3)
+    leader: int = 1,
+    *,
+    epoch: int = 5,
+    version: int = 10,
+    isr: tuple[int, ...] = (1, 2, 3),
+    min_isr: int = 2,
 ) -> PartitionState:
-    return PartitionState(leader, epoch, version, (1, 2, 3), frozenset(isr))
+    return PartitionState(leader, epoch, version, (1, 2, 3), frozenset(isr), min_isr=min_isr)
 
 
 def log_of(*runs: tuple[int, int], start: int = 0) -> ModelLog:
@@ -75,7 +79,7 @@ def leader(
 ) -> Replica:
     replica = Replica(1, log, high_watermark=high_watermark, lag_max_ms=LAG_MS)
     replica.handle(BrokersChanged(brokers(), now_ms))
-    effects = replica.handle(PartitionChanged(state(isr=isr), min_isr, now_ms))
+    effects = replica.handle(PartitionChanged(state(isr=isr, min_isr=min_isr), min_isr, now_ms))
     assert effects[0] == AssignEpoch(5)
     log.epochs.assign(5, log.log_end_offset)
     return replica
@@ -160,7 +164,8 @@ def test_it_rests_while_the_in_sync_set_is_too_small() -> None:
     append(replica, log, 3)
     log.flush()
     assert replica.handle(LogAdvanced(0)) == []
-    assert replica.handle(MinIsrChanged(1)) == [
+    changed = state(version=11, isr=(1,), min_isr=1)
+    assert replica.handle(PartitionChanged(changed, 1, 0)) == [
         isr_changed(1),
         HighWatermarkChanged(3),
     ]

@@ -35,7 +35,8 @@ class Schedule:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.cluster = Cluster(3, min_isr=self.random.randint(1, 3))
+        told = self.random.random() < 0.8
+        self.cluster = Cluster(3, min_isr=self.random.randint(1, 3), told=told)
         self.names = list(WEIGHTS)
         # Each run stresses something else.
         self.weights = [weight * self.random.choice((0.3, 1, 1, 2)) for weight in WEIGHTS.values()]

@@ -66,7 +66,11 @@ class OutOfSync(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """A partition as the controllers committed it. Ordered by ``partition_epoch``."""
+    """A partition as the controllers committed it. Ordered by ``partition_epoch``.
+
+    ``min_isr`` is the ``min.insync.replicas`` in force for this partition epoch, 0 when the
+    controllers did not say: ones of before this was told.
+    """
 
     leader: int
     leader_epoch: int
@@ -74,6 +78,7 @@ class PartitionState:
     replicas: tuple[int, ...]
     isr: frozenset[int]
     offline: frozenset[int] = frozenset()
+    min_isr: int = 0
 
     @classmethod
     def from_record(cls, record: cluster_pb2.PartitionRecord) -> Self:
@@ -85,6 +90,7 @@ class PartitionState:
             replicas=tuple(record.replicas),
             isr=frozenset(record.isr),
             offline=frozenset(record.offline_replicas),
+            min_isr=record.min_insync_replicas,
         )
 
 
@@ -118,7 +124,11 @@ class IsrProposal:
 
 @dataclass(frozen=True, slots=True)
 class PartitionChanged:
-    """The metadata says so. Known or older states (by partition epoch) are ignored."""
+    """The metadata says so. Known or older states (by partition epoch) are ignored.
+
+    ``min_isr``: what the topic's configs, as the metadata have them now, make of it. It counts only
+    where the state does not say.
+    """
 
     state: PartitionState
     min_isr: int
@@ -127,7 +137,7 @@ class PartitionChanged:
 
 @dataclass(frozen=True, slots=True)
 class MinIsrChanged:
-    """``min.insync.replicas`` of the topic is another."""
+    """``min.insync.replicas`` of the topic is another; for states that say none of their own."""
 
     min_isr: int
 

@@ -4,7 +4,7 @@
 role      event                  what follows
 ========  =====================  ==============================================================
 any       PartitionChanged       by leader: AssignEpoch and lead; follow and StatePosition; or
-                                 OFFLINE. Same leader epoch: only the in-sync set is taken over
+                                 OFFLINE. Same leader epoch: only in-sync set and min ISR are taken
 any       LogFailed              OFFLINE for good
 leader    LogAdvanced            high watermark; the lag clocks of followers
 leader    FollowerPositioned     StartPush, Diverge or RefuseFollower
@@ -24,7 +24,8 @@ What it holds to:
   (KIP-497); it rests while the in-sync set is smaller than ``min.insync.replicas`` (KIP-966) and
   never goes back within a leadership. A new leader starts from the one it knew as a follower, as
   far as its own log is durable: one elected uncleanly may not have flushed what it copied.
-- A leader acts on a change of the in-sync set only once it is committed.
+- A leader acts on a change of the in-sync set only once it is committed, and only together with
+  the ``min.insync.replicas`` of the same partition epoch.
 - Logs are reconciled by leader epochs alone (KIP-101, KIP-279, KIP-595), never by high watermarks.
 - Only positions of the follower's newest stream, in this leader epoch, whose log was found to be a
   prefix of the leader's, count.
@@ -89,6 +90,7 @@ class Replica:
         self.leader_epoch = -1
         self.partition_epoch = -1
         self.min_isr = 1
+        self._min_isr_was_told = False  # By the state that is known: then it is of its epoch.
         self._log = log
         self._lag_max_ms = lag_max_ms
         self._failed = False
@@ -170,10 +172,7 @@ class Replica:
             case FollowerPositioned():
                 return self._follower_positioned(event)
             case PartitionChanged():
-                return [
-                    *self._min_isr_changed(event.min_isr),
-                    *self._partition_changed(event.state, event.now_ms),
-                ]
+                return self._partition_told(event)
             case MinIsrChanged():
                 return self._min_isr_changed(event.min_isr)
             case LagMaxChanged():
@@ -192,11 +191,27 @@ class Replica:
 
     # --- Roles ----------------------------------------------------------------------------
 
-    def _partition_changed(self, state: PartitionState, now_ms: int) -> list[Effect]:
-        if self._failed or state.partition_epoch <= self.partition_epoch:
+    def _partition_told(self, event: PartitionChanged) -> list[Effect]:
+        if self._is_news(event.state):
+            return self._partition_changed(event.state, event.min_isr, event.now_ms)
+        return self._min_isr_changed(event.min_isr)
+
+    def _is_news(self, state: PartitionState) -> bool:
+        return state.partition_epoch > self.partition_epoch
+
+    def _partition_changed(self, state: PartitionState, min_isr: int, now_ms: int) -> list[Effect]:
+        """Act on a newer state and on the min ISR that belongs to it, on both at once.
+
+        ``min_isr`` stands in where the state says none. An in-sync set under the min ISR of another
+        epoch would commit what eligible leaders do not have; the end of a leadership must not be
+        preceded by what that leadership can't decide any more.
+        """
+        if self._failed:
             return []
         same_leadership = state.leader_epoch == self.leader_epoch and self.partition_epoch >= 0
         self.partition_epoch = state.partition_epoch
+        self.min_isr = state.min_isr or min_isr
+        self._min_isr_was_told = state.min_isr > 0
         self._replicas = state.replicas
         self._isr = state.isr
         if same_leadership:
@@ -297,7 +312,8 @@ class Replica:
         return [HighWatermarkChanged(self._high_watermark)]
 
     def _min_isr_changed(self, min_isr: int) -> list[Effect]:
-        if min_isr == self.min_isr:
+        """Other configs, without a newer state: news only where no state tells its min ISR."""
+        if self._min_isr_was_told or min_isr == self.min_isr:
             return []
         self.min_isr = min_isr
         if self._leadership is None:
@@ -398,8 +414,10 @@ class Replica:
 
     def _proposal_answered(self, event: ProposalAnswered) -> list[Effect]:
         leadership = self._leadership
-        if event.state is not None and event.state.partition_epoch > self.partition_epoch:
-            return self._partition_changed(event.state, event.now_ms)
+        if event.state is not None and self._is_news(event.state):
+            if not event.state.min_isr:
+                return []  # The metadata will bring the state, and the min ISR to go with it.
+            return self._partition_changed(event.state, event.state.min_isr, event.now_ms)
         if leadership is None or leadership.pending != event.proposal or event.state is None:
             return []  # Settled by the metadata, or a matter for the metadata (topic deleted).
         if event.state.partition_epoch < self.partition_epoch:

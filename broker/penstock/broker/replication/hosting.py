@@ -112,9 +112,10 @@ class Hosting:
             for number in topic.partitions:
                 self._drop(TopicIdPartition(topic.topic_id, number), ordered=True)
                 yield None
-        for topic_id in change.topics:
-            yield from self._configs_changed(topic_id)
         yield from self._partitions_changed(change.partitions, ordered=True)
+        for topic_id in change.topics:
+            # Last: another min ISR comes with other states, and must not be acted on before them.
+            yield from self._configs_changed(topic_id)
 
     def _partitions_changed(
         self, records: Iterable[cluster_pb2.PartitionRecord], *, ordered: bool

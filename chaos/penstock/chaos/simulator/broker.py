@@ -205,10 +205,10 @@ class SimulatedBroker:
         for topic in change.removed_topics:
             for number in topic.partitions:
                 self._drop(TopicIdPartition(topic.topic_id, number), ordered=True)
-        for topic_id in change.topics:
-            self._configs_changed(topic_id)
         for record in change.partitions:
             self._partition_changed(record, ordered=True)
+        for topic_id in change.topics:
+            self._configs_changed(topic_id)
 
     def _take_all(self) -> None:
         for key in list(self.partitions):

@@ -222,7 +222,7 @@ class ClusterState:
         delta.topics.extend(tables.topics[key].to_proto() for key in sorted(tables.topics))
         for topic_id in sorted(tables.partitions):
             numbered = enumerate(tables.partitions[topic_id])
-            delta.MergeFromString(tables.encoder.encode(topic_id, numbered))
+            delta.MergeFromString(tables.encoder.encode(tables.topics[topic_id], numbered))
         return delta
 
     def snapshot(self) -> bytes:

@@ -12,7 +12,7 @@ from typing import Final
 
 from google.protobuf.descriptor import FieldDescriptor
 
-from penstock.raft_meta.core.model import Partition
+from penstock.raft_meta.core.model import Partition, Topic
 from penstock.v1 import cluster_pb2
 
 _FIELDS: Final = cluster_pb2.PartitionRecord.DESCRIPTOR.fields_by_name
@@ -60,16 +60,20 @@ class PartitionEncoder:
     def __init__(self) -> None:
         self._shapes: dict[tuple[object, ...], bytes] = {}
 
-    def encode(self, topic_id: bytes, partitions: Iterable[tuple[int, Partition]]) -> bytes:
+    def encode(self, topic: Topic, partitions: Iterable[tuple[int, Partition]]) -> bytes:
         """A topic's partitions with their numbers, to be joined to a serialized MetadataDelta."""
+        topic_id = topic.topic_id
         head = _TOPIC_ID + _number(len(topic_id)) + topic_id + _PARTITION
+        # The min.insync.replicas in force follows from what is set and the shape.
+        configured = (topic.configs.get("min.insync.replicas", ""),)
         shapes, small, limit = self._shapes, _VARINTS, len(_VARINTS)
         encoded: list[bytes] = []
         for number, partition in partitions:
             leader_epoch, partition_epoch = partition[4:6]
-            shape = shapes.get(partition[:4] + partition[6:])
+            key = configured + partition[:4] + partition[6:]
+            shape = shapes.get(key)
             if shape is None:
-                shape = self._encode_shape(partition)
+                shape = self._encode_shape(key, topic, partition)
             # _number, written out: three calls a partition would cost more than all else here.
             body = (
                 head
@@ -83,11 +87,12 @@ class PartitionEncoder:
             encoded += (_IN_DELTA, _number(len(body)), body)
         return b"".join(encoded)
 
-    def _encode_shape(self, partition: Partition) -> bytes:
+    def _encode_shape(self, key: tuple[object, ...], topic: Topic, partition: Partition) -> bytes:
         """All but topic, number and epochs: zeros and empty fields take no bytes."""
         if len(self._shapes) >= _MAX_SHAPES:
             self._shapes.clear()
         without_epochs = partition._replace(leader_epoch=0, partition_epoch=0)
-        shape = without_epochs.to_proto(b"", 0).SerializeToString()
-        self._shapes[partition[:4] + partition[6:]] = shape
+        record = without_epochs.to_proto(topic, 0)
+        record.ClearField("topic_id")
+        shape = self._shapes[key] = record.SerializeToString()
         return shape

@@ -94,10 +94,10 @@ class Partition(NamedTuple):
         """
         return len(self.replicas) - len(self.adding)
 
-    def to_proto(self, topic_id: bytes, number: int) -> cluster_pb2.PartitionRecord:
+    def to_proto(self, topic: Topic, number: int) -> cluster_pb2.PartitionRecord:
         """The record that brokers and snapshots get."""
         return cluster_pb2.PartitionRecord(
-            topic_id=topic_id,
+            topic_id=topic.topic_id,
             partition=number,
             replicas=self.replicas,
             isr=self.isr,
@@ -110,6 +110,7 @@ class Partition(NamedTuple):
             leader_recovering=self.recovering,
             target_replicas=self.target,
             offline_replicas=self.offline,
+            min_insync_replicas=topic.min_isr(self.replication_factor),
         )
 
     @classmethod

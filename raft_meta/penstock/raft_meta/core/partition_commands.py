@@ -57,7 +57,8 @@ def alter_partition(
             answer.error.CopyFrom(error.to_proto())
         now = draft.partition((entry.topic_id, entry.partition))
         if now is not None:
-            answer.partition.CopyFrom(now.to_proto(entry.topic_id, entry.partition))
+            topic = draft.tables.topics[entry.topic_id]
+            answer.partition.CopyFrom(now.to_proto(topic, entry.partition))
 
 
 def _alter_one(draft: Draft, leader: Broker, entry: cluster_pb2.AlterPartitionEntry) -> None:

@@ -44,7 +44,9 @@ def alter_reassignments(
                 draft.put_partition(key, revised)
         now = draft.partition(key)
         if now is not None:
-            answer.partition.CopyFrom(now.to_proto(*key))
+            answer.partition.CopyFrom(
+                now.to_proto(draft.tables.topics[entry.topic_id], entry.partition)
+            )
 
 
 def _revised(

@@ -248,7 +248,7 @@ class Draft:
             numbered = [(key[1], self._partitions[key]) for key in changes]
             for number, partition in numbered:
                 tables.put_partition((topic_id, number), partition)
-            delta.MergeFromString(tables.encoder.encode(topic_id, numbered))
+            delta.MergeFromString(tables.encoder.encode(tables.topics[topic_id], numbered))
         return delta
 
     def _commit_settings(self) -> cluster_pb2.MetadataDelta | None:
