@@ -19,7 +19,7 @@ from penstock.broker.storage.index import (
     OffsetEntry,
     TimeEntry,
 )
-from penstock.wire.errors import CorruptRecordError
+from penstock.wire.errors import CorruptRecordError, PenstockError
 from penstock.wire.records import HEADER_BYTES, BatchHeader, parse_header, verify_batch
 
 _IOV_MAX: Final = 1024
@@ -65,6 +65,7 @@ class Segment:
         "directory",
         "first_timestamp_ms",
         "index",
+        "learned_time",
         "max_timestamp",
         "size_bytes",
     )
@@ -89,6 +90,8 @@ class Segment:
         self.index = index
         self.max_timestamp: TimeEntry | None = None  # None for "not known yet" or "empty".
         self.first_timestamp_ms: int | None = None
+        # What another thread found for the largest timestamp, when there were so many bytes.
+        self.learned_time: tuple[int, TimeEntry] | None = None
 
     @classmethod
     def create(cls, home: DataDirectory, directory: Path, name: str, base_offset: int) -> Segment:
@@ -388,12 +391,39 @@ class Segment:
         if self.max_timestamp is None and self.size_bytes:
             if self.index is not None:
                 return NO_TIME
+            if self.learned_time is not None and self.learned_time[0] == self.size_bytes:
+                self.max_timestamp, self._times_are_checked = self.learned_time[1], True
+                return self.max_timestamp
             try:
                 self.max_timestamp = self._largest_in_file()
             except IndexDamagedError:
                 self.mend_index()
                 self.max_timestamp = self.max_timestamp or NO_TIME
         return self.max_timestamp
+
+    @property
+    def needs_time(self) -> bool:
+        """Whether ``largest_timestamp`` would have to look into files."""
+        return (
+            self.max_timestamp is None
+            and self.index is None
+            and self.learned_time is None
+            and self.size_bytes > 0
+        )
+
+    def learn_time(self, home: DataDirectory) -> None:
+        """Find the largest timestamp for the log's thread, in any other; raises nothing.
+
+        ``home`` is one of that thread's own. What is damaged is left for ``largest_timestamp``.
+        """
+        size_bytes = self.size_bytes
+        copy = _Detached(home, self.directory, self._name, self.base_offset, size_bytes=size_bytes)
+        try:
+            self.learned_time = size_bytes, copy._largest_in_file()
+        except (IndexDamagedError, PenstockError):
+            return
+        finally:
+            copy.close_file()
 
     def _largest_in_file(self) -> TimeEntry:
         """The last entry of the time index. Retention deletes by it, so it must not be too small.
@@ -517,6 +547,15 @@ class Segment:
             header = next(self.walk(0, self.base_offset)).header
             self.first_timestamp_ms = header.max_timestamp_ms
         return self.first_timestamp_ms
+
+
+class _Detached(Segment):
+    """A segment whose files are looked at beside the log. Nothing of it is made anew."""
+
+    __slots__ = ()
+
+    def mend_index(self) -> MemoryIndex:
+        raise IndexDamagedError(f"{self.index_path} is damaged")
 
 
 def _without(buffers: list[Buffer], written: int) -> list[Buffer]:
