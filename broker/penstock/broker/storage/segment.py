@@ -435,7 +435,7 @@ class Segment:
             if not is_sealed:
                 raise IndexDamagedError(f"{self.time_index_path} has no entry")
             return NO_TIME
-        self._check_time(last)
+        self._check_time(last, is_sealed=is_sealed)
         if not is_sealed:
             for header, position in self._walk_from_batch(last):
                 if header.record_count and header.max_timestamp_ms > last.timestamp_ms:
@@ -444,11 +444,12 @@ class Segment:
         self._times_are_checked = True
         return last
 
-    def _check_time(self, entry: TimeEntry) -> None:
+    def _check_time(self, entry: TimeEntry, *, is_sealed: bool) -> None:
         """Compare an entry with the batch that it names. Raises IndexDamagedError.
 
-        CorruptRecordError when it is that batch which is not what was written: an index made anew
-        from its header would say the same.
+        Where it is that batch which is not what was written, an index made anew from its header
+        would repeat what is wrong: an entry that is sealed holds then, and for another one
+        CorruptRecordError is raised.
         """
         placed = self.position_of(self.base_offset + entry.relative_offset)
         if placed is not None:
@@ -459,6 +460,8 @@ class Segment:
             try:
                 verify_batch(self.read_at(header.size_bytes, placed.position))
             except CorruptRecordError as error:
+                if is_sealed:
+                    return
                 raise self.damaged(placed.position, error.message) from None
         raise IndexDamagedError(f"{self.time_index_path} names a time that is not there")
 
@@ -495,7 +498,7 @@ class Segment:
                 self._times_are_checked = True
             entry = find(self.file_index)
             if entry is not None:
-                self._check_time(entry)
+                self._check_time(entry, is_sealed=False)  # Of the file as a whole it was known.
         except IndexDamagedError:
             return find(self.mend_index())
         return entry
