@@ -153,6 +153,10 @@ class LocalState:
         """The partitions that something is known of."""
         return {*self._values, *self._damaged}
 
+    def knows(self, key: TopicIdPartition) -> bool:
+        """Whether something is known of a partition, or was until it is written next."""
+        return any(key in some for some in (self._values, self._damaged, self._changed))
+
     def get(self, key: TopicIdPartition) -> PartitionState:
         """A partition's state; all zero when there is none. Raises StorageError for damage.
 

@@ -243,8 +243,8 @@ class Segment:
     def cold_read(self, position: int, size: int) -> Callable[[], None] | None:
         """What reads the bytes into the page cache, in any thread; None when they are there."""
         file, disk = self.file, self._home.disk
-        last = min(position + size, self.size_bytes) - 1
-        if disk.is_cached(file.fd, position) and disk.is_cached(file.fd, last):
+        size = min(size, self.size_bytes - position)
+        if disk.is_cached(file.fd, position, size):
             return None
         file.acquire()
 
@@ -435,7 +435,7 @@ class Segment:
             if not is_sealed:
                 raise IndexDamagedError(f"{self.time_index_path} has no entry")
             return NO_TIME
-        self._check_time(last)
+        self._check_time(last, is_sealed=is_sealed)
         if not is_sealed:
             for header, position in self._walk_from_batch(last):
                 if header.record_count and header.max_timestamp_ms > last.timestamp_ms:
@@ -444,11 +444,12 @@ class Segment:
         self._times_are_checked = True
         return last
 
-    def _check_time(self, entry: TimeEntry) -> None:
+    def _check_time(self, entry: TimeEntry, *, is_sealed: bool) -> None:
         """Compare an entry with the batch that it names. Raises IndexDamagedError.
 
-        CorruptRecordError when it is that batch which is not what was written: an index made anew
-        from its header would say the same.
+        Where it is that batch which is not what was written, an index made anew from its header
+        would repeat what is wrong: an entry that is sealed holds then, and for another one
+        CorruptRecordError is raised.
         """
         placed = self.position_of(self.base_offset + entry.relative_offset)
         if placed is not None:
@@ -459,6 +460,8 @@ class Segment:
             try:
                 verify_batch(self.read_at(header.size_bytes, placed.position))
             except CorruptRecordError as error:
+                if is_sealed:
+                    return
                 raise self.damaged(placed.position, error.message) from None
         raise IndexDamagedError(f"{self.time_index_path} names a time that is not there")
 
@@ -495,7 +498,7 @@ class Segment:
                 self._times_are_checked = True
             entry = find(self.file_index)
             if entry is not None:
-                self._check_time(entry)
+                self._check_time(entry, is_sealed=False)  # Of the file as a whole it was known.
         except IndexDamagedError:
             return find(self.mend_index())
         return entry
@@ -534,11 +537,13 @@ class Segment:
     def _refresh_timestamps(self, relative_end: int) -> None:
         """Find the largest timestamp again after a cut."""
         assert self.index is not None
-        self.max_timestamp = None
         if self.size_bytes == 0:
-            self.first_timestamp_ms = None
+            self.max_timestamp = self.first_timestamp_ms = None
             return
-        for header, _ in self._walk_from_batch(self.index.last_time_below(relative_end)):
+        # Whatever comes before an entry for offsets, the entries for times have the largest of it.
+        self.max_timestamp = self.index.last_time_below(relative_end)
+        last = self.index.floor_offset(relative_end)
+        for header, _ in self.walk(last.position, self.base_offset + last.relative_offset):
             self._note_time(header, header.base_offset - self.base_offset)
 
     def roll_timestamp_ms(self) -> int | None:
