@@ -139,6 +139,9 @@ class MemoryLog:
             if self.log_start_offset <= record.offset < below
         ]
 
+    def cold_times(self, *, below: int) -> Callable[[], None] | None:
+        return None
+
     def offset_for_timestamp(self, timestamp_ms: int, *, below: int) -> TimestampedOffset | None:
         return next((r for r in self._records(below) if r.timestamp_ms >= timestamp_ms), None)
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from penstock.broker.core.metadata_image import MetadataImage
+from penstock.broker.metrics import BrokerMetrics
+from penstock.broker.service.log import LogServicer
 from penstock.v1 import common_pb2, log_pb2
 from penstock.wire.errors import (
     BrokerFencedError,
@@ -307,6 +312,32 @@ async def test_offsets_by_time() -> None:
         assert ask(brokers[1], -9).error.code == ErrorCode.INVALID_REQUEST
         brokers[1].logs.release()
         await waiting
+
+
+async def test_a_search_by_time_reads_what_is_cold_in_a_thread_and_others_read_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running(1) as brokers:
+        brokers.create_topic()
+        await brokers[1].append(b"a")
+        asked: list[int] = []
+        threads: list[threading.Thread] = []
+
+        def cold_times(*, below: int) -> Callable[[], None]:
+            asked.append(below)
+            return lambda: threads.append(threading.current_thread())
+
+        monkeypatch.setattr(brokers[1].log(), "cold_times", cold_times)
+        servicer = LogServicer(brokers[1].manager, MetadataImage(), BrokerMetrics())
+        request = log_pb2.ListOffsetsRequest()
+        for timestamp_ms, partition in ((-1, 0), (-2, 0), (0, 0), (0, 7), (-3, 0)):
+            request.partitions.add(partition=where(partition), timestamp_ms=timestamp_ms)
+            request.partitions[-1].current_leader_epoch = -1
+        results = (await servicer.ListOffsets(request, None)).partitions
+        assert [result.offset for result in results] == [1, 0, 0, -1, 0]
+        assert asked == [1, 1]
+        assert len(threads) == 2
+        assert threading.current_thread() not in threads
 
 
 async def test_the_end_does_not_seem_to_go_back_after_an_election() -> None:

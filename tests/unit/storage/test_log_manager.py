@@ -498,6 +498,8 @@ async def test_records_whose_owner_cannot_be_told_are_kept_and_nothing_is_made_i
     for topic_id in (ONE, TWO):
         with pytest.raises(StorageError, match=r"t-0 may be those in .*t-0, .*partition\.metadata"):
             manager.get_or_create("t", 0, topic_id, {})
+        await manager.make_ahead({TopicIdPartition(topic_id, 0): bad.partition}, is_new=True)
+    assert not list(kit.paths[0].glob("t-0.*"))
     assert manager.get_or_create("t", 2, ONE, {}).log_end_offset == 0
     manager.close()
     path.write_bytes(sound)

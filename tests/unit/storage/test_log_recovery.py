@@ -396,6 +396,14 @@ def test_a_log_that_ends_below_its_start_begins_anew_there(tmp_path: Path) -> No
     assert log.append_as_leader(batch("c"), 2, now_ms=1).base_offset == 50
 
 
+def test_a_log_start_that_a_clean_stop_cannot_have_left_deletes_nothing(tmp_path: Path) -> None:
+    filled(tmp_path, "a", "b").close(save=True)
+    for start in (3, 1 << 40):
+        with pytest.raises(StorageError, match=rf"orders-3: .*begins at offset {start}.*move "):
+            open_in(tmp_path, saved=SavedState(2, start, clean=True))
+    assert values_of(open_in(tmp_path, saved=SavedState(2, 0, clean=True))) == ["a", "b"]
+
+
 def test_after_a_clean_stop_the_log_is_not_read_again(tmp_path: Path) -> None:
     log = open_in(tmp_path)
     for number in range(60):

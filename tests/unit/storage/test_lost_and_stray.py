@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import lmdb
 import pytest
 
 from penstock.broker.storage.disk import Disk
@@ -106,6 +107,33 @@ async def test_a_stop_is_not_clean_once_a_partition_is_gone(
     assert manager.get_or_create("t", 0, ONE, {}).log_end_offset == 0, "to be copied anew"
     manager.close()
     assert open_logs(tmp_path).previous_broker_epoch() == EPOCH
+
+
+async def test_a_log_of_which_local_state_is_damaged_stays_shut(
+    open_logs: Open, tmp_path: Path
+) -> None:
+    fill(open_logs(tmp_path))
+    environment = lmdb.open(str(tmp_path / ".state"), map_size=1 << 20)
+    with environment, environment.begin(write=True) as transaction:
+        (key, value), *_ = ((k, v) for k, v in transaction.cursor() if k.startswith(ONE))
+        damaged = bytearray(value)
+        damaged[15 - 5] ^= 1  # Of the log start, which is 2 to the 40th then.
+        transaction.put(key, bytes(damaged))
+    was = segments(tmp_path / "t-0")
+    for _ in range(2):
+        manager = open_logs(tmp_path)
+        assert manager.previous_broker_epoch() == -1
+        assert [log.name for log in manager.logs()] == ["t-1"]
+        with pytest.raises(StorageError, match=r"t-0: .*fails its checksum; move .*t-0 away"):
+            manager.get_or_create("t", 0, ONE, {})
+        manager.close()
+    assert segments(tmp_path / "t-0") == was
+    stray = tmp_path / f"t-0.{ONE.hex()}.stray"
+    (tmp_path / "t-0").rename(stray)
+    open_logs(tmp_path).close()
+    stray.rename(tmp_path / "t-0")
+    again = open_logs(tmp_path).get_or_create("t", 0, ONE, {})
+    assert (again.log_start_offset, values_of(again)) == (0, [value * 700 for value in "abc"])
 
 
 async def test_a_log_without_its_segments_stays_shut(open_logs: Open, tmp_path: Path) -> None:

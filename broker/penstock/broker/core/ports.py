@@ -144,6 +144,15 @@ class Log(Protocol):
         """
         ...
 
+    def cold_times(self, *, below: int) -> Callable[[], None] | None:
+        """None when searches by time below offset ``below`` know in which segments to look.
+
+        Else what finds out. That is to be called, once, in any thread; a search after it does not
+        wait for the files of segments that can't hold the answer. It is harmless whatever happens
+        to the log meanwhile. Raises StorageError.
+        """
+        ...
+
     def offset_for_timestamp(self, timestamp_ms: int, *, below: int) -> TimestampedOffset | None:
         """The first record below offset ``below`` whose timestamp is at or after the one given."""
         ...

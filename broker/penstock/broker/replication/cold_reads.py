@@ -16,7 +16,7 @@ Job = Callable[[], None]
 
 
 async def warm(job: Job) -> None:
-    """Run a job of Log.cold_read in a thread.
+    """Run a job of Log.cold_read or Log.cold_times in a thread.
 
     Whoever waits may be cancelled; the job is run all the same, since it holds a file open.
     """

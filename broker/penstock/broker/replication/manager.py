@@ -20,6 +20,7 @@ from penstock.broker.replication.hosting import Hosting
 from penstock.broker.replication.isr import IsrProposer
 from penstock.broker.replication.offsets import (
     delete_records,
+    find_times,
     list_offsets,
     offset_for_leader_epoch,
 )
@@ -282,8 +283,12 @@ class ReplicaManager:
         """Answer a fetch by long poll; see penstock.v1.FetchRequest."""
         return await self._fetcher.fetch(request)
 
+    async def find_times(self, request: log_pb2.ListOffsetsRequest) -> None:
+        """Read what an offset query needs of the disk, in threads. Raises nothing."""
+        await find_times(request, self._locate_proto)
+
     def list_offsets(self, request: log_pb2.ListOffsetsRequest) -> log_pb2.ListOffsetsResponse:
-        """Answer an offset query; see penstock.v1.ListOffsetsRequest."""
+        """Answer an offset query; see penstock.v1.ListOffsetsRequest and ``find_times``."""
         return list_offsets(request, self._locate_proto)
 
     def offset_for_leader_epoch(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from penstock.broker.core.ports import TimestampedOffset
+from penstock.broker.replication.cold_reads import warm
 from penstock.broker.replication.partition import Partition
 from penstock.v1 import common_pb2, log_pb2
 from penstock.wire.errors import (
@@ -52,6 +53,23 @@ def list_offsets(
             result.timestamp_ms = found.timestamp_ms
             result.leader_epoch = found.leader_epoch
     return response
+
+
+async def find_times(request: log_pb2.ListOffsetsRequest, locate: LocateLeader) -> None:
+    """Have what an offset query must know of segments found out in threads, before it is answered.
+
+    Raises nothing: the query itself will say what is wrong.
+    """
+    for entry in request.partitions:
+        if entry.timestamp_ms < 0 and entry.timestamp_ms != MAX_TIMESTAMP:
+            continue
+        try:
+            partition = locate(entry.partition, entry.current_leader_epoch)
+            job = partition.log.cold_times(below=partition.replica.high_watermark)
+        except PenstockError:
+            continue
+        if job is not None:
+            await warm(job)
 
 
 def _find(partition: Partition, timestamp_ms: int) -> TimestampedOffset | None:

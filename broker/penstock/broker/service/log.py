@@ -58,6 +58,10 @@ class PartitionLogs(Protocol):
         """Answer a fetch by long poll."""
         ...
 
+    async def find_times(self, request: log_pb2.ListOffsetsRequest) -> None:
+        """Read what an offset query needs of the disk, in threads."""
+        ...
+
     def list_offsets(self, request: log_pb2.ListOffsetsRequest) -> log_pb2.ListOffsetsResponse:
         """Answer an offset query."""
         ...
@@ -111,6 +115,7 @@ class LogServicer(LogServicerBase):
         self, request: log_pb2.ListOffsetsRequest, context: Any
     ) -> log_pb2.ListOffsetsResponse:
         """Find offsets by time."""
+        await self._logs.find_times(request)
         return self._logs.list_offsets(request)
 
     async def OffsetForLeaderEpoch(

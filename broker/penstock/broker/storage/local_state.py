@@ -2,7 +2,8 @@
 
 Per partition: high watermark, log start offset, recovery point, up to where it was cleaned. Per
 directory: an id, the mark of a clean stop, and the mark of a run that acknowledges only what is on
-the disk (penstock.broker.core.last_run). Lives in ``.state`` beside the partitions.
+the disk (penstock.broker.core.last_run). Lives in ``.state`` beside the partitions. LMDB has no
+checksums, so what is kept of a partition has one of ours.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import lmdb
+from crc32c import crc32c
 
 from penstock.broker.core.last_run import RunMark
+from penstock.wire.errors import StorageError
 from penstock.wire.ids import TopicId, TopicIdPartition
 
 DIRECTORY_NAME: Final = ".state"
 _KEY: Final = struct.Struct(">16sI")
 _VALUE: Final = struct.Struct(">qqqq")
 _VALUE_BEFORE: Final = struct.Struct(">qqq")  # Without the last; as long as nothing was cleaned.
+_CHECKSUM: Final = struct.Struct(">I")  # Of key and value, after the value.
 _EPOCH: Final = struct.Struct(">q")
 _CLEAN_KEY: Final = b"clean-shutdown"  # Shorter than any partition's key, as the next.
 _DURABLE_KEY: Final = b"durable-run"
@@ -38,11 +42,23 @@ class PartitionState(NamedTuple):
     recovery_point: int = 0
     cleaned_offset: int = 0
 
+    def encode(self, key: bytes) -> bytes:
+        """What is saved under ``key``."""
+        value = _VALUE.pack(*self)
+        return value + _CHECKSUM.pack(crc32c(key + value))
+
     @classmethod
-    def decode(cls, value: bytes) -> PartitionState:
-        """What was saved; by an earlier version without the last of it."""
-        form = _VALUE_BEFORE if len(value) == _VALUE_BEFORE.size else _VALUE
-        return cls(*form.unpack(value))
+    def decode(cls, key: bytes, data: bytes) -> PartitionState | None:
+        """What was saved; by earlier versions without a checksum. None when it is damaged."""
+        if len(data) == _VALUE_BEFORE.size:
+            return cls(*_VALUE_BEFORE.unpack(data))
+        value = data[: _VALUE.size]
+        if len(value) < _VALUE.size:
+            return None
+        if len(data) > _VALUE.size and data[_VALUE.size :] != _CHECKSUM.pack(crc32c(key + value)):
+            return None
+        state = cls(*_VALUE.unpack(value))
+        return state if min(state) >= 0 else None
 
 
 def _encode_run(run: RunMark) -> bytes:
@@ -67,7 +83,7 @@ class LocalState:
     """
 
     def __init__(self, data_directory: Path, max_bytes: int) -> None:
-        path = data_directory / DIRECTORY_NAME
+        path = self._path = data_directory / DIRECTORY_NAME
         self.is_new = not path.exists()
         path.mkdir(exist_ok=True)
         self._environment = lmdb.open(
@@ -78,6 +94,7 @@ class LocalState:
         self._lock = threading.Lock()
         self._values: dict[TopicIdPartition, PartitionState] = {}
         self._changed: set[TopicIdPartition] = set()
+        self._damaged: set[TopicIdPartition] = set()  # Not what was written, and so nothing.
         self.clean_stop: RunMark | None = None  # These two as they were found.
         self.durable_run: RunMark | None = None
         self.directory_id = uuid.uuid4().bytes  # Unless it has one.
@@ -94,7 +111,13 @@ class LocalState:
                 if len(key) == _KEY.size:
                     topic_id, partition = _KEY.unpack(key)
                     partition_key = TopicIdPartition(TopicId(topic_id), partition)
-                    self._values[partition_key] = PartitionState.decode(value)
+                    state = PartitionState.decode(key, value)
+                    if state is None:
+                        self._damaged.add(partition_key)
+                    else:
+                        self._values[partition_key] = state
+                        if state.encode(key) != value:  # It has no checksum yet.
+                            self._changed.add(partition_key)
 
     def begin_run(self) -> None:
         """Take the mark of the clean stop away: from here on a crash is a crash.
@@ -128,14 +151,23 @@ class LocalState:
 
     def known(self) -> set[TopicIdPartition]:
         """The partitions that something is known of."""
-        return set(self._values)
+        return {*self._values, *self._damaged}
 
     def knows(self, key: TopicIdPartition) -> bool:
         """Whether something is known of a partition, or was until it is written next."""
-        return key in self._values or key in self._changed
+        return any(key in some for some in (self._values, self._damaged, self._changed))
 
     def get(self, key: TopicIdPartition) -> PartitionState:
-        """A partition's state; all zero when there is none."""
+        """A partition's state; all zero when there is none. Raises StorageError for damage.
+
+        It is not taken for none: up to where the log was on the disk, nobody would know then, and
+        damage there would be cut off as what a crash tore.
+        """
+        if key in self._damaged:
+            raise StorageError(
+                f"what {self._path} has of partition {key} (where its log begins, and up to where "
+                "it was on the disk) fails its checksum"
+            )
         return self._values.get(key, PartitionState())
 
     def put(self, key: TopicIdPartition, state: PartitionState) -> None:
@@ -149,17 +181,22 @@ class LocalState:
         """Forget partitions, to be written with the next ``write``."""
         with self._lock:
             for key in keys:
-                if self._values.pop(key, None) is not None:
+                if self._pop(key):
                     self._changed.add(key)
+
+    def _pop(self, key: TopicIdPartition) -> bool:
+        was_damaged = key in self._damaged
+        self._damaged.discard(key)
+        return self._values.pop(key, None) is not None or was_damaged
 
     def keep_only(self, keys: Collection[TopicIdPartition]) -> None:
         """Forget every partition but these, as ``remove`` does."""
-        self.remove([key for key in self._values if key not in keys])
+        self.remove(self.known().difference(keys))
 
     def forget(self, key: TopicIdPartition) -> None:
         """Forget a partition durably: what is made under its name anew has nothing of it."""
         with self._lock:
-            if self._values.pop(key, None) is not None or key in self._changed:
+            if self._pop(key) or key in self._changed:
                 self._changed.add(key)
                 self._write()
 
@@ -201,11 +238,11 @@ class LocalState:
         with self._environment.begin(write=True) as transaction:
             self._begin(transaction)
             for key in self._changed:
-                state = self._values.get(key)
+                state, packed = self._values.get(key), _KEY.pack(*key)
                 if state is None:
-                    transaction.delete(_KEY.pack(*key))
+                    transaction.delete(packed)
                 else:
-                    transaction.put(_KEY.pack(*key), _VALUE.pack(*state))
+                    transaction.put(packed, state.encode(packed))
             if clean_stop is not None:
                 transaction.put(_CLEAN_KEY, _encode_run(clean_stop))
         self._changed.clear()

@@ -16,7 +16,7 @@ from penstock.broker.storage.log_files import Batch, FileWrite, LogFiles, deleti
 from penstock.broker.storage.log_flushing import LogFlushing
 from penstock.broker.storage.producers import Rewinding, bounded, states_at
 from penstock.broker.storage.settings import FlushPolicy, TopicLogConfig
-from penstock.broker.storage.timestamps import first_at_or_after, largest
+from penstock.broker.storage.timestamps import cold_times, first_at_or_after, largest
 from penstock.wire.errors import (
     CorruptRecordError,
     DiskFullError,
@@ -369,6 +369,11 @@ class PartitionLog:
     def end_of_epoch(self, leader_epoch: int) -> EpochEnd:
         """Where a leader epoch ends; see Log."""
         return self._epochs.end_of_epoch(leader_epoch, self._end)
+
+    def cold_times(self, *, below: int) -> Callable[[], None] | None:
+        """None when searches by time know where to look; else what finds out; see Log."""
+        self._check()
+        return cold_times(self.home, self._files, below)
 
     def offset_for_timestamp(self, timestamp_ms: int, *, below: int) -> TimestampedOffset | None:
         """The first record at or after a time; see Log. Reads the batch it finds."""

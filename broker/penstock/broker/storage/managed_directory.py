@@ -31,7 +31,7 @@ from penstock.broker.storage.flusher import Flusher
 from penstock.broker.storage.local_state import LocalState, PartitionState
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.making import NewDirectories
-from penstock.broker.storage.recovery import SavedState, open_log
+from penstock.broker.storage.recovery import SavedState, copy_anew, open_log
 from penstock.broker.storage.settings import TopicLogConfig
 from penstock.wire.errors import DataDirectoryError, DiskFullError, PenstockError, StorageError
 from penstock.wire.ids import TopicId, TopicIdPartition, TopicPartition
@@ -302,7 +302,10 @@ class ManagedDirectory:
         *,
         clean: bool,
     ) -> PartitionLog:
-        saved = self._use_state().get(key)
+        try:
+            saved = self._use_state().get(key)
+        except StorageError as error:
+            raise StorageError(f"{partition}: {error.message}; {copy_anew(directory)}") from None
         log = open_log(
             self.home,
             directory,

@@ -273,6 +273,7 @@ class LogManager:
         try:
             for directory in self._directories:
                 directory.refuse_stray(partition, key)
+                directory.refuse_unclear(partition, key)
             if not is_new:
                 self._refuse_unlisted(partition)
         except StorageError:

@@ -92,6 +92,7 @@ def open_log(
     """
     opening = _Opening(home, directory, str(partition), config, saved)
     try:
+        _check_saved(opening)
         finish_swaps(home.disk, directory)
         _remove_leftovers(directory)
         opened_clean = _find_segments(opening) or (saved.clean and _open_clean(opening))
@@ -104,12 +105,34 @@ def open_log(
         _close(opening)
         raise StorageError(
             f"{error.message}. The damage lies below what was safely on the disk, so it is no "
-            f"torn write: move {directory} away and restart the broker, and the partition is "
-            "copied anew from its leader"
+            f"torn write: {copy_anew(directory)}"
         ) from error
     except OSError as error:
         _close(opening)
         raise home.translate(error, f"opening {partition}") from error
+
+
+def copy_anew(directory: Path) -> str:
+    """What a person can do about a log that does not open."""
+    return (
+        f"move {directory} away and restart the broker, and the partition is copied anew from its "
+        "leader"
+    )
+
+
+def _check_saved(opening: _Opening) -> None:
+    """Obey no log start that can't be: what lies below it is deleted.
+
+    A clean stop has flushed all there was, so that the log began at or below the recovery point.
+    After a crash it may well be above: what was deleted need not have been flushed.
+    """
+    start, point = opening.saved.log_start_offset, opening.saved.recovery_point
+    if opening.saved.clean and start > point:
+        raise StorageError(
+            f"{opening.name}: local state says that the log in {opening.directory} begins at "
+            f"offset {start}, but a clean stop left it ending at {point}, so one of the two is "
+            f"damaged; {copy_anew(opening.directory)}"
+        )
 
 
 def _close(opening: _Opening) -> None:

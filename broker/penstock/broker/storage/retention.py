@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.segment import Segment
+from penstock.wire.errors import CorruptRecordError
 
 AT_ONCE = 16
 """So many segments go in one step: each costs a few renames, on the event loop."""
@@ -52,11 +53,16 @@ def _due(
 
 
 def _is_expired(segment: Segment, retention_ms: int, now_ms: int) -> bool:
-    """Whether all its records are too old. Records without a time count from the last write."""
+    """Whether all its records are too old. Records without a time count from the last write.
+
+    So do those of which damage hides the time, and that no replica mends: they go some day.
+    """
     if retention_ms < 0:
         return False
-    largest = segment.largest_timestamp()
-    newest_ms = -1 if largest is None else largest.timestamp_ms
+    newest_ms = -1
+    with contextlib.suppress(CorruptRecordError):  # Where it can't be told, it is so as well.
+        largest = segment.largest_timestamp()
+        newest_ms = -1 if largest is None else largest.timestamp_ms
     if newest_ms < 0:
         newest_ms = now_ms
         with contextlib.suppress(OSError):

@@ -19,7 +19,7 @@ from penstock.broker.storage.index import (
     OffsetEntry,
     TimeEntry,
 )
-from penstock.wire.errors import CorruptRecordError
+from penstock.wire.errors import CorruptRecordError, PenstockError
 from penstock.wire.records import HEADER_BYTES, BatchHeader, parse_header, verify_batch
 
 _IOV_MAX: Final = 1024
@@ -65,6 +65,7 @@ class Segment:
         "directory",
         "first_timestamp_ms",
         "index",
+        "learned_time",
         "max_timestamp",
         "size_bytes",
     )
@@ -89,6 +90,8 @@ class Segment:
         self.index = index
         self.max_timestamp: TimeEntry | None = None  # None for "not known yet" or "empty".
         self.first_timestamp_ms: int | None = None
+        # What another thread found for the largest timestamp, when there were so many bytes.
+        self.learned_time: tuple[int, TimeEntry] | None = None
 
     @classmethod
     def create(cls, home: DataDirectory, directory: Path, name: str, base_offset: int) -> Segment:
@@ -388,12 +391,39 @@ class Segment:
         if self.max_timestamp is None and self.size_bytes:
             if self.index is not None:
                 return NO_TIME
+            if self.learned_time is not None and self.learned_time[0] == self.size_bytes:
+                self.max_timestamp, self._times_are_checked = self.learned_time[1], True
+                return self.max_timestamp
             try:
                 self.max_timestamp = self._largest_in_file()
             except IndexDamagedError:
                 self.mend_index()
                 self.max_timestamp = self.max_timestamp or NO_TIME
         return self.max_timestamp
+
+    @property
+    def needs_time(self) -> bool:
+        """Whether ``largest_timestamp`` would have to look into files."""
+        return (
+            self.max_timestamp is None
+            and self.index is None
+            and self.learned_time is None
+            and self.size_bytes > 0
+        )
+
+    def learn_time(self, home: DataDirectory) -> None:
+        """Find the largest timestamp for the log's thread, in any other; raises nothing.
+
+        ``home`` is one of that thread's own. What is damaged is left for ``largest_timestamp``.
+        """
+        size_bytes = self.size_bytes
+        copy = _Detached(home, self.directory, self._name, self.base_offset, size_bytes=size_bytes)
+        try:
+            self.learned_time = size_bytes, copy._largest_in_file()
+        except (IndexDamagedError, PenstockError):
+            return
+        finally:
+            copy.close_file()
 
     def _largest_in_file(self) -> TimeEntry:
         """The last entry of the time index. Retention deletes by it, so it must not be too small.
@@ -405,7 +435,7 @@ class Segment:
             if not is_sealed:
                 raise IndexDamagedError(f"{self.time_index_path} has no entry")
             return NO_TIME
-        self._check_time(last)
+        self._check_time(last, is_sealed=is_sealed)
         if not is_sealed:
             for header, position in self._walk_from_batch(last):
                 if header.record_count and header.max_timestamp_ms > last.timestamp_ms:
@@ -414,11 +444,12 @@ class Segment:
         self._times_are_checked = True
         return last
 
-    def _check_time(self, entry: TimeEntry) -> None:
+    def _check_time(self, entry: TimeEntry, *, is_sealed: bool) -> None:
         """Compare an entry with the batch that it names. Raises IndexDamagedError.
 
-        CorruptRecordError when it is that batch which is not what was written: an index made anew
-        from its header would say the same.
+        Where it is that batch which is not what was written, an index made anew from its header
+        would repeat what is wrong: an entry that is sealed holds then, and for another one
+        CorruptRecordError is raised.
         """
         placed = self.position_of(self.base_offset + entry.relative_offset)
         if placed is not None:
@@ -429,6 +460,8 @@ class Segment:
             try:
                 verify_batch(self.read_at(header.size_bytes, placed.position))
             except CorruptRecordError as error:
+                if is_sealed:
+                    return
                 raise self.damaged(placed.position, error.message) from None
         raise IndexDamagedError(f"{self.time_index_path} names a time that is not there")
 
@@ -465,7 +498,7 @@ class Segment:
                 self._times_are_checked = True
             entry = find(self.file_index)
             if entry is not None:
-                self._check_time(entry)
+                self._check_time(entry, is_sealed=False)  # Of the file as a whole it was known.
         except IndexDamagedError:
             return find(self.mend_index())
         return entry
@@ -519,6 +552,15 @@ class Segment:
             header = next(self.walk(0, self.base_offset)).header
             self.first_timestamp_ms = header.max_timestamp_ms
         return self.first_timestamp_ms
+
+
+class _Detached(Segment):
+    """A segment whose files are looked at beside the log. Nothing of it is made anew."""
+
+    __slots__ = ()
+
+    def mend_index(self) -> MemoryIndex:
+        raise IndexDamagedError(f"{self.index_path} is damaged")
 
 
 def _without(buffers: list[Buffer], written: int) -> list[Buffer]:

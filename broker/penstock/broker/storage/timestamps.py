@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from penstock.broker.core.ports import TimestampedOffset
+from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.log_files import LogFiles
 from penstock.broker.storage.segment import Placed, Segment
 from penstock.wire.errors import CorruptRecordError
 from penstock.wire.records import Record, decode_batch
+
+
+def cold_times(home: DataDirectory, files: LogFiles, below: int) -> Callable[[], None] | None:
+    """What learns the largest times of segments that begin below ``below``, in any thread.
+
+    None when they are known. Without it a search looks for them in the files of each segment, the
+    first time after a start.
+    """
+    unknown = [one for one in files.segments if one.base_offset < below and one.needs_time]
+    if not unknown:
+        return None
+
+    def learn() -> None:
+        own = DataDirectory(home.path, home.settings, home.clock_ms, disk=home.disk)
+        for segment in unknown:
+            segment.learn_time(own)
+
+    return learn
 
 
 def first_at_or_after(

@@ -237,6 +237,10 @@ class MemoryLog:
         """See Log: everything is in memory."""
         return None
 
+    def cold_times(self, *, below: int) -> Callable[[], None] | None:
+        """See Log: everything is in memory."""
+        return None
+
     def end_of_epoch(self, leader_epoch: int) -> EpochEnd:
         """See Log."""
         return self._epochs.end_of_epoch(leader_epoch, self._now.end)

@@ -1,0 +1,96 @@
+"""What local state keeps of a partition, and what becomes of it when a bit flips."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from penstock.broker.storage.local_state import DIRECTORY_NAME, LocalState, PartitionState
+from penstock.wire.errors import StorageError
+from penstock.wire.ids import TopicId, TopicIdPartition
+
+KEY = TopicIdPartition(TopicId(b"0123456789abcdef"), 3)
+OTHER = TopicIdPartition(KEY.topic_id, 4)
+STATE = PartitionState(30, 10, 40, 20)
+PACKED, PACKED_OTHER = (struct.pack(">16sI", *key) for key in (KEY, OTHER))
+
+
+def stored(root: Path, value: bytes | None = None) -> bytes:
+    """What LMDB has of KEY; after putting ``value`` there, if given."""
+    environment = lmdb.open(str(root / DIRECTORY_NAME), map_size=1 << 20)
+    with environment, environment.begin(write=True) as transaction:
+        if value is not None:
+            transaction.put(PACKED, value)
+        return bytes(transaction.get(PACKED) or b"")
+
+
+def saved(root: Path) -> None:
+    state = LocalState(root, 1 << 20)
+    state.put(KEY, STATE)
+    state.put(OTHER, STATE)
+    state.close(None)
+
+
+def opened(root: Path) -> LocalState:
+    return LocalState(root, 1 << 20)
+
+
+def test_no_bit_that_flips_is_believed() -> None:
+    sound = STATE.encode(PACKED)
+    assert PartitionState.decode(PACKED, sound) == STATE
+    for bit in range(8 * len(sound)):
+        damaged = bytearray(sound)
+        damaged[bit // 8] ^= 1 << bit % 8
+        assert PartitionState.decode(PACKED, bytes(damaged)) is None, bit
+    assert PartitionState.decode(PACKED_OTHER, sound) is None, "it is another partition's"
+    for size in (0, 23, 25, 31, 33, 35):
+        assert PartitionState.decode(PACKED, sound[:size]) is None
+
+
+@pytest.mark.parametrize("count", [3, 4])
+def test_what_earlier_versions_wrote_is_read_and_gets_a_checksum(
+    tmp_path: Path, count: int
+) -> None:
+    saved(tmp_path)
+    stored(tmp_path, struct.pack(f">{count}q", *STATE[:count]))
+    state = opened(tmp_path)
+    before = PartitionState(*STATE[:count])
+    assert state.get(KEY) == before
+    state.write()
+    state.close(None)
+    assert stored(tmp_path) == before.encode(PACKED)
+
+
+def test_an_impossible_value_of_an_earlier_version_is_damaged() -> None:
+    assert PartitionState.decode(PACKED, struct.pack(">4q", 0, -1, 0, 0)) is None
+
+
+def test_damage_is_not_taken_for_nothing_until_the_partition_is_given_up(tmp_path: Path) -> None:
+    saved(tmp_path)
+    stored(tmp_path, b"?" * 36)
+    for _ in range(2):
+        state = opened(tmp_path)
+        with pytest.raises(StorageError, match="fails its checksum"):
+            state.get(KEY)
+        assert state.get(OTHER) == STATE
+        assert state.known() == {KEY, OTHER}
+        state.keep_only([KEY, OTHER])
+        state.close(None)
+    state = opened(tmp_path)
+    state.keep_only([OTHER])
+    assert state.get(KEY) == PartitionState()
+    state.close(None)
+    assert stored(tmp_path) == b""
+
+
+def test_a_partition_made_anew_has_nothing_of_what_was_damaged(tmp_path: Path) -> None:
+    saved(tmp_path)
+    stored(tmp_path, b"?" * 36)
+    state = opened(tmp_path)
+    state.forget(KEY)
+    assert state.get(KEY) == PartitionState()
+    state.close(None)
+    assert stored(tmp_path) == b""
