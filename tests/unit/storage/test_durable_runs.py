@@ -102,6 +102,20 @@ async def test_a_torn_tail_was_acknowledged_by_nobody(open_logs: Open, tmp_path:
     assert [values_of(log) for log in manager.logs()] == [["x"]]
 
 
+@pytest.mark.parametrize("behind_a_hole", [b"", batch("x")])
+async def test_records_dropped_behind_a_hole_may_have_been_acknowledged(
+    open_logs: Open, tmp_path: Path, behind_a_hole: bytes
+) -> None:
+    manager = open_logs(tmp_path / "a")
+    manager.record_broker_epoch(17)
+    log = await write(manager, "x")
+    crash(manager, tmp_path / "a")
+    (log.directory / "00000000000000000005.log").write_bytes(behind_a_hole)
+    manager = open_logs(tmp_path / "a")
+    assert [values_of(log) for log in manager.logs()] == [["x"]]
+    assert manager.previous_broker_epoch() == (-1 if behind_a_hole else 17)
+
+
 @pytest.mark.parametrize("policy", WAITS_NOT)
 async def test_a_crash_under_another_policy_may_have_cost_something(
     open_logs: Open, tmp_path: Path, policy: FlushPolicy

@@ -16,8 +16,9 @@ from penstock.broker.storage import appends
 from penstock.broker.storage.checkpoints import snapshot_path, snapshots
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.flush import FlushTask
-from penstock.broker.storage.log_files import Batch, FileWrite, LogFiles, deletion, index_writes
+from penstock.broker.storage.log_files import Batch, FileWrite, LogFiles, index_writes
 from penstock.broker.storage.log_flushing import LogFlushing
+from penstock.broker.storage.log_start import LogStart
 from penstock.broker.storage.producers import load_producers
 from penstock.broker.storage.settings import FlushPolicy, TopicLogConfig
 from penstock.broker.storage.timestamps import first_at_or_after, largest
@@ -53,10 +54,11 @@ class PartitionLog:
         partition: TopicPartition,
         key: TopicIdPartition,
         config: TopicLogConfig,
-        log_start_offset: int,
+        start: LogStart,
         end_offset: int,
         synced_offset: int,
         opened_clean: bool,
+        dropped_records: bool,
         epochs: EpochHistory,
         epochs_saved: bool,
         producers: ProducerState,
@@ -68,9 +70,10 @@ class PartitionLog:
         self.config = config
         self.internal = False
         self.opened_clean = opened_clean  # The files were as a clean stop leaves them.
+        self.dropped_records = dropped_records  # Segments with records, behind a hole.
         self.cleaned_offset = min(cleaned_offset, end_offset)  # Below it no key is there twice.
         self._files = files
-        self._start = log_start_offset
+        self.start = start
         self._end = end_offset
         self._epochs = epochs
         self._flushing = LogFlushing(
@@ -111,9 +114,18 @@ class PartitionLog:
         return self._files.size_bytes
 
     @property
+    def _start(self) -> int:
+        return self.start.offset
+
+    @property
     def log_start_offset(self) -> int:
         """The first offset that may be read."""
-        return self._start
+        return self.start.offset
+
+    @property
+    def durable_start_offset(self) -> int:
+        """What a crash can't take log_start_offset below."""
+        return self.start.durable_offset
 
     @property
     def log_end_offset(self) -> int:
@@ -437,7 +449,8 @@ class PartitionLog:
         except OSError as error:
             raise self.home.fail(error, f"cutting {self.name} at offset {end}") from error
         self._end = end
-        self._start = min(self._start, end)
+        if end < self._start:
+            self.start.restart(end)
         self._epochs.truncate_from_end(end)
         self._rebuild_producers()
         self.home.request_flush(self)
@@ -453,10 +466,12 @@ class PartitionLog:
             self._files.reset(offset)
         except OSError as error:
             raise self.home.fail(error, f"dropping what {self.name} holds") from error
-        self._start = self._end = self._flushing.synced_offset = offset
+        self.start.restart(offset)
+        self._end = self._flushing.synced_offset = offset
         self._epochs.clear()
         # What wrote below ``offset`` is not known here, so nobody's first sequence can be judged.
         self._producers.clear(forgotten_up_to=ANY_PRODUCER if offset else -1)
+        self.home.save_soon(self)
         self.home.request_flush(self)
 
     def _begin_cut(self, end: int) -> None:
@@ -480,31 +495,29 @@ class PartitionLog:
         return (placed.header for _, placed in self._files.walk(offset, end))
 
     def advance_log_start(self, offset: int) -> None:
-        """Move log_start_offset up, and delete whole segments below it; see Log.
+        """Move log_start_offset up; see Log. Raises OffsetOutOfRangeError beyond log_end_offset.
 
-        Raises OffsetOutOfRangeError beyond log_end_offset.
+        Whole segments below it are deleted once that is durable.
         """
         self._check()
         if offset <= self._start:
             return
         self._check_range(offset)
-        self._start = offset
+        self.start.offset = offset
         self._as_opened = False
         if self._epochs.truncate_from_start(offset):
             self._flushing.epochs_changed()
-        self._delete_old_segments()
+        self.home.save_soon(self)
+        self.delete_old_segments()
         self.home.request_flush(self)
 
-    def _delete_old_segments(self) -> None:
-        try:
-            doomed = self._files.delete_below(self._start)
-        except OSError as error:
-            raise self.home.fail(error, f"deleting old segments of {self.name}") from error
-        if doomed:
-            first = self._files.segments[0].base_offset
-            old = [path for taken_at, path in snapshots(self.directory) if taken_at < first]
-            # The newest of them is what a rebuild of the first segment starts from.
-            self.home.run_in_background(deletion(doomed + old[1:]))
+    def delete_old_segments(self) -> None:
+        """Delete what lies below durable_start_offset, a few segments at a time.
+
+        Raises StorageError, which fails the directory.
+        """
+        if self._closed is None and self.home.failure is None and self.start.delete_some():
+            self.home.run_soon(self.delete_old_segments)
 
     # --- flushing --------------------------------------------------------------------------------
 
@@ -541,7 +554,7 @@ class PartitionLog:
         synced = self.recovery_point
         if self._closed is not None or not self._flushing.finish(task):
             return False
-        self._delete_old_segments()  # What advance_log_start had to leave.
+        self.delete_old_segments()  # What had to stay as long as the next one could be lost.
         return self.recovery_point > synced and not self._durable_is_end
 
     def flush(self) -> None:

@@ -44,6 +44,9 @@ _NAME_MAX: Final = 180  # Of the topic in a name with a suffix, which has 255 at
 _DEFAULTS: Final = TopicLogConfig.of({})
 _log = structlog.get_logger()
 
+_Starts = list[tuple[PartitionLog, Callable[[], bool]]]
+"""Logs whose starts are being saved, and what is to be called when that is done."""
+
 
 class ManagedDirectory:
     """The partitions that are kept in one directory. Used on one thread."""
@@ -65,7 +68,10 @@ class ManagedDirectory:
         self._state: LocalState | None = None
         self._changed: dict[TopicIdPartition, None] = {}
         self._high_watermarks: dict[TopicIdPartition, int] = {}
-        self._checkpoint_timer: asyncio.TimerHandle | None = None
+        self._checkpoint_timer: asyncio.Handle | None = None  # Until its save begins.
+        self._saving = False  # A save is under way.
+        self._closing = False
+        self._must_save = False  # The next one waits for it, and is to follow at once.
         self._background = BackgroundJobs(f"delete in {home.path}")
         self._doubting = BackgroundJobs(f"doubt the run in {home.path}")  # Waits for no deletion.
         self._clean_stop: RunMark | None = None  # Of the run before, as is the next.
@@ -76,6 +82,8 @@ class ManagedDirectory:
         self.is_listed = False  # Every partition in it is known, open or not.
         home.request_flush = self.request_flush
         home.lower_recovery_point = self._lower_recovery_point
+        home.save_soon = self._save_soon
+        home.run_soon = self._run_soon
         home.run_in_background = self._background.run
         home.damage_found = on_damage
 
@@ -194,7 +202,7 @@ class ManagedDirectory:
         self.unopened.pop(key, None)
         # One that nothing is known of with records in it may be older than the run: put back.
         as_left = log.opened_clean if stopped else is_known or not log.log_end_offset
-        self._is_whole = self._is_whole and as_left
+        self._is_whole = self._is_whole and as_left and not log.dropped_records
 
     def as_found(self) -> FoundDirectory:
         """What the start found of the run before."""
@@ -332,15 +340,43 @@ class ManagedDirectory:
             loop = asyncio.get_running_loop()
             self._checkpoint_timer = loop.call_later(delay, self._checkpoint)
 
+    def _save_soon(self, log: PartitionLog) -> None:
+        """Save what changed of the log as soon as no other save is under way."""
+        if self._state is None:
+            return  # Closed: everything was saved.
+        self._changed[log.key] = None
+        if self._must_save:
+            return
+        if self._checkpoint_timer is not None:
+            self._checkpoint_timer.cancel()
+        # What else this turn of the loop changes is in the same save.
+        self._checkpoint_timer = asyncio.get_running_loop().call_soon(self._checkpoint)
+
+    def _run_soon(self, job: Callable[[], None]) -> None:
+        def run() -> None:
+            with contextlib.suppress(StorageError):  # The directory has failed; everybody knows.
+                job()
+
+        with contextlib.suppress(RuntimeError):  # No loop: it stops. The next start does it.
+            asyncio.get_running_loop().call_soon(run)
+
     def _checkpoint(self) -> None:
-        self._checkpoint_timer = None
-        if self._state is None or self.home.failure is not None:
-            return  # Closed: everything was saved. Failed: nothing is trusted any more.
+        if self._saving:
+            self._must_save = True
+            return
+        self._checkpoint_timer, self._must_save = None, False
+        if self._closing or self.home.failure is not None:
+            return  # Closing saves everything. Failed: nothing is trusted any more.
         changed, self._changed = self._changed, {}
+        starts: _Starts = []
         for key in changed:
             self._note(key)
+            log = self.logs.get(key)
+            if log is not None:
+                starts.append((log, log.start.saving()))
         loop = asyncio.get_running_loop()
-        self._flusher.run(lambda: self._save(loop))
+        self._saving = True
+        self._flusher.run(lambda: self._save(loop, starts))
 
     def _note(self, key: TopicIdPartition) -> None:
         log = self.logs.get(key)
@@ -355,30 +391,57 @@ class ManagedDirectory:
                 ),
             )
 
-    def _save(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _save(self, loop: asyncio.AbstractEventLoop, starts: _Starts) -> None:
         """In the flusher's thread."""
+        failure: Exception | None = None
         try:
             self._use_state().write()
         except (OSError, lmdb.Error) as error:
             failure = error
-            loop.call_soon_threadsafe(lambda: self._not_saved(failure))
+        with contextlib.suppress(RuntimeError):  # The loop has ended.
+            loop.call_soon_threadsafe(self._end_save, starts, failure)
 
-    def _not_saved(self, error: Exception) -> None:
+    def _end_save(self, starts: _Starts, failure: Exception | None) -> None:
+        self._saving = False
+        if self._closing:
+            return
+        if failure is None:
+            self._saved(starts)
+        else:
+            self._not_saved(starts, failure)
+        if self._must_save:
+            self._checkpoint()
+
+    def _saved(self, starts: _Starts) -> None:
+        for log, saved in starts:
+            if log.is_closed or not saved():
+                continue
+            with contextlib.suppress(StorageError):  # The directory has failed; everybody knows.
+                log.delete_old_segments()
+            self._on_durable(log)
+
+    def _not_saved(self, starts: _Starts, error: Exception) -> None:
         """What is saved lags, which a start allows for. For want of room it is tried again."""
         self.home.translate(error, "saving local state")
-        if self.home.failure is None and self._state is not None:
+        if self.home.failure is None:
+            for log, _ in starts:
+                self._changed[log.key] = None
             self._checkpoint_soon()
 
     def _save_all(self) -> None:
         """At the start. For want of room it is left to the first checkpoint."""
         for key in self.logs:
             self._note(key)
+        starts = [log.start.saving() for log in self.logs.values()]
         try:
             self._use_state().write()
         except (OSError, lmdb.Error) as error:
             if not is_disk_full(error):
                 raise
             self.home.room.refused(str(error), "saving local state")
+            return
+        for saved in starts:
+            saved()
 
     def _lower_recovery_point(self, key: TopicIdPartition, offset: int) -> None:
         try:
@@ -456,6 +519,7 @@ class ManagedDirectory:
 
     def close(self, stop: RunMark | None) -> None:
         """Flush and close everything, with the mark ``stop`` if all of it went well."""
+        self._closing = True
         self._flusher.stop()
         clean = self._close_logs()
         self._background.wait()

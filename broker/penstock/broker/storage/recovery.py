@@ -14,6 +14,7 @@ one.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -36,6 +37,7 @@ from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.index import IndexDamagedError, MemoryIndex
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.log_files import LogFiles
+from penstock.broker.storage.log_start import LogStart
 from penstock.broker.storage.producers import load_producers
 from penstock.broker.storage.segment import Placed, Segment
 from penstock.broker.storage.settings import TopicLogConfig
@@ -68,6 +70,8 @@ class _Opening:
     config: TopicLogConfig
     saved: SavedState
     segments: list[Segment] = field(default_factory=list)
+    deleted: list[Segment] = field(default_factory=list)  # Below the start: to be removed.
+    dropped_records: bool = False
     end_offset: int = 0
     epochs: EpochHistory = field(default_factory=EpochHistory)
 
@@ -149,7 +153,19 @@ def _find_segments(opening: _Opening) -> bool:
         Segment(opening.home, opening.directory, opening.name, base_offset, size_bytes=size)
         for base_offset, size in sorted(found)
     ]
+    _leave_out_deleted(opening)
     return False
+
+
+def _leave_out_deleted(opening: _Opening) -> None:
+    """Let go of what lies below the log's start, before anything is made of its gaps.
+
+    A power cut may have brought back any of the names that were being removed, one without the
+    next. They go once the log is open.
+    """
+    bases = [segment.base_offset for segment in opening.segments]
+    gone = max(0, bisect_right(bases, opening.saved.log_start_offset) - 1)
+    opening.deleted, opening.segments = opening.segments[:gone], opening.segments[gone:]
 
 
 # --- after a clean stop --------------------------------------------------------------------------
@@ -199,6 +215,8 @@ def _recover(opening: _Opening) -> None:
     for at in range(first, len(segments)):
         segment = segments[at]
         if not whole or segment.base_offset != end:
+            # Most likely none of it was flushed. But a flush of it can't be ruled out.
+            opening.dropped_records = any(later.size_bytes for later in segments[at:])
             _drop_from(opening, at, end)
             break
         end, whole = _scan(opening, segment)
@@ -383,18 +401,26 @@ def _assemble(
     first = files.segments[0].base_offset
     start = min(max(opening.saved.log_start_offset, first, oldest), end)
     epochs.truncate_from_start(start)
-    for path in files.delete_below(start):
-        path.unlink()
+    for segment in opening.deleted:
+        for path in segment.paths():
+            path.unlink(missing_ok=True)
     return PartitionLog(
         home,
         files,
         partition=partition,
         key=key,
         config=opening.config,
-        log_start_offset=start,
+        start=LogStart(
+            home,
+            files,
+            opening.name,
+            offset=start,
+            durable_offset=min(opening.saved.log_start_offset, start),
+        ),
         end_offset=end,
         synced_offset=end,
         opened_clean=opened_clean,
+        dropped_records=opening.dropped_records,
         epochs=epochs,
         epochs_saved=epochs.entries == saved,
         producers=load_producers(files, end, epochs, home.clock_ms()),
