@@ -134,6 +134,7 @@ class ControllerShell:
 
     def apply(self, index: int, term: int, payload: bytes) -> bytes:
         """Apply a command to the state, and let the active controller and the brokers know."""
+        self._punctuality.look()  # What it was late for is judged by the state as it was then.
         former_id = self.state.controller_id
         applied = self.state.apply(index, payload)
         if self._claim and payload == self._claim:

@@ -14,7 +14,7 @@ from tests.simulation.quorum.mutants import MUTANTS
 from tests.simulation.quorum.node import simulated
 from tests.simulation.quorum.world import World, quiet
 
-SEEDS = range(8)
+SEEDS = range(16)
 STEP_S = 0.02
 WITHIN_S = 1.0
 

@@ -18,8 +18,9 @@ import structlog
 
 from penstock.raft_meta.quorum import Role
 from penstock.v1 import cluster_pb2, raft_pb2
+from tests.simulation.quorum.administrators import Administrator
 from tests.simulation.quorum.checkers import Checkers, Violation
-from tests.simulation.quorum.clients import Administrator, Broker
+from tests.simulation.quorum.clients import Broker
 from tests.simulation.quorum.disk import Disk
 from tests.simulation.quorum.network import End, Network
 from tests.simulation.quorum.node import Process, simulated

@@ -22,13 +22,8 @@ from penstock.v1.replication_pb2_grpc import (
     ReplicationServicer,
     add_ReplicationServicer_to_server,
 )
-from tests.unit.broker.test_services import (
-    FakeLogs,
-    founded,
-    image_with,
-    no_offsets_topic,
-    produce,
-)
+from tests.unit.broker.test_metadata_service import founded, no_offsets_topic
+from tests.unit.broker.test_services import FakeLogs, image_with, produce
 
 GARBAGE = b"\xff\xff\xff"
 

@@ -127,3 +127,19 @@ def test_a_broker_that_died_with_the_active_controller_is_missed_if_that_one_end
     assert not stalling.fenced(2)
     stalling.let(0.2)
     assert stalling.fenced(2) == bool(unconnected)
+
+
+def test_a_broker_that_is_unregistered_just_after_a_stall_costs_no_office(
+    stalling: Stalling,
+) -> None:
+    shell, loop = stalling.shell, stalling.loop
+    loop.enter(shell.close_stream, stalling.streams[2])
+    stalling.let(0.5)
+    assert stalling.fenced(2)
+    stalling.stand_still(0.3)
+    gone = cluster_pb2.Command(unregister_broker=cluster_pb2.UnregisterBrokerCommand(node_id=2))
+    loop.enter(stalling.world.quorum.commit, shell._stamp(gone))
+    stalling.let(1.0)
+    assert 2 not in shell.state.brokers
+    assert stalling.world.quorum.renounced == 0
+    assert not any(stalling.fenced(node) for node in (1, 3))

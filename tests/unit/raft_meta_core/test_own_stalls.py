@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.raft_meta.core.controller_events import StoodStill, StreamClosed, Tick
+from penstock.raft_meta.core.controller_events import (
+    CommandApplied,
+    StoodStill,
+    StreamClosed,
+    Tick,
+)
+from penstock.v1 import cluster_pb2
 from tests.unit.raft_meta_core.test_active_controller import TIMES, Shell
 
 HEAR_MS = 100
@@ -117,6 +123,28 @@ def test_a_stall_is_no_silence_that_lets_another_process_take_a_brokers_number(
     shell.tell(StoodStill(3900))
     anew = shell.registration(2, life=2)
     assert shell.controller.registration_conflict(anew, shell.now_ms) is not None
+
+
+def test_a_stall_while_a_broker_is_unregistered_finds_no_session_without_a_broker(
+    shell: Shell,
+) -> None:
+    shell.tell(StreamClosed(2))
+    shell.run_until(shell.now_ms + 1000, beating={1: 1, 3: 3})
+    assert shell.fenced(2)
+    driver = shell.driver
+    driver.sequence += 1
+    gone = cluster_pb2.Command(
+        controller_epoch=driver.epoch,
+        sequence=driver.sequence,
+        unregister_broker=cluster_pb2.UnregisterBrokerCommand(node_id=2),
+    )
+    applied = driver.apply_bytes(gone.SerializeToString())
+    shell.now_ms += 300
+    shell.tell(StoodStill(300))  # The state is changed already, and nobody was told yet.
+    assert shell.controller.next_deadline_ms() is not None
+    shell.tell(CommandApplied(applied.result, applied.delta))
+    shell.run_until(shell.now_ms + 1000, beating={1: 1, 3: 3})
+    assert [shell.fenced(node) for node in (1, 3)] == [False, False]
 
 
 @given(

@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 from penstock.broker.storage.cleaner.offset_map import SLOT_BYTES, OffsetMap
 from penstock.broker.storage.cleaner.throttle import Throttle
+from penstock.broker.storage.disk import Disk
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.recovery import SavedState
 from penstock.wire.errors import StorageError
@@ -19,7 +20,6 @@ from penstock.wire.records import Compression, RecordData, encode_batch, iter_ba
 from tests.support import eventually
 from tests.unit.storage.cleaning import (
     COMPACTED,
-    EPOCH,
     Broker,
     close_segment,
     compacted,
@@ -221,47 +221,6 @@ async def test_the_time_of_a_tombstone_counts_from_the_first_clean(tmp_path: Pat
     assert shown(again) == {1: ("b", "1"), 2: ("c", "1")}
 
 
-# --- producers -----------------------------------------------------------------------------------
-
-
-async def test_the_last_batch_of_a_producer_stays_without_records(tmp_path: Path) -> None:
-    log = compacted(tmp_path)
-    put(log, ("a", "1"), producer=(7, 0, 0))
-    put(log, ("a", "2"), ("a", "3"), producer=(7, 0, 1))
-    put(log, ("a", "4"))
-    close_segment(log)
-    await Broker(log).cleaner.clean_one()
-    assert shown(log) == {3: ("a", "4")}
-    for path in log.directory.glob("*.snapshot"):
-        path.unlink()
-    log.close(save=False)
-    again = open_in(tmp_path, config=log.config, saved=SavedState(4))
-    entry = again.producers.entry(7)
-    assert entry is not None
-    assert (entry.producer_epoch, entry.batches[-1].next_sequence) == (0, 3)
-    retried = encode_batch(
-        [RecordData(1000, b"a", b"2"), RecordData(1001, b"a", b"3")],
-        producer_id=7,
-        producer_epoch=0,
-        base_sequence=1,
-    )
-    assert again.append_as_leader(retried, EPOCH, now_ms=1).duplicate
-
-
-async def test_that_batch_goes_once_the_producer_has_written_more(tmp_path: Path) -> None:
-    log = compacted(tmp_path)
-    put(log, ("a", "1"), producer=(7, 0, 0))
-    put(log, ("a", "2"))
-    close_segment(log)
-    broker = Broker(log)
-    await broker.cleaner.clean_one()
-    assert [header.producer_id for header, _ in iter_batches(read_all(log))] == [7, -1]
-    put(log, ("a", "3"), producer=(7, 0, 1))
-    close_segment(log)
-    await broker.cleaner.clean_one()
-    assert [header.producer_id for header, _ in iter_batches(read_all(log))] == [-1, 7]
-
-
 # --- which log, and when -------------------------------------------------------------------------
 
 
@@ -441,6 +400,42 @@ async def test_a_disk_that_fails_fails_the_directory(tmp_path: Path) -> None:
     assert not await Broker(log).cleaner.clean_one()
     with pytest.raises(StorageError, match=r"cleaning orders-3.*Input/output error"):
         log.home.check()
+
+
+class NoRoomForNames(Disk):
+    """Has no room to sync a directory, once so many of these calls went well."""
+
+    def __init__(self) -> None:
+        self.room: int | None = None
+
+    def sync_directory(self, path: Path) -> None:
+        if self.room == 0:
+            raise OSError(errno.ENOSPC, "no room")
+        if self.room is not None:
+            self.room -= 1
+        super().sync_directory(path)
+
+
+async def test_a_swap_that_can_not_be_ended_for_want_of_room_fails_the_directory(
+    tmp_path: Path,
+) -> None:
+    """A later clean would make a larger segment, and the next start put this one over it."""
+    disk = NoRoomForNames()
+    log = open_in(tmp_path, config=COMPACTED, disk=disk)
+    for number in range(2):
+        put(log, ("a", str(number)))
+        close_segment(log)
+    put(log, ("b", "1"))
+    broker = Broker(log)
+    disk.room = 1  # For the commit, and not for the end.
+    assert not await broker.cleaner.clean_one()
+    with pytest.raises(StorageError, match=r"cleaning orders-3.*no room"):
+        log.home.check()
+    assert not await broker.cleaner.clean_one()
+    log.close(save=False)
+    again = open_in(tmp_path, config=COMPACTED, saved=SavedState(3))
+    assert shown(again) == {1: ("a", "1"), 2: ("b", "1")}
+    assert names_in(again) == [f"{0:020d}.log", f"{2:020d}.log"]
 
 
 async def test_without_memory_for_keys_it_is_tried_again(

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import random
+import tempfile
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 
@@ -8,15 +10,17 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from penstock.broker.core.producer_state import Duplicate
-from penstock.broker.storage.checkpoints import EPOCHS_FILE
+from penstock.broker.core.producer_state import Duplicate, ProducerState
+from penstock.broker.storage.checkpoints import EPOCHS_FILE, newest_snapshot, snapshots
+from penstock.broker.storage.disk import Disk
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.recovery import SavedState
-from penstock.wire.errors import CorruptRecordError, StorageError
+from penstock.wire.errors import CorruptRecordError, DiskFullError, StorageError
 from penstock.wire.records import iter_batches, parse_header
 from tests.unit.storage.storage_kit import (
     EVERYTHING,
     PARTITION,
+    FullDisk,
     PowerCutDisk,
     batch,
     open_in,
@@ -259,6 +263,86 @@ def test_producers_are_known_again_after_a_crash(tmp_path: Path) -> None:
             assert entry is not None
             assert found.batches == entry.batches
         crash(log)
+
+
+class CountingDisk(Disk):
+    """Counts the bytes that are read."""
+
+    def __init__(self) -> None:
+        self.read_bytes = 0
+
+    def read_at(self, fd: int, size: int, position: int) -> bytes:
+        data = super().read_at(fd, size, position)
+        self.read_bytes += len(data)
+        return data
+
+
+def pushes(sizes: Sequence[int]) -> Iterator[bytes]:
+    """What a leader pushes: so many batches at once, of three producers, of epochs that rise."""
+    offset = 0
+    for push, count in enumerate(sizes):
+        numbers = range(offset, offset + count)
+        yield b"".join(
+            batch(
+                "x" * 200,
+                producer=(number % 3, 0, number // 3),
+                base_offset=number,
+                leader_epoch=(number + push) // 20,
+            )
+            for number in numbers
+        )
+        offset += count
+
+
+def test_of_what_a_follower_has_on_the_disk_only_the_newest_segment_is_read_again(
+    tmp_path: Path,
+) -> None:
+    log = open_in(tmp_path)
+    for push in pushes([16] * 20):  # Each of several segments.
+        log.append_as_follower(push)
+        log.flush()
+    crash(log)
+    disk = CountingDisk()
+    again = open_in(tmp_path, disk=disk, saved=SavedState(log.recovery_point))
+    assert disk.read_bytes <= 2 * again.files.active.size_bytes
+    assert again.producers == log.producers
+
+
+@given(sizes=st.lists(st.integers(1, 12), min_size=1, max_size=8))
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_snapshot_of_a_segment_closed_within_a_push_says_what_the_log_does(
+    tmp_path: Path, sizes: list[int]
+) -> None:
+    root = Path(tempfile.mkdtemp(dir=tmp_path))
+    log = open_in(root)
+    for push in pushes(sizes):
+        log.append_as_follower(push)
+    log.flush()
+    taken = dict(snapshots(log.directory))
+    assert taken.keys() == {segment.base_offset for segment in log.files.segments[1:]}
+    for offset, path in taken.items():
+        replayed = ProducerState()
+        for header in log.headers(0, offset):
+            replayed.record(header, header.base_offset, log.home.clock_ms())
+        assert newest_snapshot(log.directory, offset, log.epochs) == (replayed, offset), path
+    crash(log)
+
+
+def test_an_append_that_is_taken_back_leaves_no_snapshot_of_it(tmp_path: Path) -> None:
+    log = open_in(tmp_path, disk=(disk := FullDisk()))
+    first, second = pushes([1, 9])
+    log.append_as_follower(first)
+    disk.room = 800  # Less than all of it, and more than what is left of the segment.
+    with pytest.raises(DiskFullError):
+        log.append_as_follower(second)
+    disk.room = 1 << 30
+    for number in range(1, 5):  # Of the same epoch, but another's; less than a segment.
+        log.append_as_follower(
+            batch("y", producer=(9, 0, number - 1), base_offset=number, leader_epoch=0)
+        )
+    log.flush()
+    crash(log)
+    assert open_in(tmp_path).producers == log.producers
 
 
 def test_a_snapshot_of_what_was_cut_off_is_not_believed(tmp_path: Path) -> None:

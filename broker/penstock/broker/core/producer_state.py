@@ -226,12 +226,17 @@ class ProducerState:
         if entry is not None:
             self._entries[header.producer_id] = entry
 
-    def last_batches(self) -> dict[int, int]:
-        """The base offset of each producer's last batch, by producer id."""
+    def last_batches(self, below: int) -> dict[int, int]:
+        """The base offset of each producer's last batch below an offset, by producer id.
+
+        -1 where all that are kept of a producer come later: which one was before is not known then.
+        """
         return {
-            producer_id: entry.batches[-1].base_offset
+            producer_id: max(
+                (batch.base_offset for batch in entry.batches if batch.base_offset < below),
+                default=-1,
+            )
             for producer_id, entry in self._entries.items()
-            if entry.batches
         }
 
     def touches(self, offset: int) -> bool:

@@ -32,10 +32,11 @@ from penstock.wire.rewriting import read_spans
 
 
 class Checked(NamedTuple):
-    """Batches that may be appended, and the producer state once they are."""
+    """Batches that may be appended, the producer state once they are, and when they came."""
 
     batches: list[Batch]
     producers: ProducerStage
+    seen_ms: int
 
 
 def check_as_leader(
@@ -85,7 +86,7 @@ def check_as_leader(
         )
     if not batches:
         return _nothing_new(duplicates)
-    return Checked(batches, stage)
+    return Checked(batches, stage, seen_ms)
 
 
 def _nothing_new(duplicates: list[Duplicate]) -> AppendInfo:
@@ -200,4 +201,4 @@ def check_as_follower(
             f"{name}: {error.message}, at byte {position} of what the leader sent; nothing was "
             "appended"
         ) from None
-    return Checked(batches, stage)
+    return Checked(batches, stage, seen_ms)

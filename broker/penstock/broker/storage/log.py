@@ -13,13 +13,14 @@ from penstock.broker.core.producer_state import (
     ProducerState,
 )
 from penstock.broker.storage import appends
+from penstock.broker.storage.batches import from_offset
 from penstock.broker.storage.checkpoints import snapshot_path, snapshots
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.flush import FlushTask
 from penstock.broker.storage.log_files import Batch, FileWrite, LogFiles, index_writes
 from penstock.broker.storage.log_flushing import LogFlushing
 from penstock.broker.storage.log_start import LogStart
-from penstock.broker.storage.producers import load_producers
+from penstock.broker.storage.producers import load_producers, states_at
 from penstock.broker.storage.settings import FlushPolicy, TopicLogConfig
 from penstock.broker.storage.timestamps import first_at_or_after, largest
 from penstock.wire.errors import (
@@ -30,7 +31,6 @@ from penstock.wire.errors import (
 )
 from penstock.wire.ids import LeaderEpoch, TopicIdPartition, TopicPartition
 from penstock.wire.records import HEADER_BYTES, BatchHeader, parse_header
-from penstock.wire.rewriting import is_filler, trimmed_filler
 
 _EXPIRY_INTERVAL_MS = 600_000
 
@@ -261,8 +261,9 @@ class PartitionLog:
         if self.flush_failed:
             raise self.home.room.error("the last flush found no space", doing)
         self.home.room.check(size, reserve_bytes, doing)
+        rolls: list[int] = []
         try:
-            self._write(batches)
+            self._write(batches, rolls.append)
         except OSError as error:
             self._undo_append()
             raise self.home.translate(error, doing) from error
@@ -273,21 +274,22 @@ class PartitionLog:
         if last.leader_epoch != self._epochs.last_epoch:
             for batch in batches:
                 self._assign(batch.header.leader_epoch, batch.header.base_offset)
+        # Not before all of it is there: an append that is taken back closed no segment.
+        for offset, state in states_at(rolls, self._producers, batches, checked.seen_ms):
+            self._flushing.write_later([self._snapshot_write(state, offset)])
         checked.producers.commit()
         self.home.request_flush(self)
         assert base_offset == first.base_offset
         return AppendInfo(base_offset, last.last_offset, log_append_time_ms, size)
 
-    def _write(self, batches: Sequence[Batch]) -> None:
+    def _write(self, batches: Sequence[Batch], rolled: Callable[[int], None]) -> None:
         limits = self.config.segment_bytes, self.config.segment_ms
-        self._files.append(batches, limits, self.config.index_interval_bytes, self._rolled)
+        self._files.append(batches, limits, self.config.index_interval_bytes, rolled)
 
-    def _rolled(self, mid_append: bool) -> None:
-        if not mid_append:  # Otherwise the producer state is that of an offset before.
-            self._flushing.write_later([self._snapshot_write()])
+    def _snapshot_now(self) -> FileWrite:
+        return self._snapshot_write(self._producers.copy(), self._end)
 
-    def _snapshot_write(self) -> FileWrite:
-        state, offset = self._producers.copy(), self._end
+    def _snapshot_write(self, state: ProducerState, offset: int) -> FileWrite:
         epoch = self._epochs.epoch_at(offset - 1)
         return snapshot_path(self.directory, offset), lambda: state.encode(offset, epoch)
 
@@ -357,7 +359,7 @@ class PartitionLog:
             position, base_offset, max_bytes, below=below, min_one=min_one, epochs=self._epochs
         )
         self._files.remember(run.next_offset, segment, run.next_position)
-        return _from_offset(run.data, offset) if base_offset < offset else run.data
+        return from_offset(run.data, offset) if base_offset < offset else run.data
 
     def cold_read(self, offset: int, max_bytes: int) -> Callable[[], None] | None:
         """None when ``read`` finds its data in memory; else what brings it there.
@@ -408,7 +410,7 @@ class PartitionLog:
         except OSError as error:
             raise self.home.translate(error, f"closing a segment of {self.name}") from error
         self._as_opened = False
-        self._rolled(mid_append=False)
+        self._flushing.write_later([self._snapshot_now()])
         self.home.request_flush(self)
 
     def cleaned_up_to(self, offset: int) -> None:
@@ -578,21 +580,8 @@ class PartitionLog:
             if save and not self._as_opened:
                 active = self._files.active
                 self._flushing.write_later(index_writes(active, active.complete_index()))
-                self._flushing.write_later([self._snapshot_write()])
+                self._flushing.write_later([self._snapshot_now()])
                 self.flush()
         finally:
             self._closed = "the log is closed; the broker is stopping or the partition moved away"
             self._files.close()
-
-
-def _from_offset(data: bytes, offset: int) -> bytes:
-    """Batches of which the first may begin before ``offset``; not if it is there to fill a gap.
-
-    It covers several batches that compaction took away, and a follower that has those, uncleaned,
-    may well end between two of them.
-    """
-    if len(data) >= HEADER_BYTES:
-        header = parse_header(data)
-        if is_filler(header):
-            return trimmed_filler(header, offset) + data[header.size_bytes :]
-    return data

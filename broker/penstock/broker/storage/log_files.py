@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import Final
 
 from penstock.broker.core.epoch_history import EpochHistory
-from penstock.broker.storage.cleaner.swapping import SwapFiles, put_in_place, put_index_in_place
+from penstock.broker.storage.cleaner.swapping import (
+    SwapFiles,
+    finish,
+    put_in_place,
+    put_index_in_place,
+)
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.disk import Buffer, Disk, SharedFile, is_disk_full
 from penstock.broker.storage.index import RELATIVE_OFFSET_MAX, MemoryIndex
@@ -57,6 +62,7 @@ class LogFiles:
         self._names_changed = False  # The directory has entries that are not on the disk yet.
         self._unsaved_indexes: dict[Segment, None] = {}
         self._cleaning: SwapFiles | None = None  # Between two steps of a swap.
+        self._swapped = False  # It is in place, and step 4 is not over.
 
     @property
     def active(self) -> Segment:
@@ -107,11 +113,11 @@ class LogFiles:
         batches: Sequence[Batch],
         limits: tuple[int, int],
         interval_bytes: int,
-        rolled: Callable[[bool], None],
+        rolled: Callable[[int], None],
     ) -> None:
         """Write the batches, in a new segment where one is due; see ``must_roll``.
 
-        ``rolled`` is called after each roll, with whether batches were written before it. After
+        ``rolled`` is called after each roll, with the offset where the new segment begins. After
         OSError a part may be there.
         """
         if self.has_room_for(batches, limits):
@@ -124,7 +130,7 @@ class LogFiles:
                 if group:
                     self.write(group, interval_bytes)
                 self.roll(batch.header.base_offset)
-                rolled(bool(group))
+                rolled(batch.header.base_offset)
                 group, pending = [], 0
             group.append(batch)
             pending += batch.size_bytes
@@ -196,6 +202,7 @@ class LogFiles:
 
         Later segments go first, so that what a crash in between leaves is one piece.
         """
+        self._end_swap_now()
         end = self._cut(offset, interval_bytes)
         disk = self._home.disk
         disk.sync_directory(self.directory)
@@ -206,15 +213,15 @@ class LogFiles:
     def take_back(self, offset: int, interval_bytes: int) -> None:
         """Cut what an append wrote from ``offset`` on before it failed. The next flush has it.
 
-        It must not be flushed here: an error of a write before is reported once, and is for the
-        flush to hear that counts what was written as durable.
+        A swap goes on: it is of segments that were on the disk before. The cut must not be flushed
+        here: an error of a write before is reported once, and is for the flush to hear that counts
+        what was written as durable.
         """
         self._cut(offset, interval_bytes)
         self._unsynced[self.active] = None
         self._names_changed = True
 
     def _cut(self, offset: int, interval_bytes: int) -> int:
-        self._drop_swap()
         self._positions.clear()
         keep = self.segments.index(self.segment_of(offset))
         for segment in reversed(self.segments[keep + 1 :]):
@@ -230,7 +237,7 @@ class LogFiles:
 
     def reset(self, base_offset: int) -> None:
         """Drop every segment and begin anew at ``base_offset``, durably."""
-        self._drop_swap()
+        self._end_swap_now()
         self._positions.clear()
         for segment in reversed(self.segments):
             self._remove(segment)
@@ -299,6 +306,7 @@ class LogFiles:
 
     def begin_swap(self, files: SwapFiles) -> None:
         """A cleaned segment is about to take its place: a cut or a reset will undo it."""
+        assert not self._swapped, "the swap before is not over"
         self._cleaning = files
 
     def is_swapping(self, files: SwapFiles) -> bool:
@@ -329,12 +337,23 @@ class LogFiles:
         self.segments[first : first + len(old)] = [cleaned]
         self._bases[first : first + len(old)] = [cleaned.base_offset]
         self._positions.clear()
-        self._cleaning = None
+        self._swapped = True
         return retired
 
-    def _drop_swap(self) -> None:
-        files, self._cleaning = self._cleaning, None
-        if files is not None:
+    def end_swap(self, files: SwapFiles) -> None:
+        """Step 4 is over: no start will find the swap file."""
+        if self._cleaning is files:
+            self._cleaning, self._swapped = None, False
+
+    def _end_swap_now(self) -> None:
+        """What is under way is undone before a cut, or brought to an end: the next start must not
+        put a swap file over what is written after the cut.
+        """
+        files, swapped = self._cleaning, self._swapped
+        self._cleaning, self._swapped = None, False
+        if files is not None and swapped:
+            finish(self._home.disk, files, ())
+        elif files is not None:
             files.discard(self._home.disk)
 
     # --- flushing --------------------------------------------------------------------------------

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from penstock.broker.core.epoch_history import EpochHistory
 from penstock.broker.core.producer_state import ANY_PRODUCER, NEVER_FORGOT, ProducerState
 from penstock.broker.storage.checkpoints import newest_snapshot
-from penstock.broker.storage.log_files import LogFiles
+from penstock.broker.storage.log_files import Batch, LogFiles
 
 
 def load_producers(
@@ -27,3 +29,20 @@ def load_producers(
     for _, placed in files.walk(offset, end_offset):
         state.record(placed.header, placed.header.base_offset, now_ms)
     return state
+
+
+def states_at(
+    offsets: Sequence[int], before: ProducerState, batches: Sequence[Batch], seen_ms: int
+) -> Iterator[tuple[int, ProducerState]]:
+    """The state ``before`` an append of ``batches`` as it is at each of the rising ``offsets``
+    where one of them begins, a copy for each.
+    """
+    if not offsets:
+        return
+    state, at = before.copy(), 0
+    for offset in offsets:
+        while batches[at].header.base_offset < offset:
+            header = batches[at].header
+            state.record(header, header.base_offset, seen_ms)
+            at += 1
+        yield offset, state.copy()

@@ -118,9 +118,12 @@ class ActiveController:
         """When the next Tick is wanted; None while nothing depends on time."""
         if self._state is None:
             return None
+        # A broker may be unregistered in the state already, and CommandApplied be about to come.
         brokers = self._state.brokers
         dues = [
-            session.deadline_ms(brokers[node_id]) for node_id, session in self._sessions.items()
+            session.deadline_ms(brokers[node_id])
+            for node_id, session in self._sessions.items()
+            if node_id in brokers
         ]
         if not self._balancing:
             dues.append(self._balance_at_ms)

@@ -79,8 +79,9 @@ class ProposalFailed:
 class StoodStill:
     """This process did nothing for so long, until now: a busy host, or somebody stopped it.
 
-    Told before anything else that is handled after it. What brokers sent meanwhile may not have
-    been heard yet.
+    Told before anything else that is handled after it, maybe between ``ClusterState.apply`` and its
+    CommandApplied if the applying took that long. What brokers sent meanwhile may not have been
+    heard yet.
     """
 
     lost_ms: int

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 import structlog
@@ -19,10 +20,11 @@ from penstock.broker.storage.cleaner.offset_map import OffsetMap
 from penstock.broker.storage.cleaner.planning import Plan, close_overdue, plan_for
 from penstock.broker.storage.cleaner.reading import (
     CleaningStoppedError,
+    LastBatches,
     MapTooSmallError,
     Reading,
     Source,
-    note_keys,
+    note_batches,
 )
 from penstock.broker.storage.cleaner.swapping import SwapFiles, commit, finish
 from penstock.broker.storage.cleaner.throttle import Throttle
@@ -209,12 +211,13 @@ class LogCleaner:
         )
         latest = _map_of(settings.dedupe_buffer_bytes // settings.threads)
         try:
-            end_offset = await self._note_keys(plan, reading, latest)
+            producers = LastBatches(log.producers)
+            end_offset = await self._note_batches(plan, reading, latest, producers)
             batches = Filter(
                 latest=latest,
                 log_start_offset=log.log_start_offset,
                 end_offset=end_offset,
-                last_batches=log.producers.last_batches(),
+                last_batches=producers.below(end_offset),
                 now_ms=self._wall_clock_ms(),
                 delete_retention_ms=log.config.delete_retention_ms,
             )
@@ -232,17 +235,20 @@ class LogCleaner:
             bytes_after=size_bytes,
         )
 
-    async def _note_keys(self, plan: Plan, reading: Reading, latest: OffsetMap) -> int:
+    async def _note_batches(
+        self, plan: Plan, reading: Reading, latest: OffsetMap, producers: LastBatches
+    ) -> int:
         """Read the dirty part as far as the map has room; up to where that was."""
         reached = plan.dirty_offset
         for segment, end in plan.dirty_segments():
             with _Sources(plan.log, [(segment, end)]) as [source]:
                 reached = await self._run(
                     partial(
-                        note_keys,
+                        note_batches,
                         source,
                         reading,
                         latest,
+                        producers,
                         from_offset=plan.dirty_offset,
                         end_offset=plan.end_offset,
                     )
@@ -291,8 +297,19 @@ class LogCleaner:
             if isinstance(error, FileNotFoundError):  # Of what a cut has discarded.
                 raise _AbandonedError("a cut came in between") from error
             raise
-        await self._run(partial(finish, reading.disk, files, doomed))
+        await self._finish(log, files, doomed)
         return size_bytes - copied.size_bytes
+
+    async def _finish(self, log: PartitionLog, files: SwapFiles, doomed: Sequence[Path]) -> None:
+        try:
+            await self._run(partial(finish, log.home.disk, files, doomed))
+        except OSError as error:
+            if log.is_closed:  # The next start finds what a closed log ended with.
+                raise
+            # For want of room as well: a start would put the swap file, if it is still there, over
+            # whatever a later clean or cut leaves, and nobody knows which names are on the disk.
+            raise log.home.fail(error, f"cleaning {log.name}") from error
+        log.files.end_swap(files)
 
     async def _run(self, job: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, job)

@@ -13,8 +13,9 @@ a tombstone (no value), the last of its key     until its batch's delete horizon
 any other                                       yes
 ==============================================  =================================================
 
-A batch that is left without records goes, but the last of a producer stays, empty: its sequence
-says what the producer must write next.
+A batch that is left without records goes, but the last of a producer below the end of the clean
+stays, empty: its sequence says what the producer must write next. A later one, which the clean does
+not reach, says so as well, but need not be committed: when the tail is cut it is gone.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ _FOREVER: Final = 2**63 - 1
 class Filter:
     """What a clean goes by; ``horizon_ms`` is the next time at which a tombstone may go.
 
-    ``last_batches``: the base offset of each producer's last batch.
+    ``last_batches``: the base offset of the last batch below ``end_offset`` of each producer that
+    is remembered; -1 for one of which it is not known, and all batches stay.
     """
 
     latest: OffsetMap
@@ -62,7 +64,9 @@ class Filter:
                 return batch
             if kept:
                 return with_only(header, records, kept, delete_horizon_ms=horizon_ms)
-        if is_filler(header) or self.last_batches.get(header.producer_id) != header.base_offset:
+        if is_filler(header) or header.base_offset < self.last_batches.get(
+            header.producer_id, _FOREVER
+        ):
             return None
         return batch if header.record_count == 0 else emptied(header)
 

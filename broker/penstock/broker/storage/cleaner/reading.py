@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.broker.core.epoch_history import EpochHistory
+from penstock.broker.core.producer_state import ProducerState
 from penstock.broker.storage.batches import next_header
 from penstock.broker.storage.cleaner.filtering import is_protected
 from penstock.broker.storage.cleaner.offset_map import OffsetMap
@@ -115,13 +116,45 @@ class _Chunk:
         return memoryview(self._data)[start : start + size]
 
 
-def note_keys(
-    source: Source, reading: Reading, latest: OffsetMap, *, from_offset: int, end_offset: int
+class LastBatches:
+    """Finds the last batch of each producer below the end of a clean.
+
+    ``remembered`` is what is known of the producers when the clean begins. It keeps a few batches
+    of each, which may all come after that end; so those that the clean reads are noted as well.
+    """
+
+    def __init__(self, remembered: ProducerState) -> None:
+        self._remembered = remembered.copy()
+        self._noted = ProducerState()
+
+    def note(self, header: BatchHeader) -> None:
+        """A batch below the end was read."""
+        if self._remembered.entry(header.producer_id) is not None:
+            self._noted.record(header, header.base_offset, 0)
+
+    def below(self, end_offset: int) -> dict[int, int]:
+        """The base offsets, as Filter wants them."""
+        found = self._remembered.last_batches(end_offset)
+        for producer_id, base_offset in self._noted.last_batches(end_offset).items():
+            if found[producer_id] < 0:
+                found[producer_id] = base_offset
+        return found
+
+
+def note_batches(
+    source: Source,
+    reading: Reading,
+    latest: OffsetMap,
+    producers: LastBatches,
+    *,
+    from_offset: int,
+    end_offset: int,
 ) -> int:
     """Put the keys of a segment's records into the map; up to which offset that went.
 
     That is the segment's end, or where ``latest`` was full; a batch is noted as a whole or not at
-    all. Batches before ``from_offset`` and from ``end_offset`` on are passed over.
+    all, for its producer as well. Batches before ``from_offset`` and from ``end_offset`` on are
+    passed over.
     """
     reached = source.base_offset
     for header, batch in read_batches(source, reading):
@@ -133,5 +166,6 @@ def note_keys(
             for span in read_spans(batch, header, max_bytes=MAX_RECORDS_BYTES).spans:
                 if span.key is not None:
                     latest.put(span.key, span.offset)
+        producers.note(header)
         reached = header.next_offset
     return reached

@@ -17,6 +17,9 @@ step                                         where                   what a cras
 
 Only while ``BASE.log`` is there does a swap file count: without it, the segments were deleted or
 the log was dropped after the swap.
+
+No swap file is left behind by a process that goes on. A cut before step 3 discards it; one between
+steps 3 and 4 does step 4 first, and when step 4 fails, for whatever reason, so does the directory.
 """
 
 from __future__ import annotations
@@ -146,11 +149,14 @@ def _finish(disk: Disk, files: SwapFiles, names: set[str]) -> None:
     for suffix in ("index", "timeindex"):
         with contextlib.suppress(FileNotFoundError):
             disk.remove(files.final(suffix))
+    gone = set()
     for name in names:
         match = _LOG_NAME.fullmatch(name)
         if match is not None and files.base_offset < int(match[1]) < files.end_offset:
             for suffix in ("index", "timeindex", "log"):
                 with contextlib.suppress(FileNotFoundError):
                     disk.remove(files.directory / file_name(int(match[1]), suffix))
+            gone.add(name)
+    names -= gone  # A swap file of theirs, if there is one as well, is older.
     _link_over(disk, files.swap, files.final("log"))
     disk.sync_directory(files.directory)
