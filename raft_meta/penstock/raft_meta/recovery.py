@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.raft_meta.alignment import align
+from penstock.raft_meta.alignment import align, look
 from penstock.raft_meta.directory_lock import locked
-from penstock.raft_meta.journal import LmdbJournal
+from penstock.raft_meta.journal import FIRST_INDEX, LmdbJournal
 from penstock.raft_meta.snapshots import SnapshotStore
 from penstock.raft_meta.voters import Address, Member, VoterSet
 from penstock.wire.errors import DataDirectoryError
@@ -31,12 +31,14 @@ class Recovery:
 def survey(directory: Path, *, cluster_id: str, node_id: int) -> Recovery:
     """How far a stopped controller's log goes, and who votes by it. Changes nothing.
 
-    Raises DataDirectoryError for a directory that is in use, damaged, another node's or empty.
+    A snapshot that the journal lacks counts, as it would when the node starts: it died while it
+    installed that one. Raises DataDirectoryError for a directory that is in use, damaged, another
+    node's or empty.
     """
     with locked(directory):
         journal = _open(directory, cluster_id, node_id)
         try:
-            return _describe(journal, node_id)
+            return _describe(journal, SnapshotStore(directory), node_id)
         finally:
             journal.abandon()
 
@@ -55,8 +57,9 @@ def become_the_only_voter(
     with locked(directory):
         journal = _open(directory, cluster_id, node_id)
         try:
-            before = _describe(journal, node_id)
-            align(journal, SnapshotStore(directory))
+            snapshots = SnapshotStore(directory)
+            before = _describe(journal, snapshots, node_id)
+            align(journal, snapshots)
             known = None if journal.voters is None else journal.voters.get(node_id)
             address = known.address if known is not None else addresses.get(node_id, ("", 0))
             me = Member(node_id, *address, journal.directory_id)
@@ -75,11 +78,12 @@ def _open(directory: Path, cluster_id: str, node_id: int) -> LmdbJournal:
     return LmdbJournal(directory / "journal", cluster_id=cluster_id, node_id=node_id)
 
 
-def _describe(journal: LmdbJournal, node_id: int) -> Recovery:
-    if journal.is_fresh or not journal.last_index:
+def _describe(journal: LmdbJournal, snapshots: SnapshotStore, node_id: int) -> Recovery:
+    log = look(journal, snapshots)
+    if not log.last_index or (journal.is_fresh and log.last_index <= FIRST_INDEX):
         raise DataDirectoryError(
             f"controller {node_id} has an empty metadata log, and all metadata would be lost; "
             "next: run this on a controller that still has its directory"
         )
-    voters = () if journal.voters is None else tuple(sorted(journal.voters.node_ids))
-    return Recovery(node_id, voters, journal.last_index, journal.last_term)
+    voters = () if log.voters is None else tuple(sorted(log.voters.node_ids))
+    return Recovery(node_id, voters, log.last_index, log.last_term)

@@ -45,7 +45,7 @@ from tests.simulation.quorum import test_disk
 from tests.simulation.quorum.leaving_out import Mutant
 from tests.simulation.quorum.liveness_mutants import LIVENESS
 from tests.simulation.quorum.mutants_of_time import OF_TIME
-from tests.unit.raft_meta import test_changing
+from tests.unit.raft_meta import test_changing, test_recovery
 from tests.unit.raft_meta import test_guard_rules as rules
 from tests.unit.raft_meta import test_taking_snapshots as taken
 
@@ -360,6 +360,13 @@ MUTANTS: Final[dict[str, Mutant]] = {
         recovery.become_the_only_voter,
         "VoterSet((me,), recovered=True)",
         "journal.voters or VoterSet((me,))",
+    ),
+    "recovery looks at the journal alone": Mutant(
+        "a survivor that died as it installed a snapshot is said to have what its journal has",
+        recovery._describe,
+        "look(journal, snapshots)",
+        "journal",
+        (test_recovery.test_a_snapshot_that_the_journal_lacks_counts_for_a_survivor,),
     ),
     "snapshots of another index": Mutant(
         "a snapshot is taken for one of the next index",

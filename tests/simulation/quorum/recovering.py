@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.raft_meta import recovery
+from penstock.raft_meta.journal import NO_OP
 from penstock.raft_meta.recovery import Recovery
+from penstock.raft_meta.snapshots import SnapshotStore
 from penstock.wire.errors import DataDirectoryError
 from tests.simulation.quorum import node
 from tests.simulation.quorum.checkers import require
@@ -25,7 +27,7 @@ _RETURNS = 0.7
 
 
 class Log(NamedTuple):
-    """What a stopped controller has: term and command by index."""
+    """What a stopped controller has: term and command by index, from where its snapshot ends."""
 
     entries: dict[int, tuple[int, bytes]]
     term: int
@@ -197,9 +199,16 @@ def _log(world: World, number: int) -> Log:
     )
     try:
         entries = {entry.log_index: (entry.term, entry.command) for entry in journal[:]}
-        return Log(entries, journal.getCurrentTerm(), journal.commit_index, journal.last_index)
+        term, commit_index = journal.getCurrentTerm(), journal.commit_index
     finally:
         journal.abandon()
+    snapshot = SnapshotStore(_directory(world, number)).load()  # type: ignore[arg-type]  # As above.
+    if snapshot is not None and entries.get(snapshot.index, (0, b""))[0] != snapshot.term:
+        # It died as it installed a snapshot of what the journal lacks: that is what it has.
+        world.counts["snapshots that a survivor's journal lacks"] += 1
+        entries = {snapshot.index: (snapshot.term, NO_OP)}
+        term, commit_index = max(term, snapshot.term), snapshot.index
+    return Log(entries, term, commit_index, max(entries))
 
 
 def _forget(world: World) -> None:

@@ -165,6 +165,50 @@ def test_a_damaged_index_is_found_and_made_anew(tmp_path: Path, position: int) -
     assert not Examination(log, segment).run().index_is_damaged
 
 
+@pytest.mark.parametrize("interval_bytes", [1, 10_000])
+def test_every_bit_that_flips_in_an_index_file_is_found(
+    tmp_path: Path, interval_bytes: int
+) -> None:
+    """An index of several entries, and one of which there is only the last time."""
+    segment, log = timed(tmp_path, interval_bytes)
+    assert (segment.time_index_path.stat().st_size > 30) == (interval_bytes == 1)
+    for path in (segment.index_path, segment.time_index_path):
+        sound = path.read_bytes()
+        for bit in range(8 * len(sound)):
+            flip(path, bit // 8, bit % 8)
+            findings = Examination(log, segment).run()
+            assert (findings.index_is_damaged, findings.damages) == (True, []), bit
+            path.write_bytes(sound)
+    assert not Examination(log, segment).run().index_is_damaged
+
+
+@pytest.mark.parametrize("interval_bytes", [1, 10_000])
+def test_a_time_index_without_a_checksum_is_compared_with_the_records(
+    tmp_path: Path, interval_bytes: int
+) -> None:
+    segment, log = timed(tmp_path, interval_bytes)
+    path = segment.time_index_path
+    sound = path.read_bytes()[:-4]
+    path.write_bytes(sound)
+    assert not Examination(log, segment).run().index_is_damaged
+    for bit in range(8 * len(sound)):
+        flip(path, bit // 8, bit % 8)
+        assert Examination(log, segment).run().index_is_damaged, bit
+        path.write_bytes(sound)
+    path.write_bytes(sound[:-12])
+    assert Examination(log, segment).run().index_is_damaged
+
+
+def timed(root: Path, interval_bytes: int) -> tuple[Segment, PartitionLog]:
+    """A closed segment whose batches are of rising times, but for the last."""
+    log = open_in(root, config=small_config(index_interval_bytes=interval_bytes))
+    for timestamp_ms in (1000, 2000, 3000, 4000, 500):
+        log.append_as_leader(batch("x", timestamp_ms=timestamp_ms), LeaderEpoch(3), now_ms=0)
+    log.roll()
+    log.flush()
+    return log.files.segments[0], log
+
+
 def test_what_lies_below_the_logs_start_is_no_damage(tmp_path: Path) -> None:
     log = filled(tmp_path / "a")
     segment = log.files.segments[0]

@@ -299,25 +299,6 @@ def test_transactional_and_control_batches_of_producers_are_refused(tmp_path: Pa
     assert log.log_end_offset == 0
 
 
-# --- time ----------------------------------------------------------------------------------------
-
-
-def test_records_are_found_by_time_across_segments(tmp_path: Path) -> None:
-    log = open_in(tmp_path)
-    stamps = [100, 50, 300, 300, 200, 900, 10, 500] * 4
-    for stamp in stamps:
-        log.append_as_leader(batch("v" * 80, timestamp_ms=stamp), 3, now_ms=1)
-    log.flush()
-    end = log.log_end_offset
-    for wanted in (0, 51, 100, 101, 300, 301, 900, 901):
-        first = next((index for index, stamp in enumerate(stamps) if stamp >= wanted), None)
-        found = log.offset_for_timestamp(wanted, below=end)
-        assert (found.offset if found else None) == first
-    assert log.max_timestamp(below=end) == TimestampedOffset(5, 900, 3)
-    assert log.max_timestamp(below=5) == TimestampedOffset(2, 300, 3)
-    assert log.offset_for_timestamp(900, below=5) is None
-
-
 # --- cutting -------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from penstock.broker.retention import Retention
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.recovery import SavedState
 from penstock.broker.storage.retention import AT_ONCE, delete_old
-from penstock.wire.errors import DiskFullError
+from penstock.wire.errors import CorruptRecordError, DiskFullError
 from penstock.wire.ids import LeaderEpoch, TopicIdPartition
 from penstock.wire.records import RecordData, encode_batch
 from tests.unit.storage.storage_kit import (
@@ -101,6 +101,65 @@ def test_an_active_segment_that_is_too_old_is_closed_and_goes(tmp_path: Path) ->
     log.close(save=True)
     again = open_in(tmp_path, saved=SavedState(4, 3, clean=True))
     assert (again.log_start_offset, values_of(again)) == (3, ["next"])
+
+
+def young(tmp_path: Path, *, checksum: bool) -> PartitionLog:
+    """A log with a closed segment; without checksums its index files are as they once were."""
+    log = open_in(tmp_path, config=small_config(retention_ms=1000, index_interval_bytes=100))
+    for number in range(6):
+        log.append_as_leader(batch(str(number), timestamp_ms=10_000 + number), EPOCH, now_ms=0)
+    log.roll()
+    log.flush()
+    [segment, _] = log.files.segments
+    segment.max_timestamp = None
+    if not checksum:
+        for path in (segment.index_path, segment.time_index_path):
+            path.write_bytes(path.read_bytes()[:-4])
+    return log
+
+
+@pytest.mark.parametrize("checksum", [True, False])
+def test_no_bit_that_flips_in_a_time_index_deletes_young_records(
+    tmp_path: Path, *, checksum: bool
+) -> None:
+    log = young(tmp_path, checksum=checksum)
+    segment = log.files.segments[0]
+    sound = segment.time_index_path.read_bytes()
+    for bit in range(8 * len(sound)):
+        damaged = bytearray(sound)
+        damaged[bit // 8] ^= 1 << bit % 8
+        segment.time_index_path.write_bytes(damaged)
+        segment.max_timestamp = None
+        assert delete_old(log, high_watermark=6, now_ms=11_005) == 0, bit
+        assert delete_old(log, high_watermark=6, now_ms=11_006) == 6
+
+
+@pytest.mark.parametrize("checksum", [True, False])
+def test_no_time_index_that_lost_its_end_deletes_young_records(
+    tmp_path: Path, *, checksum: bool
+) -> None:
+    log = young(tmp_path, checksum=checksum)
+    segment = log.files.segments[0]
+    sound = segment.time_index_path.read_bytes()
+    for size in range(len(sound)):
+        segment.time_index_path.write_bytes(sound[:size])
+        segment.max_timestamp = None
+        assert delete_old(log, high_watermark=6, now_ms=11_005) == 0, size
+
+
+def test_a_damaged_header_of_the_latest_batch_deletes_nothing(tmp_path: Path) -> None:
+    log = young(tmp_path, checksum=True)
+    segment = log.files.segments[0]
+    *_, latest = segment.walk(0, 0)
+    sound = segment.path.read_bytes()
+    damaged = bytearray(sound)
+    damaged[latest.position + 41] ^= 0x20  # A bit of its largest timestamp, which is then lower.
+    segment.path.write_bytes(damaged)
+    segment.max_timestamp = None
+    with pytest.raises(CorruptRecordError, match=r"orders-3: .*CRC"):
+        delete_old(log, high_watermark=6, now_ms=11_005)
+    segment.path.write_bytes(sound)
+    assert delete_old(log, high_watermark=6, now_ms=11_005) == 0
 
 
 def test_what_has_no_time_counts_from_when_it_was_written(tmp_path: Path) -> None:

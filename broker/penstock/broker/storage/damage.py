@@ -18,7 +18,14 @@ from penstock.broker.core.epoch_history import EpochHistory
 from penstock.broker.storage.batches import next_header, verify_run
 from penstock.broker.storage.checkpoints import write_atomically
 from penstock.broker.storage.disk import Disk, SharedFile
-from penstock.broker.storage.index import OFFSET_ENTRY, IndexDamagedError, MemoryIndex
+from penstock.broker.storage.index import (
+    OFFSET_ENTRY,
+    TIME_ENTRY,
+    IndexDamagedError,
+    MemoryIndex,
+    TimeEntry,
+    unseal,
+)
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.segment import Segment
 from penstock.wire.errors import CorruptRecordError
@@ -34,6 +41,9 @@ MAX_FOUND: Final = 100
 _CHUNK_BYTES: Final = 256 * 1024
 _ANY_OFFSET: Final = 2**63 - 1
 _BASE_OFFSET: Final = struct.Struct(">q")
+# Of a batch's header: base offset, length, largest timestamp, number of records.
+_TIMED: Final = struct.Struct(">qi23xq14xi")
+_LENGTH_END: Final = 12
 
 Pace = Callable[[int], None]
 """Called in the reading thread with how much was read; it returns when more may be."""
@@ -73,6 +83,7 @@ class Examination:
             (segment.index_path, segment.time_index_path) if segment.index is None else None
         )
         self._entries: list[tuple[int, int]] = []
+        self._times: _TimesCheck | None = None
 
     def run(self, pace: Pace = lambda _: None) -> Findings:
         """Read everything. To be called once; raises nothing."""
@@ -80,6 +91,8 @@ class Examination:
         try:
             self._load_index(findings)
             self._scan(findings, pace)
+            if self._times is not None and not self._times.holds(self._size_bytes):
+                findings.index_is_damaged = True
         except OSError as error:
             findings.error = error
         finally:
@@ -95,8 +108,9 @@ class Examination:
         except (FileNotFoundError, IndexDamagedError):
             findings.index_is_damaged = True
             return
-        self._entries = list(OFFSET_ENTRY.iter_unpack(offsets))
+        self._entries = list(OFFSET_ENTRY.iter_unpack(unseal(offsets, OFFSET_ENTRY)[0]))
         self._entries.reverse()  # The next one is the last.
+        self._times = _TimesCheck(unseal(times, TIME_ENTRY)[0], self._base_offset)
 
     def _scan(self, findings: Findings, pace: Pace) -> None:
         position, offset = 0, self._base_offset
@@ -106,6 +120,8 @@ class Examination:
             pace(len(data))
             run = verify_run(data, offset, below=_ANY_OFFSET, epochs=self._epochs)
             self._check_index(findings, data[: run.size_bytes], position)
+            if self._times is not None:
+                self._times.note(data[: run.size_bytes])
             position, offset, wanted = position + run.size_bytes, run.next_offset, _CHUNK_BYTES
             if run.damage is None and run.size_bytes:
                 continue
@@ -146,6 +162,46 @@ class Examination:
             [base_offset] = _BASE_OFFSET.unpack_from(sound, at - position)
             if base_offset != self._base_offset + relative_offset:
                 findings.index_is_damaged = True
+
+
+class _TimesCheck:
+    """Compares a time index with the batches of its segment, which are noted in their order."""
+
+    def __init__(self, entries: bytes, base_offset: int) -> None:
+        self._left = [TimeEntry(*entry) for entry in TIME_ENTRY.iter_unpack(entries)]
+        self._last = self._left[-1] if self._left else None
+        self._left.reverse()  # The next one is the last.
+        self._base_offset = base_offset
+        self._largest: TimeEntry | None = None
+        self._noted_bytes = 0
+        self._is_sound = True
+
+    def note(self, batches: bytes) -> None:
+        """Sound batches, those that come next."""
+        at = 0
+        while at < len(batches):
+            base_offset, length, timestamp_ms, record_count = _TIMED.unpack_from(batches, at)
+            at += _LENGTH_END + length
+            if record_count and (
+                self._largest is None or timestamp_ms > self._largest.timestamp_ms
+            ):
+                self._largest = TimeEntry(timestamp_ms, base_offset - self._base_offset)
+                self._compare(self._largest)
+        self._noted_bytes += len(batches)
+
+    def _compare(self, largest: TimeEntry) -> None:
+        """Every entry is one of the batches that are later than all before them; not all are."""
+        while self._left and self._left[-1].relative_offset <= largest.relative_offset:
+            self._is_sound &= self._left.pop() == largest
+
+    def holds(self, size_bytes: int) -> bool:
+        """Whether the entries are right, as far as so many bytes of batches were all noted.
+
+        Otherwise some are damaged, and this is looked at again once they are mended.
+        """
+        if self._noted_bytes < size_bytes:
+            return True
+        return self._is_sound and self._last == self._largest
 
 
 def patch_of(log: PartitionLog, segment: Segment, damage: Damage, sound: bytes) -> bytes | None:

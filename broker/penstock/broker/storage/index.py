@@ -4,11 +4,13 @@
 12 (timestamp i64, relative offset u32), big-endian and rising. An offset entry names a batch: its
 base offset and where it begins. A time entry (T, O) says that no record before it is later than T,
 and that the batch with base offset O is the first to have T; the last entry of a closed segment
-holds the segment's largest timestamp.
+holds the segment's largest timestamp. After the entries comes their CRC-32C (u32), which files of
+earlier versions lack: the size tells.
 
 The active segment's index lives in memory and is written when the segment is closed: after a
 crash that segment is read anyway. A closed segment's index stays in its files. Both can be made
-anew from the log, and what they say is checked against the log where it is used.
+anew from the log, and what they say is checked against the log where it is used: whoever gets a
+time entry from here compares it with the batch that it names.
 """
 
 from __future__ import annotations
@@ -22,8 +24,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from crc32c import crc32c
+
 OFFSET_ENTRY: Final = struct.Struct(">II")
 TIME_ENTRY: Final = struct.Struct(">qI")
+_CHECKSUM: Final = struct.Struct(">I")
 RELATIVE_OFFSET_MAX: Final = 2**31 - 1
 
 
@@ -118,21 +123,19 @@ class MemoryIndex:
         out[1::2] = self._positions
         if sys.byteorder == "little":
             out.byteswap()
-        return out.tobytes()
+        return _sealed(out.tobytes())
 
     def encode_times(self) -> bytes:
         """What BASE.timeindex holds."""
-        return b"".join(map(TIME_ENTRY.pack, self._times, self._time_offsets))
+        return _sealed(b"".join(map(TIME_ENTRY.pack, self._times, self._time_offsets)))
 
     @classmethod
     def decode(cls, offsets: bytes, times: bytes) -> MemoryIndex:
         """The index that the two files hold. Raises IndexDamagedError when they can't be that."""
-        if len(offsets) % OFFSET_ENTRY.size or len(times) % TIME_ENTRY.size:
-            raise IndexDamagedError("an index file is cut short")
         index = cls()
-        for relative_offset, position in OFFSET_ENTRY.iter_unpack(offsets):
+        for relative_offset, position in OFFSET_ENTRY.iter_unpack(unseal(offsets, OFFSET_ENTRY)[0]):
             index.add_offset(relative_offset, position)
-        for timestamp_ms, relative_offset in TIME_ENTRY.iter_unpack(times):
+        for timestamp_ms, relative_offset in TIME_ENTRY.iter_unpack(unseal(times, TIME_ENTRY)[0]):
             index._times.append(timestamp_ms)
             index._time_offsets.append(relative_offset)
         if not index.is_rising():
@@ -148,6 +151,17 @@ class MemoryIndex:
             self._time_offsets,
         )
         return all(older < newer for column in columns for older, newer in pairwise(column))
+
+
+class TimesFile(NamedTuple):
+    """What a look at all of a time index file found: its last entry, and whether it has a checksum.
+
+    Without one a bit that flipped, or entries that are gone from the end, can't be told by the file
+    alone.
+    """
+
+    last: TimeEntry | None
+    is_sealed: bool
 
 
 class FileIndex:
@@ -174,6 +188,16 @@ class FileIndex:
         found = _floor(self._times_path, TIME_ENTRY, 1, relative_offset - 1)
         return TimeEntry(*found) if found else None
 
+    def check_times(self) -> TimesFile:
+        """Read all of the time index, and compare its checksum. Raises IndexDamagedError."""
+        try:
+            data = self._times_path.read_bytes()
+        except OSError as error:
+            raise IndexDamagedError(str(error)) from None
+        entries, is_sealed = unseal(data, TIME_ENTRY)
+        last = TimeEntry(*TIME_ENTRY.unpack(entries[-TIME_ENTRY.size :])) if entries else None
+        return TimesFile(last, is_sealed)
+
     def load(self) -> MemoryIndex:
         """Both files in memory, to append to. Raises IndexDamagedError."""
         try:
@@ -184,6 +208,24 @@ class FileIndex:
             raise IndexDamagedError(str(error)) from None
 
 
+def _sealed(entries: bytes) -> bytes:
+    return entries + _CHECKSUM.pack(crc32c(entries))
+
+
+def unseal(data: bytes, entry: struct.Struct) -> tuple[bytes, bool]:
+    """The entries that an index file holds, and whether a checksum vouches for them.
+
+    Raises IndexDamagedError when it is cut short, or fails its checksum.
+    """
+    left = len(data) % entry.size
+    if left == 0:
+        return data, False
+    entries = data[: -_CHECKSUM.size]
+    if left != _CHECKSUM.size or data[-_CHECKSUM.size :] != _CHECKSUM.pack(crc32c(entries)):
+        raise IndexDamagedError("an index file is cut short or fails its checksum")
+    return entries, True
+
+
 def _floor(path: Path, entry: struct.Struct, column: int, wanted: int) -> tuple[int, int] | None:
     """The last entry of the file whose ``column`` is at most ``wanted``."""
     try:
@@ -192,7 +234,7 @@ def _floor(path: Path, entry: struct.Struct, column: int, wanted: int) -> tuple[
         raise IndexDamagedError(str(error)) from None
     try:
         size = os.fstat(fd).st_size
-        if size % entry.size:
+        if size % entry.size not in (0, _CHECKSUM.size):
             raise IndexDamagedError(f"{path} is cut short")
         low, high = 0, size // entry.size
         found: tuple[int, int] | None = None

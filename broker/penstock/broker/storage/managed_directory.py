@@ -115,7 +115,7 @@ class ManagedDirectory:
             self._is_whole = True
             self._find_strays()
             known = state.known()
-            state.begin_run()
+            self._begin_run(state)
             self._note_missing(known.difference(key for _, _, key in found))
             for directory, partition, key in found:
                 self._open_found(directory, partition, key, is_known=key in known)
@@ -123,6 +123,23 @@ class ManagedDirectory:
             self._save_all()
         except (OSError, lmdb.Error) as error:
             raise self.home.fail(error, "opening it") from error
+
+    def _begin_run(self, state: LocalState) -> None:
+        """Where there is no room for that, what is here can be read and stays as it is."""
+        try:
+            state.begin_run()
+        except (OSError, lmdb.Error) as error:
+            if not is_disk_full(error):
+                raise
+            self.home.room.refused(str(error), "noting that the broker has started")
+            self.home.room.wait_until(lambda: state.has_begun)
+
+    def resume(self, log: PartitionLog) -> None:
+        """Do what the start had to leave for want of room, once somebody uses the log."""
+        if log.needs_flush:
+            self.request_flush(log)
+        if self._state is not None and not self._state.has_begun:
+            self._checkpoint_soon()
 
     def _list(self, found: Iterable[tuple[Path, TopicPartition, TopicIdPartition]]) -> None:
         """Know what is here, even if the directory fails before it is opened."""

@@ -230,6 +230,7 @@ class LogManager:
             log = holder.logs[key]
             log.config = config
             log.internal = internal
+            holder.resume(log)
             return log
         for directory in self._directories:
             directory.refuse_stray(TopicPartition(topic, partition), key)

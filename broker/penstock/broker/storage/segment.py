@@ -13,7 +13,6 @@ from penstock.broker.storage.checkpoints import write_atomically
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.disk import Buffer, SharedFile
 from penstock.broker.storage.index import (
-    RELATIVE_OFFSET_MAX,
     FileIndex,
     IndexDamagedError,
     MemoryIndex,
@@ -21,7 +20,7 @@ from penstock.broker.storage.index import (
     TimeEntry,
 )
 from penstock.wire.errors import CorruptRecordError
-from penstock.wire.records import HEADER_BYTES, BatchHeader, parse_header
+from penstock.wire.records import HEADER_BYTES, BatchHeader, parse_header, verify_batch
 
 _IOV_MAX: Final = 1024
 _MENDED_INTERVAL_BYTES: Final = 4096
@@ -61,6 +60,7 @@ class Segment:
         "_file",
         "_home",
         "_name",
+        "_times_are_checked",
         "base_offset",
         "directory",
         "first_timestamp_ms",
@@ -82,6 +82,7 @@ class Segment:
         self._home = home
         self._name = name  # The partition's, for messages.
         self._file: SharedFile | None = None
+        self._times_are_checked = False  # The time index in its file, by its checksum.
         self.directory = directory
         self.base_offset = base_offset
         self.size_bytes = size_bytes
@@ -385,15 +386,62 @@ class Segment:
         NO_TIME when there are batches, but none has a record.
         """
         if self.max_timestamp is None and self.size_bytes:
+            if self.index is not None:
+                return NO_TIME
             try:
-                entry = self.file_index.last_time_below(RELATIVE_OFFSET_MAX + 1)
+                self.max_timestamp = self._largest_in_file()
             except IndexDamagedError:
-                entry = None
-            if entry is None:
                 self.mend_index()
-                entry = self.max_timestamp or NO_TIME
-            self.max_timestamp = entry
+                self.max_timestamp = self.max_timestamp or NO_TIME
         return self.max_timestamp
+
+    def _largest_in_file(self) -> TimeEntry:
+        """The last entry of the time index. Retention deletes by it, so it must not be too small.
+
+        Raises IndexDamagedError when that can't be ruled out.
+        """
+        last, is_sealed = self.file_index.check_times()
+        if last is None:
+            if not is_sealed:
+                raise IndexDamagedError(f"{self.time_index_path} has no entry")
+            return NO_TIME
+        self._check_time(last)
+        if not is_sealed:
+            for header, position in self._walk_from_batch(last):
+                if header.record_count and header.max_timestamp_ms > last.timestamp_ms:
+                    what = f"{self.time_index_path} lacks the batch at byte {position}"
+                    raise IndexDamagedError(what)
+        self._times_are_checked = True
+        return last
+
+    def _check_time(self, entry: TimeEntry) -> None:
+        """Compare an entry with the batch that it names. Raises IndexDamagedError.
+
+        CorruptRecordError when it is that batch which is not what was written: an index made anew
+        from its header would say the same.
+        """
+        placed = self.position_of(self.base_offset + entry.relative_offset)
+        if placed is not None:
+            header = placed.header
+            relative = header.base_offset - self.base_offset
+            if header.record_count and entry == (header.max_timestamp_ms, relative):
+                return
+            try:
+                verify_batch(self.read_at(header.size_bytes, placed.position))
+            except CorruptRecordError as error:
+                raise self.damaged(placed.position, error.message) from None
+        raise IndexDamagedError(f"{self.time_index_path} names a time that is not there")
+
+    def load_index(self) -> MemoryIndex:
+        """Take the index from its files into memory.
+
+        Raises IndexDamagedError, or CorruptRecordError where the log itself is damaged.
+        """
+        largest = self.max_timestamp or self._largest_in_file()
+        if self.index is None:  # Otherwise it was damaged, and has been made anew.
+            self.index = self.file_index.load()
+        self.max_timestamp = None if largest == NO_TIME else largest
+        return self.index
 
     def walk_from_time(self, timestamp_ms: int) -> Iterator[Placed]:
         """The batches from one before which every record is earlier than ``timestamp_ms``."""
@@ -412,9 +460,15 @@ class Segment:
         if self.index is not None:
             return find(self.index)
         try:
-            return find(self.file_index)
+            if not self._times_are_checked:
+                self.file_index.check_times()
+                self._times_are_checked = True
+            entry = find(self.file_index)
+            if entry is not None:
+                self._check_time(entry)
         except IndexDamagedError:
             return find(self.mend_index())
+        return entry
 
     def _walk_from_batch(self, entry: TimeEntry | None) -> Iterator[Placed]:
         relative = entry.relative_offset if entry is not None else 0
@@ -441,14 +495,10 @@ class Segment:
             self.index = self.index.copy()  # A flush may be writing the old one.
             return
         try:
-            index = self.file_index.load()
-            largest = self.largest_timestamp()
+            self.load_index()
         except IndexDamagedError:
             self.rebuild_index(interval_bytes)
             return
-        if self.index is None:
-            self.index = index
-            self.max_timestamp = largest
         self._home.forget(self)
 
     def _refresh_timestamps(self, relative_end: int) -> None:
