@@ -106,7 +106,7 @@ class ControllerLink:
         self._identity = identity
         self._directory = ControllerDirectory(voters, connector)
         self._quorum = QuorumView(self._directory, identity.node_id)
-        self._directory.while_none_is_active(self._quorum.require_founded)
+        self._directory.while_none_is_active(self._quorum)
         self._silence = ControllerSilence(clock_ms)
         self._image = image
         self._acted_index = image.index  # Up to here ``on_change`` has done what it does.
@@ -254,6 +254,7 @@ class ControllerLink:
             lambda answer: _error_of(answer.result),
             timeout_ms=timeout_ms,
             what=f"the command {command.WhichOneof('body')}",
+            gives_up=True,
         )
         return response.result
 
@@ -278,6 +279,7 @@ class ControllerLink:
             lambda answer: answer.error if answer.HasField("error") else None,
             timeout_ms=timeout_ms,
             what="the change of the voters",
+            gives_up=True,
         )
 
     # ------------------------------------------------------------------ metadata
