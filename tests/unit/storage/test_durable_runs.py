@@ -66,7 +66,7 @@ async def write(manager: LogManager, *values: str, partition: int = 0) -> Partit
 async def saved(manager: LogManager) -> None:
     """Wait until what is known of the partitions is in local state."""
     for directory in manager._directories:
-        await eventually(lambda at=directory: at._checkpoint_timer is None)  # type: ignore[misc]
+        await eventually(lambda at=directory: at._saves.timer is None)  # type: ignore[misc]
         done: list[bool] = []
         directory._flusher.run(lambda done=done: done.append(True))  # type: ignore[misc]
         await eventually(lambda done=done: bool(done))  # type: ignore[misc]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import re
@@ -31,6 +30,7 @@ from penstock.broker.storage.flusher import Flusher
 from penstock.broker.storage.local_state import LocalState, PartitionState
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.recovery import SavedState, open_log
+from penstock.broker.storage.saving import Saves, in_next_turn
 from penstock.broker.storage.settings import TopicLogConfig
 from penstock.wire.errors import DataDirectoryError, DiskFullError, PenstockError, StorageError
 from penstock.wire.ids import TopicId, TopicIdPartition, TopicPartition
@@ -43,9 +43,6 @@ _STRAY: Final = re.compile(r".+-(\d+)\.([0-9a-f]{32})(?:\.\d+)?\.stray")
 _NAME_MAX: Final = 180  # Of the topic in a name with a suffix, which has 255 at most.
 _DEFAULTS: Final = TopicLogConfig.of({})
 _log = structlog.get_logger()
-
-_Starts = list[tuple[PartitionLog, Callable[[], bool]]]
-"""Logs whose starts are being saved, and what is to be called when that is done."""
 
 
 class _Unclear(NamedTuple):
@@ -78,12 +75,14 @@ class ManagedDirectory:
         self._on_durable = on_durable
         self._flusher = Flusher(home.path, home.settings, self._flushed)
         self._state: LocalState | None = None
-        self._changed: dict[TopicIdPartition, None] = {}
         self._high_watermarks: dict[TopicIdPartition, int] = {}
-        self._checkpoint_timer: asyncio.Handle | None = None  # Until its save begins.
-        self._saving = False  # A save is under way.
-        self._closing = False
-        self._must_save = False  # The next one waits for it, and is to follow at once.
+        self._saves = Saves(
+            home,
+            note=self._note,
+            write=lambda: self._use_state().write(),
+            run=self._flusher.run,
+            on_durable=on_durable,
+        )
         self._background = BackgroundJobs(f"delete in {home.path}")
         self._doubting = BackgroundJobs(f"doubt the run in {home.path}")  # Waits for no deletion.
         self._clean_stop: RunMark | None = None  # Of the run before, as is the next.
@@ -94,8 +93,8 @@ class ManagedDirectory:
         self.is_listed = False  # Every partition in it is known, open or not.
         home.request_flush = self.request_flush
         home.lower_recovery_point = self._lower_recovery_point
-        home.save_soon = self._save_soon
-        home.run_soon = self._run_soon
+        home.save_soon = self._saves.now
+        home.run_soon = in_next_turn
         home.run_in_background = self._background.run
         home.damage_found = on_damage
 
@@ -153,7 +152,7 @@ class ManagedDirectory:
         if log.needs_flush:
             self.request_flush(log)
         if self._state is not None and not self._state.has_begun:
-            self._checkpoint_soon()
+            self._saves.soon()
 
     def _list(self, found: Iterable[tuple[Path, TopicPartition, TopicIdPartition]]) -> None:
         """Know what is here, even if the directory fails before it is opened."""
@@ -390,54 +389,10 @@ class ManagedDirectory:
     def _changed_since(self, key: TopicIdPartition) -> None:
         if self._state is None:
             return  # Closed: everything was saved.
-        self._changed[key] = None
-        self._checkpoint_soon()
+        self._saves.changed[key] = None
+        self._saves.soon()
 
-    def _checkpoint_soon(self) -> None:
-        if self._checkpoint_timer is None:
-            delay = self.home.settings.checkpoint_interval_ms / 1000
-            loop = asyncio.get_running_loop()
-            self._checkpoint_timer = loop.call_later(delay, self._checkpoint)
-
-    def _save_soon(self, log: PartitionLog) -> None:
-        """Save what changed of the log as soon as no other save is under way."""
-        if self._state is None:
-            return  # Closed: everything was saved.
-        self._changed[log.key] = None
-        if self._must_save:
-            return
-        if self._checkpoint_timer is not None:
-            self._checkpoint_timer.cancel()
-        # What else this turn of the loop changes is in the same save.
-        self._checkpoint_timer = asyncio.get_running_loop().call_soon(self._checkpoint)
-
-    def _run_soon(self, job: Callable[[], None]) -> None:
-        def run() -> None:
-            with contextlib.suppress(StorageError):  # The directory has failed; everybody knows.
-                job()
-
-        with contextlib.suppress(RuntimeError):  # No loop: it stops. The next start does it.
-            asyncio.get_running_loop().call_soon(run)
-
-    def _checkpoint(self) -> None:
-        if self._saving:
-            self._must_save = True
-            return
-        self._checkpoint_timer, self._must_save = None, False
-        if self._closing or self.home.failure is not None:
-            return  # Closing saves everything. Failed: nothing is trusted any more.
-        changed, self._changed = self._changed, {}
-        starts: _Starts = []
-        for key in changed:
-            self._note(key)
-            log = self.logs.get(key)
-            if log is not None:
-                starts.append((log, log.start.saving()))
-        loop = asyncio.get_running_loop()
-        self._saving = True
-        self._flusher.run(lambda: self._save(loop, starts))
-
-    def _note(self, key: TopicIdPartition) -> None:
+    def _note(self, key: TopicIdPartition) -> PartitionLog | None:
         log = self.logs.get(key)
         if log is not None:
             self._use_state().put(
@@ -449,43 +404,7 @@ class ManagedDirectory:
                     log.cleaned_offset,
                 ),
             )
-
-    def _save(self, loop: asyncio.AbstractEventLoop, starts: _Starts) -> None:
-        """In the flusher's thread."""
-        failure: Exception | None = None
-        try:
-            self._use_state().write()
-        except (OSError, lmdb.Error) as error:
-            failure = error
-        with contextlib.suppress(RuntimeError):  # The loop has ended.
-            loop.call_soon_threadsafe(self._end_save, starts, failure)
-
-    def _end_save(self, starts: _Starts, failure: Exception | None) -> None:
-        self._saving = False
-        if self._closing:
-            return
-        if failure is None:
-            self._saved(starts)
-        else:
-            self._not_saved(starts, failure)
-        if self._must_save:
-            self._checkpoint()
-
-    def _saved(self, starts: _Starts) -> None:
-        for log, saved in starts:
-            if log.is_closed or not saved():
-                continue
-            with contextlib.suppress(StorageError):  # The directory has failed; everybody knows.
-                log.delete_old_segments()
-            self._on_durable(log)
-
-    def _not_saved(self, starts: _Starts, error: Exception) -> None:
-        """What is saved lags, which a start allows for. For want of room it is tried again."""
-        self.home.translate(error, "saving local state")
-        if self.home.failure is None:
-            for log, _ in starts:
-                self._changed[log.key] = None
-            self._checkpoint_soon()
+        return log
 
     def _save_all(self) -> None:
         """At the start. For want of room it is left to the first checkpoint."""
@@ -552,7 +471,7 @@ class ManagedDirectory:
         else:
             directory, _ = self.unopened.pop(key)
         self._high_watermarks.pop(key, None)
-        self._changed.pop(key, None)
+        self._saves.changed.pop(key, None)
         target = self._free_name(directory, key, suffix)
         try:
             directory.rename(target)
@@ -565,7 +484,7 @@ class ManagedDirectory:
         except OSError as error:
             raise self.home.fail(error, f"renaming {directory} to {target.name}") from error
         self._use_state().remove([key])
-        self._checkpoint_soon()  # What is known and not there counts as lost after a crash.
+        self._saves.soon()  # What is known and not there counts as lost after a crash.
         return target
 
     def _free_name(self, directory: Path, key: TopicIdPartition, suffix: str) -> Path:
@@ -578,7 +497,7 @@ class ManagedDirectory:
 
     def close(self, stop: RunMark | None) -> None:
         """Flush and close everything, with the mark ``stop`` if all of it went well."""
-        self._closing = True
+        self._saves.stop()
         self._flusher.stop()
         clean = self._close_logs()
         self._background.wait()
