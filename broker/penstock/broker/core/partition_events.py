@@ -219,6 +219,11 @@ class Pushed:
     diverging: EpochEnd | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class CopyAnew:
+    """The own log is damaged, and can't be mended where it lies: drop it, and copy it anew."""
+
+
 Event = (
     PartitionChanged
     | MinIsrChanged
@@ -231,6 +236,7 @@ Event = (
     | ProposalAnswered
     | Tick
     | Pushed
+    | CopyAnew
 )
 
 

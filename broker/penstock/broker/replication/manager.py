@@ -10,7 +10,7 @@ import structlog
 
 from penstock.broker.core.catch_up import UNLIMITED, CatchUpBudget
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage
-from penstock.broker.core.partition_events import IsrChanged, OutOfSync, Role, Tick
+from penstock.broker.core.partition_events import CopyAnew, IsrChanged, OutOfSync, Role, Tick
 from penstock.broker.core.ports import AppendInfo, Log
 from penstock.broker.replication.answers import Refusals, not_enough_replicas
 from penstock.broker.replication.deadlines import Deadlines
@@ -193,7 +193,7 @@ class ReplicaManager:
         self._reporter.set_damaged(key, reason)
 
     def set_sound(self, key: TopicIdPartition) -> None:
-        """The log was mended, or can't be: it may be in sync again."""
+        """The log was mended, or is here no more: it may be in sync again."""
         self._reporter.set_sound(key)
 
     def may_mend(self, key: TopicIdPartition) -> bool:
@@ -205,6 +205,17 @@ class ReplicaManager:
             and self.node_id not in record.isr
             and record.leader not in (-1, self.node_id)
         )
+
+    def copy_anew(self, key: TopicIdPartition) -> bool:
+        """Drop what the log holds, and have the leader send it again, if ``may_mend`` allows it.
+
+        False when nothing was dropped.
+        """
+        partition = self._hosting.get(key)
+        if partition is None or not self.may_mend(key):
+            return False
+        partition.handle(CopyAnew())
+        return partition.log.log_end_offset == partition.log.log_start_offset
 
     @property
     def offline_count(self) -> int:

@@ -72,6 +72,7 @@ class PartitionLog:
         self.opened_clean = opened_clean  # The files were as a clean stop leaves them.
         self.dropped_records = dropped_records  # Segments with records, behind a hole.
         self.cleaned_offset = min(cleaned_offset, end_offset)  # Below it no key is there twice.
+        self.rewrites = 0  # Counts cuts, and batches that were mended in their place.
         self._files = files
         self.start = start
         self._end = end_offset
@@ -483,6 +484,7 @@ class PartitionLog:
         Raises DiskFullError when that can't be noted; nothing has changed then.
         """
         self.home.lower_recovery_point(self.key, end)
+        self.rewrites += 1
         self._as_opened = False
         self.cleaned_offset = min(self.cleaned_offset, end)
         self._flushing.cut(end)

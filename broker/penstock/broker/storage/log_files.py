@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.broker.core.epoch_history import EpochHistory
+from penstock.broker.storage.checkpoints import snapshots
 from penstock.broker.storage.cleaner.swapping import (
     SwapFiles,
     finish,
@@ -338,7 +339,12 @@ class LogFiles:
         self._bases[first : first + len(old)] = [cleaned.base_offset]
         self._positions.clear()
         self._swapped = True
-        return retired
+        # What the producers had written when the old segments ended is no place to begin at now.
+        return retired + [
+            path
+            for taken_at, path in snapshots(self.directory)
+            if files.base_offset < taken_at < files.end_offset
+        ]
 
     def end_swap(self, files: SwapFiles) -> None:
         """Step 4 is over: no start will find the swap file."""
