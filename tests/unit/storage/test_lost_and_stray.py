@@ -274,3 +274,41 @@ async def test_a_flush_of_a_deleted_log_writes_nothing_into_the_next_one(
     [found] = open_logs(tmp_path).logs()
     assert (found.key.topic_id, values_of(found), found.last_epoch) == (TWO, ["new"], 0)
     assert found.producers.entry(7) is None
+
+
+# --- in the way ----------------------------------------------------------------------------------
+
+
+async def test_what_is_in_the_way_of_a_new_log_is_left_as_it_is(
+    open_logs: Open, tmp_path: Path
+) -> None:
+    manager = open_logs(tmp_path)
+    manager.get_or_create("t", 0, ONE, {})
+    kept = tmp_path / f"t-0.{TWO.hex()}" / "00000000000000000000.log"
+    kept.parent.mkdir()
+    kept.write_bytes(b"records")
+    with pytest.raises(StorageError, match=str(kept.parent)):
+        manager.get_or_create("t", 0, TWO, {})
+    assert kept.read_bytes() == b"records"
+    assert not manager.failed_directories
+    shutil.rmtree(kept.parent)
+    assert manager.get_or_create("t", 0, TWO, {}).directory == kept.parent
+
+
+async def test_what_somebody_made_in_the_same_moment_is_left_as_it_is(
+    open_logs: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = open_logs(tmp_path)
+    kept = tmp_path / "t-0" / "records"
+    mkdir = Path.mkdir
+
+    def late(path: Path) -> None:
+        if path == kept.parent:
+            mkdir(path)
+            kept.write_bytes(b"records")
+        mkdir(path)
+
+    monkeypatch.setattr(Path, "mkdir", late)
+    with pytest.raises(StorageError):
+        manager.get_or_create("t", 0, ONE, {})
+    assert kept.read_bytes() == b"records"

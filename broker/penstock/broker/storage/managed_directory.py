@@ -345,14 +345,22 @@ class ManagedDirectory:
         # it is under way, which writes files by their paths.
         if directory.exists() or self._is_busy_in(directory):
             directory = self.path / f"{partition}.{key.topic_id.hex()}"
+        if directory.exists():
+            raise StorageError(
+                f"there is no place for the log of {partition}: {directory} is there already, and "
+                "holds no log of it that could be opened; look what it has, and move it away"
+            )
         try:
             self._use_state().forget(key)
             directory.mkdir()
+        except (OSError, lmdb.Error) as error:
+            raise self.home.translate(error, f"making {directory}") from error
+        try:
             metadata = encode_metadata(PartitionMetadata(key.topic_id, self._cluster_id))
             write_atomically(self.home.disk, directory / METADATA_FILE, metadata)
             self.home.disk.sync_directory(self.path)
             return self._open_log(directory, partition, key, config, clean=False)
-        except (OSError, lmdb.Error) as error:
+        except OSError as error:
             shutil.rmtree(directory, ignore_errors=True)
             raise self.home.translate(error, f"making {directory}") from error
         except DiskFullError:
