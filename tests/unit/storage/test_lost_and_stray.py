@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.broker.core.epoch_history import EpochEntry
+from penstock.broker.storage.checkpoints import EPOCHS_FILE, encode_epochs
 from penstock.broker.storage.disk import Disk
 from penstock.broker.storage.manager import LogManager
 from penstock.broker.storage.settings import LogSettings
@@ -127,11 +129,24 @@ async def test_a_log_without_its_last_segment_stays_shut(open_logs: Open, tmp_pa
     assert [log.name for log in manager.logs()] == ["t-0"]
 
 
-async def test_a_stop_is_not_clean_once_a_first_segment_is_gone(
-    open_logs: Open, tmp_path: Path
-) -> None:
+async def test_a_log_without_its_first_segment_stays_shut(open_logs: Open, tmp_path: Path) -> None:
+    """Once it leads all the others would delete what it does not have."""
     fill(open_logs(tmp_path))
     segments(tmp_path / "t-1")[0].unlink()
+    manager = open_logs(tmp_path)
+    assert manager.previous_broker_epoch() == -1
+    assert [log.name for log in manager.logs()] == ["t-0"]
+    with pytest.raises(StorageError, match="begins at offset 1, but was on the disk from 0 on"):
+        manager.get_or_create("t", 1, ONE, {})
+
+
+async def test_a_start_that_only_the_epochs_tell_of_is_believed(
+    open_logs: Open, tmp_path: Path
+) -> None:
+    """As versions left it that deleted first and noted the new start later."""
+    fill(open_logs(tmp_path))
+    segments(tmp_path / "t-1")[0].unlink()
+    (tmp_path / "t-1" / EPOCHS_FILE).write_bytes(encode_epochs([EpochEntry(0, 1)]))
     manager = open_logs(tmp_path)
     assert manager.previous_broker_epoch() == -1
     found = manager.get(TopicIdPartition(ONE, 1))

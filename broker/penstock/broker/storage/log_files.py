@@ -161,6 +161,11 @@ class LogFiles:
         self.segments.append(segment)
         self._bases.append(segment.base_offset)
 
+    def end_of(self, segment: Segment, log_end_offset: int) -> int:
+        """Where a segment has to end: where the next one begins."""
+        at = self.segments.index(segment) + 1
+        return self.segments[at].base_offset if at < len(self.segments) else log_end_offset
+
     # --- finding ---------------------------------------------------------------------------------
 
     def segment_of(self, offset: int) -> Segment:

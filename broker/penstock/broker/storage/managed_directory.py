@@ -252,7 +252,7 @@ class ManagedDirectory:
         self.unopened.pop(key, None)
         # One that nothing is known of with records in it may be older than the run: put back.
         as_left = log.opened_clean if stopped else is_known or not log.log_end_offset
-        self._is_whole = self._is_whole and as_left and not log.dropped_records
+        self._is_whole = self._is_whole and as_left and not (log.dropped_records or log.holes)
 
     def as_found(self) -> FoundDirectory:
         """What the start found of the run before."""
