@@ -29,6 +29,7 @@ from penstock.broker.replication.ports import (
     LeadershipListener,
     LogStore,
     ReportReplicas,
+    Step,
     StreamOpener,
 )
 from penstock.broker.replication.purgatory import OffsetWaiters
@@ -145,9 +146,10 @@ class ReplicaManager:
 
     # --- What happens to this broker ----------------------------------------------------------
 
-    def on_metadata(self, change: ImageChange) -> Iterator[None]:
+    def on_metadata(self, change: ImageChange) -> Iterator[Step]:
         """Act on what has just been applied to the image, a step each time that the next is asked
         for; a step is all that happens to one partition. The image must not change in between.
+        What a step yields should be awaited: it spares the next ones waiting for the disk.
 
         Nothing is hosted before the image has reached this process' registration: an older one may
         still name an earlier process of this node as leader, whose log was longer than what this
@@ -163,7 +165,7 @@ class ReplicaManager:
         self._reporter.compare_all()
         self._links.metadata_changed()
 
-    def catch_up(self) -> Iterator[None]:
+    def catch_up(self) -> Iterator[Step]:
         """Host what the image has if it reached the registration before that was known, in steps as
         those of :meth:`on_metadata`, and never between them.
         """

@@ -201,6 +201,18 @@ class LogFiles:
                     return
                 yield segment, placed
 
+    def size_between(self, offset: int, end: int) -> int:
+        """The size of the batches that hold offsets from ``offset`` to below ``end``."""
+        *whole, last = self.segments_between(offset, end)
+        before = sum(segment.size_bytes for segment in whole)
+        first = whole[0] if whole else last
+        return before + _position(last, end) - _position(first, offset)
+
+    def segments_between(self, offset: int, end: int) -> list[Segment]:
+        """The segments from that of ``offset`` to that of ``end``, at least one."""
+        first, last = self.segment_of(offset), self.segment_of(end)
+        return self.segments[self.segments.index(first) : self.segments.index(last) + 1]
+
     # --- cutting ---------------------------------------------------------------------------------
 
     def truncate(self, offset: int, interval_bytes: int) -> int:
@@ -415,6 +427,11 @@ class LogFiles:
         """Close every descriptor."""
         for segment in self.segments:
             segment.close_file()
+
+
+def _position(segment: Segment, offset: int) -> int:
+    placed = segment.position_of(offset)
+    return segment.size_bytes if placed is None else placed.position
 
 
 def deletion(paths: Sequence[Path]) -> Callable[[], None]:
