@@ -195,6 +195,7 @@ class Broker:
         )
         self._undo.append(self._repairs.stop)
         self._metrics.watch_damage(lambda: self._repairs.damaged_count if self._repairs else 0)
+        tell_of_holes(self._logs, self._repairs.found)
         scrubber = Scrubber(
             config.log_directories,
             self._logs,
@@ -472,6 +473,13 @@ class Broker:
 
     async def _close_logs(self) -> None:
         await asyncio.to_thread(self._logs.close)
+
+
+def tell_of_holes(logs: LogManager, found: Callable[[PartitionLog, int], None]) -> None:
+    """Have what is missing in the logs copied from other replicas, as it was seen at the start."""
+    for partition_log in logs.logs():
+        for offset in partition_log.holes:
+            found(partition_log, offset)
 
 
 def report_unopened(logs: LogManager) -> None:

@@ -252,6 +252,9 @@ class Repairs:
                     await moved.wait()
 
     async def _mend(self, log: PartitionLog, segment: Segment, damage: Damage) -> None:
+        if damage.is_hole:
+            await self._copy_anew(log, "there is no place for what is missing between two segments")
+            return
         try:
             sound = await self._read_from_leader(log.key, damage.offset)
         except CorruptRecordError as error:
@@ -267,7 +270,9 @@ class Repairs:
             return  # It is looked at again.
         patch = patch_of(log, segment, damage, sound)
         if patch is None:
-            await self._copy_anew(log)
+            await self._copy_anew(
+                log, "the leader's batches do not fit in the place of the damaged ones"
+            )
             return
         sync = mend(log, segment, damage, patch)
         try:
@@ -284,10 +289,10 @@ class Repairs:
             bytes=len(patch),
         )
 
-    async def _copy_anew(self, log: PartitionLog) -> None:
+    async def _copy_anew(self, log: PartitionLog, reason: str) -> None:
         """Have all of the log sent again, as far as it went; returns when that is done."""
         key = log.key
-        end_offset = await self._end_of_what_the_leader_has(log)
+        end_offset = await self._end_of_what_the_leader_has(log, reason)
         leader = self._leader_of(key)
         if not self._replicas.copy_anew(key):
             raise NetworkError("it can't be copied anew now: it is in sync, leads or has no room")
@@ -297,7 +302,7 @@ class Repairs:
             directory=str(log.directory),
             leader=leader[0],
             end_offset=end_offset,
-            reason="the leader's batches do not fit in the place of the damaged ones",
+            reason=reason,
         )
         # Before that the leader may still believe that the log goes as far as it did.
         while log.log_end_offset < end_offset and self._leader_of(key) == leader:
@@ -309,7 +314,7 @@ class Repairs:
             self._count_mended()
         logger.info("damaged log was copied anew", partition=log.name)
 
-    async def _end_of_what_the_leader_has(self, log: PartitionLog) -> int:
+    async def _end_of_what_the_leader_has(self, log: PartitionLog, reason: str) -> int:
         """Read everything that is here at the leader, where it must be sound; up to where it is.
 
         What is sound here may be all there is of it: nothing is dropped that the leader has not.
@@ -320,8 +325,8 @@ class Repairs:
                 records = await self._read_from_leader(log.key, offset)
             except CorruptRecordError as error:
                 raise CannotBeMendedError(
-                    "the leader's batches do not fit in the place of the damaged ones, and its log "
-                    f"is damaged as well, so that this one is not copied anew: {error.message}"
+                    f"{reason}, and the leader's log is damaged as well, so that this one is not "
+                    f"copied anew: {error.message}"
                 ) from None
             if not records:
                 return offset

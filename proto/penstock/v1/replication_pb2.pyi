@@ -142,7 +142,7 @@ class FollowerPosition(google.protobuf.message.Message):
     last_epoch: builtins.int
     """The leader epoch of the follower's last record, or -1 for an empty log."""
     log_start_offset: builtins.int
-    """The follower's log start offset."""
+    """The follower's log start offset (durable)."""
     @property
     def partition(self) -> global___ReplicaPartition:
         """Which partition."""
@@ -170,7 +170,7 @@ class FollowerAck(google.protobuf.message.Message):
     SEQUENCE_FIELD_NUMBER: builtins.int
     PARTITIONS_FIELD_NUMBER: builtins.int
     sequence: builtins.int
-    """The push's sequence number."""
+    """The push's sequence number. 0 answers no push: a log start has become durable since its push."""
     @property
     def partitions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___FollowerAckPartition]:
         """Where the follower's log stands now, for each partition of the push."""
@@ -200,7 +200,7 @@ class FollowerAckPartition(google.protobuf.message.Message):
     log_end_offset: builtins.int
     """The follower's log end offset (durable)."""
     log_start_offset: builtins.int
-    """The follower's log start offset."""
+    """The follower's log start offset (durable)."""
     @property
     def partition(self) -> global___ReplicaPartition:
         """Which partition."""

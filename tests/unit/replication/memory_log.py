@@ -35,6 +35,8 @@ class MemoryLog:
         self.log_start_offset = 0
         self.log_end_offset = 0
         self.durable_offset = 0
+        self.durable_start_offset = 0
+        self.holds_start = False  # Its start does not become durable.
         self.broken = False
         self.cold: list[Callable[[], None]] = []  # Jobs that reads are to wait for.
         self.full = False
@@ -118,10 +120,13 @@ class MemoryLog:
         self.batches = []
         self.epochs.clear()
         self.log_start_offset = self.log_end_offset = self.durable_offset = offset
+        self.durable_start_offset = offset
 
     def advance_log_start(self, offset: int) -> None:
         self._check()
         self.log_start_offset = max(self.log_start_offset, offset)
+        if not self.holds_start:
+            self.durable_start_offset = self.log_start_offset
         self.epochs.truncate_from_start(self.log_start_offset)
 
     def assign_epoch(self, leader_epoch: int) -> None:

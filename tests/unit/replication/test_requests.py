@@ -427,3 +427,21 @@ async def test_coordinators_read_to_the_end_and_wait_until_it_is_committed() -> 
             await deposed
         with pytest.raises(NotLeaderError):
             manager.read_log(TOPIC, 0, 0, 1000, to_end=True)
+
+
+@pytest.mark.parametrize("late", [1, 3])
+async def test_records_count_as_deleted_once_no_power_cut_brings_them_back(late: int) -> None:
+    async with running() as brokers:
+        brokers.create_topic()
+        for value in (b"a", b"b", b"c"):
+            await brokers[1].append(value)
+        log = brokers[late].log()
+        log.holds_start = True
+        timed_out = (-1, ErrorCode.REQUEST_TIMED_OUT)
+        assert await delete(brokers[1], 2, timeout_ms=100) == timed_out
+        assert [brokers[n].log().log_start_offset for n in (1, 2, 3)] == [2, 2, 2]
+        deleting = asyncio.create_task(delete(brokers[1], 2))
+        await eventually(lambda: bool(brokers[1].partition().log_start_waiters))
+        log.durable_start_offset = 2
+        brokers[late].logs.on_durable(log)
+        assert await deleting == (2, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -233,3 +234,51 @@ def test_the_segment_that_is_appended_to_is_looked_at_as_far_as_it_went(tmp_path
     assert patch is not None
     mend(log, active, damage, patch)()
     assert damages(log, active) == []
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_a_segment_that_ends_before_the_next_one_begins_has_a_hole(
+    tmp_path: Path, left: int
+) -> None:
+    log = filled(tmp_path)
+    first, second = log.files.segments[:2]
+    offsets = [placed.header.base_offset for placed in first.walk(0, 0)]
+    cut(log, first, offsets[left])
+    [damage] = damages(log, first)
+    assert damage.offset == offsets[left]
+    assert damage.is_hole
+    missing = f"offsets {offsets[left]} to {second.base_offset - 1} are missing"
+    assert missing in damage.what
+    assert damages(log, second) == []
+
+
+def cut(log: PartitionLog, segment: Segment, offset: int) -> None:
+    """Cut a closed segment before a batch, as nobody should."""
+    placed = segment.position_of(offset)
+    assert placed is not None
+    os.truncate(segment.path, placed.position)
+    segment.size_bytes = placed.position
+
+
+def test_what_is_missing_below_the_logs_start_is_no_hole(tmp_path: Path) -> None:
+    log = filled(tmp_path)
+    first, second = log.files.segments[:2]
+    *_, last = first.walk(0, 0)
+    cut(log, first, last.header.base_offset)
+    log.advance_log_start(second.base_offset - 1)
+    [damage] = damages(log, first)
+    assert damage.offset == second.base_offset - 1
+    log.home.save_soon = lambda _: None  # It is still there.
+    log.advance_log_start(second.base_offset)
+    assert damages(log, first) == []
+
+
+def test_segments_that_overlap_do_not_meet_either(tmp_path: Path) -> None:
+    log = filled(tmp_path)
+    first, second = log.files.segments[:2]
+    with first.path.open("ab") as file:
+        file.write(batch("again", base_offset=second.base_offset, leader_epoch=3))
+    first.size_bytes = first.path.stat().st_size
+    [damage] = damages(log, first)
+    assert (damage.is_hole, damage.offset) == (True, second.base_offset - 1)
+    assert log.files.segment_of(damage.offset) is first

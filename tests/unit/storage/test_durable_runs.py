@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.broker.broker import tell_of_holes
 from penstock.broker.core.last_run import FoundDirectory, RunMark, epoch_to_report
 from penstock.broker.storage.disk import Disk
 from penstock.broker.storage.log import PartitionLog
@@ -66,7 +67,7 @@ async def write(manager: LogManager, *values: str, partition: int = 0) -> Partit
 async def saved(manager: LogManager) -> None:
     """Wait until what is known of the partitions is in local state."""
     for directory in manager._directories:
-        await eventually(lambda at=directory: at._checkpoint_timer is None)  # type: ignore[misc]
+        await eventually(lambda at=directory: at._saves.timer is None)  # type: ignore[misc]
         done: list[bool] = []
         directory._flusher.run(lambda done=done: done.append(True))  # type: ignore[misc]
         await eventually(lambda done=done: bool(done))  # type: ignore[misc]
@@ -100,6 +101,42 @@ async def test_a_torn_tail_was_acknowledged_by_nobody(open_logs: Open, tmp_path:
     manager = open_logs(tmp_path / "a")
     assert manager.previous_broker_epoch() == 17
     assert [values_of(log) for log in manager.logs()] == [["x"]]
+
+
+@pytest.mark.parametrize("clean", [False, True])
+async def test_a_log_with_a_hole_lost_something(
+    open_logs: Open, tmp_path: Path, clean: bool
+) -> None:
+    manager = open_logs(tmp_path / "a")
+    manager.record_broker_epoch(17)
+    log = await write(manager, "x")
+    for value in "yz":
+        log.roll()
+        await write(manager, value)
+    if clean:
+        manager.close()
+    else:
+        crash(manager, tmp_path / "a")
+    (log.directory / "00000000000000000001.log").unlink()
+    manager = open_logs(tmp_path / "a")
+    assert manager.previous_broker_epoch() == -1
+    told: list[tuple[str, int]] = []
+    tell_of_holes(manager, lambda log, offset: told.append((log.name, offset)))
+    assert told == [("t-0", 1)]  # Which has it copied from another replica.
+
+
+@pytest.mark.parametrize("behind_a_hole", [b"", batch("x")])
+async def test_records_dropped_behind_a_hole_may_have_been_acknowledged(
+    open_logs: Open, tmp_path: Path, behind_a_hole: bytes
+) -> None:
+    manager = open_logs(tmp_path / "a")
+    manager.record_broker_epoch(17)
+    log = await write(manager, "x")
+    crash(manager, tmp_path / "a")
+    (log.directory / "00000000000000000005.log").write_bytes(behind_a_hole)
+    manager = open_logs(tmp_path / "a")
+    assert [values_of(log) for log in manager.logs()] == [["x"]]
+    assert manager.previous_broker_epoch() == (-1 if behind_a_hole else 17)
 
 
 @pytest.mark.parametrize("policy", WAITS_NOT)

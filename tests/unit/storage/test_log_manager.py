@@ -276,7 +276,7 @@ async def test_state_is_saved_before_long_without_a_stop(kit: Kit) -> None:
     directory = manager._directories[0]
     await eventually(lambda: directory._use_state().get(log.key).high_watermark == 3)
     await eventually(lambda: not directory._use_state()._changed)
-    await eventually(lambda: directory._checkpoint_timer is None)
+    await eventually(lambda: directory._saves.timer is None)
     crash(manager, kit)
     manager = kit.open()
     assert manager.high_watermark(log.key) == 3
@@ -332,7 +332,7 @@ async def test_an_idle_manager_has_no_timers_and_no_work(kit: Kit) -> None:
         log.append_as_leader(batch("a"), 0, now_ms=1)
     await kit.until_durable(*logs)
     directory = manager._directories[0]
-    await eventually(lambda: directory._checkpoint_timer is None and not directory._changed)
+    await eventually(lambda: directory._saves.timer is None and not directory._saves.changed)
     flusher = directory._flusher
     assert (flusher._begins, flusher._under_way, flusher._waiting) == (None, [], {})
     assert not any(log.needs_flush for log in logs)

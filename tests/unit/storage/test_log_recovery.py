@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import random
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
+from structlog.testing import capture_logs
 
 from penstock.broker.core.producer_state import Duplicate, ProducerState
 from penstock.broker.storage.checkpoints import EPOCHS_FILE, newest_snapshot, snapshots
@@ -26,6 +28,7 @@ from tests.unit.storage.storage_kit import (
     open_in,
     read_all,
     records_of,
+    small_config,
     values_of,
 )
 
@@ -168,6 +171,63 @@ def test_a_missing_segment_above_the_recovery_point_ends_the_log_there(tmp_path:
     assert sorted((tmp_path / str(PARTITION)).glob("*.log")) == paths[:1]
 
 
+def broken(tmp_path: Path, how: str) -> tuple[list[Path], SavedState, int]:
+    """A log that was on the disk, with a hole: its files, what is known of it, and where it is."""
+    log = open_in(tmp_path)
+    for _ in range(30):
+        log.append_as_leader(batch("x" * 100), 1, now_ms=1)
+    log.flush()
+    saved = SavedState(log.recovery_point, 0, clean=how.startswith("clean"))
+    first, second = log.files.segments[:2]
+    *_, last = first.walk(0, 0)
+    log.close(save=saved.clean)
+    if how.endswith("missing"):
+        second.path.unlink()
+        hole = second.base_offset
+    else:
+        os.truncate(first.path, last.position)
+        hole = last.header.base_offset
+    return sorted(log.directory.glob("*.log")), saved, hole
+
+
+@pytest.mark.parametrize("how", ["crash, missing", "crash, cut", "clean, missing", "clean, cut"])
+def test_a_hole_below_the_recovery_point_is_told_of_and_never_passed_over(
+    tmp_path: Path, how: str
+) -> None:
+    paths, saved, hole = broken(tmp_path, how)
+    with capture_logs() as lines:
+        log = open_in(tmp_path, saved=saved)
+    assert [line["offset"] for line in lines if line["event"] == "log_has_a_hole"] == [hole]
+    assert log.holes == (hole,)
+    assert sorted(log.directory.glob("*.log")) == paths
+    assert (log.log_start_offset, log.log_end_offset) == (0, 30)
+    below = records_of(log.read(0, 1 << 20, below=EVERYTHING))
+    assert [record.offset for record in below] == list(range(hole))
+    with pytest.raises(CorruptRecordError, match=f"offset {hole} is missing"):
+        log.read(hole, 1 << 20, below=EVERYTHING)
+    assert log.read(29, 1 << 20, below=EVERYTHING)
+
+
+def test_a_log_below_whose_start_something_is_missing_has_no_hole(tmp_path: Path) -> None:
+    _, saved, _ = broken(tmp_path, "crash, missing")
+    log = open_in(tmp_path, saved=saved._replace(log_start_offset=29))
+    assert (log.holes, log.log_start_offset, log.log_end_offset) == ((), 29, 30)
+
+
+def test_nothing_is_dropped_behind_what_no_crash_explains(tmp_path: Path) -> None:
+    log = open_in(tmp_path)
+    for _ in range(30):
+        log.append_as_leader(batch("x" * 100), 1, now_ms=1)
+    log.flush()
+    crash(log)
+    paths = sorted(log.directory.glob("*.log"))
+    point = int(paths[-1].stem)  # The last segment may have been begun since.
+    os.truncate(paths[-2], 0)
+    with pytest.raises(StorageError, match=f"was on the disk up to {point}"):
+        open_in(tmp_path, saved=SavedState(recovery_point=point))
+    assert sorted(log.directory.glob("*.log")) == paths
+
+
 def test_a_missing_segment_below_the_recovery_point_keeps_the_log_shut(tmp_path: Path) -> None:
     log = open_in(tmp_path)
     for _ in range(30):
@@ -297,14 +357,17 @@ def pushes(sizes: Sequence[int]) -> Iterator[bytes]:
 def test_of_what_a_follower_has_on_the_disk_only_the_newest_segment_is_read_again(
     tmp_path: Path,
 ) -> None:
-    log = open_in(tmp_path)
+    config = small_config(segment_bytes=4000)
+    log = open_in(tmp_path, config=config)
     for push in pushes([16] * 20):  # Each of several segments.
         log.append_as_follower(push)
         log.flush()
     crash(log)
     disk = CountingDisk()
-    again = open_in(tmp_path, disk=disk, saved=SavedState(log.recovery_point))
-    assert disk.read_bytes <= 2 * again.files.active.size_bytes
+    again = open_in(tmp_path, config=config, disk=disk, saved=SavedState(log.recovery_point))
+    *closed, active = again.files.segments
+    ends_bytes = 800 * len(closed)  # From the last entry of the index on: where they end.
+    assert disk.read_bytes <= 2 * active.size_bytes + ends_bytes
     assert again.producers == log.producers
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import lmdb
 import pytest
 
+from penstock.broker.core.epoch_history import EpochEntry
+from penstock.broker.storage.checkpoints import EPOCHS_FILE, encode_epochs
 from penstock.broker.storage.disk import Disk
 from penstock.broker.storage.manager import LogManager
 from penstock.broker.storage.settings import LogSettings
@@ -155,11 +157,24 @@ async def test_a_log_without_its_last_segment_stays_shut(open_logs: Open, tmp_pa
     assert [log.name for log in manager.logs()] == ["t-0"]
 
 
-async def test_a_stop_is_not_clean_once_a_first_segment_is_gone(
-    open_logs: Open, tmp_path: Path
-) -> None:
+async def test_a_log_without_its_first_segment_stays_shut(open_logs: Open, tmp_path: Path) -> None:
+    """Once it leads all the others would delete what it does not have."""
     fill(open_logs(tmp_path))
     segments(tmp_path / "t-1")[0].unlink()
+    manager = open_logs(tmp_path)
+    assert manager.previous_broker_epoch() == -1
+    assert [log.name for log in manager.logs()] == ["t-0"]
+    with pytest.raises(StorageError, match="begins at offset 1, but was on the disk from 0 on"):
+        manager.get_or_create("t", 1, ONE, {})
+
+
+async def test_a_start_that_only_the_epochs_tell_of_is_believed(
+    open_logs: Open, tmp_path: Path
+) -> None:
+    """As versions left it that deleted first and noted the new start later."""
+    fill(open_logs(tmp_path))
+    segments(tmp_path / "t-1")[0].unlink()
+    (tmp_path / "t-1" / EPOCHS_FILE).write_bytes(encode_epochs([EpochEntry(0, 1)]))
     manager = open_logs(tmp_path)
     assert manager.previous_broker_epoch() == -1
     found = manager.get(TopicIdPartition(ONE, 1))
@@ -302,3 +317,41 @@ async def test_a_flush_of_a_deleted_log_writes_nothing_into_the_next_one(
     [found] = open_logs(tmp_path).logs()
     assert (found.key.topic_id, values_of(found), found.last_epoch) == (TWO, ["new"], 0)
     assert found.producers.entry(7) is None
+
+
+# --- in the way ----------------------------------------------------------------------------------
+
+
+async def test_what_is_in_the_way_of_a_new_log_is_left_as_it_is(
+    open_logs: Open, tmp_path: Path
+) -> None:
+    manager = open_logs(tmp_path)
+    manager.get_or_create("t", 0, ONE, {})
+    kept = tmp_path / f"t-0.{TWO.hex()}" / "00000000000000000000.log"
+    kept.parent.mkdir()
+    kept.write_bytes(b"records")
+    with pytest.raises(StorageError, match=str(kept.parent)):
+        manager.get_or_create("t", 0, TWO, {})
+    assert kept.read_bytes() == b"records"
+    assert not manager.failed_directories
+    shutil.rmtree(kept.parent)
+    assert manager.get_or_create("t", 0, TWO, {}).directory == kept.parent
+
+
+async def test_what_somebody_made_in_the_same_moment_is_left_as_it_is(
+    open_logs: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = open_logs(tmp_path)
+    kept = tmp_path / "t-0" / "records"
+    mkdir = Path.mkdir
+
+    def late(path: Path) -> None:
+        if path == kept.parent:
+            mkdir(path)
+            kept.write_bytes(b"records")
+        mkdir(path)
+
+    monkeypatch.setattr(Path, "mkdir", late)
+    with pytest.raises(StorageError):
+        manager.get_or_create("t", 0, ONE, {})
+    assert kept.read_bytes() == b"records"

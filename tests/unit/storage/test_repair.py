@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from penstock.broker import repair
 from penstock.broker.core.metadata_image import MetadataImage
 from penstock.broker.repair import Repairs
 from penstock.broker.scrubber import PROGRESS_FILE, Progress, Scrubber
+from penstock.broker.storage.damage import Examination
 from penstock.broker.storage.log import PartitionLog
 from penstock.wire.errors import (
     CorruptRecordError,
@@ -315,6 +317,30 @@ async def test_a_log_that_is_dropped_is_mended_no_more(kit: Kit) -> None:
     kit.on_metadata()
     await kit.until_over()
     assert kit.damaged_count == 0
+
+
+@pytest.mark.parametrize("finder", ["read", "scrubber"])
+async def test_a_log_with_a_hole_is_copied_anew(kit: Kit, finder: str) -> None:
+    segment = kit.log.files.segments[1]
+    *_, last = segment.walk(0, segment.base_offset)
+    os.truncate(segment.path, last.position)
+    segment.size_bytes = last.position
+    with capture_logs() as lines:
+        if finder == "read":
+            with pytest.raises(CorruptRecordError):
+                kit.log.read(last.header.base_offset, 100, below=EVERYTHING)
+        else:
+            kit.found(kit.log, Examination(kit.log, segment).run().damages[0].offset)
+        await kit.until_over()
+    assert read_all(kit.log) == read_all(kit.leader)
+    assert kit.controllers.reports == ["damaged", "dropped", "copied", "sound"]
+    assert kit.counts == {"damaged": 1, "mended": 1}
+    events = [line["event"] for line in lines]
+    assert events == [
+        "damaged batch found",
+        "damaged log is copied anew",
+        "damaged log was copied anew",
+    ]
 
 
 async def test_a_false_alarm_changes_nothing(kit: Kit) -> None:

@@ -59,6 +59,11 @@ class Log(Protocol):
         ...
 
     @property
+    def durable_start_offset(self) -> int:
+        """No crash makes the log begin earlier than here; at most log_start_offset."""
+        ...
+
+    @property
     def log_end_offset(self) -> int:
         """The offset that the next record will get."""
         ...
@@ -130,7 +135,7 @@ class Log(Protocol):
         ...
 
     def advance_log_start(self, offset: int) -> None:
-        """Move log_start_offset up to ``offset`` (never down)."""
+        """Move log_start_offset up to ``offset`` (never down); durable_start_offset follows."""
         ...
 
     def assign_epoch(self, leader_epoch: LeaderEpoch) -> None:

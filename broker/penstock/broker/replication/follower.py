@@ -28,6 +28,7 @@ logger = structlog.get_logger()
 
 _MIN_BACKOFF_S: Final = 0.02
 _MAX_BACKOFF_S: Final = 1.0
+_NO_PUSH: Final = 0  # The sequence of an ack that answers none: they count from 1.
 
 
 @dataclass(slots=True)
@@ -42,11 +43,15 @@ class Following:
 
 @dataclass(frozen=True, slots=True)
 class _Applied:
-    """A push that was appended: durable once the log is durable up to ``end_offset``."""
+    """A push that was appended: durable once the log is durable up to ``end_offset``.
+
+    Or one that moved the log's start: durable once it begins at ``start_offset`` for good.
+    """
 
     partition: Partition
     leader_epoch: int
-    end_offset: int
+    end_offset: int = 0
+    start_offset: int = 0
 
     @property
     def is_current(self) -> bool:
@@ -61,8 +66,10 @@ class _Applied:
     @property
     def is_settled(self) -> bool:
         """Whether it is durable, or no longer a matter of this leadership."""
-        return not self.is_current or self.partition.log.durable_offset >= min(
-            self.end_offset, self.partition.log.log_end_offset
+        log = self.partition.log
+        return not self.is_current or (
+            log.durable_offset >= min(self.end_offset, log.log_end_offset)
+            and log.durable_start_offset >= min(self.start_offset, log.log_start_offset)
         )
 
 
@@ -87,6 +94,7 @@ class LeaderLink:
         self._to_state: dict[TopicIdPartition, None] = {}
         self._stops: list[TopicIdPartition] = []
         self._acks: list[_Ack] = []
+        self._starts: dict[TopicIdPartition, _Applied] = {}  # Not durable yet, told apart.
         self._wake = asyncio.Event()
         self._kick = asyncio.Event()  # Something changed that makes a new attempt worth while.
         self._endpoint: tuple[str, int, int] | None = None  # With the own broker epoch.
@@ -106,6 +114,7 @@ class LeaderLink:
         if following.timer is not None:
             following.timer.cancel()
         self._to_state.pop(key, None)
+        self._starts.pop(key, None)
         self._stops.append(key)
         self._wake.set()
 
@@ -135,7 +144,7 @@ class LeaderLink:
 
     def durable(self) -> None:
         """A log became durable further on."""
-        if self._acks or self._to_state:
+        if self._acks or self._starts or self._to_state:
             self._wake.set()
 
     def metadata_changed(self) -> None:
@@ -210,6 +219,7 @@ class LeaderLink:
         stream = await self._links.open_stream(self.leader_id, host, port, hello)
         try:
             self._acks.clear()
+            self._starts.clear()
             self._stops.clear()
             self._to_state = dict.fromkeys(self.followed)
             self._wake.set()
@@ -241,12 +251,15 @@ class LeaderLink:
 
     def _take_settled(self) -> list[_Ack]:
         """What can be answered now, in any order: a push that is large, or of a slow disk, holds
-        up the answer to no other.
+        up the answer to no other. A log start that was not durable with its push comes by itself.
         """
         settled = [ack for ack in self._acks if ack.is_settled]
         if settled:
             self._acks = [ack for ack in self._acks if ack not in settled]
-        return settled
+        starts = [applied for applied in self._starts.values() if applied.is_settled]
+        for applied in starts:
+            del self._starts[applied.partition.key]
+        return [*settled, _Ack(_NO_PUSH, tuple(starts))] if starts else settled
 
     def _take_positions(self) -> replication_pb2.FollowerPositions:
         positions = replication_pb2.FollowerPositions()
@@ -265,7 +278,7 @@ class LeaderLink:
                 leader_epoch=following.leader_epoch,
                 log_end_offset=log.log_end_offset,
                 last_epoch=log.last_epoch,
-                log_start_offset=log.log_start_offset,
+                log_start_offset=log.durable_start_offset,
             )
             position.partition.topic_id = key.topic_id
             position.partition.partition = key.partition
@@ -288,11 +301,20 @@ class LeaderLink:
                 self.state(key, pause=True)
                 continue
             self._apply(following, push)
+            self._note_start(following)
             if not push.HasField("diverging_epoch"):
                 end_offset = following.partition.log.log_end_offset
                 applied.append(_Applied(following.partition, push.leader_epoch, end_offset))
         self._acks.append(_Ack(response.sequence, tuple(applied)))
         self._wake.set()
+
+    def _note_start(self, following: Following) -> None:
+        """The leader is to hear of a log start that the disk does not have yet once it has it."""
+        log = following.partition.log
+        if log.durable_start_offset < log.log_start_offset:
+            self._starts[following.partition.key] = _Applied(
+                following.partition, following.leader_epoch, start_offset=log.log_start_offset
+            )
 
     def _apply(self, following: Following, push: replication_pb2.ReplicaPush) -> None:
         diverging: EpochEnd | None = None
@@ -332,7 +354,7 @@ def _ack_message(ack: _Ack) -> replication_pb2.ReplicationFetchRequest:
         position = message.ack.partitions.add(
             leader_epoch=entry.leader_epoch,
             log_end_offset=log.durable_offset,
-            log_start_offset=log.log_start_offset,
+            log_start_offset=log.durable_start_offset,
         )
         position.partition.topic_id = entry.partition.key.topic_id
         position.partition.partition = entry.partition.key.partition

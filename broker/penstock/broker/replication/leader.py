@@ -341,7 +341,7 @@ class FollowerStream:
                     now_ms=now_ms,
                 )
             )
-            partition.follower_log_start_moved()
+            partition.log_start_moved()
 
     def _acked(self, ack: replication_pb2.FollowerAck) -> None:
         self._unanswered.answered(ack.sequence)
@@ -364,8 +364,7 @@ class FollowerStream:
                     now_ms=now_ms,
                 )
             )
-            if partition.log_start_waiters:
-                partition.follower_log_start_moved()
+            partition.log_start_moved()
 
     # --- Messages ---------------------------------------------------------------------------
 

@@ -226,10 +226,11 @@ class ReplicaManager:
         return self._reporter.offline_count
 
     def on_durable(self, log: Log) -> None:
-        """``log.durable_offset`` has moved."""
+        """``log.durable_offset`` or ``log.durable_start_offset`` has moved."""
         partition = self._hosting.of_log(log)
         if partition is not None:
             partition.log_moved()
+            partition.log_start_moved()
             self._links.durable(partition.key)
 
     def set_lag_max_ms(self, lag_max_ms: int) -> None:

@@ -154,16 +154,17 @@ async def _delete_before(partition: Partition, before_offset: int, timeout_s: fl
 
 
 def low_watermark(partition: Partition) -> int:
-    """The smallest log start over the in-sync replicas, as far as they have told."""
+    """The smallest durable log start over the in-sync replicas, as far as they have told.
+
+    What was deleted up to there is not seen again, whoever leads after whatever power cut.
+    """
     replica = partition.replica
-    return min(
-        (
-            follower.log_start_offset
-            for node_id, follower in replica.followers().items()
-            if node_id in replica.isr
-        ),
-        default=partition.log.log_start_offset,
+    followers = (
+        follower.log_start_offset
+        for node_id, follower in replica.followers().items()
+        if node_id in replica.isr
     )
+    return min([partition.log.durable_start_offset, *followers])
 
 
 async def _until(partition: Partition, reached: Callable[[], bool], timeout_s: float) -> None:

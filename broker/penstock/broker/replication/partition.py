@@ -205,8 +205,8 @@ class Partition:
         self.durable_waiters.release(log.durable_offset)
         self.handle(LogAdvanced(self._host.clock_ms()))
 
-    def follower_log_start_moved(self) -> None:
-        """A follower's log start may have moved."""
+    def log_start_moved(self) -> None:
+        """The log start, here or of a follower, may be durable further on."""
         for wake in tuple(self.log_start_waiters):
             wake()
 
@@ -376,7 +376,7 @@ class Partition:
                 )
             )
         self._membership_changed()
-        self.follower_log_start_moved()
+        self.log_start_moved()
 
     def _role_changed(self) -> None:
         replica = self.replica
@@ -401,7 +401,7 @@ class Partition:
         for waiters in (self.durable_waiters, self.commit_waiters, self.high_watermark_waiters):
             waiters.fail(lambda: self._host.not_leader(self.key))
         self._wake_fetches()
-        self.follower_log_start_moved()
+        self.log_start_moved()
 
     def _refuse_feeds(self) -> None:
         feeds, self.feeds = self.feeds, {}

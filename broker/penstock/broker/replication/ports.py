@@ -71,7 +71,7 @@ class LogStore(Protocol):
 
     def flush_soon(self, log: Log) -> None:
         """Make what was appended durable as the flush policy says; ReplicaManager.on_durable is
-        called on the event loop once durable_offset has moved.
+        called on the event loop once durable_offset has moved, and when durable_start_offset has.
         """
         ...
 

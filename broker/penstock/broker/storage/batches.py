@@ -11,6 +11,7 @@ from penstock.broker.core.epoch_history import EpochHistory
 from penstock.broker.storage.disk import Buffer
 from penstock.wire.errors import CorruptRecordError
 from penstock.wire.records import HEADER_BYTES, BatchHeader, parse_header
+from penstock.wire.rewriting import is_filler, trimmed_filler
 
 # Base offset, length, leader epoch, magic, CRC, attributes, last offset delta.
 _START: Final = struct.Struct(">qiibIhi")
@@ -97,3 +98,16 @@ def _describe(data: bytes, at: int, expected_offset: int) -> str:
     except CorruptRecordError as error:
         return error.message
     return "the batch header is damaged"
+
+
+def from_offset(data: bytes, offset: int) -> bytes:
+    """Batches of which the first may begin before ``offset``; not if it is there to fill a gap.
+
+    It covers several batches that compaction took away, and a follower that has those, uncleaned,
+    may well end between two of them.
+    """
+    if len(data) >= HEADER_BYTES:
+        header = parse_header(data)
+        if is_filler(header):
+            return trimmed_filler(header, offset) + data[header.size_bytes :]
+    return data

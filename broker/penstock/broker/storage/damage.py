@@ -50,11 +50,15 @@ Pace = Callable[[int], None]
 
 
 class Damage(NamedTuple):
-    """A batch that is not sound: where it should begin, by offset and in the file."""
+    """A batch that is not sound: where it should begin, by offset and in the file.
+
+    Or a hole: what should be between the segment's last batch and the next segment.
+    """
 
     offset: int
     position: int
     what: str
+    is_hole: bool = False
 
 
 @dataclass(slots=True)
@@ -67,6 +71,25 @@ class Findings:
     size_bytes: int = 0
 
 
+class Hole(NamedTuple):
+    """What is wrong where two segments should meet, and an offset that only the first can have."""
+
+    offset: int
+    what: str
+
+
+def hole_between(end: int, following: int, *, start_offset: int) -> Hole | None:
+    """What is wrong where a segment ends at one offset and the next one begins at another."""
+    if end == following or following <= start_offset:
+        return None
+    if end > following:
+        return Hole(
+            following - 1, f"the batches go to offset {end}, but the next begin at {following}"
+        )
+    missing = max(end, start_offset)
+    return Hole(missing, f"the batches of offsets {missing} to {following - 1} are missing")
+
+
 class Examination:
     """A look at one segment as it is now. Made on the log's thread; ``run`` goes in any other."""
 
@@ -76,6 +99,7 @@ class Examination:
         self._file: SharedFile = segment.file.acquire()
         self._size_bytes = segment.size_bytes
         self._base_offset = segment.base_offset
+        self._end_offset = log.files.end_of(segment, log.log_end_offset)
         self._start_offset = log.log_start_offset
         self._epochs = EpochHistory(log.epochs.entries)
         # The index of a segment that is appended to is in memory, and not in its file yet.
@@ -141,6 +165,14 @@ class Examination:
             position, offset = position + header.size_bytes, header.next_offset
             if not self._begins_at(position, offset):
                 return  # Its header is damaged as well, and names a wrong end.
+        if not findings.damages:  # A damaged batch may name a wrong end; that is mended first.
+            self._check_end(findings, position, offset)
+
+    def _check_end(self, findings: Findings, position: int, offset: int) -> None:
+        """Batches follow each other without a gap, from segment to segment too (ADR 7)."""
+        hole = hole_between(offset, self._end_offset, start_offset=self._start_offset)
+        if hole is not None:
+            findings.damages.append(Damage(hole.offset, position, hole.what, is_hole=True))
 
     def _begins_at(self, position: int, offset: int) -> bool:
         if position == self._size_bytes:
@@ -211,6 +243,7 @@ def patch_of(log: PartitionLog, segment: Segment, damage: Damage, sound: bytes) 
     begins at the damaged batch's offset. Raises StorageError.
     """
     size, offset = 0, damage.offset
+    following = log.files.end_of(segment, log.log_end_offset)
     while size < len(sound):
         run = verify_run(sound[size:], offset, below=_ANY_OFFSET, epochs=log.epochs)
         if run.size_bytes == 0:
@@ -221,17 +254,11 @@ def patch_of(log: PartitionLog, segment: Segment, damage: Damage, sound: bytes) 
         if end > segment.size_bytes:
             return None
         if end == segment.size_bytes:
-            return sound[:size] if offset == _end_of(log, segment) else None
+            return sound[:size] if offset == following else None
         begins = segment.read_at(HEADER_BYTES, end)
         if len(begins) >= _BASE_OFFSET.size and _BASE_OFFSET.unpack_from(begins)[0] == offset:
             return sound[:size]
     return None
-
-
-def _end_of(log: PartitionLog, segment: Segment) -> int:
-    segments = log.files.segments
-    at = segments.index(segment)
-    return segments[at + 1].base_offset if at + 1 < len(segments) else log.log_end_offset
 
 
 def mend(log: PartitionLog, segment: Segment, damage: Damage, patch: bytes) -> Callable[[], None]:

@@ -34,6 +34,10 @@ def _flush_on_request(_log: PartitionLog) -> None:
     return None
 
 
+def _keep_no_start(log: PartitionLog) -> None:
+    log.start.saving()()
+
+
 class DataDirectory:
     """One directory of partition directories. Used on one thread, like the logs in it.
 
@@ -43,8 +47,10 @@ class DataDirectory:
 
     A manager puts its own callables in place: ``request_flush`` is called when a log has
     something to flush, ``lower_recovery_point`` must have made the lower value durable when it
-    returns, ``run_in_background`` runs what may take long (deleting files), ``damage_found`` is
-    called when a read came upon a batch that is not sound, with an offset in or near it.
+    returns, ``save_soon`` makes what local state keeps of the log durable, in the background and
+    soon, ``run_in_background`` runs what may take long (deleting files), ``run_soon`` what another
+    turn of the loop is to do, ``damage_found`` is called when a read came upon a batch that is not
+    sound, with an offset in or near it.
     """
 
     def __init__(
@@ -64,6 +70,8 @@ class DataDirectory:
         self.failure: StorageError | None = None
         self.request_flush: Callable[[PartitionLog], None] = _flush_on_request
         self.lower_recovery_point: Callable[[TopicIdPartition, int], None] = _keep_no_point
+        self.save_soon: Callable[[PartitionLog], None] = _keep_no_start
+        self.run_soon: Callable[[Callable[[], None]], None] = _run_now
         self.run_in_background: Callable[[Callable[[], None]], None] = _run_now
         self.damage_found: Callable[[PartitionLog, int], None] = _keep_no_note
         self.cleaning: set[Path] = set()  # The partition directories that the cleaner works in.

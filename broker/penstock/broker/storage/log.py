@@ -9,11 +9,13 @@ from penstock.broker.core.epoch_history import EpochHistory
 from penstock.broker.core.ports import AppendInfo, Buffer, EpochEnd, TimestampedOffset
 from penstock.broker.core.producer_state import ANY_PRODUCER, ProducerState
 from penstock.broker.storage import appends
+from penstock.broker.storage.batches import from_offset
 from penstock.broker.storage.checkpoints import snapshot_path, snapshots
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.flush import FlushTask
-from penstock.broker.storage.log_files import Batch, FileWrite, LogFiles, deletion, index_writes
+from penstock.broker.storage.log_files import Batch, FileWrite, LogFiles, index_writes
 from penstock.broker.storage.log_flushing import LogFlushing
+from penstock.broker.storage.log_start import LogStart
 from penstock.broker.storage.producers import Rewinding, bounded, states_at
 from penstock.broker.storage.settings import FlushPolicy, TopicLogConfig
 from penstock.broker.storage.timestamps import cold_times, first_at_or_after, largest
@@ -25,7 +27,6 @@ from penstock.wire.errors import (
 )
 from penstock.wire.ids import LeaderEpoch, TopicIdPartition, TopicPartition
 from penstock.wire.records import HEADER_BYTES, BatchHeader, parse_header
-from penstock.wire.rewriting import is_filler, trimmed_filler
 
 _EXPIRY_INTERVAL_MS = 600_000
 
@@ -49,10 +50,12 @@ class PartitionLog:
         partition: TopicPartition,
         key: TopicIdPartition,
         config: TopicLogConfig,
-        log_start_offset: int,
+        start: LogStart,
         end_offset: int,
         synced_offset: int,
         opened_clean: bool,
+        dropped_records: bool,
+        holes: Sequence[int],
         epochs: EpochHistory,
         epochs_saved: bool,
         producers: ProducerState,
@@ -64,10 +67,12 @@ class PartitionLog:
         self.config = config
         self.internal = False
         self.opened_clean = opened_clean  # The files were as a clean stop leaves them.
+        self.holes = tuple(holes)  # An offset of each that was found when it was opened.
+        self.dropped_records = dropped_records  # Segments with records, behind a hole.
         self.cleaned_offset = min(cleaned_offset, end_offset)  # Below it no key is there twice.
         self.rewrites = 0  # Counts cuts, and batches that were mended in their place.
         self._files = files
-        self._start = log_start_offset
+        self.start = start
         self._end = end_offset
         self._epochs = epochs
         self._flushing = LogFlushing(
@@ -109,9 +114,18 @@ class PartitionLog:
         return self._files.size_bytes
 
     @property
+    def _start(self) -> int:
+        return self.start.offset
+
+    @property
     def log_start_offset(self) -> int:
         """The first offset that may be read."""
-        return self._start
+        return self.start.offset
+
+    @property
+    def durable_start_offset(self) -> int:
+        """What a crash can't take log_start_offset below."""
+        return self.start.durable_offset
 
     @property
     def log_end_offset(self) -> int:
@@ -343,7 +357,7 @@ class PartitionLog:
             position, base_offset, max_bytes, below=below, min_one=min_one, epochs=self._epochs
         )
         self._files.remember(run.next_offset, segment, run.next_position)
-        return _from_offset(run.data, offset) if base_offset < offset else run.data
+        return from_offset(run.data, offset) if base_offset < offset else run.data
 
     def cold_read(self, offset: int, max_bytes: int) -> Callable[[], None] | None:
         """None when ``read`` finds its data in memory; else what brings it there.
@@ -443,7 +457,8 @@ class PartitionLog:
         except OSError as error:
             raise self.home.fail(error, f"cutting {self.name} at offset {end}") from error
         self._end = end
-        self._start = min(self._start, end)
+        if end < self._start:
+            self.start.restart(end)
         self._epochs.truncate_from_end(end)
         if producers is not None:
             self._producers = producers
@@ -460,10 +475,12 @@ class PartitionLog:
             self._files.reset(offset)
         except OSError as error:
             raise self.home.fail(error, f"dropping what {self.name} holds") from error
-        self._start = self._end = self._flushing.synced_offset = offset
+        self.start.restart(offset)
+        self._end = self._flushing.synced_offset = offset
         self._epochs.clear()
         # What wrote below ``offset`` is not known here, so nobody's first sequence can be judged.
         self._producers.clear(forgotten_up_to=ANY_PRODUCER if offset else -1)
+        self.home.save_soon(self)
         self.home.request_flush(self)
 
     def _begin_cut(self, end: int) -> None:
@@ -482,31 +499,29 @@ class PartitionLog:
         return (placed.header for _, placed in self._files.walk(offset, end))
 
     def advance_log_start(self, offset: int) -> None:
-        """Move log_start_offset up, and delete whole segments below it; see Log.
+        """Move log_start_offset up; see Log. Raises OffsetOutOfRangeError beyond log_end_offset.
 
-        Raises OffsetOutOfRangeError beyond log_end_offset.
+        Whole segments below it are deleted once that is durable.
         """
         self._check()
         if offset <= self._start:
             return
         self._check_range(offset)
-        self._start = offset
+        self.start.offset = offset
         self._as_opened = False
         if self._epochs.truncate_from_start(offset):
             self._flushing.epochs_changed()
-        self._delete_old_segments()
+        self.home.save_soon(self)
+        self.delete_old_segments()
         self.home.request_flush(self)
 
-    def _delete_old_segments(self) -> None:
-        try:
-            doomed = self._files.delete_below(self._start)
-        except OSError as error:
-            raise self.home.fail(error, f"deleting old segments of {self.name}") from error
-        if doomed:
-            first = self._files.segments[0].base_offset
-            old = [path for taken_at, path in snapshots(self.directory) if taken_at < first]
-            # The newest of them is what a rebuild of the first segment starts from.
-            self.home.run_in_background(deletion(doomed + old[1:]))
+    def delete_old_segments(self) -> None:
+        """Delete what lies below durable_start_offset, a few segments at a time.
+
+        Raises StorageError, which fails the directory.
+        """
+        if self._closed is None and self.home.failure is None and self.start.delete_some():
+            self.home.run_soon(self.delete_old_segments)
 
     # --- flushing --------------------------------------------------------------------------------
 
@@ -543,7 +558,7 @@ class PartitionLog:
         synced = self.recovery_point
         if self._closed is not None or not self._flushing.finish(task):
             return False
-        self._delete_old_segments()  # What advance_log_start had to leave.
+        self.delete_old_segments()  # What had to stay as long as the next one could be lost.
         return self.recovery_point > synced and not self._durable_is_end
 
     def flush(self) -> None:
@@ -572,16 +587,3 @@ class PartitionLog:
         finally:
             self._closed = "the log is closed; the broker is stopping or the partition moved away"
             self._files.close()
-
-
-def _from_offset(data: bytes, offset: int) -> bytes:
-    """Batches of which the first may begin before ``offset``; not if it is there to fill a gap.
-
-    It covers several batches that compaction took away, and a follower that has those, uncleaned,
-    may well end between two of them.
-    """
-    if len(data) >= HEADER_BYTES:
-        header = parse_header(data)
-        if is_filler(header):
-            return trimmed_filler(header, offset) + data[header.size_bytes :]
-    return data

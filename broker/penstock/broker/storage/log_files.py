@@ -161,6 +161,11 @@ class LogFiles:
         self.segments.append(segment)
         self._bases.append(segment.base_offset)
 
+    def end_of(self, segment: Segment, log_end_offset: int) -> int:
+        """Where a segment has to end: where the next one begins."""
+        at = self.segments.index(segment) + 1
+        return self.segments[at].base_offset if at < len(self.segments) else log_end_offset
+
     # --- finding ---------------------------------------------------------------------------------
 
     def segment_of(self, offset: int) -> Segment:
@@ -274,25 +279,32 @@ class LogFiles:
         self._unsynced.pop(segment, None)
         self._unsaved_indexes.pop(segment, None)
 
-    def delete_below(self, offset: int) -> list[Path]:
+    def has_below(self, offset: int) -> bool:
+        """Whether a segment ends at or below ``offset`` that may be let go of.
+
+        It stays until a power cut can't take the one after it: a log must not forget where it
+        ended.
+        """
+        segments = self.segments
+        return len(segments) > 1 and segments[1].base_offset <= min(offset, self.named_up_to)
+
+    def delete_below(self, offset: int, *, at_most: int) -> list[Path]:
         """Let go of the segments that end at or below ``offset``; their files, still to be deleted.
 
-        A segment stays until a power cut can't take the one after it: a log must not forget where
-        it ended. The files have other names by then, which a restart ignores.
+        That a log begins there must be durable: see LogStart. The files have other names by then,
+        which a restart ignores.
         """
         paths: list[Path] = []
-        dropped = False
-        offset = min(offset, self.named_up_to)
-        while len(self.segments) > 1 and self.segments[1].base_offset <= offset:
+        for _ in range(at_most):
+            if not self.has_below(offset):
+                break
             oldest = self.segments[0]
             self._drop(oldest)
-            dropped = True
+            self._names_changed = True
+            self._positions.clear()
             for path in oldest.paths():
                 if path.exists():
                     paths += _retired(self._home.disk, path)
-        if dropped:
-            self._names_changed = True
-            self._positions.clear()
         return paths
 
     # --- cleaning --------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import re
@@ -32,6 +31,7 @@ from penstock.broker.storage.local_state import LocalState, PartitionState
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.making import NewDirectories
 from penstock.broker.storage.recovery import SavedState, copy_anew, open_log
+from penstock.broker.storage.saving import Saves, in_next_turn
 from penstock.broker.storage.settings import TopicLogConfig
 from penstock.wire.errors import DataDirectoryError, DiskFullError, PenstockError, StorageError
 from penstock.wire.ids import TopicId, TopicIdPartition, TopicPartition
@@ -77,9 +77,14 @@ class ManagedDirectory:
         self._flusher = Flusher(home.path, home.settings, self._flushed)
         self._state: LocalState | None = None
         self._new = NewDirectories(home)
-        self._changed: dict[TopicIdPartition, None] = {}
         self._high_watermarks: dict[TopicIdPartition, int] = {}
-        self._checkpoint_timer: asyncio.TimerHandle | None = None
+        self._saves = Saves(
+            home,
+            note=self._note,
+            write=lambda: self._use_state().write(),
+            run=self._flusher.run,
+            on_durable=on_durable,
+        )
         self._background = BackgroundJobs(f"delete in {home.path}")
         self._doubting = BackgroundJobs(f"doubt the run in {home.path}")  # Waits for no deletion.
         self._clean_stop: RunMark | None = None  # Of the run before, as is the next.
@@ -90,6 +95,8 @@ class ManagedDirectory:
         self.is_listed = False  # Every partition in it is known, open or not.
         home.request_flush = self.request_flush
         home.lower_recovery_point = self._lower_recovery_point
+        home.save_soon = self._saves.now
+        home.run_soon = in_next_turn
         home.run_in_background = self._background.run
         home.damage_found = on_damage
 
@@ -147,7 +154,7 @@ class ManagedDirectory:
         if log.needs_flush:
             self.request_flush(log)
         if self._state is not None and not self._state.has_begun:
-            self._checkpoint_soon()
+            self._saves.soon()
 
     def _list(self, found: Iterable[tuple[Path, TopicPartition, TopicIdPartition]]) -> None:
         """Know what is here, even if the directory fails before it is opened."""
@@ -247,7 +254,7 @@ class ManagedDirectory:
         self.unopened.pop(key, None)
         # One that nothing is known of with records in it may be older than the run: put back.
         as_left = log.opened_clean if stopped else is_known or not log.log_end_offset
-        self._is_whole = self._is_whole and as_left
+        self._is_whole = self._is_whole and as_left and not (log.dropped_records or log.holes)
 
     def as_found(self) -> FoundDirectory:
         """What the start found of the run before."""
@@ -342,14 +349,22 @@ class ManagedDirectory:
         if made is not None:
             return self._open_log(made, partition, key, config, clean=True)
         directory = self._directory_for(partition, key)
+        if directory.exists():
+            raise StorageError(
+                f"there is no place for the log of {partition}: {directory} is there already, and "
+                "holds no log of it that could be opened; look what it has, and move it away"
+            )
         try:
             self._use_state().forget(key)
             directory.mkdir()
+        except (OSError, lmdb.Error) as error:
+            raise self.home.translate(error, f"making {directory}") from error
+        try:
             metadata = encode_metadata(PartitionMetadata(key.topic_id, self._cluster_id))
             write_atomically(self.home.disk, directory / METADATA_FILE, metadata)
             self.home.disk.sync_directory(self.path)
             return self._open_log(directory, partition, key, config, clean=False)
-        except (OSError, lmdb.Error) as error:
+        except OSError as error:
             shutil.rmtree(directory, ignore_errors=True)
             raise self.home.translate(error, f"making {directory}") from error
         except DiskFullError:
@@ -414,26 +429,10 @@ class ManagedDirectory:
     def _changed_since(self, key: TopicIdPartition) -> None:
         if self._state is None:
             return  # Closed: everything was saved.
-        self._changed[key] = None
-        self._checkpoint_soon()
+        self._saves.changed[key] = None
+        self._saves.soon()
 
-    def _checkpoint_soon(self) -> None:
-        if self._checkpoint_timer is None:
-            delay = self.home.settings.checkpoint_interval_ms / 1000
-            loop = asyncio.get_running_loop()
-            self._checkpoint_timer = loop.call_later(delay, self._checkpoint)
-
-    def _checkpoint(self) -> None:
-        self._checkpoint_timer = None
-        if self._state is None or self.home.failure is not None:
-            return  # Closed: everything was saved. Failed: nothing is trusted any more.
-        changed, self._changed = self._changed, {}
-        for key in changed:
-            self._note(key)
-        loop = asyncio.get_running_loop()
-        self._flusher.run(lambda: self._save(loop))
-
-    def _note(self, key: TopicIdPartition) -> None:
+    def _note(self, key: TopicIdPartition) -> PartitionLog | None:
         log = self.logs.get(key)
         if log is not None:
             self._use_state().put(
@@ -445,31 +444,22 @@ class ManagedDirectory:
                     log.cleaned_offset,
                 ),
             )
-
-    def _save(self, loop: asyncio.AbstractEventLoop) -> None:
-        """In the flusher's thread."""
-        try:
-            self._use_state().write()
-        except (OSError, lmdb.Error) as error:
-            failure = error
-            loop.call_soon_threadsafe(lambda: self._not_saved(failure))
-
-    def _not_saved(self, error: Exception) -> None:
-        """What is saved lags, which a start allows for. For want of room it is tried again."""
-        self.home.translate(error, "saving local state")
-        if self.home.failure is None and self._state is not None:
-            self._checkpoint_soon()
+        return log
 
     def _save_all(self) -> None:
         """At the start. For want of room it is left to the first checkpoint."""
         for key in self.logs:
             self._note(key)
+        starts = [log.start.saving() for log in self.logs.values()]
         try:
             self._use_state().write()
         except (OSError, lmdb.Error) as error:
             if not is_disk_full(error):
                 raise
             self.home.room.refused(str(error), "saving local state")
+            return
+        for saved in starts:
+            saved()
 
     def _lower_recovery_point(self, key: TopicIdPartition, offset: int) -> None:
         try:
@@ -521,7 +511,7 @@ class ManagedDirectory:
         else:
             directory, _ = self.unopened.pop(key)
         self._high_watermarks.pop(key, None)
-        self._changed.pop(key, None)
+        self._saves.changed.pop(key, None)
         target = self._free_name(directory, key, suffix)
         try:
             directory.rename(target)
@@ -534,7 +524,7 @@ class ManagedDirectory:
         except OSError as error:
             raise self.home.fail(error, f"renaming {directory} to {target.name}") from error
         self._use_state().remove([key])
-        self._checkpoint_soon()  # What is known and not there counts as lost after a crash.
+        self._saves.soon()  # What is known and not there counts as lost after a crash.
         return target
 
     def _free_name(self, directory: Path, key: TopicIdPartition, suffix: str) -> Path:
@@ -547,6 +537,7 @@ class ManagedDirectory:
 
     def close(self, stop: RunMark | None) -> None:
         """Flush and close everything, with the mark ``stop`` if all of it went well."""
+        self._saves.stop()
         self._flusher.stop()
         clean = self._close_logs()
         self._background.wait()

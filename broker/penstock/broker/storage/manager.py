@@ -36,11 +36,12 @@ class LogManager:
     But ``open`` and ``close``, which block, may run in another while nothing else is called.
 
     ``on_durable(log)``: durable_offset of the log has advanced (with flush.policy commit only; with
-    the others it is log_end_offset at all times). ``on_directory_failed(path, error)``: every log
-    in the directory raises StorageError from now on, until the process starts anew. It is called
-    in the thread that finds out, also while ``open`` or ``close`` runs. ``failed`` names
-    directories that are known not to be usable, and why. ``on_damage(log, offset)``: a read came
-    upon a batch that is not sound, in the segment of that offset.
+    the others it is log_end_offset at all times), or its durable_start_offset has.
+    ``on_directory_failed(path, error)``: every log in the directory raises StorageError from now
+    on, until the process starts anew. It is called in the thread that finds out, also while
+    ``open`` or ``close`` runs. ``failed`` names directories that are known not to be usable, and
+    why. ``on_damage(log, offset)``: a read came upon a batch that is not sound, in the segment of
+    that offset.
     """
 
     def __init__(

@@ -6,15 +6,18 @@ is kept is written again before it is flushed: a kernel that could not write it 
 the same, so it may be in memory alone, and a flush would find nothing to do and go well.
 
 Below the recovery point nothing is ever cut: damage there is a failing disk, not a crash. A damaged
-batch whose header is whole stays and is refused when it is read; where the chain of headers is
-broken the log does not open, so that the replica is copied anew and not taken for a shorter, sound
-one.
+batch whose header is whole stays and is refused when it is read, and so is what is missing between
+two segments; where the chain of headers is broken in the part that is read, or ends too early, the
+log does not open, so that the replica is copied anew and not taken for a shorter, sound one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
+from bisect import bisect_right
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -32,11 +35,13 @@ from penstock.broker.storage.checkpoints import (
     write_atomically,
 )
 from penstock.broker.storage.cleaner.swapping import finish_swaps
+from penstock.broker.storage.damage import hole_between
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.disk import is_disk_full
 from penstock.broker.storage.index import IndexDamagedError, MemoryIndex
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.log_files import LogFiles
+from penstock.broker.storage.log_start import LogStart
 from penstock.broker.storage.producers import load_producers
 from penstock.broker.storage.segment import Placed, Segment
 from penstock.broker.storage.settings import TopicLogConfig
@@ -69,6 +74,10 @@ class _Opening:
     config: TopicLogConfig
     saved: SavedState
     segments: list[Segment] = field(default_factory=list)
+    deleted: list[Segment] = field(default_factory=list)  # Below the start: to be removed.
+    dropped_records: bool = False
+    unread: int = 0  # So many of the segments were taken as they are.
+    holes: list[int] = field(default_factory=list)  # Offsets in segments that do not meet the next.
     end_offset: int = 0
     epochs: EpochHistory = field(default_factory=EpochHistory)
     unsaved: list[Segment] | None = None  # Those a flush must save the indexes of, if it is due.
@@ -100,6 +109,7 @@ def open_log(
             _recover(opening)
         if opening.end_offset < saved.log_start_offset:
             _start_anew(opening, saved.log_start_offset)
+        _find_holes(opening)
         return _assemble(opening, partition, key, opened_clean=opened_clean)
     except CorruptRecordError as error:
         _close(opening)
@@ -175,7 +185,41 @@ def _find_segments(opening: _Opening) -> bool:
         Segment(opening.home, opening.directory, opening.name, base_offset, size_bytes=size)
         for base_offset, size in sorted(found)
     ]
+    _leave_out_deleted(opening)
+    _check_beginning(opening)
     return False
+
+
+def _leave_out_deleted(opening: _Opening) -> None:
+    """Let go of what lies below the log's start, before anything is made of its gaps.
+
+    A power cut may have brought back any of the names that were being removed, one without the
+    next. They go once the log is open.
+    """
+    bases = [segment.base_offset for segment in opening.segments]
+    gone = max(0, bisect_right(bases, opening.saved.log_start_offset) - 1)
+    opening.deleted, opening.segments = opening.segments[:gone], opening.segments[gone:]
+
+
+def _check_beginning(opening: _Opening) -> None:
+    """Raise CorruptRecordError when the log begins later than it was said to.
+
+    As a follower it would be in sync before long, and as a leader have all the others delete what
+    is missing here.
+    """
+    start, point = opening.saved.log_start_offset, opening.saved.recovery_point
+    first = opening.segments[0].base_offset
+    if point <= start or first <= start:
+        return
+    with contextlib.suppress(CheckpointDamagedError):
+        oldest = read_epochs(opening.directory)[:1]
+        # Earlier versions noted a new start there first.
+        if oldest and first <= oldest[0][1]:
+            return
+    raise CorruptRecordError(
+        f"{opening.name}: the log in {opening.directory} begins at offset {first}, but was on the "
+        f"disk from {start} on"
+    )
 
 
 # --- after a clean stop --------------------------------------------------------------------------
@@ -205,6 +249,7 @@ def _open_clean(opening: _Opening) -> bool:
         active.index = None
         return False
     opening.end_offset = end
+    opening.unread = len(opening.segments) - 1
     return True
 
 
@@ -226,6 +271,10 @@ def _recover(opening: _Opening) -> None:
     for at in range(first, len(segments)):
         segment = segments[at]
         if not whole or segment.base_offset != end:
+            if end < point:
+                break  # No crash does that, so nothing is dropped for it.
+            # Most likely none of it was flushed. But a flush of it can't be ruled out.
+            opening.dropped_records = any(later.size_bytes for later in segments[at:])
             _drop_from(opening, at, end)
             break
         end, whole = _scan(opening, segment)
@@ -242,6 +291,7 @@ def _recover(opening: _Opening) -> None:
     _save_found(opening, segments[first:-1])
     opening.home.disk.sync_directory(opening.directory)
     opening.end_offset = end
+    opening.unread = first
 
 
 def _save_found(opening: _Opening, closed: list[Segment]) -> None:
@@ -400,6 +450,33 @@ class _Chunks:
             self._segment.overwrite(memoryview(self._data)[: end - self._at], self._at)
 
 
+def _find_holes(opening: _Opening) -> None:
+    """See whether the segments that nobody has read end where the next ones begin.
+
+    The log opens all the same: what is there is served, and what is missing is refused, never
+    passed over, until it was copied from another replica.
+    """
+    start = min(opening.saved.log_start_offset, opening.end_offset)
+    for segment, following in pairwise(opening.segments[: opening.unread + 1]):
+        try:
+            end = segment.end_offset()
+        except CorruptRecordError:
+            continue  # Whoever reads that is told, and the scrubber reads all of it.
+        segment.close_file()
+        hole = hole_between(end, following.base_offset, start_offset=start)
+        if hole is not None:
+            opening.holes.append(hole.offset)
+            _log.error(
+                "log_has_a_hole",
+                partition=opening.name,
+                segment=str(segment.path),
+                offset=hole.offset,
+                reason=hole.what,
+                next_step="it is not passed over, and the partition is copied anew from its leader "
+                "if another replica is in sync; find out who took files away or cut them",
+            )
+
+
 # --- either way ----------------------------------------------------------------------------------
 
 
@@ -428,8 +505,9 @@ def _assemble(
     first = files.segments[0].base_offset
     start = min(max(opening.saved.log_start_offset, first, oldest), end)
     epochs.truncate_from_start(start)
-    for path in files.delete_below(start):
-        path.unlink()
+    for segment in opening.deleted:
+        for path in segment.paths():
+            path.unlink(missing_ok=True)
     is_saved = opening.unsaved is None
     if opening.unsaved is not None:
         files.put_back(opening.unsaved, names_changed=True)
@@ -439,10 +517,18 @@ def _assemble(
         partition=partition,
         key=key,
         config=opening.config,
-        log_start_offset=start,
+        start=LogStart(
+            home,
+            files,
+            opening.name,
+            offset=start,
+            durable_offset=min(opening.saved.log_start_offset, start),
+        ),
         end_offset=end,
         synced_offset=end if is_saved else min(opening.saved.recovery_point, end),
         opened_clean=opened_clean,
+        dropped_records=opening.dropped_records,
+        holes=opening.holes,
         epochs=epochs,
         epochs_saved=is_saved and epochs.entries == saved,
         producers=load_producers(files, end, epochs, home.clock_ms()),

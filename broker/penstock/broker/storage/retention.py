@@ -6,11 +6,9 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 from penstock.broker.storage.log import PartitionLog
+from penstock.broker.storage.log_start import AT_ONCE
 from penstock.broker.storage.segment import Segment
 from penstock.wire.errors import CorruptRecordError
-
-AT_ONCE = 16
-"""So many segments go in one step: each costs a few renames, on the event loop."""
 
 
 def delete_old(log: PartitionLog, *, high_watermark: int, now_ms: int) -> int:
@@ -26,12 +24,15 @@ def delete_old(log: PartitionLog, *, high_watermark: int, now_ms: int) -> int:
     """
     if not log.config.deletes:
         return log.log_start_offset
-    segments = log.files.segments
+    every = log.files.segments
+    # What lies below the start is as good as gone: it is deleted once the start is durable.
+    segments = every[every.index(log.files.segment_of(log.log_start_offset)) :]
     due = sum(1 for _ in _due(log, segments, high_watermark, now_ms))
     if due == 0:
         return log.log_start_offset
     if due == len(segments):
         log.roll()
+        return log.log_end_offset
     return min(segments[due].base_offset, high_watermark)
 
 
@@ -39,7 +40,7 @@ def _due(
     log: PartitionLog, segments: Sequence[Segment], high_watermark: int, now_ms: int
 ) -> Iterator[Segment]:
     config = log.config
-    size_bytes = log.size_bytes
+    size_bytes = sum(segment.size_bytes for segment in segments)
     for at, segment in enumerate(segments[:AT_ONCE]):
         is_active = at + 1 == len(segments)
         end = log.log_end_offset if is_active else segments[at + 1].base_offset

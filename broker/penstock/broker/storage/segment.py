@@ -318,6 +318,17 @@ class Segment:
         if header.base_offset != self.base_offset + entry.relative_offset:
             raise IndexDamagedError(f"{self.index_path} names a batch that is not there")
 
+    def end_offset(self) -> int:
+        """The offset after its last batch. Reads from the last index entry on.
+
+        Raises CorruptRecordError where a header there is damaged.
+        """
+        end = self.base_offset
+        if self.size_bytes:
+            for placed in self._walk_from(_ANY_OFFSET):
+                end = placed.header.next_offset
+        return end
+
     def rebuild_index(self, interval_bytes: int = _MENDED_INTERVAL_BYTES) -> MemoryIndex:
         """Make the index anew from the log, in memory.
 
