@@ -29,6 +29,7 @@ from penstock.v1 import cluster_pb2, common_pb2, controller_pb2
 from penstock.wire.errors import (
     BrokerFencedError,
     BrokerIdNotRegisteredError,
+    MetadataDivergedError,
     NetworkError,
     NotControllerError,
     PenstockError,
@@ -84,8 +85,9 @@ class ControllerLink:
     every new broker epoch before the first heartbeat under it; ``until_idle`` is awaited before the
     image is changed, for what acts on it then. ``may_be_let_in`` says whether this
     process is ready to lead; until then it asks to stay fenced. :meth:`wait_failed` ends with
-    the error that makes this process unfit to go on: another process took its node id, or
-    ``on_change`` raised something.
+    the error that makes this process unfit to go on: another process took its node id, the
+    metadata that it acted on were given up (MetadataDivergedError), or ``on_change`` raised
+    something.
     """
 
     def __init__(
@@ -297,6 +299,8 @@ class ControllerLink:
             except aio.AioRpcError as error:
                 log.debug("metadata feed broke", controller=node, reason=error.details())
                 self._silence.broke(node, f"{error.code().name}: {error.details()}")
+            except MetadataDivergedError:
+                raise  # What this process acted on was given up; only another one begins anew.
             except PenstockError as error:
                 log.warning("metadata feed refused", controller=node, reason=error.message)
             position += 1
