@@ -199,7 +199,7 @@ class Repairs:
                 continue
             if not findings.damages:
                 if findings.index_is_damaged:
-                    mend_index(log, segment)
+                    await mend_index(log, segment)
                 return
             self._tell(log, segment, findings)
             await self._until_out_of_sync(log, findings.damages[0])
@@ -381,10 +381,12 @@ def _say_given_up(log: PartitionLog, reason: str) -> None:
     )
 
 
-def mend_index(log: PartitionLog, segment: Segment) -> None:
+async def mend_index(log: PartitionLog, segment: Segment) -> None:
     """Make the index of a closed, sound segment anew. Raises what reading raises."""
     logger.warning("damaged index made anew", partition=log.name, segment=str(segment.path))
-    segment.mend_index()
+    await asyncio.to_thread(segment.preparation())
+    if not log.is_closed and segment in log.files.segments and segment.index is None:
+        segment.mend_index()
 
 
 def _segment_at(log: PartitionLog, base_offset: int) -> Segment | None:

@@ -162,7 +162,7 @@ class Scrubber:
             if findings.damages:
                 self._found(log, findings.damages[0].offset)
             elif findings.index_is_damaged:
-                mend_index(log, segment)
+                await mend_index(log, segment)
         except PenstockError as error:
             logger.warning("segment not scrubbed", segment=str(segment.path), reason=error.message)
 

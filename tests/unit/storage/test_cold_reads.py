@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.unit.storage.storage_kit import batch, open_in, small_config
+from penstock.broker.storage.damage import Examination
+from penstock.broker.storage.disk import Disk
+from penstock.broker.storage.log import PartitionLog
+from penstock.broker.storage.segment import Segment
+from penstock.wire.errors import CorruptRecordError
+from penstock.wire.records import parse_header
+from tests.unit.storage.storage_kit import EVERYTHING, batch, open_in, small_config
 
 
 def test_a_read_is_cold_wherever_of_it_a_page_is_missing(
@@ -37,3 +45,73 @@ def test_a_read_is_cold_wherever_of_it_a_page_is_missing(
         warm()
     missing = {30}
     assert log.cold_read(0, 29 * page) is None, "beyond what is to be read"
+
+
+class LoopDisk(Disk):
+    """Counts what this thread reads."""
+
+    read_bytes = 0
+
+    def read_at(self, fd: int, size: int, position: int) -> bytes:
+        data = super().read_at(fd, size, position)
+        if threading.current_thread() is threading.main_thread():
+            self.read_bytes += len(data)
+        return data
+
+
+def in_a_thread(job: Callable[[], None] | None) -> None:
+    assert job is not None
+    thread = threading.Thread(target=job)
+    thread.start()
+    thread.join()
+
+
+def closed(root: Path, disk: Disk) -> tuple[PartitionLog, Segment]:
+    """A log whose first segment is closed, on the disk, and without its index."""
+    log = open_in(root, disk=disk, config=small_config(segment_bytes=100_000))
+    while len(log.files.segments) < 3:
+        log.append_as_leader(batch("x" * 100, timestamp_ms=log.log_end_offset), 0, now_ms=1)
+    log.flush()
+    segment = log.files.segments[0]
+    segment.index_path.unlink()
+    return log, segment
+
+
+def test_a_read_without_an_index_has_it_made_in_another_thread(tmp_path: Path) -> None:
+    disk = LoopDisk()
+    log, segment = closed(tmp_path, disk)
+    disk.read_bytes = 0
+    first, second = log.cold_read(300, 1000), log.cold_read(301, 1000)
+    in_a_thread(first)
+    in_a_thread(second)
+    assert log.cold_read(300, 1000) is None
+    data = log.read(300, 1000, below=EVERYTHING)
+    assert parse_header(data).base_offset == 300
+    assert disk.read_bytes < 20_000
+    assert segment.index is None
+    assert segment.index_path.exists()
+    assert not Examination(log, segment).run().index_is_damaged
+
+
+def test_an_index_made_of_a_segment_that_was_cut_meanwhile_is_not_used(tmp_path: Path) -> None:
+    log, segment = closed(tmp_path, LoopDisk())
+    job = log.cold_read(300, 1000)
+    in_a_thread(job)
+    log.truncate_to(200)
+    while len(log.files.segments) < 3:
+        log.append_as_leader(batch("y" * 333), 1, now_ms=1)
+    log.flush()
+    for offset in range(0, log.log_end_offset, 7):
+        data = log.read(offset, 1, below=EVERYTHING)
+        assert parse_header(data).base_offset == offset
+    assert not Examination(log, segment).run().index_is_damaged
+
+
+def test_an_index_that_cannot_be_made_leaves_the_error_to_the_read(tmp_path: Path) -> None:
+    log, segment = closed(tmp_path, LoopDisk())
+    data = bytearray(segment.path.read_bytes())
+    data[11] ^= 0x7F  # The first batch's length.
+    segment.path.write_bytes(data)
+    in_a_thread(log.cold_read(300, 1000))
+    with pytest.raises(CorruptRecordError):
+        log.read(300, 1000, below=EVERYTHING)

@@ -34,8 +34,12 @@ MIN_RETRY_S = 1.0
 
 MAX_RETRY_S = 30.0
 
-_MADE_AT_ONCE = 100
+_MADE_TOGETHER = 100
 """So many new replicas share what the disk has to do for them."""
+
+_AT_ONCE_MAX = 4
+"""So few are made without that, as soon as the metadata name them: a client that sends to the only
+partition of a topic it has just made is not told to try again."""
 
 
 class Hosting:
@@ -121,10 +125,10 @@ class Hosting:
         self, records: Iterable[cluster_pb2.PartitionRecord], *, ordered: bool
     ) -> Iterator[Step]:
         pending = list(records)
-        for start in range(0, len(pending), _MADE_AT_ONCE):
-            group = pending[start : start + _MADE_AT_ONCE]
+        for start in range(0, len(pending), _MADE_TOGETHER):
+            group = pending[start : start + _MADE_TOGETHER]
             wanted = {key: name for record in group for key, name in self._lacking(record)}
-            if wanted:
+            if len(wanted) > _AT_ONCE_MAX:
                 yield partial(self._logs.make_ahead, wanted, is_new=ordered)
             for record in group:
                 self._partition_changed(record, ordered=ordered)

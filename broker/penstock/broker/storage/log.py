@@ -367,7 +367,12 @@ class PartitionLog:
         """
         self._check()
         self._check_range(offset)
-        found = self._files.locate(offset) if offset < self._end else None
+        if offset >= self._end:
+            return None
+        indexing = self._files.indexing(offset, max_bytes)
+        if indexing is not None:
+            return indexing
+        found = self._files.locate(offset)
         if found is None:
             return None
         segment, position, base_offset = found

@@ -183,6 +183,11 @@ class LogFiles:
             return None
         return segment, placed.position, placed.header.base_offset
 
+    def indexing(self, offset: int, size: int) -> Callable[[], None] | None:
+        """None when ``locate`` need not read a whole segment; else see Segment.indexing."""
+        known = offset in self._positions
+        return None if known else self.segment_of(offset).indexing(offset, size)
+
     def remember(self, offset: int, segment: Segment, position: int) -> None:
         """The batch with base ``offset`` begins (or will begin) there."""
         self._positions[offset] = (segment, position)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -26,6 +27,7 @@ _IOV_MAX: Final = 1024
 _MENDED_INTERVAL_BYTES: Final = 4096
 _WALK_BYTES: Final = 8 * 1024  # A walk over headers reads so much at once.
 _AGAIN_BYTES: Final = 1024 * 1024  # What is written again is read in pieces of about this size.
+_PREPARING: Final = threading.Lock()  # One at a time: it is the processor that they share.
 _ANY_OFFSET: Final = 2**63 - 1
 NO_TIME: Final = TimeEntry(-1, 0)
 
@@ -60,6 +62,7 @@ class Segment:
         "_file",
         "_home",
         "_name",
+        "_prepared",
         "_times_are_checked",
         "base_offset",
         "directory",
@@ -83,6 +86,7 @@ class Segment:
         self._home = home
         self._name = name  # The partition's, for messages.
         self._file: SharedFile | None = None
+        self._prepared: Segment | None = None  # Has the index that another thread made anew.
         self._times_are_checked = False  # The time index in its file, by its checksum.
         self.directory = directory
         self.base_offset = base_offset
@@ -340,13 +344,60 @@ class Segment:
             self.note(placed.header, placed.position, interval_bytes)
         return index
 
+    def indexing(self, offset: int, size: int) -> Callable[[], None] | None:
+        """None when the batch that holds ``offset`` can be found; else what makes that quick, and
+        brings ``size`` bytes from there into memory. To be called once, in any thread.
+        """
+        if self.index is not None or self._prepared is not None:
+            return None
+        try:
+            self._check_entry(self.file_index.floor_offset(offset - self.base_offset))
+        except IndexDamagedError:
+            return self.preparation(offset, size)
+        return None
+
+    def preparation(self, offset: int = 0, size: int = 0) -> Callable[[], None]:
+        """What reads all of a closed segment, so that ``mend_index`` need not. To be called once,
+        in any thread; see ``indexing``.
+        """
+        file = self.file.acquire()
+        twin = Segment(
+            self._home, self.directory, self._name, self.base_offset, size_bytes=self.size_bytes
+        )
+        twin._file = file
+
+        def prepare() -> None:
+            try:
+                with _PREPARING:
+                    ready = self._prepared
+                    if ready is None:
+                        twin.rebuild_index()
+                        self._prepared = twin
+                    else:
+                        twin.index = ready.index  # Whose file may be closed by now.
+                placed = twin.position_of(offset) if size else None
+                if placed is not None:
+                    self._home.disk.read_at(file.fd, size, placed.position)
+            except (PenstockError, OSError):
+                return  # The read proper will say so.
+            finally:
+                file.release()
+
+        return prepare
+
     def mend_index(self) -> MemoryIndex:
         """Make a closed segment's index anew, in its files as well.
 
         Raises CorruptRecordError where the log itself is damaged.
         """
-        index = self.rebuild_index()
-        self.complete_index()
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None and prepared.size_bytes == self.size_bytes:
+            index = self.index = prepared.complete_index()
+            self.max_timestamp = prepared.max_timestamp
+            self.first_timestamp_ms = prepared.first_timestamp_ms
+        else:
+            index = self.rebuild_index()
+            self.complete_index()
         try:
             self.save_index()
         except OSError:
@@ -535,6 +586,7 @@ class Segment:
 
     def activate(self, interval_bytes: int) -> None:
         """Take the index into memory, so that the segment can be appended to or cut."""
+        self._prepared = None
         if self.index is not None:
             self.index = self.index.copy()  # A flush may be writing the old one.
             return
