@@ -12,6 +12,7 @@ import pytest
 from penstock.broker.core.partition_events import Role
 from penstock.chaos.simulator.checkers import Checkers, Violation
 from penstock.chaos.simulator.disk import Batch, Contents, Disk, MemoryLog, is_sound
+from penstock.chaos.simulator.inbox import Inbox
 from penstock.chaos.simulator.links import Applied
 from penstock.chaos.simulator.scheduler import Clock, Scheduler
 from penstock.raft_meta.core.cluster_state import ClusterState
@@ -332,6 +333,32 @@ def test_who_is_in_sync_has_what_is_committed_though_it_does_not_run() -> None:
         checkers_of((1, 2), n1=full, n2=unflushed, n3=short).after_step(
             [replica(1, full, high_watermark=2)]
         )
+
+
+def test_an_eligible_leader_has_what_is_committed_too() -> None:
+    full, short = flushed(b"a", b"b"), flushed(b"a")
+    checkers_of((1,), (2,), n1=full, n2=full).after_step([replica(1, full, high_watermark=2)])
+    lacking = checkers_of((1,), (3,), n1=full, n3=short)
+    with pytest.raises(Violation, match="broker 3 is an eligible leader and has 1 records durably"):
+        lacking.after_step([replica(1, full, high_watermark=2)])
+    lacking = checkers_of((1,), (3,), n1=full, n3=short)
+    lacking.records_lost(3, 3, [KEY])
+    lacking.after_step([replica(1, full, high_watermark=2)])
+
+
+def test_an_inbox_is_acted_on_in_its_order_once_nobody_is_busy() -> None:
+    scheduler = Scheduler(Random(1))
+    told: list[str] = []
+    inbox = Inbox(scheduler, told.append)
+    inbox.take("at once")
+    inbox.be_busy(100)
+    inbox.be_busy(40)
+    inbox.take("late")
+    inbox.take("later")
+    scheduler.run_until(99, lambda: False)
+    assert told == ["at once"]
+    scheduler.run_until(101, lambda: False)
+    assert told == ["at once", "late", "later"]
 
 
 def elected(checkers: Checkers, leader: int, *, recovering: bool = False, epoch: int = 1) -> None:
