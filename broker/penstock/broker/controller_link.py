@@ -29,6 +29,7 @@ from penstock.v1 import cluster_pb2, common_pb2, controller_pb2
 from penstock.wire.errors import (
     BrokerFencedError,
     BrokerIdNotRegisteredError,
+    MetadataDivergedError,
     NetworkError,
     NotControllerError,
     PenstockError,
@@ -84,8 +85,9 @@ class ControllerLink:
     every new broker epoch before the first heartbeat under it; ``until_idle`` is awaited before the
     image is changed, for what acts on it then. ``may_be_let_in`` says whether this
     process is ready to lead; until then it asks to stay fenced. :meth:`wait_failed` ends with
-    the error that makes this process unfit to go on: another process took its node id, or
-    ``on_change`` raised something.
+    the error that makes this process unfit to go on: another process took its node id, the
+    metadata that it acted on were given up (MetadataDivergedError), or ``on_change`` raised
+    something.
     """
 
     def __init__(
@@ -106,7 +108,7 @@ class ControllerLink:
         self._identity = identity
         self._directory = ControllerDirectory(voters, connector)
         self._quorum = QuorumView(self._directory, identity.node_id)
-        self._directory.while_none_is_active(self._quorum.require_founded)
+        self._directory.while_none_is_active(self._quorum)
         self._silence = ControllerSilence(clock_ms)
         self._image = image
         self._acted_index = image.index  # Up to here ``on_change`` has done what it does.
@@ -254,6 +256,7 @@ class ControllerLink:
             lambda answer: _error_of(answer.result),
             timeout_ms=timeout_ms,
             what=f"the command {command.WhichOneof('body')}",
+            gives_up=True,
         )
         return response.result
 
@@ -278,6 +281,7 @@ class ControllerLink:
             lambda answer: answer.error if answer.HasField("error") else None,
             timeout_ms=timeout_ms,
             what="the change of the voters",
+            gives_up=True,
         )
 
     # ------------------------------------------------------------------ metadata
@@ -295,6 +299,8 @@ class ControllerLink:
             except aio.AioRpcError as error:
                 log.debug("metadata feed broke", controller=node, reason=error.details())
                 self._silence.broke(node, f"{error.code().name}: {error.details()}")
+            except MetadataDivergedError:
+                raise  # What this process acted on was given up; only another one begins anew.
             except PenstockError as error:
                 log.warning("metadata feed refused", controller=node, reason=error.message)
             position += 1

@@ -10,7 +10,12 @@ from grpc import aio
 
 from penstock.broker.controller_directory import ControllerDirectory
 from penstock.v1.controller_pb2 import DescribeQuorumRequest, DescribeQuorumResponse
-from penstock.wire.errors import ClusterNotFoundedError, NetworkError, NotControllerError
+from penstock.wire.errors import (
+    ClusterNotFoundedError,
+    NetworkError,
+    NotControllerError,
+    NotEnoughVotersError,
+)
 from penstock.wire.transport import format_address
 
 _PATIENCE_MS: Final = 1_500
@@ -18,6 +23,8 @@ _PATIENCE_MS: Final = 1_500
 _ASK_MS: Final = 700
 """For one controller, which asks the others in turn. Beyond this it hangs, or cannot be reached."""
 _PAUSE_MS: Final = 50
+_MAJORITY_MS: Final = 3_000
+"""For each controller, before it counts as one that cannot be reached: a busy one is slow."""
 
 
 class QuorumView:
@@ -69,6 +76,30 @@ class QuorumView:
         error = _not_founded(await self._told(self._directory.voters(), _ASK_MS, {}))
         if error is not None:
             raise error
+
+    async def require_majority(self) -> None:
+        """Raise NotEnoughVotersError if no active controller can come of those that answer.
+
+        That is so where they are too few of the voters, and none of them hears a leader.
+        """
+        failures: dict[int, str] = {}
+        asked = self._directory.voters()
+        answers = await self._told(asked, _MAJORITY_MS, failures)
+        newest = max(answers, key=lambda answer: (answer.voters_index, answer.term), default=None)
+        voters = {voter.node_id for voter in newest.voters} if newest else set(asked)
+        voting = [answer for answer in answers if answer.answered_by in voters]
+        if 2 * len(voting) > len(voters) or any(_hears_leader(answer) for answer in voting):
+            return
+        heard = ", ".join(str(answer.answered_by) for answer in voting)
+        missing = sorted(voters - {answer.answered_by for answer in voting})
+        raise NotEnoughVotersError(
+            f"no controller is active, and broker {self._node_id} reaches no majority of the "
+            f"voters {', '.join(map(str, sorted(voters)))}, but {heard or 'none'}: "
+            + "; ".join(
+                f"controller {node} {failures.get(node, 'is not known')}" for node in missing
+            )
+            + "; next: start those that are down, and see `penstock quorum status`"
+        )
 
     async def supported_version(self, timeout_ms: int) -> int:
         """The newest metadata.version that the software of every controller knows.
@@ -144,12 +175,20 @@ class QuorumView:
         )
 
 
+def _hears_leader(answer: DescribeQuorumResponse) -> bool:
+    """There is a majority somewhere: this controller leads one, or hears who does."""
+    if answer.leader_id == answer.answered_by:
+        return answer.confirmed
+    return answer.leader_id >= 0
+
+
 def _not_founded(answers: Sequence[DescribeQuorumResponse]) -> ClusterNotFoundedError | None:
     """Why nobody has founded the cluster yet; None if one of these knows voters."""
     if not answers or not all(answer.HasField("founding") for answer in answers):
         return None
     founder_id = answers[0].founding.founder_node_id
     heard = ", ".join(str(answer.answered_by) for answer in answers)
+    known = f"controllers {heard} know" if len(answers) > 1 else f"controller {heard} knows"
     founder = next((answer for answer in answers if answer.answered_by == founder_id), None)
     if founder is None:
         why = f"controller {founder_id}, which founds it, does not answer"
@@ -171,6 +210,6 @@ def _not_founded(answers: Sequence[DescribeQuorumResponse]) -> ClusterNotFounded
             "new"
         )
     return ClusterNotFoundedError(
-        f"the cluster is not founded yet, as far as controllers {heard} know: {why}; next: {step} "
+        f"the cluster is not founded yet, as far as {known}: {why}; next: {step} "
         "(a node that joins a cluster: `penstock quorum add`, asked of a broker of that cluster)"
     )

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.connections import admin_client, key_values
-from penstock.cli.errors import report
+from penstock.cli.errors import EXIT_FAILED, OWN_STEP, report
 from penstock.cli.output import print_json, print_table
-from penstock.cli.quorum_table import controller_rows, leader_doubt
+from penstock.cli.quorum_table import controller_rows, leader_doubt, quorum_json
 from penstock.cli.settings import Bootstrap, Output, Settings, resolve
 from penstock.wire.config_keys import MAX_INT32
-from penstock.wire.errors import PenstockError
+from penstock.wire.errors import ClusterNotFoundedError, PenstockError
 from penstock.wire.transport import format_address
 
 if TYPE_CHECKING:
@@ -51,7 +51,11 @@ def describe(
     bootstrap: Bootstrap = None,
     output: Output = None,
 ) -> None:
-    """Show every broker, whether it serves, and how the controllers stand."""
+    """Show every broker, whether it serves, and how the controllers stand.
+
+    While no majority of the controllers confirms who leads them, the brokers are shown as one of
+    them heard of them last, with a warning on standard error, and the command ends with 1.
+    """
     settings = resolve(ctx, bootstrap, output)
     if configs:
         with admin_client(settings) as admin:
@@ -60,23 +64,35 @@ def describe(
     if node is not None:
         raise typer.BadParameter("it goes with --configs", param_hint="--node")
     quorum: QuorumDescription | None = None
-    trouble = ""
+    trouble, step = "", ""
     with admin_client(settings) as admin:
         cluster = admin.describe_cluster()
         try:
             quorum = admin.describe_quorum()
+        except ClusterNotFoundedError:
+            raise  # There are no brokers to be shown yet.
         except PenstockError as error:
             # The brokers are shown all the same: this is when an operator needs them.
-            trouble = error.message
+            trouble, _, step = error.message.partition(OWN_STEP)
     if settings.as_json:
-        quorum_json = asdict(quorum) if quorum is not None else {"error": trouble}
-        print_json({**asdict(cluster), "quorum": quorum_json})
-        return
-    _print_brokers(cluster)
-    if quorum is not None:
-        _print_quorum(quorum)
+        told = quorum_json(quorum) if quorum is not None else {"error": trouble}
+        print_json({**asdict(cluster), "quorum": told})
     else:
-        print(f"Quorum: not known: {trouble}")
+        _print_brokers(cluster)
+        if quorum is not None:
+            _print_quorum(quorum)
+        else:
+            print(f"Quorum: not known: {trouble}")
+    if quorum is not None:
+        doubt, _, step = leader_doubt(quorum).partition("\nnext: ")
+    else:
+        doubt = "it is not known how the controllers stand"
+    if doubt:
+        report(
+            f"warning: {doubt}; the brokers are shown as broker {cluster.answered_by} heard of "
+            f"them last\nnext: {step or 'see `penstock quorum status`'}"
+        )
+        raise typer.Exit(EXIT_FAILED)
 
 
 @app.command("alter")
@@ -222,5 +238,3 @@ def _print_quorum(quorum: QuorumDescription) -> None:
         ],
         right=("Controller", "LogEnd", "Behind"),
     )
-    if doubt := leader_doubt(quorum):
-        report(f"warning: {doubt}")

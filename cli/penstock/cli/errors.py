@@ -116,11 +116,11 @@ def explain(error: PenstockError, steps: Mapping[ErrorCode, str] = NEXT_STEPS) -
     # What was waited for in vain knows better what to do than the waiting that ended.
     reason = error.__cause__ if isinstance(error.__cause__, PenstockError) else error
     step = steps.get(reason.code) or steps.get(error.code) or _GENERAL_STEP
-    if error.code in _DIRECTORY_ERRORS and "; " in message:
+    if OWN_STEP in message:
+        message, _, step = message.partition(OWN_STEP)
+    elif error.code in _DIRECTORY_ERRORS and "; " in message:
         # These say it themselves: only they know which of the many ways it is.
         message, _, step = message.rpartition("; ")
-    elif OWN_STEP in message:
-        message, _, step = message.partition(OWN_STEP)
     notes: list[str] = []
     for note in getattr(error, "__notes__", ()):
         if note.startswith(_STEP):

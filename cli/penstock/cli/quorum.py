@@ -14,9 +14,10 @@ from penstock.cli.connections import admin_client
 from penstock.cli.errors import EXIT_FAILED, report
 from penstock.cli.output import print_json, print_table
 from penstock.cli.quorum_progress import told_of_progress
-from penstock.cli.quorum_table import controller_rows, leader_doubt
+from penstock.cli.quorum_table import controller_rows, leader_doubt, quorum_json
 from penstock.cli.settings import Bootstrap, Output, Settings, resolve
 from penstock.wire.config_keys import MAX_INT32
+from penstock.wire.errors import ConfigurationError
 from penstock.wire.transport import parse_address
 from penstock.wire.wording import counted
 
@@ -116,6 +117,12 @@ def recover(
 
     settings = resolve(ctx, None, output)
     node = NodeConfig.load(config, os.environ)
+    if "controller" not in node.roles:
+        raise ConfigurationError(
+            f"node {node.node_id} is no controller by the node.roles of its settings, and has no "
+            "metadata log to go on from; next: run this on a controller that still has its "
+            "directory"
+        )
     meta = read_meta(Path(node.data_dir))
     directory = node.metadata_directory
     check_directory(directory, meta)
@@ -167,13 +174,7 @@ def _print_changed(settings: Settings, quorum: QuorumDescription) -> None:
 
 def _print(settings: Settings, quorum: QuorumDescription) -> None:
     if settings.as_json:
-        print_json(
-            {
-                **asdict(quorum),
-                "tolerated_losses": quorum.tolerated_losses,
-                "states": {row.node_id: row.state for row in controller_rows(quorum)},
-            }
-        )
+        print_json(quorum_json(quorum))
         return
     leader = str(quorum.leader_id) if quorum.leader_id >= 0 else "none"
     print(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 from penstock.wire.transport import format_address
 
@@ -32,6 +32,15 @@ def controller_rows(quorum: QuorumDescription) -> list[ControllerRow]:
         state = "catching up" if quorum.catching_up.match_index >= 0 else "to be added, not heard"
         rows.append(_row(quorum.catching_up, quorum, state))
     return rows
+
+
+def quorum_json(quorum: QuorumDescription) -> dict[str, Any]:
+    """The quorum as programs are told of it."""
+    return {
+        **asdict(quorum),
+        "tolerated_losses": quorum.tolerated_losses,
+        "states": {row.node_id: row.state for row in controller_rows(quorum)},
+    }
 
 
 def leader_doubt(quorum: QuorumDescription) -> str:

@@ -291,6 +291,7 @@ class MetadataDelta(google.protobuf.message.Message):
     METADATA_VERSION_FIELD_NUMBER: builtins.int
     CLUSTER_CONFIGS_FIELD_NUMBER: builtins.int
     DELETED_TOPICS_FIELD_NUMBER: builtins.int
+    AFTER_INDEX_FIELD_NUMBER: builtins.int
     index: builtins.int
     """The index of the Raft log that this is true for. Deltas are applied in its order."""
     controller_epoch: builtins.int
@@ -303,6 +304,10 @@ class MetadataDelta(google.protobuf.message.Message):
     """Replaces all that the receiver had."""
     metadata_version: builtins.int
     """The feature level in force; 0: as before."""
+    after_index: builtins.int
+    """In a change: the index of the command before it, 0 before the first. Who has something of in
+    between has it of another history, of which a part was given up (penstock quorum recover).
+    """
     @property
     def brokers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___BrokerRecord]:
         """Brokers added or changed."""
@@ -349,9 +354,10 @@ class MetadataDelta(google.protobuf.message.Message):
         metadata_version: builtins.int = ...,
         cluster_configs: global___ClusterConfigRecord | None = ...,
         deleted_topics: collections.abc.Iterable[builtins.bytes] | None = ...,
+        after_index: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["cluster_configs", b"cluster_configs"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["brokers", b"brokers", "cluster_configs", b"cluster_configs", "cluster_id", b"cluster_id", "controller_epoch", b"controller_epoch", "controller_id", b"controller_id", "deleted_topics", b"deleted_topics", "index", b"index", "metadata_version", b"metadata_version", "partitions", b"partitions", "removed_brokers", b"removed_brokers", "removed_topics", b"removed_topics", "snapshot", b"snapshot", "topics", b"topics"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["after_index", b"after_index", "brokers", b"brokers", "cluster_configs", b"cluster_configs", "cluster_id", b"cluster_id", "controller_epoch", b"controller_epoch", "controller_id", b"controller_id", "deleted_topics", b"deleted_topics", "index", b"index", "metadata_version", b"metadata_version", "partitions", b"partitions", "removed_brokers", b"removed_brokers", "removed_topics", b"removed_topics", "snapshot", b"snapshot", "topics", b"topics"]) -> None: ...
 
 global___MetadataDelta = MetadataDelta
 

@@ -377,8 +377,8 @@ class WatchMetadataRequest(google.protobuf.message.Message):
     may send those instead of a snapshot.
     """
     known_controller_epoch: builtins.int
-    """The controller epoch of what the broker has: with another one its past is another, and it is
-    sent a snapshot.
+    """The controller epoch of what the broker has. With another one its past is another: a broker
+    whose past was given up is refused with METADATA_DIVERGED, all others are sent a snapshot.
     """
     def __init__(
         self,

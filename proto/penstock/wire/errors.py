@@ -87,6 +87,7 @@ class ErrorCode(enum.IntEnum):
     LAST_VOTER = 1009
     NOT_ENOUGH_VOTERS = 1010
     CLUSTER_NOT_FOUNDED = 1011
+    METADATA_DIVERGED = 1012
     CONFIGURATION = 2001
     BOOTSTRAP_FAILED = 2002
     BUFFER_EXHAUSTED = 2003
@@ -473,6 +474,10 @@ class NotEnoughVotersError(PenstockError, code=ErrorCode.NOT_ENOUGH_VOTERS):
 
 class ClusterNotFoundedError(PenstockError, code=ErrorCode.CLUSTER_NOT_FOUNDED):
     """The controllers have never begun: the first start of the cluster is not over."""
+
+
+class MetadataDivergedError(PenstockError, code=ErrorCode.METADATA_DIVERGED):
+    """The broker acted on metadata that were given up since; it must begin anew."""
 
 
 class ConfigurationError(PenstockError, code=ErrorCode.CONFIGURATION):

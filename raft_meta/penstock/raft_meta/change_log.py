@@ -90,6 +90,18 @@ class ChangeLog:
         floor_index, floor_epoch = self._floor
         return position if floor_index <= index and floor_epoch == epoch else None
 
+    def contradicts(self, index: int, epoch: int) -> bool:
+        """Whether what a reader has up to ``index``, as of controller ``epoch``, was given up.
+
+        It was where a change up to there is of a newer epoch: epochs only rise in one history. A
+        reader of a newer epoch than is known here contradicts nothing; it may know more.
+        """
+        for entry in reversed(self._entries):
+            if entry.index <= index:
+                return entry.epoch > epoch
+        floor_index, floor_epoch = self._floor
+        return floor_index <= index and floor_epoch > epoch
+
     def _last(self) -> tuple[int, int]:
         if not self._entries:
             return self._floor

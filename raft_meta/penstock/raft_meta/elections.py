@@ -21,6 +21,8 @@ _NEVER: Final = -math.inf
 _NO_TERM: Final = -1
 _TURN_SHARE: Final = 0.3
 """Of the least election timeout."""
+_ROUNDS_IN_VAIN: Final = 2
+"""An election that succeeds needs one, and another one where messages are lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,7 @@ class Elections:
         self._timing = timing
         self._rng = rng
         self._round: _PreVoteRound | None = None
+        self._rounds = 0  # Of pre-votes, since a leader was heard.
         self._leader_seen_s = _NEVER
         self._accounted_s = _NEVER  # Until then, time in which this process stood still is known.
         self.patience = Patience(SETTLED_SHARE * timing.election_max_s)
@@ -149,6 +152,7 @@ class Elections:
         """The leader of the current term is alive."""
         self.patience.leads(term, now_s)
         self._leader_seen_s = now_s
+        self._rounds = 0
         self.restart_timer(now_s)
 
     def stood_still(self, since_s: float, now_s: float) -> float:
@@ -192,6 +196,13 @@ class Elections:
         """A leader was heard within the least timeout: candidates are not listened to."""
         return now_s < self._leader_seen_s + self.least_timeout_s(now_s)
 
+    def misses_leader(self) -> bool:
+        """Nobody was heard to lead for so long that rounds of pre-votes came to nothing.
+
+        For what others are told alone: who stands, and who is voted for, does not depend on it.
+        """
+        return self._rounds > _ROUNDS_IN_VAIN
+
     def least_timeout_s(self, now_s: float) -> float:
         """The least election timeout, as long as patience makes it now."""
         return self._timing.election_min_s * self.patience.factor(now_s)
@@ -203,6 +214,7 @@ class Elections:
     def begin_pre_vote(self, term: int, now_s: float) -> None:
         """Ask whether ``term`` could be won; ask again after a while when nobody answers."""
         self._round = _PreVoteRound(term, {self._node_id})
+        self._rounds += 1
         self.deadline_s = now_s + self._timing.election_min_s * self._rng.uniform(0.5, 1.0)
 
     def count_pre_vote(self, term: int, voter: int) -> None:

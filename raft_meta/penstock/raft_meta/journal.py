@@ -39,6 +39,9 @@ _CRC_PREFIX: Final = struct.Struct(">QQ")
 _HARD_STATE: Final = struct.Struct(">IQqQQQ")  # CRC, term, vote, commit, first and last index.
 _BASE_VOTERS: Final = struct.Struct(">IQ")  # CRC of the rest; the index of the set that follows.
 _INITIAL_MAP_BYTES: Final = 64 * 1024 * 1024
+TERMS_GIVEN_UP: Final = 1_000_000
+"""So many terms a lost majority may have had that the log of a survivor knows nothing of."""
+
 _NOBODY: Final = -1
 
 
@@ -328,9 +331,10 @@ class LmdbJournal:
         """Put a set in force that need not follow the one before, durably, in a term of its own.
 
         For an operator who gives up a lost majority, and for nobody else: what that majority may
-        have decided beyond this log is lost.
+        have decided beyond this log is lost. The term is one that it cannot have reached, so that
+        whoever heard from it later than this log did knows which of the two histories goes on.
         """
-        self._term, self._vote = self._term + 1, _NOBODY
+        self._term, self._vote = self._term + TERMS_GIVEN_UP, _NOBODY
         index = self.last_index + 1
         self._entries.append(JournalEntry(VOTERS + voters.encode(), index, self._term))
         self._voters.append(index, voters)

@@ -1,7 +1,7 @@
 """What brokers hear of the metadata: a snapshot, then every committed change, in order.
 
 A broker that comes again names the index that it has, and is told what changed since, as long as
-that is still kept.
+that is still kept. One whose past was given up is refused.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from penstock.raft_meta.change_log import ChangeLog
 from penstock.raft_meta.core.encoding import nested
 from penstock.raft_meta.guarding import Encoded
 from penstock.v1 import cluster_pb2, controller_pb2
+from penstock.wire.errors import MetadataDivergedError
 
 Response = controller_pb2.WatchMetadataResponse
 _DELTA: Final = Response.DESCRIPTOR.fields_by_name["delta"]
@@ -106,7 +107,16 @@ class MetadataFeed:
 
         It goes on after ``known_index``, where the reader has everything as of controller epoch
         ``known_epoch``, and where nothing since is forgotten; else it begins with a snapshot.
+
+        Raises MetadataDivergedError where what the reader has was given up. Software of before
+        names no epoch.
         """
+        if known_index > 0 and known_epoch > 0 and self._log.contradicts(known_index, known_epoch):
+            raise MetadataDivergedError(
+                f"the metadata of controller epoch {known_epoch} up to index {known_index} are not "
+                "those that this cluster goes on with: a part of them was given up (penstock "
+                "quorum recover); next: start the broker again, and it takes all of them anew"
+            )
         position = self._log.position_after(known_index, known_epoch) if known_index > 0 else None
         watcher = Watcher(self._log, self._take_snapshot, self._endpoint, position)
         if self._closed:

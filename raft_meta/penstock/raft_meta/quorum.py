@@ -46,7 +46,11 @@ class Hearing:
 
 @dataclass(frozen=True, slots=True)
 class QuorumStatus:
-    """One voter's view. ``match_index`` is known by the leader alone, and empty elsewhere."""
+    """One voter's view. ``match_index`` is known by the leader alone, and empty elsewhere.
+
+    ``leader_id`` is -1 while it knows of nobody, and where it has not heard the leader for several
+    election timeouts and found no majority to elect another one.
+    """
 
     node_id: int
     role: Role

@@ -17,6 +17,7 @@ from penstock.v1 import cluster_pb2, controller_pb2, controller_pb2_grpc
 from penstock.wire.errors import (
     InconsistentClusterIdError,
     InvalidRequestError,
+    MetadataDivergedError,
     PenstockError,
 )
 
@@ -167,7 +168,12 @@ class ControllerServicer(QuorumServicer, controller_pb2_grpc.ControllerServicer)
             return
         # An empty directory has nothing to tell, and must not be taken for the metadata.
         await self._quorum.wait_voters()
-        watcher = self._shell.feed.subscribe(request.known_index, request.known_controller_epoch)
+        try:
+            known_index, known_epoch = request.known_index, request.known_controller_epoch
+            watcher = self._shell.feed.subscribe(known_index, known_epoch)
+        except MetadataDivergedError as error:
+            yield controller_pb2.WatchMetadataResponse(error=error.to_proto())
+            return
         try:
             async for response in watcher.responses():
                 yield response

@@ -420,11 +420,13 @@ class Voter:
         raft, journal = self._raft, self._journal
         leading = raft.role() is Role.LEADER
         peers = raft.match_index() if leading else {}
+        # The engine goes on naming a leader that died, until there is another one.
+        missed = not leading and self._guard.elections.misses_leader()
         return QuorumStatus(
             node_id=self._node_id,
             role=raft.role(),
             term=raft.term(),
-            leader_id=raft.leader_id(),
+            leader_id=_NOBODY if missed else raft.leader_id(),
             commit_index=journal.commit_index,
             applied_index=self._delivered,
             last_index=journal.last_index,

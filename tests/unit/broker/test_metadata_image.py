@@ -7,6 +7,7 @@ import pytest
 from penstock.broker.core import metadata_image
 from penstock.broker.core.metadata_image import MetadataImage
 from penstock.v1 import cluster_pb2
+from penstock.wire.errors import MetadataDivergedError
 from penstock.wire.ids import TopicId, TopicIdPartition, TopicPartition
 
 A, B = TopicId(b"a" * 16), TopicId(b"b" * 16)
@@ -124,3 +125,62 @@ def test_deleted_topics_are_remembered_from_snapshots_and_changes(
     assert [image.was_deleted(topic_id) for topic_id in ids[:4]] == [False, True, True, True]
     image.apply(cluster_pb2.MetadataDelta(index=4, snapshot=True, deleted_topics=ids[4:]))
     assert [image.was_deleted(topic_id) for topic_id in ids] == [False] * 4 + [True] * 2
+
+
+def as_of(epoch: int) -> MetadataImage:
+    """Told up to index 10, the last of it a change of a partition."""
+    image = MetadataImage()
+    record = partition(A, 0, 1)
+    record.partition_epoch = 4
+    image.apply(delta(9, snapshot=True, controller_epoch=epoch, topics=[topic("orders", A)]))
+    image.apply(delta(10, controller_epoch=epoch, after_index=9, partitions=[record]))
+    return image
+
+
+@pytest.mark.parametrize(
+    ("index", "fields"),
+    [
+        (10, {}),
+        (6, {"after_index": 5}),
+        (10, {"snapshot": True}),
+        (6, {"snapshot": True}),
+        (12, {"after_index": 9}),
+        (
+            20,
+            {"snapshot": True, "topics": [topic("orders", A)], "partitions": [partition(A, 0, 1)]},
+        ),
+    ],
+    ids=["at it", "before it", "snapshot at it", "snapshot before", "between", "undone"],
+)
+def test_a_picture_of_a_history_that_was_given_up_is_not_built_upon(
+    index: int, fields: dict[str, object]
+) -> None:
+    image = as_of(epoch=2)
+    with pytest.raises(MetadataDivergedError, match=r"index 10, of controller epoch 2, .* next: "):
+        image.apply(delta(index, controller_epoch=3, **fields))
+    assert (image.index, image.controller_epoch) == (10, 2)
+    assert image.partition("orders", 0) is not None
+
+
+def test_a_controller_that_had_nothing_to_tell_is_contradicted_by_nobody() -> None:
+    image = MetadataImage()
+    assert image.apply(delta(0, snapshot=True)) is not None
+    assert image.apply(delta(0, snapshot=True, controller_epoch=1)) is not None
+
+
+def test_a_newer_controller_goes_on_with_the_history_of_the_one_before() -> None:
+    image = as_of(epoch=2)
+    record = partition(A, 0, 1)
+    record.partition_epoch = 4
+    assert image.apply(delta(12, controller_epoch=3, after_index=10)) is not None
+    whole = {"topics": [topic("orders", A)], "partitions": [record]}
+    assert image.apply(delta(20, controller_epoch=4, snapshot=True, **whole)) is not None
+    assert image.apply(delta(21, controller_epoch=4, after_index=20)) is not None
+
+
+def test_a_controller_that_was_given_up_and_runs_on_is_not_believed() -> None:
+    image = as_of(epoch=2)
+    for fields in ({"snapshot": True}, {"after_index": 10}, {"after_index": 30}):
+        for index in (9, 10, 31):
+            assert image.apply(delta(index, controller_epoch=1, **fields)) is None
+    assert (image.index, image.controller_epoch) == (10, 2)

@@ -10,7 +10,12 @@ from penstock.broker.controller_directory import ControllerDirectory
 from penstock.broker.quorum_view import QuorumView
 from penstock.raft_meta.connecting import NodeConnector
 from penstock.v1 import controller_pb2
-from penstock.wire.errors import ClusterNotFoundedError, NetworkError, NotControllerError
+from penstock.wire.errors import (
+    ClusterNotFoundedError,
+    NetworkError,
+    NotControllerError,
+    NotEnoughVotersError,
+)
 from tests.unit.broker.test_controller_link import FakeController
 
 ENOUGH_MS = 60_000
@@ -158,3 +163,63 @@ async def test_nobody_who_does_not_answer_is_taken_for_unfounded(bench: Bench) -
     for node in bench.nodes.values():
         await node.stop()
     await bench.view.require_founded()
+
+
+async def test_a_broker_that_reaches_no_majority_of_the_voters_names_those_that_are_missing(
+    bench: Bench,
+) -> None:
+    for number in (1, 3):
+        await bench.nodes[number].stop()
+    bench.nodes[2].active = None  # It hears its leader no more.
+    with pytest.raises(
+        NotEnoughVotersError,
+        match=r"broker 2 reaches no majority of the voters 1, 2, 3, but 2: controller 1 at .*; "
+        r"controller 3 at .*; next: start .*`penstock quorum status`",
+    ):
+        await bench.view.require_majority()
+
+
+async def test_without_any_controller_that_answers_there_is_no_majority(bench: Bench) -> None:
+    for node in bench.nodes.values():
+        await node.stop()
+    with pytest.raises(NotEnoughVotersError, match="of the voters 1, 2, 3, but none: controller 1"):
+        await bench.view.require_majority()
+
+
+async def test_a_majority_that_elects_somebody_is_waited_for(bench: Bench) -> None:
+    await bench.nodes[1].stop()
+    for number in (2, 3):
+        bench.nodes[number].active = None
+    await bench.view.require_majority()
+
+
+async def test_a_follower_that_hears_its_leader_has_a_majority_behind_it(bench: Bench) -> None:
+    """The broker is cut off from more controllers than that one."""
+    for number in (1, 3):
+        await bench.nodes[number].stop()
+    await bench.view.require_majority()
+
+
+async def test_a_leader_that_is_cut_off_is_no_majority(bench: Bench) -> None:
+    bench.nodes[1].confirms = False
+    for number in (2, 3):
+        await bench.nodes[number].stop()
+    with pytest.raises(NotEnoughVotersError, match="but 1: controller 2"):
+        await bench.view.require_majority()
+
+
+async def test_whoever_does_not_vote_counts_for_no_majority(bench: Bench) -> None:
+    for node in bench.nodes.values():
+        node.active, node.voters = None, [bench.nodes[1], bench.nodes[2]]
+    await bench.nodes[2].stop()
+    with pytest.raises(NotEnoughVotersError, match="voters 1, 2, but 1: controller 2"):
+        await bench.view.require_majority()
+
+
+async def test_one_controller_that_knows_of_no_voters_knows_it_alone(bench: Bench) -> None:
+    unfounded(bench)
+    for number in (2, 3):
+        await bench.nodes[number].stop()
+    bench.nodes[1].awaited = [2, 3]
+    with pytest.raises(ClusterNotFoundedError, match="as far as controller 1 knows: controller 1"):
+        await bench.view.require_founded()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -392,3 +393,25 @@ def test_without_settings_or_directory_nothing_is_recovered(stopped: Path) -> No
     elsewhere = recover(stopped, "--accept-loss")
     assert elsewhere.exit_code == 1
     assert "elsewhere" in elsewhere.stderr
+
+
+def test_an_empty_directory_is_refused_with_one_step(stopped: Path) -> None:
+    data = stopped.parent / "data"
+    shutil.rmtree(data)
+    format_directory(data, "cluster-of-three", 2)
+    open_directories(data, 2, [data / "raft"])
+    LmdbJournal(data / "raft" / "journal", cluster_id="cluster-of-three", node_id=2).close()
+    result = recover(stopped)
+    assert result.exit_code == 1
+    what, step = result.stderr.splitlines()
+    assert "empty" in what
+    assert step == "next: run this on a controller that still has its directory"
+
+
+def test_a_node_that_is_no_controller_has_nothing_to_recover(stopped: Path) -> None:
+    stopped.write_text(stopped.read_text().replace('"controller"', '"broker"'))
+    result = recover(stopped)
+    assert result.exit_code == 1
+    what, step = result.stderr.splitlines()
+    assert what.startswith("error: node 2 is no controller by the node.roles of its settings")
+    assert step == "next: run this on a controller that still has its directory"

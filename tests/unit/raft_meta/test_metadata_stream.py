@@ -14,6 +14,7 @@ from penstock.raft_meta.change_log import ChangeLog
 from penstock.raft_meta.guarding import Encoded
 from penstock.raft_meta.metadata_stream import MetadataFeed
 from penstock.v1 import cluster_pb2, controller_pb2
+from penstock.wire.errors import MetadataDivergedError
 
 
 class World:
@@ -131,8 +132,8 @@ async def test_a_broker_that_comes_again_is_told_what_changed_since(world):
 
 @pytest.mark.parametrize(
     ("index", "epoch"),
-    [(2, 1), (0, 0), (5, 9), (7, 1), (99, 1)],
-    ids=["forgotten", "nothing", "never", "another past", "ahead in another past"],
+    [(2, 1), (0, 0), (5, 9), (7, 0), (99, 9)],
+    ids=["forgotten", "nothing", "never", "of older software", "ahead in another past"],
 )
 async def test_a_broker_that_cannot_go_on_begins_with_a_snapshot(world, monkeypatch, index, epoch):
     monkeypatch.setattr(change_log, "KEPT_CHANGES", 4)
@@ -141,6 +142,18 @@ async def test_a_broker_that_cannot_go_on_begins_with_a_snapshot(world, monkeypa
         world.change()
     (first,) = await take(world.feed.subscribe(index, epoch).responses(), 1)
     assert (first.delta.index, first.delta.snapshot) == (8, True)
+
+
+@pytest.mark.parametrize(("index", "epoch"), [(7, 1), (8, 1), (99, 1)])
+async def test_a_broker_whose_past_was_given_up_is_told_so(world, index, epoch):
+    for number in range(8):
+        world.epoch = 1 if number < 6 else 2
+        world.change()
+    with pytest.raises(MetadataDivergedError, match=f"epoch 1 up to index {index} .* start the"):
+        world.feed.subscribe(index, epoch)
+    world.feed.replaced(50, 3)
+    with pytest.raises(MetadataDivergedError):
+        world.feed.subscribe(60, 2)
 
 
 async def test_a_broker_that_is_ahead_of_this_controller_waits_for_it(world):

@@ -6,7 +6,7 @@ import crc32c
 import pytest
 
 from penstock.raft_meta.directory_lock import locked
-from penstock.raft_meta.journal import LmdbJournal
+from penstock.raft_meta.journal import TERMS_GIVEN_UP, LmdbJournal
 from penstock.raft_meta.quorum import Role
 from penstock.raft_meta.recovery import become_the_only_voter, survey
 from penstock.raft_meta.snapshots import Snapshot, SnapshotStore
@@ -51,6 +51,20 @@ def test_a_survivor_goes_on_alone_with_all_it_has_and_others_are_added(tmp_path)
             net.insist(lambda node_id=host.node_id: net.add(node_id))
     net.settle()
     assert net.voters() == {1, 2, 3}
+    net.close()
+
+
+def test_a_survivor_goes_on_in_a_term_that_a_lost_majority_cannot_have_reached(tmp_path):
+    net = Network(tmp_path, 3, seed=31)
+    net.wait_leader()
+    net.propose()
+    net.run(0.5)
+    host = net.hosts[2]
+    net.crash(host, down_s=1e9)
+    before = survey(host.directory, cluster_id="fuzz", node_id=2)
+    become_the_only_voter(host.directory, cluster_id="fuzz", node_id=2, addresses={})
+    after = survey(host.directory, cluster_id="fuzz", node_id=2)
+    assert after.last_term >= before.last_term + TERMS_GIVEN_UP
     net.close()
 
 
@@ -105,7 +119,7 @@ def test_a_snapshot_that_the_journal_lacks_counts_for_a_survivor(tmp_path):
     assert found.voters_before == (1, 2, 3, 4)
     assert ends_with(tmp_path) == (10, 1)  # Looking changed nothing.
     assert found == become_the_only_voter(tmp_path, cluster_id="lone", node_id=1, addresses={})
-    assert ends_with(tmp_path) == (21, 2)
+    assert ends_with(tmp_path) == (21, 1 + TERMS_GIVEN_UP)
 
 
 def test_a_journal_that_goes_on_after_the_snapshot_is_what_counts(tmp_path):
@@ -123,4 +137,4 @@ def test_a_first_snapshot_in_a_directory_is_no_empty_log(tmp_path):
     found = survey(tmp_path, cluster_id="lone", node_id=1)
     assert (found.last_index, found.last_term, found.voters_before) == (20, 3, (1, 2, 3, 4))
     become_the_only_voter(tmp_path, cluster_id="lone", node_id=1, addresses={})
-    assert ends_with(tmp_path) == (21, 4)
+    assert ends_with(tmp_path) == (21, 3 + TERMS_GIVEN_UP)

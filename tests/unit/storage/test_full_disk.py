@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import shutil
@@ -16,6 +17,7 @@ from structlog.testing import capture_logs
 from penstock.broker.storage import flusher, local_state
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.disk import Buffer, Disk
+from penstock.broker.storage.local_state import LocalState
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.manager import LogManager
 from penstock.broker.storage.recovery import SavedState, open_log
@@ -380,7 +382,8 @@ async def test_a_new_log_whose_segment_finds_no_room_fails_nothing(managed: Mana
     managed.manager.get_or_create("t", 0, ONE, {})
 
 
-async def test_a_log_found_on_a_full_disk_is_opened_once_there_is_room(managed: Managed) -> None:
+async def crashed_after_a_flush(managed: Managed) -> None:
+    """Go on with what a kill leaves of a log with two records, both below the recovery point."""
     log = managed.manager.get_or_create("t", 0, ONE, {})
     log.append_as_leader(batch("a", "b"), 0, now_ms=1)
     state = managed.manager._directories[0]._use_state()
@@ -389,7 +392,71 @@ async def test_a_log_found_on_a_full_disk_is_opened_once_there_is_room(managed: 
     shutil.copytree(managed.path, crashed)
     managed.manager.close()
     managed.path = crashed
-    managed.disk.full, managed.disk.only = {"write"}, ".tmp"  # What a recovery writes.
+
+
+async def refuses_writes_and_goes_on(managed: Managed, manager: LogManager) -> None:
+    """What a start on a full disk found is read, is not written to, and then is."""
+    log = manager.get_or_create("t", 0, ONE, {})
+    assert values_of(log) == ["a", "b"]
+    assert not manager.failed_directories
+    for _ in range(2):
+        with pytest.raises(DiskFullError):
+            log.append_as_leader(batch("c"), 0, now_ms=1)
+        await asyncio.sleep(0.02)  # So that what is tried again is.
+    assert not log.has_room
+    managed.disk.full, FullEnvironment.full = set(), False
+    await eventually(lambda: log.has_room)
+    log.append_as_leader(batch("c"), 0, now_ms=1)
+    await eventually(lambda: log.durable_offset == 3)
+    assert values_of(log) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+async def test_a_start_on_a_disk_without_room_serves_reads_and_refuses_writes(
+    environment: type[FullEnvironment], managed: Managed, is_clean: bool
+) -> None:
+    managed.manager.record_broker_epoch(17)
+    await crashed_after_a_flush(managed)
+    if is_clean:
+        managed.open().close()
+    managed.disk.full, environment.full = {"write", "create"}, True
+    manager = managed.open()
+    assert manager.previous_broker_epoch() == 17
+    await refuses_writes_and_goes_on(managed, manager)
+
+
+async def test_nothing_changes_while_the_disk_calls_the_last_stop_clean(
+    environment: type[FullEnvironment], managed: Managed
+) -> None:
+    """Local state alone has no room: the next start would take what a kill tore for sound."""
+    log = managed.manager.get_or_create("t", 0, ONE, {})
+    log.append_as_leader(batch("a", "b"), 0, now_ms=1)
+    managed.manager.close()
+    environment.full = True
+    log = managed.open().get_or_create("t", 0, ONE, {}, internal=True)  # May use all room.
+    for change in (
+        lambda: log.append_as_leader(batch("c"), 0, now_ms=1),
+        lambda: log.append_as_follower(batch("c", base_offset=2, leader_epoch=0)),
+        lambda: log.truncate_to(1),
+        lambda: log.truncate_fully_and_start_at(0),
+        log.roll,
+    ):
+        with pytest.raises(DiskFullError):
+            change()
+    assert values_of(log) == ["a", "b"]
+    environment.full = False
+    log.truncate_to(1)  # Which notes that the run has begun.
+    shutil.copytree(managed.path / ".state", managed.path.with_name("copy") / ".state")
+    assert LocalState(managed.path.with_name("copy"), 1 << 20).clean_stop is None
+    assert log.append_as_leader(batch("c"), 0, now_ms=1).base_offset == 0
+
+
+async def test_a_log_that_cannot_be_recovered_on_a_full_disk_is_opened_once_there_is_room(
+    managed: Managed,
+) -> None:
+    await crashed_after_a_flush(managed)
+    shutil.rmtree(managed.path / ".state")  # All of it is above the recovery point then.
+    managed.disk.full = {"write"}
     manager = managed.open()
     assert [type(error) for error in manager.unopened().values()] == [DiskFullError]
     with pytest.raises(DiskFullError):

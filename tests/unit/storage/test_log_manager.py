@@ -469,7 +469,42 @@ async def test_what_a_crash_while_a_partition_was_made_leaves_is_removed(kit: Ki
     manager = kit.open()
     assert not (kit.paths[0] / "t-0").exists()
     assert precious.exists(), "data that nobody knows is kept"
+    with pytest.raises(StorageError, match=r"u-0 may be those in .*move the directory away"):
+        manager.get_or_create("u", 0, ONE, {})
+    precious.rename(kit.paths[0] / "lost+found" / "u-0")
     assert manager.get_or_create("u", 0, ONE, {}).log_end_offset == 0
+
+
+@pytest.mark.parametrize("field", [b"topic_id: ", b"cluster_id: ", b"version: ", b"crc32c: "])
+async def test_records_whose_owner_cannot_be_told_are_kept_and_nothing_is_made_in_their_place(
+    kit: Kit, field: bytes
+) -> None:
+    manager = kit.open()
+    manager.record_broker_epoch(3)
+    bad, good = (manager.get_or_create("t", partition, ONE, {}) for partition in range(2))
+    for log in (bad, good):
+        log.append_as_leader(batch("a", "b"), 0, now_ms=1)
+    bad.flush()
+    bad.advance_log_start(1)
+    manager.close()
+    path = bad.directory / "partition.metadata"
+    sound = path.read_bytes()
+    at = sound.index(field) + len(field)
+    path.write_bytes(sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1 :])
+    manager = kit.open()
+    assert [log.name for log in manager.logs()] == ["t-1"]
+    assert manager.previous_broker_epoch() == -1
+    manager.record_broker_epoch(4)
+    for topic_id in (ONE, TWO):
+        with pytest.raises(StorageError, match=r"t-0 may be those in .*t-0, .*partition\.metadata"):
+            manager.get_or_create("t", 0, topic_id, {})
+    assert manager.get_or_create("t", 2, ONE, {}).log_end_offset == 0
+    manager.close()
+    path.write_bytes(sound)
+    manager = kit.open()
+    assert manager.previous_broker_epoch() == -1, "nobody had looked at all of it"
+    again = manager.get_or_create("t", 0, ONE, {})
+    assert (again.log_start_offset, again.log_end_offset, again.opened_clean) == (1, 2, False)
 
 
 async def test_a_long_topic_name_can_be_deleted(kit: Kit) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.v1 import cluster_pb2
+from penstock.wire.errors import MetadataDivergedError
 from penstock.wire.ids import TopicId, TopicIdPartition, TopicPartition
 
 MAX_DELETED_TOPICS: Final = 10_000
@@ -77,9 +78,14 @@ class MetadataImage:
         """Take over one delta and say what changed; None when it was known already.
 
         A snapshot replaces everything, and reports every topic that it no longer has as removed.
-        A snapshot older than the picture is ignored: a lagging controller sent it.
+        A snapshot older than the picture is ignored: a lagging controller sent it. So is what is of
+        an older controller epoch, whatever its index: it is of a history that was given up.
+
+        Raises MetadataDivergedError, and changes nothing, where that is the picture's own history.
         """
-        if delta.index <= self.index and not (delta.snapshot and delta.index == self.index):
+        self._check_history(delta)
+        is_older = delta.controller_epoch < self.controller_epoch or delta.index < self.index
+        if is_older or (delta.index == self.index and not delta.snapshot):
             return None
         self.index = delta.index
         self.controller_epoch = delta.controller_epoch
@@ -115,6 +121,37 @@ class MetadataImage:
             ),
             cluster_configs=reconfigured,
         )
+
+    def _check_history(self, delta: cluster_pb2.MetadataDelta) -> None:
+        """Whether the controllers went on from what this picture is of.
+
+        In one history a later index never has an older controller epoch, and the index of this
+        picture is that of a command. It is another one, too, if a partition's epoch went back:
+        that shows where a snapshot skips the place at which the two part.
+        """
+        if delta.controller_epoch < self.controller_epoch:
+            return  # Not newer than this picture, and no judge of it.
+        is_newer = delta.controller_epoch > self.controller_epoch
+        if (
+            (is_newer and 0 < self.index >= delta.index)
+            or 0 < delta.after_index < self.index < delta.index
+            or (is_newer and delta.snapshot and self._is_undone_by(delta))
+        ):
+            raise MetadataDivergedError(
+                f"the metadata up to index {self.index}, of controller epoch "
+                f"{self.controller_epoch}, are not those that the controllers go on with at index "
+                f"{delta.index}, of epoch {delta.controller_epoch}: a part of them was given up "
+                "(penstock quorum recover), and this broker has acted on it; next: start it again, "
+                "and it takes all of them anew"
+            )
+
+    def _is_undone_by(self, snapshot: cluster_pb2.MetadataDelta) -> bool:
+        for record in snapshot.partitions:
+            topic = self._topics.get(TopicId(record.topic_id))
+            known = None if topic is None else topic.partitions.get(record.partition)
+            if known is not None and known.partition_epoch > record.partition_epoch:
+                return True
+        return False
 
     def _take_configs(self, delta: cluster_pb2.MetadataDelta) -> bool:
         if not delta.HasField("cluster_configs"):

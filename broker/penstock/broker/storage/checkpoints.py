@@ -25,6 +25,7 @@ from penstock.wire.ids import TopicId
 EPOCHS_FILE: Final = "leader-epoch-checkpoint"
 METADATA_FILE: Final = "partition.metadata"
 TEMPORARY_SUFFIX: Final = ".tmp"
+_METADATA_FIELDS: Final = 3
 _SNAPSHOT_NAME: Final = re.compile(r"(\d{20})\.snapshot")
 
 
@@ -137,17 +138,24 @@ class PartitionMetadata(NamedTuple):
 def encode_metadata(metadata: PartitionMetadata) -> bytes:
     """Text, as Kafka's, with the cluster's id as well."""
     topic_id = uuid.UUID(bytes=metadata.topic_id)
-    return f"version: 0\ntopic_id: {topic_id}\ncluster_id: {metadata.cluster_id}\n".encode()
+    text = f"version: 0\ntopic_id: {topic_id}\ncluster_id: {metadata.cluster_id}\n".encode()
+    return text + f"crc32c: {crc32c(text):08x}\n".encode()
 
 
 def read_metadata(directory: Path) -> PartitionMetadata:
-    """Whose log it is. Raises CheckpointDamagedError."""
+    """Whose log it is; an earlier version wrote no checksum. Raises CheckpointDamagedError."""
     path = directory / METADATA_FILE
     try:
-        pairs = (line.partition(": ") for line in path.read_text().splitlines())
+        data = path.read_bytes()
+        text, marker, checksum = data.rpartition(b"crc32c: ")
+        if marker and int(checksum, 16) != crc32c(text):
+            raise CheckpointDamagedError(f"{path} fails its checksum")
+        pairs = (line.partition(": ") for line in (text if marker else data).decode().splitlines())
         fields = {key: value.strip() for key, _, value in pairs}
         if fields["version"] != "0":
             raise CheckpointDamagedError(f"{path} has the unknown version {fields['version']}")
+        if len(fields) != _METADATA_FIELDS:
+            raise CheckpointDamagedError(f"{path} has a line that means nothing")
         return PartitionMetadata(TopicId(uuid.UUID(fields["topic_id"]).bytes), fields["cluster_id"])
     except (OSError, KeyError, ValueError) as error:
         raise CheckpointDamagedError(f"{path}: {error!r}") from None

@@ -81,12 +81,14 @@ class LocalState:
         self.clean_stop: RunMark | None = None  # These two as they were found.
         self.durable_run: RunMark | None = None
         self.directory_id = uuid.uuid4().bytes  # Unless it has one.
+        self._must_begin = True
         self._load()
 
     def _load(self) -> None:
         with self._environment.begin() as transaction:
             self.clean_stop = _decode_run(transaction.get(_CLEAN_KEY))
             self.durable_run = _decode_run(transaction.get(_DURABLE_KEY))
+            self._must_begin = self.clean_stop is not None or transaction.get(_ID_KEY) is None
             self.directory_id = transaction.get(_ID_KEY, self.directory_id)
             for key, value in transaction.cursor():
                 if len(key) == _KEY.size:
@@ -95,18 +97,34 @@ class LocalState:
                     self._values[partition_key] = PartitionState.decode(value)
 
     def begin_run(self) -> None:
-        """Take the mark of the clean stop away: from here on a crash is a crash."""
-        with self._lock, self._environment.begin(write=True) as transaction:
+        """Take the mark of the clean stop away: from here on a crash is a crash.
+
+        Where there was no room for that ``has_begun`` is False until any later write had some. What
+        a clean stop left must stay as it is so long, or the next start would be deceived.
+        """
+        with self._lock:
+            self._write()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether no mark of a clean stop before is on the disk any more."""
+        return not self._must_begin
+
+    def _begin(self, transaction: lmdb.Transaction) -> None:
+        if self._must_begin:
             transaction.delete(_CLEAN_KEY)
             transaction.put(_ID_KEY, self.directory_id)
 
     def mark_durable_run(self, run: RunMark | None) -> None:
         """Note durably that this run acknowledges only what is on the disk, or that none does."""
-        with self._lock, self._environment.begin(write=True) as transaction:
-            if run is None:
-                transaction.delete(_DURABLE_KEY)
-            else:
-                transaction.put(_DURABLE_KEY, _encode_run(run))
+        with self._lock:
+            with self._environment.begin(write=True) as transaction:
+                self._begin(transaction)
+                if run is None:
+                    transaction.delete(_DURABLE_KEY)
+                else:
+                    transaction.put(_DURABLE_KEY, _encode_run(run))
+            self._must_begin = False
 
     def known(self) -> set[TopicIdPartition]:
         """The partitions that something is known of."""
@@ -155,21 +173,29 @@ class LocalState:
         with self._lock:
             state = self._values.get(key)
             if state is None:
+                self._begin_first()
                 return
             cut = state._replace(
                 recovery_point=min(state.recovery_point, offset),
                 high_watermark=min(state.high_watermark, offset),
             )
             if cut == state and key not in self._changed:
+                self._begin_first()
                 return
             self._values[key] = cut
             self._changed.add(key)
             self._write()
 
+    def _begin_first(self) -> None:
+        """A log is about to change: not as long as the disk calls it as a clean stop left it."""
+        if self._must_begin:
+            self._write()
+
     def _write(self, *, clean_stop: RunMark | None = None) -> None:
-        if not self._changed and clean_stop is None:
+        if not (self._changed or self._must_begin) and clean_stop is None:
             return
         with self._environment.begin(write=True) as transaction:
+            self._begin(transaction)
             for key in self._changed:
                 state = self._values.get(key)
                 if state is None:
@@ -179,6 +205,7 @@ class LocalState:
             if clean_stop is not None:
                 transaction.put(_CLEAN_KEY, _encode_run(clean_stop))
         self._changed.clear()
+        self._must_begin = False
 
     def close(self, clean_stop: RunMark | None) -> None:
         """Write what changed, with the mark of a clean stop if it was one, and close.

@@ -393,6 +393,7 @@ class PartitionLog:
         self._check()
         if not self._files.active.size_bytes:
             return
+        self.home.room.check(0, 0, f"closing a segment of {self.name}")
         try:
             self._files.roll(self._end)
         except OSError as error:

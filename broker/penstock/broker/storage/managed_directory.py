@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import lmdb
 import structlog
@@ -36,13 +36,24 @@ from penstock.wire.errors import DataDirectoryError, DiskFullError, PenstockErro
 from penstock.wire.ids import TopicId, TopicIdPartition, TopicPartition
 
 # ``topic-N``, or ``topic-N.TOPICID`` where another topic's log had that name already.
-_PARTITION: Final = re.compile(r"(.+)-(\d+)(?:\.[0-9a-f]{32})?")
+_PARTITION: Final = re.compile(r"(.+)-(\d+)(?:\.([0-9a-f]{32}))?")
 _DELETED_SUFFIX: Final = "-delete"
 _STRAY_SUFFIX: Final = ".stray"  # No partition's name.
 _STRAY: Final = re.compile(r".+-(\d+)\.([0-9a-f]{32})(?:\.\d+)?\.stray")
 _NAME_MAX: Final = 180  # Of the topic in a name with a suffix, which has 255 at most.
 _DEFAULTS: Final = TopicLogConfig.of({})
 _log = structlog.get_logger()
+
+
+class _Unclear(NamedTuple):
+    """Records of nobody knows which topic: their ``partition.metadata`` is damaged or gone."""
+
+    partition: TopicPartition  # By the directory's name, as is the next, where it is in there.
+    topic_id: TopicId | None
+    reason: str
+
+    def may_be(self, partition: TopicPartition, key: TopicIdPartition) -> bool:
+        return self.partition == partition and self.topic_id in (None, key.topic_id)
 
 
 class ManagedDirectory:
@@ -59,6 +70,7 @@ class ManagedDirectory:
         self.logs: dict[TopicIdPartition, PartitionLog] = {}
         self.unopened: dict[TopicIdPartition, tuple[Path, PenstockError]] = {}
         self._strays: dict[TopicIdPartition, Path] = {}
+        self._unclear: dict[Path, _Unclear] = {}
         self._cluster_id = cluster_id
         self._on_durable = on_durable
         self._flusher = Flusher(home.path, home.settings, self._flushed)
@@ -104,17 +116,36 @@ class ManagedDirectory:
             self.was_empty = state.is_new
             self.directory_id = state.directory_id
             self._clean_stop, self._durable_run = state.clean_stop, state.durable_run
-            self._is_whole = True
+            self._is_whole = not self._unclear
             self._find_strays()
             known = state.known()
-            state.begin_run()
+            self._begin_run(state)
             self._note_missing(known.difference(key for _, _, key in found))
             for directory, partition, key in found:
                 self._open_found(directory, partition, key, is_known=key in known)
-            state.keep_only({*self.logs, *self.unopened})
+            unclear = {one.partition.partition for one in self._unclear.values()}
+            maybe_here = {key for key in known if key.partition in unclear}
+            state.keep_only({*self.logs, *self.unopened, *maybe_here})
             self._save_all()
         except (OSError, lmdb.Error) as error:
             raise self.home.fail(error, "opening it") from error
+
+    def _begin_run(self, state: LocalState) -> None:
+        """Where there is no room for that, what is here can be read and stays as it is."""
+        try:
+            state.begin_run()
+        except (OSError, lmdb.Error) as error:
+            if not is_disk_full(error):
+                raise
+            self.home.room.refused(str(error), "noting that the broker has started")
+            self.home.room.wait_until(lambda: state.has_begun)
+
+    def resume(self, log: PartitionLog) -> None:
+        """Do what the start had to leave for want of room, once somebody uses the log."""
+        if log.needs_flush:
+            self.request_flush(log)
+        if self._state is not None and not self._state.has_begun:
+            self._checkpoint_soon()
 
     def _list(self, found: Iterable[tuple[Path, TopicPartition, TopicIdPartition]]) -> None:
         """Know what is here, even if the directory fails before it is opened."""
@@ -133,17 +164,18 @@ class ManagedDirectory:
                 continue
             if match is None:
                 continue  # Not ours: a lost+found, an operator's copy.
+            partition = TopicPartition(match[1], int(match[2]))
+            topic_id = TopicId(bytes.fromhex(match[3])) if match[3] else None
             try:
                 metadata = read_metadata(directory)
             except CheckpointDamagedError as error:
-                self._without_metadata(directory, error)
+                self._without_metadata(directory, _Unclear(partition, topic_id, str(error)))
                 continue
             if metadata.cluster_id != self._cluster_id:
                 raise DataDirectoryError(
                     f"{directory} belongs to cluster {metadata.cluster_id!r}, not to "
                     f"{self._cluster_id!r}; give this node a data directory of its own cluster"
                 )
-            partition = TopicPartition(match[1], int(match[2]))
             yield directory, partition, TopicIdPartition(metadata.topic_id, partition.partition)
 
     def _find_strays(self) -> None:
@@ -167,6 +199,25 @@ class ManagedDirectory:
                 "them back, or remove it to have the partition copied anew from its leader"
             )
         del self._strays[key]
+
+    def refuse_unclear(self, partition: TopicPartition, key: TopicIdPartition) -> None:
+        """Raise StorageError while records that may be the partition's lie here unread."""
+        for directory, unclear in list(self._unclear.items()):
+            if not unclear.may_be(partition, key):
+                continue
+            if directory.exists():
+                raise StorageError(
+                    f"the records of {partition} may be those in {directory}, and it can't be "
+                    f"told: {unclear.reason}; stop the broker and put that file right (the topic's "
+                    "id and the cluster's, without the line of the checksum) to have them back, or "
+                    "move the directory away to have the partition copied anew from its leader"
+                )
+            del self._unclear[directory]
+
+    @property
+    def has_unopened(self) -> bool:
+        """Whether there are records here that can't be served."""
+        return bool(self.unopened or self._unclear)
 
     def _note_missing(self, missing: set[TopicIdPartition]) -> None:
         """What the last run left and somebody has taken away since.
@@ -198,7 +249,7 @@ class ManagedDirectory:
 
     def as_found(self) -> FoundDirectory:
         """What the start found of the run before."""
-        whole = self._is_whole and self.home.failure is None and not self.unopened
+        whole = self._is_whole and self.home.failure is None and not self.has_unopened
         return FoundDirectory(self.directory_id, self._clean_stop, self._durable_run, whole)
 
     def mark_durable_run(self, run: RunMark | None) -> None:
@@ -225,12 +276,20 @@ class ManagedDirectory:
 
         self._doubting.run(forget)
 
-    def _without_metadata(self, directory: Path, error: CheckpointDamagedError) -> None:
+    def _without_metadata(self, directory: Path, unclear: _Unclear) -> None:
         """A crash while the partition was made leaves nothing in it; anything else is kept."""
-        if any(directory.glob("*.log")):
-            _log.error("partition_directory_ignored", directory=str(directory), reason=str(error))
-        else:
+        logs = directory.glob("*.log")
+        if not any(path.stat().st_size or path.stem.strip("0") for path in logs):
             shutil.rmtree(directory)
+            return
+        self._unclear[directory] = unclear
+        _log.error(
+            "partition_directory_unclear",
+            directory=str(directory),
+            reason=unclear.reason,
+            next_step="put the file right or move the directory away, and restart this broker; it "
+            "makes no log of that name until then",
+        )
 
     def _open_log(
         self,
@@ -479,4 +538,4 @@ class ManagedDirectory:
             except (StorageError, DiskFullError) as error:
                 _log.error("log_not_closed", partition=log.name, reason=error.message)
                 saved = False
-        return saved and not self.unopened  # Those nobody has checked to their end.
+        return saved and not self.has_unopened  # Those nobody has checked to their end.

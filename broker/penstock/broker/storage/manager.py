@@ -129,7 +129,7 @@ class LogManager:
         """
         self._broker_epoch = broker_epoch
         whole = not any(
-            directory.home.failure or directory.unopened for directory in self._directories
+            directory.home.failure or directory.has_unopened for directory in self._directories
         )
         run = self._run() if whole and self._waits_for_disk else None
         for directory in self._directories:
@@ -215,8 +215,9 @@ class LogManager:
         The log of an ``internal`` topic may use what others leave free (``min_free_bytes``).
 
         A new one goes where the fewest are. Raises StorageError when the log is damaged, its
-        directory has failed or all have, or while a stray of it is kept: that one has its records,
-        and an empty one in its place could pass for it. So could one made while a directory that
+        directory has failed or all have, or while a stray of it is kept, or records that may be its
+        and of which that can't be told: those are its records, and an empty log in their place
+        could pass for them. So could one made while a directory that
         may have it is away: unless the replica ``is_new``, given to this broker since it started,
         every directory must say that it has it not. DiskFullError.
         """
@@ -229,9 +230,11 @@ class LogManager:
             log = holder.logs[key]
             log.config = config
             log.internal = internal
+            holder.resume(log)
             return log
         for directory in self._directories:
             directory.refuse_stray(TopicPartition(topic, partition), key)
+            directory.refuse_unclear(TopicPartition(topic, partition), key)
         if holder is None and not is_new:
             self._refuse_unlisted(TopicPartition(topic, partition))
         usable = [directory for directory in self._directories if directory.home.failure is None]

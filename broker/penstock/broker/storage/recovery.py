@@ -33,6 +33,7 @@ from penstock.broker.storage.checkpoints import (
 )
 from penstock.broker.storage.cleaner.swapping import finish_swaps
 from penstock.broker.storage.data_directory import DataDirectory
+from penstock.broker.storage.disk import is_disk_full
 from penstock.broker.storage.index import IndexDamagedError, MemoryIndex
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.log_files import LogFiles
@@ -70,6 +71,7 @@ class _Opening:
     segments: list[Segment] = field(default_factory=list)
     end_offset: int = 0
     epochs: EpochHistory = field(default_factory=EpochHistory)
+    unsaved: list[Segment] | None = None  # Those a flush must save the indexes of, if it is due.
 
 
 def open_log(
@@ -85,7 +87,8 @@ def open_log(
 
     Raises StorageError, naming place and next step, for damage that no crash explains or when the
     disk fails. DiskFullError when there is no room: what it did so far is no worse than what it
-    found, and it may be tried again. Blocks while it reads what lies above the recovery point.
+    found, and it may be tried again. Where there is none for the small files alone the log is open
+    for reading, and ``needs_flush``. Blocks while it reads what lies above the recovery point.
     """
     opening = _Opening(home, directory, str(partition), config, saved)
     try:
@@ -209,20 +212,37 @@ def _recover(opening: _Opening) -> None:
             f"{opening.name}: the log in {opening.directory} ends at offset {end}, but was on the "
             f"disk up to {point}"
         )
-    for segment in segments[first:-1]:
-        segment.complete_index()
-        segment.save_index()
-        segment.index = None
-        segment.close_file()
     for taken_at, path in snapshots(opening.directory):
         if taken_at > end:
             path.unlink()
     opening.epochs.truncate_from_end(end)
-    # From now on all of this lies below the recovery point, and nobody will look for epochs there.
-    checkpoint = encode_epochs(opening.epochs.entries)
-    write_atomically(opening.home.disk, opening.directory / EPOCHS_FILE, checkpoint)
+    _save_found(opening, segments[first:-1])
     opening.home.disk.sync_directory(opening.directory)
     opening.end_offset = end
+
+
+def _save_found(opening: _Opening, closed: list[Segment]) -> None:
+    """Write what nobody will look for below the recovery point, where all of this lies from now on.
+
+    For want of room that is left to a flush, and the recovery point stays where it is until then.
+    """
+    disk = opening.home.disk
+    for segment in closed:
+        segment.complete_index()
+    try:
+        for segment in closed:
+            segment.save_index()
+        checkpoint = encode_epochs(opening.epochs.entries)
+        write_atomically(disk, opening.directory / EPOCHS_FILE, checkpoint)
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        opening.home.room.refused(str(error), f"opening {opening.name}")
+        opening.unsaved = closed
+        return
+    for segment in closed:
+        segment.index = None
+        segment.close_file()
 
 
 def _sync(opening: _Opening, segment: Segment) -> None:
@@ -366,6 +386,7 @@ def _start_anew(opening: _Opening, offset: int) -> None:
     segment = Segment.create(opening.home, opening.directory, opening.name, offset)
     opening.home.disk.sync_directory(opening.directory)
     opening.segments = [segment]
+    opening.unsaved = None
     opening.end_offset = offset
     opening.epochs.clear()
 
@@ -386,6 +407,9 @@ def _assemble(
     epochs.truncate_from_start(start)
     for path in files.delete_below(start):
         path.unlink()
+    is_saved = opening.unsaved is None
+    if opening.unsaved is not None:
+        files.put_back(opening.unsaved, names_changed=True)
     return PartitionLog(
         home,
         files,
@@ -394,10 +418,10 @@ def _assemble(
         config=opening.config,
         log_start_offset=start,
         end_offset=end,
-        synced_offset=end,
+        synced_offset=end if is_saved else min(opening.saved.recovery_point, end),
         opened_clean=opened_clean,
         epochs=epochs,
-        epochs_saved=epochs.entries == saved,
+        epochs_saved=is_saved and epochs.entries == saved,
         producers=load_producers(files, end, epochs, home.clock_ms()),
         cleaned_offset=opening.saved.cleaned_offset,
     )

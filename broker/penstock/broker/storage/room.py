@@ -39,14 +39,28 @@ class Room:
         self._used_bytes = 0  # Since it was asked.
         self._refused_at: int | None = None  # The largest reserve that an append was refused for.
         self._refused_ms = 0
+        self._is_ready: Callable[[], bool] | None = None  # While nothing may be appended.
+
+    def wait_until(self, is_ready: Callable[[], bool]) -> None:
+        """Nothing fits until ``is_ready`` says so: there was no room for what must come first."""
+        self._is_ready = is_ready
+
+    def _waits(self) -> bool:
+        if self._is_ready is not None and self._is_ready():
+            self._is_ready = None
+        return self._is_ready is not None
 
     def fits(self, size_bytes: int, reserve_bytes: int) -> bool:
         """Whether so much can be appended and leave ``reserve_bytes`` free. 0: no limit."""
+        if self._is_ready is not None and self._waits():
+            return False
         return reserve_bytes <= 0 or self._left() - size_bytes >= reserve_bytes
 
     def check(self, size_bytes: int, reserve_bytes: int, doing: str) -> None:
         """Raise DiskFullError unless it fits."""
         if not self.fits(size_bytes, reserve_bytes):
+            if self._is_ready is not None:
+                raise self.refused("there was none to note that the broker has started", doing)
             raise self.refused(
                 f"{self._left()} bytes are free and log.min.free.bytes keeps {reserve_bytes}",
                 doing,

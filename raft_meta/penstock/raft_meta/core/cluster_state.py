@@ -111,7 +111,7 @@ class ClusterState:
         """
         if index <= self._applied_index:
             raise ValueError(f"index {index} is applied after {self._applied_index}")
-        self._applied_index = index
+        before, self._applied_index = self._applied_index, index
         result = cluster_pb2.CommandResult(index=index)
         draft = Draft(self._tables, index)
         claimed = False
@@ -133,6 +133,7 @@ class ClusterState:
         if claimed and delta is None:
             delta = cluster_pb2.MetadataDelta(index=index)
         if delta is not None:
+            delta.after_index = before
             self._sign(delta)
         return Applied(result, delta, kind)
 
