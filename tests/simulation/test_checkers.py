@@ -444,6 +444,21 @@ def test_what_a_former_leader_shows_after_an_unclean_election_is_lost_though_not
     assert checkers.log_of(KEY).end == 1
 
 
+def test_of_a_damaged_batch_what_was_written_is_what_an_unclean_leader_commits() -> None:
+    full, short = flushed(b"a", b"b"), flushed(b"a")
+    checkers = checkers_of((1,), n1=full, n2=short, n3=full)
+    checkers.after_step([replica(1, full, high_watermark=2)])
+    elected(checkers, 2, recovering=True)
+    checkers.after_step([replica(2, short, high_watermark=1, epoch=1)])
+    assert checkers.log_of(KEY).end == 1
+    damaged = full.contents.batches[1]
+    full.contents.batches[1] = damaged._replace(data=damaged.data[:-1] + b"?")
+    full.contents.flipped.add(1)
+    elected(checkers, 3, recovering=True, epoch=2)
+    checkers.after_step([replica(3, full, high_watermark=2, epoch=2)])
+    assert checkers.log_of(KEY).batch_at(1) == damaged.data
+
+
 def test_what_an_unclean_leader_has_not_flushed_is_not_committed_again() -> None:
     full, copied = flushed(b"a", b"b"), flushed(b"a")
     append(copied, b"b")
