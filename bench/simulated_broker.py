@@ -22,7 +22,7 @@ from penstock.broker.core.metadata_image import ImageChange, MetadataImage
 from penstock.raft_meta.connecting import NodeConnector
 from penstock.v1 import cluster_pb2, controller_pb2
 from penstock.v1.controller_pb2_grpc import ControllerStub
-from penstock.wire.errors import RequestTimedOutError
+from penstock.wire.errors import NotControllerError, RequestTimedOutError
 from penstock.wire.transport import CHANNEL_OPTIONS, quiet_grpc, tune_malloc
 
 _ASK_AGAIN_MS = 5_000
@@ -135,7 +135,7 @@ class Broker:
                 result = await self._link.execute_admin(
                     cluster_pb2.Command(create_topic=command), _ASK_AGAIN_MS
                 )
-            except RequestTimedOutError:
+            except (NotControllerError, RequestTimedOutError):
                 continue
             if not result.HasField("error"):
                 return

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol
 
 from penstock.broker.core.metadata_image import ImageChange
+from penstock.broker.replication.ports import Step
 
 SLICE_S: Final = 0.015
 """Acting takes so much time, and the rest of a step, before the event loop's other work passes."""
@@ -16,11 +17,14 @@ SLICE_S: Final = 0.015
 class Replicas(Protocol):
     """Who acts in steps; penstock.broker.replication.manager.ReplicaManager is the real one."""
 
-    def on_metadata(self, change: ImageChange) -> Iterator[None]:
-        """Act on what was applied to the image, a step for each time that the next is asked for."""
+    def on_metadata(self, change: ImageChange) -> Iterator[Step]:
+        """Act on what was applied to the image, a step for each time that the next is asked for.
+
+        What a step yields is awaited before that.
+        """
         ...
 
-    def catch_up(self) -> Iterator[None]:
+    def catch_up(self) -> Iterator[Step]:
         """Act on what the image had before this process was registered, in steps."""
         ...
 
@@ -28,8 +32,8 @@ class Replicas(Protocol):
 class MetadataActor:
     """Acts on one change of the image after the other, and on the registration. On one event loop.
 
-    How long acting on a change takes is not known before: it makes logs and renames directories,
-    each of which waits for the disk. So it is cut by time and not by count, and a step, which is
+    How long acting on a change takes is not known before: it opens logs and renames directories,
+    which waits for the disk. So it is cut by time and not by count, and a step, which is
     all that happens to one partition, is never cut. ``first`` comes before the replicas' steps, the
     ``followers`` after them, each of which is a step. ``on_caught_up`` is called when the image had
     reached the registration before that was known, once everything is hosted; ``on_failed`` with
@@ -99,17 +103,20 @@ class MetadataActor:
         else:
             self._on_caught_up()
 
-    def _steps(self, change: ImageChange) -> Iterator[None]:
+    def _steps(self, change: ImageChange) -> Iterator[Step]:
         self._first(change)
-        yield
+        yield None
         yield from self._replicas.on_metadata(change)
         for follower in self._followers:
             follower(change)
-            yield
+            yield None
 
-    async def _in_slices(self, steps: Iterator[None]) -> None:
+    async def _in_slices(self, steps: Iterator[Step]) -> None:
         began_s = self._clock_s()
-        for _ in steps:
+        for awaited in steps:
+            if awaited is not None:
+                await awaited()
+                began_s = self._clock_s()
             if self._clock_s() - began_s >= SLICE_S:
                 await asyncio.sleep(0)  # Not a wait: whoever else is due has its turn.
                 began_s = self._clock_s()

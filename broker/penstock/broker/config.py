@@ -329,8 +329,8 @@ class NodeConfig:
         verb = "is" if len(missing) == 1 else "are"
         _require(
             not missing or len(missing) == len(given),
-            f"{' and '.join(missing)} {verb} not set; TLS needs all of {', '.join(given)}, and "
-            "without TLS none of them may be set",
+            f"{' and '.join(missing)} {verb} not set{self._emptied(missing)}; TLS needs all of "
+            f"{', '.join(given)}, and without TLS none of them may be set",
         )
         _require(
             not self.replication_listen or (not missing and self.tls_client_auth == "none"),
@@ -343,6 +343,17 @@ class NodeConfig:
                 tls=not missing,
                 insecure_allowed=self.controller_insecure_allow,
             )
+
+    def _emptied(self, keys: Sequence[str]) -> str:
+        """Which of these are set to nothing by a source, which goes before those below it."""
+        by = [
+            f"{_ENV_PREFIX}{_FIELDS[key].name.upper()} in the environment is empty"
+            if self.origins[key] == "environment"
+            else f"{key} is empty on the {self.origins[key]}"
+            for key in keys
+            if self.origins.get(key, "node file") != "node file"
+        ]
+        return f" ({'; '.join(by)}, and goes before the node file)" if by else ""
 
     def _check_voters(self) -> None:
         try:

@@ -13,6 +13,7 @@ import structlog
 from grpc import aio
 
 from penstock.broker.core.metadata_image import MetadataImage
+from penstock.broker.replication.fetch import next_offset_after
 from penstock.broker.replication.ports import ChannelFactory
 from penstock.broker.storage.damage import Damage, Examination, Findings, mend, patch_of
 from penstock.broker.storage.log import PartitionLog
@@ -34,13 +35,14 @@ ASK_AGAIN_S: Final = 60.0
 """So often a damaged replica that nobody can stand in for is looked at again."""
 
 GIVEN_UP_S: Final = 3600.0
-"""So long what can't be mended is left alone: each attempt moves the leadership away."""
+"""After so long what could not be mended is tried again, or as soon as another one leads."""
 
 _ATTEMPTS: Final = 3
 _READ_BYTES: Final = 256 * 1024
 _TIMEOUT_S: Final = 10.0
 _MIN_BACKOFF_S: Final = 0.1
 _MAX_BACKOFF_S: Final = 10.0
+_LOOK_AGAIN_S: Final = 0.5  # So often it is seen how far a copy has come.
 
 
 class Replicas(Protocol):
@@ -51,11 +53,15 @@ class Replicas(Protocol):
         ...
 
     def set_sound(self, key: TopicIdPartition) -> None:
-        """The log was mended, or can't be."""
+        """The log was mended, or is here no more."""
         ...
 
     def may_mend(self, key: TopicIdPartition) -> bool:
         """Whether the replica is out of the in-sync set, and another leads."""
+        ...
+
+    def copy_anew(self, key: TopicIdPartition) -> bool:
+        """Drop the log, and have the leader send it again; False when nothing was dropped."""
         ...
 
 
@@ -67,9 +73,14 @@ class Repairs:
     """One task a damaged partition, from when the damage is found until it is mended.
 
     A replica is mended only while it is out of the in-sync set, by the controllers' word, so that
-    it is never elected with a hole. The only one in sync goes on as it is: it serves what is sound,
-    and refuses the rest with CorruptRecordError. Used on one event loop; files are read, and
-    synced, in other threads.
+    it is never elected with a hole; and it stays out until all of it is sound. The only one in sync
+    goes on as it is: it serves what is sound, and refuses the rest with CorruptRecordError. Used on
+    one event loop; files are read, and synced, in other threads.
+
+    Where the leader's batches do not fit in the place of the damaged ones, since replicas are
+    compacted each for itself, the whole log is dropped and copied anew, once the leader was seen to
+    have all of it sound. Nothing less would do: a record that compaction took away here, with the
+    tombstone that deleted it, could come back with a part of the leader's log.
     """
 
     def __init__(
@@ -94,7 +105,6 @@ class Repairs:
         self._count_mended = count_mended
         self._segments: dict[TopicIdPartition, set[int]] = {}  # Base offsets, still to be mended.
         self._tasks: dict[TopicIdPartition, asyncio.Task[None]] = {}
-        self._given_up: dict[TopicIdPartition, float] = {}  # Until when, by the loop's clock.
         self._told: set[tuple[TopicIdPartition, int]] = set()
         self._moved = asyncio.Event()  # Set, and replaced, when the metadata moved on.
         self._stopped = False
@@ -102,13 +112,13 @@ class Repairs:
     @property
     def damaged_count(self) -> int:
         """How many replicas are damaged. Safe on any thread."""
-        return len(self._segments) + len(self._given_up)
+        return len(self._segments)
 
     def found(self, log: PartitionLog, offset: int) -> None:
         """A batch in the segment that holds ``offset`` is not sound. Called again and again."""
         key = log.key
         base_offset = log.files.segment_of(offset).base_offset
-        if self._stopped or self._is_given_up(key):
+        if self._stopped:
             return
         waiting = self._segments.setdefault(key, set())
         if base_offset in waiting:
@@ -131,54 +141,51 @@ class Repairs:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _is_given_up(self, key: TopicIdPartition) -> bool:
-        until = self._given_up.get(key)
-        if until is None:
-            return False
-        if asyncio.get_running_loop().time() < until:
-            return True
-        del self._given_up[key]
-        return False
-
     # --- one partition ---------------------------------------------------------------------------
 
     async def _run(self, key: TopicIdPartition) -> None:
-        waiting = self._segments[key]
-        backoff_s, told = _MIN_BACKOFF_S, ""
         try:
-            while waiting and (log := self._get_log(key)) is not None:
-                base_offset = min(waiting)
-                try:
-                    await self._mend_segment(log, base_offset)
-                except CannotBeMendedError as error:
-                    self._give_up(log, str(error))
-                    return
-                except PenstockError as error:
-                    if error.message != told:
-                        told = error.message
-                        logger.warning("log not mended yet", partition=log.name, reason=told)
-                    await asyncio.sleep(backoff_s)
-                    backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
-                    continue
-                waiting.discard(base_offset)
-                backoff_s = _MIN_BACKOFF_S
+            await self._mend_all(key, self._segments[key])
         except Exception:
+            # Of what is not mended nobody may be told that it is sound.
             logger.exception("mending failed", topic_partition_id=str(key))
+        else:
+            self._replicas.set_sound(key)
         finally:
             del self._segments[key], self._tasks[key]
-            if not self._stopped:
-                self._replicas.set_sound(key)
 
-    def _give_up(self, log: PartitionLog, reason: str) -> None:
-        self._given_up[log.key] = asyncio.get_running_loop().time() + GIVEN_UP_S
-        logger.error(
-            "log can't be mended",
-            partition=log.name,
-            directory=str(log.directory),
-            reason=reason,
-            next_step="if another replica has these records, stop this broker, move the directory "
-            "away and start it again: it then copies the partition anew from its leader",
-        )
+    async def _mend_all(self, key: TopicIdPartition, waiting: set[int]) -> None:
+        """Mend these segments, and those that come in meanwhile; or until the log is gone."""
+        backoff_s, told = _MIN_BACKOFF_S, ""
+        while waiting and (log := self._get_log(key)) is not None:
+            base_offset = min(waiting)
+            try:
+                await self._mend_segment(log, base_offset)
+            except CannotBeMendedError as error:
+                _say_given_up(log, str(error))
+                await self._until_worth_another_try(log)
+                continue
+            except PenstockError as error:
+                if error.message != told:
+                    told = error.message
+                    logger.warning("log not mended yet", partition=log.name, reason=told)
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
+                continue
+            waiting.discard(base_offset)
+            backoff_s = _MIN_BACKOFF_S
+
+    async def _until_worth_another_try(self, log: PartitionLog) -> None:
+        leader = self._leader_of(log.key)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GIVEN_UP_S):
+                while self._get_log(log.key) is log and self._leader_of(log.key) == leader:
+                    await self._moved.wait()
+
+    def _leader_of(self, key: TopicIdPartition) -> tuple[int, int]:
+        """Who leads, and in which leader epoch; -1 each while it is not known."""
+        record = self._image.partition_by_id(key)
+        return (-1, -1) if record is None else (record.leader, record.leader_epoch)
 
     async def _mend_segment(self, log: PartitionLog, base_offset: int) -> None:
         """Look at the segment, and mend it, until all of it is sound."""
@@ -197,6 +204,8 @@ class Repairs:
             self._tell(log, segment, findings)
             await self._until_out_of_sync(log, findings.damages[0])
             for damage in findings.damages:
+                if _segment_at(log, base_offset) is not segment:
+                    break  # All of it was copied anew.
                 mended[damage.offset] += 1
                 if mended[damage.offset] > _ATTEMPTS:
                     raise CannotBeMendedError(
@@ -245,19 +254,21 @@ class Repairs:
     async def _mend(self, log: PartitionLog, segment: Segment, damage: Damage) -> None:
         try:
             sound = await self._read_from_leader(log.key, damage.offset)
-        except (CorruptRecordError, OffsetOutOfRangeError) as error:
+        except CorruptRecordError as error:
             raise CannotBeMendedError(
                 f"the leader has not got it either: {error.message}"
             ) from None
+        except OffsetOutOfRangeError:
+            if damage.offset >= log.log_start_offset:
+                raise  # The leader's log begins later, or ends before: this one follows soon.
+            sound = b""  # Nobody has what was deleted, but it is in the way of a sound segment.
         cut = damage.position >= segment.size_bytes
         if cut or _segment_at(log, segment.base_offset) is not segment:
             return  # It is looked at again.
         patch = patch_of(log, segment, damage, sound)
         if patch is None:
-            raise CannotBeMendedError(
-                f"the leader's batches from offset {damage.offset} on do not fit in the place of "
-                f"the damaged ones"
-            )
+            await self._copy_anew(log)
+            return
         sync = mend(log, segment, damage, patch)
         try:
             await asyncio.to_thread(sync)
@@ -272,6 +283,50 @@ class Repairs:
             segment=str(segment.path),
             bytes=len(patch),
         )
+
+    async def _copy_anew(self, log: PartitionLog) -> None:
+        """Have all of the log sent again, as far as it went; returns when that is done."""
+        key = log.key
+        end_offset = await self._end_of_what_the_leader_has(log)
+        leader = self._leader_of(key)
+        if not self._replicas.copy_anew(key):
+            raise NetworkError("it can't be copied anew now: it is in sync, leads or has no room")
+        logger.warning(
+            "damaged log is copied anew",
+            partition=log.name,
+            directory=str(log.directory),
+            leader=leader[0],
+            end_offset=end_offset,
+            reason="the leader's batches do not fit in the place of the damaged ones",
+        )
+        # Before that the leader may still believe that the log goes as far as it did.
+        while log.log_end_offset < end_offset and self._leader_of(key) == leader:
+            if self._get_log(key) is not log:
+                return
+            await asyncio.sleep(_LOOK_AGAIN_S)
+        for place in [place for place in self._told if place[0] == key]:
+            self._told.discard(place)
+            self._count_mended()
+        logger.info("damaged log was copied anew", partition=log.name)
+
+    async def _end_of_what_the_leader_has(self, log: PartitionLog) -> int:
+        """Read everything that is here at the leader, where it must be sound; up to where it is.
+
+        What is sound here may be all there is of it: nothing is dropped that the leader has not.
+        """
+        offset, end_offset = log.log_start_offset, log.log_end_offset
+        while offset < end_offset:
+            try:
+                records = await self._read_from_leader(log.key, offset)
+            except CorruptRecordError as error:
+                raise CannotBeMendedError(
+                    "the leader's batches do not fit in the place of the damaged ones, and its log "
+                    f"is damaged as well, so that this one is not copied anew: {error.message}"
+                ) from None
+            if not records:
+                return offset
+            offset = next_offset_after(records)
+        return end_offset
 
     async def _read_from_leader(self, key: TopicIdPartition, offset: int) -> bytes:
         """Batches from ``offset`` on, as the leader has them. Raises PenstockError."""
@@ -306,6 +361,19 @@ class Repairs:
         if response.HasField("error"):
             raise error_from_proto(response.error)
         return bytes(response.records)
+
+
+def _say_given_up(log: PartitionLog, reason: str) -> None:
+    logger.error(
+        "log can't be mended",
+        partition=log.name,
+        directory=str(log.directory),
+        reason=reason,
+        next_step="the replica stays out of sync; it is tried again in an hour, or under another "
+        "leader. If another replica has all records, stop this broker, move the directory away and "
+        "start it again: it then copies the partition anew from its leader. What none has is lost: "
+        "delete the records up to behind it",
+    )
 
 
 def mend_index(log: PartitionLog, segment: Segment) -> None:

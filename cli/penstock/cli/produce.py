@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Final, Literal
 
 import typer
 
+from penstock.cli.client_warnings import client_warnings
 from penstock.cli.errors import EXIT_FAILED, report, with_step
 from penstock.cli.interrupts import Interrupt
 from penstock.cli.settings import Bootstrap, Output, Settings, resolve
@@ -133,7 +134,7 @@ def produce(
     split = make_split(key_regex, key_separator)
     tally = Tally(acknowledging=acks is not Acks.NOBODY)
     interrupt = Interrupt()
-    with interrupt.installed(), _open(file) as lines:
+    with client_warnings(), interrupt.installed(), _open(file) as lines:
         producer = _connect(settings, acks, compression, timeout, max_request_size)
         try:
             with _progress(file, lines) as advance:

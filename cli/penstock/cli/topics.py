@@ -9,9 +9,11 @@ import typer
 
 from penstock.cli.cluster import print_configs
 from penstock.cli.connections import admin_client, key_values
+from penstock.cli.errors import with_step
 from penstock.cli.output import print_json, print_table
 from penstock.cli.settings import Bootstrap, Output, resolve
 from penstock.wire.config_keys import MAX_INT32, MAX_INT64
+from penstock.wire.errors import InvalidConfigError
 from penstock.wire.ids import TopicPartition
 from penstock.wire.topic_config import MAX_PARTITIONS_PER_TOPIC
 
@@ -64,13 +66,16 @@ def create(
     settings = resolve(ctx, bootstrap, output)
     configs = key_values(config or [], "--config")
     with admin_client(settings) as admin:
-        made = admin.create_topic(
-            name,
-            partitions=partitions,
-            replication_factor=replication_factor or _default_replication(admin),
-            configs=configs,
-            if_not_exists=if_not_exists,
-        )
+        try:
+            made = admin.create_topic(
+                name,
+                partitions=partitions,
+                replication_factor=replication_factor or _default_replication(admin),
+                configs=configs,
+                if_not_exists=if_not_exists,
+            )
+        except InvalidConfigError as error:
+            raise with_step(error, "correct what --config KEY=VALUE names") from None
     if settings.as_json:
         print_json(asdict(made))
     elif made.created:

@@ -31,8 +31,10 @@ class AdminClient:
     """Manages topics and groups. Thread-safe.
 
     Every method retries what is retriable for ``default_api_timeout_ms`` and then raises the last
-    reason. Errors are the typed ones of ``penstock.client.errors``; an argument of a wrong type or
-    value raises InvalidRequestError, which names it, before anything is asked.
+    reason. A change without a majority of the controllers is not waited for so long: some seconds
+    later it raises NotEnoughVotersError, and nothing was done; ClusterNotFoundedError where their
+    first start is not over. Errors are the typed ones of ``penstock.client.errors``; an argument
+    of a wrong type or value raises InvalidRequestError, which names it, before anything is asked.
     """
 
     def __init__(

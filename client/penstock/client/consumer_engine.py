@@ -36,7 +36,6 @@ from penstock.wire.errors import (
     InvalidRequestError,
     LeaderNotAvailableError,
     PenstockError,
-    RequestTimedOutError,
 )
 from penstock.wire.ids import TopicPartition
 
@@ -337,12 +336,7 @@ class ConsumerEngine:
         trouble = self._fetch.fetcher.trouble()
         if trouble is None and self._group is not None:
             trouble = self._group.trouble
-        if trouble is None and (unplaced := self._fetch.fetcher.unplaced()):
-            return RequestTimedOutError(
-                f"where reading partition {min(unplaced)} begins was not found yet; next: give it "
-                "more time, and see `penstock cluster describe`"
-            )
-        return trouble
+        return trouble if trouble is not None else self._positions.trouble()
 
     async def _wait(self, deadline: Deadline) -> None:
         trouble = self._fetch.fetcher.trouble()

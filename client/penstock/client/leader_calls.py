@@ -35,6 +35,12 @@ class LeaderCalls:
     def __init__(self, cluster: Cluster, keeper: MetadataKeeper) -> None:
         self._cluster = cluster
         self._keeper = keeper
+        self._failures: dict[int, PenstockError] = {}  # Of the last call of each broker.
+
+    def failure_of(self, partition: TopicPartition) -> PenstockError | None:
+        """Why the partition's leader did not answer what it was asked last; None if it did."""
+        leader = self._cluster.metadata.leader(partition)
+        return self._failures.get(leader.node_id) if leader is not None else None
 
     async def list_offsets(
         self,
@@ -164,10 +170,13 @@ class LeaderCalls:
         if node_id < 0:
             return {entry: no_leader((entry,)) for entry in part}
         try:
-            return await ask(node_id, part, remaining_ms)
+            outcome = await ask(node_id, part, remaining_ms)
         except PenstockError as error:
+            self._failures[node_id] = error
             self._keeper.request(avoid=node_id)
             return dict.fromkeys(part, error)
+        self._failures.pop(node_id, None)
+        return outcome
 
     async def _call(self, node_id: int, method: str, request: Any, remaining_ms: float) -> Any:
         return await self._cluster.call(

@@ -40,6 +40,7 @@ class MetadataKeeper:
         self._avoid = -1
         self._waiters: list[asyncio.Future[None]] = []
         self._last_error: PenstockError | None = None
+        self._warned: set[type[PenstockError]] = set()  # Of what, since the last answer.
         self._task: asyncio.Task[None] | None = None
         self._closed = False
         self._pacer = Pacer(
@@ -90,8 +91,9 @@ class MetadataKeeper:
         """The topic's partition count, once it is known.
 
         Raises UnknownTopicOrPartitionError when the brokers agree that it does not exist, its
-        InvalidTopicError, BootstrapError, RequestTimedOutError, or ClientClosedError. The topic is
-        watched from then on if it was before, or exists.
+        InvalidTopicError, BootstrapError, RequestTimedOutError or what asking again does not mend
+        (ClusterNotFoundedError) when the time is over, or ClientClosedError. The topic is watched
+        from then on if it was before, or exists.
         """
         await self._cluster.start()
         metadata = self._cluster.metadata
@@ -108,12 +110,18 @@ class MetadataKeeper:
                 raise type(verdict)(verdict.message)
             remaining = deadline - now_ms()
             if remaining <= 0:
-                raise RequestTimedOutError(
+                raise self._not_in_time(
                     f"no metadata for topic {topic!r} within {timeout_ms:.0f} ms"
-                    + (f"; last: {self._last_error.message}" if self._last_error else "")
                 )
             await self.updated(remaining)
         return metadata.partition_count(topic)
+
+    def _not_in_time(self, what: str) -> PenstockError:
+        last = self._last_error
+        if last is None:
+            return RequestTimedOutError(what)
+        kind = RequestTimedOutError if last.retriable else type(last)
+        return kind(f"{what}; last: {last.message}")
 
     async def close(self) -> None:
         """Stop asking; whoever waits gets ClientClosedError. Idempotent."""
@@ -171,9 +179,12 @@ class MetadataKeeper:
                 raise error_from_proto(response.error)
         except PenstockError as error:
             self._last_error = error
-            _LOG.warning("metadata could not be had: %s", error.message)
+            if type(error) not in self._warned:
+                self._warned.add(type(error))
+                _LOG.warning("metadata could not be had: %s", error.message)
         else:
             self._last_error = None
+            self._warned.clear()
             if self._every_topic:
                 self._forget_unnamed(response)
             self._cluster.metadata.apply(response, now_ms())

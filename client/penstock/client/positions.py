@@ -286,6 +286,24 @@ class Positions:
                     f"default_api_timeout_ms={timeout_ms}"
                 ) from None
 
+    def trouble(self) -> PenstockError | None:
+        """Why it is not known yet where something that is to be read begins; None if all is."""
+        unplaced = sorted(self._fetch.fetcher.unplaced())
+        if not unplaced:
+            return None
+        for partition in unplaced:
+            failure = self._leaders.failure_of(partition)
+            if failure is not None:
+                return RequestTimedOutError(
+                    f"where reading partition {partition} begins was not found yet: its leader, "
+                    f"{failure.message}; next: see `penstock cluster describe`, and start that "
+                    "broker, or wait until another one leads"
+                )
+        return RequestTimedOutError(
+            f"where reading partition {unplaced[0]} begins was not found yet; next: give it "
+            "more time, and see `penstock cluster describe`"
+        )
+
     async def close(self) -> None:
         """Stop looking."""
         tasks = list(self._tasks)

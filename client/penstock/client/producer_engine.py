@@ -242,6 +242,7 @@ class ProducerEngine:
     async def _acquire(self) -> None:
         request = transactions_pb2.InitProducerIdRequest(producer_id=-1, producer_epoch=-1)
         attempt = 0
+        warned: set[type[Exception]] = set()  # Once of each kind: it may go on for long.
         while True:
             try:
                 response = await self._cluster.ask_any(
@@ -258,8 +259,10 @@ class ProducerEngine:
                 if isinstance(error, PenstockError) and not error.retriable:
                     self._handle(IdentityRefused(error))
                     return
-                unexpected = not isinstance(error, PenstockError)
-                _LOG.warning("no producer id yet: %s", error, exc_info=unexpected)
+                if type(error) not in warned:
+                    warned.add(type(error))
+                    unexpected = not isinstance(error, PenstockError)
+                    _LOG.warning("no producer id yet: %s", error, exc_info=unexpected)
                 await asyncio.sleep(self._cluster.backoff.delay_ms(attempt) / 1000)
                 attempt += 1
                 continue

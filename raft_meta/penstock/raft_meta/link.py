@@ -58,6 +58,8 @@ class _Outlet:
         self._credentials = connector.credentials()
         self._channel = connector.open(format_address(*self._address), peer)
         self._complaint = ""
+        self.failure = ""
+        """Why there was no stream, or it ended, the last time; it may be open again."""
         self._task = asyncio.create_task(self._keep_open(), name=f"raft to {peer}")
 
     def send(self, message: Message) -> None:
@@ -144,6 +146,7 @@ class _Outlet:
             await call.done_writing()
             await call
         except aio.AioRpcError as error:
+            self.failure = _in_words(error)
             reason = error.details() or ""
             if reason != self._complaint:
                 self._complaint = reason
@@ -159,6 +162,11 @@ class _Outlet:
             call.cancel()
 
     def _complain(self, error: Exception) -> None:
+        # A write into a stream that the peer ended fails as INTERNAL, which says nothing.
+        if isinstance(error, aio.AioRpcError) and (
+            not self.failure or error.code() is not grpc.StatusCode.INTERNAL
+        ):
+            self.failure = _in_words(error)
         reason = error.details() if isinstance(error, aio.AioRpcError) else str(error)
         reason = reason or type(error).__name__
         if reason != self._complaint:
@@ -167,6 +175,10 @@ class _Outlet:
                 log.info("raft stream ended", peer=self._peer, reason=reason)
             else:  # Nothing of the network's.
                 log.error("the raft stream failed", peer=self._peer, exc_info=error)
+
+
+def _in_words(error: aio.AioRpcError) -> str:
+    return f"{error.code().name}: {error.details() or 'no details'}"
 
 
 class RaftLink(raft_pb2_grpc.RaftServicer):
@@ -238,6 +250,11 @@ class RaftLink(raft_pb2_grpc.RaftServicer):
     def heard_at(self, peer: int) -> Address | None:
         """Where a peer said that it is; None for one that was not heard, or did not say."""
         return self._told.get(peer)
+
+    def failure_of(self, peer: int) -> str:
+        """Why a stream to a peer was not had, or ended, the last time; empty for no reason."""
+        outlet = self._outlets.get(peer)
+        return "" if outlet is None else outlet.failure
 
     def _is_needed(self, peer: int) -> bool:
         return peer in self._wanted or peer in self._newest

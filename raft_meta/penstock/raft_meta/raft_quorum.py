@@ -34,6 +34,7 @@ from penstock.raft_meta.quorum import (
     Role,
     StateMachine,
 )
+from penstock.raft_meta.reminders import reminder_of
 from penstock.raft_meta.rules.changing import Refusal
 from penstock.raft_meta.snapshots import SnapshotStore
 from penstock.raft_meta.taking import SnapshotTaking
@@ -385,37 +386,9 @@ class RaftQuorum:
 
     def _remind(self) -> None:
         """Say what a controller that is no voter waits for."""
-        status = self._status
         self._reminder = self._loop.call_later(_NEXT_REMINDER_S, self._remind)
-        if status.awaited:
-            log.warning(
-                "the first start of a cluster waits for every one of its controllers",
-                missing=list(status.awaited),
-                refused=dict(sorted(status.founding_refusals.items())),
-                next_step="start them; controller.quorum.voters must be the same on all, and "
-                "their directories new: docs/operating/controllers.md",
-            )
-        elif status.needs_permission:
-            log.warning(
-                "this controller does not vote, and may not found a cluster",
-                voters=self._voter_ids(),
-                next_step="if the cluster is new: stop this node, say penstock format --found "
-                "with its directory and ids, and start it; if it joins a cluster, or comes back "
-                "to one without its disk: penstock quorum add",
-            )
-        elif status.voters is None:
-            log.warning(
-                "this controller knows of no voters",
-                founder=status.founder_id,
-                next_step=f"if the cluster is new: start node {status.founder_id}, which founds "
-                "it, and look into its log; if this node joins a cluster: penstock quorum add",
-            )
-        elif not status.is_voter:
-            log.warning(
-                "this controller does not vote",
-                voters=self._voter_ids(),
-                next_step="penstock quorum add",
-            )
+        if (reminder := reminder_of(self._status, self._voter_ids())) is not None:
+            log.warning(reminder.event, **reminder.details, next_step=reminder.next_step)
 
     # Between loop and thread.
 
@@ -581,9 +554,9 @@ class RaftQuorum:
     def _refusal(self, token: int, reason: Refusal, behind: int) -> Exception:
         if reason in (Refusal.NOT_LEADER, Refusal.HANDED_OVER):
             return self._not_controller(self._status.leader_id)
-        return change_refused(
-            reason, self._changing.get(token, _NOBODY), self._status, behind=behind
-        )
+        node_id = self._changing.get(token, _NOBODY)
+        failure = self.link.failure_of(node_id)
+        return change_refused(reason, node_id, self._status, behind=behind, failure=failure)
 
     def _hand_over_ended(self, *, succeeded: bool) -> None:
         successor, self._successor = self._successor, None

@@ -19,9 +19,12 @@ from penstock.wire.transport import format_address
 
 
 def change_refused(
-    reason: Refusal, node_id: int, status: QuorumStatus, *, behind: int = -1
+    reason: Refusal, node_id: int, status: QuorumStatus, *, behind: int = -1, failure: str = ""
 ) -> PenstockError:
-    """The error for a change of ``node_id`` that did not happen. Nothing was changed."""
+    """The error for a change of ``node_id`` that did not happen. Nothing was changed.
+
+    ``failure`` is why there was no stream to it the last time, if that is known.
+    """
     voters = "none" if status.voters is None else str(sorted(status.voters.node_ids))
     match reason:
         case Refusal.IN_PROGRESS:
@@ -51,7 +54,7 @@ def change_refused(
                 "and no cluster safer; next: penstock quorum remove one first"
             )
         case Refusal.NOT_CAUGHT_UP:
-            return VoterNotCaughtUpError(f"controller {node_id} {_not_caught_up(behind)}")
+            return VoterNotCaughtUpError(f"controller {node_id} {_not_caught_up(behind, failure)}")
         case Refusal.NOT_ENOUGH_LIVE:
             return NotEnoughVotersError(
                 f"the voters {voters} with controller {node_id} changed would have no majority "
@@ -75,14 +78,15 @@ def voter_is_elsewhere(
     )
 
 
-def _not_caught_up(behind: int) -> str:
+def _not_caught_up(behind: int, failure: str) -> str:
     if behind >= 0:
         return (
             f"is {behind} entries behind, and did not become a voter; next: see that it runs, then "
             "ask again, with more time"
         )
+    why = f" (the active controller heard last: {failure})" if failure else ""
     return (
-        "did not answer, and did not become a voter; next: see that it runs, is reached at the "
-        "address given and, with tls.* set, has a certificate of an authority that the others "
-        "trust (the active controller's log says why there was no connection), then ask again"
+        f"did not answer{why}, and did not become a voter; next: see that it runs, is reached at "
+        "the address given, which is its controller.advertised, and, with tls.* set, has a "
+        "certificate of an authority that the others trust, then ask again"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from penstock.client import AdminClient
 from penstock.client.descriptions import PartitionDescription
 from penstock.wire.errors import ErrorCode
+from penstock.wire.records import RecordData, encode_batch
 from tests.integration.cluster import Cluster, free_ports
 from tests.integration.raw import batch_of, fetch_at, produce_at, read_all
 from tests.support import wait_until
@@ -63,12 +65,19 @@ def values() -> list[bytes]:
     return [f"record {number} ".encode() + b"x" * 300 for number in range(RECORDS)]
 
 
+def make(cluster: Scrubbed, topic: str, replicas: list[int], **configs: str) -> str:
+    """Make a topic of one partition with small segments; the address of its leader."""
+    settings = {name.replace("_", "."): value for name, value in configs.items()}
+    settings["segment.bytes"] = "4096"
+    with AdminClient(cluster.bootstrap) as admin:
+        admin.create_topic(topic, replica_assignments=[replicas], configs=settings)
+    wait_until(lambda: leader(cluster, topic) == replicas[0], "it leads", TIMEOUT_S)
+    return cluster.nodes[replicas[0]].address
+
+
 def fill(cluster: Scrubbed, topic: str, replicas: list[int]) -> None:
     """A batch for each record, in segments of a few."""
-    with AdminClient(cluster.bootstrap) as admin:
-        admin.create_topic(topic, replica_assignments=[replicas], configs={"segment.bytes": "4096"})
-    address = cluster.nodes[replicas[0]].address
-    wait_until(lambda: leader(cluster, topic) == replicas[0], "it leads", TIMEOUT_S)
+    address = make(cluster, topic, replicas)
     for value in values():
         result = produce_at(address, topic, batch_of([value]))
         assert not result.HasField("error"), result.error.message
@@ -182,3 +191,39 @@ def test_a_bit_that_flips_while_a_node_is_down_is_found_and_mended(
     wait_until(lambda: leader(cluster, "t") == 1, "it leads again", TIMEOUT_S)
     whole(cluster, "t")
     assert leader(cluster, "t") == 1
+
+
+def is_cleaned(cluster: Scrubbed, node_id: int, topic: str) -> bool:
+    """Whether everything but the segment that is appended to is clean."""
+    node = cluster.nodes[node_id]
+    active = max(node.partition_directory(topic, 0).glob("*.log"))
+    said = [line for line in node.log.read_text().splitlines() if "log_cleaned" in line]
+    return bool(said) and f"end_offset={int(active.stem)} " in said[-1]
+
+
+def test_a_follower_that_has_cleaned_more_than_its_leader_is_copied_anew(
+    cluster: Scrubbed,
+) -> None:
+    for node_id, setting in ((1, "threads = 0"), (2, "backoff.ms = 100"), (3, "threads = 0")):
+        with cluster.nodes[node_id].config.open("a") as config:
+            config.write(f"log.cleaner.{setting}\n")
+    cluster.scrub(2)
+    cluster.start()
+    address = make(
+        cluster, "t", [1, 2, 3], cleanup_policy="compact", min_cleanable_dirty_ratio="0.0"
+    )
+    now_ms = int(time.time() * 1000)
+    for number, value in enumerate(values()):
+        # What is left of each batch has another size than the batch.
+        pair = [RecordData(now_ms, b"again", value), RecordData(now_ms, b"%d" % number, value)]
+        assert not produce_at(address, "t", encode_batch(pair)).HasField("error")
+    wait_until(lambda: is_cleaned(cluster, 2, "t"), "it is cleaned", TIMEOUT_S)
+    flip(cluster.closed_segments(2, "t")[0])
+    said = cluster.nodes[2].log
+    wait_until(lambda: "damaged log was copied anew" in said.read_text(), "copied", TIMEOUT_S)
+    wait_until(lambda: in_order(cluster, "t"), "it is in sync again", TIMEOUT_S)
+    cluster.nodes[1].kill()
+    wait_until(lambda: leader(cluster, "t") == 2, "it leads", TIMEOUT_S)
+    last = {record.key: record.value for record in read_all(cluster, "t", at_least=RECORDS)}
+    expected = {b"%d" % number: value for number, value in enumerate(values())}
+    assert last == expected | {b"again": values()[-1]}

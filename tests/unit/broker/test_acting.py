@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from penstock.broker.replication.manager import ReplicaManager
 from penstock.broker.replication.partition import Partition
 from penstock.v1 import cluster_pb2
 from penstock.wire.errors import StorageError
-from penstock.wire.ids import TopicId, TopicIdPartition
+from penstock.wire.ids import TopicId, TopicIdPartition, TopicPartition
 from tests.unit.replication.memory_log import MemoryLog, MemoryLogs
 
 TOPIC_ID = TopicId(b"orders-id-16-by!")
@@ -180,6 +180,26 @@ async def test_new_partitions_are_made_with_turns_for_others_in_between(kit: Kit
     assert kit.hosted == COUNT
     assert kit.turns >= COUNT * DISK_S / (SLICE_S + STEP_S)
     assert kit.turns <= COUNT * STEP_S / SLICE_S + 3, "nor is a turn given away after each step"
+
+
+async def test_what_the_disk_has_to_do_for_new_partitions_is_awaited_before_they_are_made(
+    kit: Kit,
+) -> None:
+    made_ahead: dict[TopicIdPartition, bool] = {}
+
+    async def make_ahead(
+        wanted: Mapping[TopicIdPartition, TopicPartition], *, is_new: bool
+    ) -> None:
+        assert not kit.logs.open.keys() & wanted.keys()
+        await asyncio.sleep(0)  # Not a wait: others have a turn while the disk is busy.
+        made_ahead.update(dict.fromkeys(wanted, is_new))
+
+    kit.logs.make_ahead = make_ahead  # type: ignore[method-assign]
+    await kit.act(topics=[TOPIC], partitions=partitions())
+    assert made_ahead == kit.logs.made_new
+    assert len(made_ahead) == COUNT
+    await kit.act(partitions=partitions(epoch=1))
+    assert len(made_ahead) == COUNT, "they are here"
 
 
 async def test_the_time_counts_and_not_the_number(kit: Kit) -> None:

@@ -99,6 +99,18 @@ def test_refusals_name_the_key_and_what_is_allowed(
         NodeConfig.load(write(tmp_path, MINIMAL + extra + "\n"))
 
 
+def test_a_variable_that_empties_what_the_file_says_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path, MINIMAL + TLS)
+    with pytest.raises(
+        ConfigurationError,
+        match=r"tls.ca is not set \(PENSTOCK_TLS_CA in the environment is empty, and goes before "
+        r"the node file\); TLS needs",
+    ):
+        NodeConfig.load(path, {"PENSTOCK_TLS_CA": ""})
+    with pytest.raises(ConfigurationError, match=r"\(tls.key is empty on the command line, and"):
+        NodeConfig.load(path, overrides=["tls.key="])
+
+
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "node.toml"
     path.write_bytes(b"node.id = 1 # \xff\n")

@@ -34,6 +34,12 @@ class EndedCallError(Exception):
 class OneCall:
     """The context of a call, as far as it is ended."""
 
+    def __init__(self, left_s: float | None = None) -> None:
+        self._left_s = left_s
+
+    def time_remaining(self) -> float | None:
+        return self._left_s
+
     async def abort(self, status: grpc.StatusCode, details: str) -> None:
         raise EndedCallError(status, details)
 
@@ -52,6 +58,20 @@ async def test_before_it_has_heard_of_topics_a_broker_does_not_say_that_there_ar
 
     servicer = MetadataServicer(7, MetadataImage(), no_offsets_topic, unfounded)
     answer = await servicer.DescribeTopics(request, OneCall())
+    assert answer.error.code == ErrorCode.CLUSTER_NOT_FOUNDED
+
+
+async def test_whoever_gives_little_time_is_told_within_it_why_there_are_no_topics(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(metadata, "_PATIENCE_S", 3_600.0)  # Nobody waits that long.
+
+    async def unfounded() -> None:
+        raise ClusterNotFoundedError("controller 1 waits for 2")
+
+    servicer = MetadataServicer(7, MetadataImage(), no_offsets_topic, unfounded)
+    request = metadata_pb2.DescribeTopicsRequest(topics=["t"])
+    answer = await servicer.DescribeTopics(request, OneCall(left_s=0.01))
     assert answer.error.code == ErrorCode.CLUSTER_NOT_FOUNDED
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pty
 import signal
@@ -386,3 +387,10 @@ def test_what_nobody_was_asked_about_is_not_called_acknowledged(
     tally.settle(1, 3, 3, done)
     report_tally(tally, as_json=False, stopped=False)
     assert "; sent, and nobody was asked to acknowledge it" in capsys.readouterr().err
+
+
+def test_what_the_client_warns_of_is_said_with_what_to_do(producer: FakeProducer) -> None:
+    producer.on_wait = lambda what: logging.getLogger("penstock.client").warning(
+        "no %s yet; next: start node 1", what
+    )
+    assert run(stdin=b"").stderr.startswith("warning: no metadata yet\nnext: start node 1\n")

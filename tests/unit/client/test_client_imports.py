@@ -1,7 +1,14 @@
 from __future__ import annotations
 
+import builtins
+import inspect
+import re
 import subprocess
 import sys
+
+import pytest
+
+from penstock.client import AdminClient, Consumer, Producer, errors
 
 # The last five come with grpcio itself: it looks for its optional companions.
 ALLOWED = {
@@ -38,3 +45,11 @@ def test_everything_named_is_there() -> None:
 
     for name in penstock.client.__all__:
         assert getattr(penstock.client, name) is not None
+
+
+@pytest.mark.parametrize("documented", [AdminClient, Consumer, Producer])
+def test_what_the_clients_promise_to_raise_can_be_caught_by_name(documented: type) -> None:
+    texts = [documented.__doc__, *(inspect.getdoc(each) for each in vars(documented).values())]
+    named = {name for text in texts for name in re.findall(r"\b[A-Z]\w+Error\b", text or "")}
+    assert named
+    assert named <= {*errors.__all__, *dir(builtins)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 
 import pytest
 
@@ -105,3 +106,24 @@ async def test_a_partition_whose_position_is_not_found_yet_is_trouble(
         assert "where reading partition t-0 begins was not found yet" in trouble.message
         await consumer.position(T0)
         assert await consumer.trouble() is None
+
+
+async def test_a_leader_that_cannot_be_reached_is_named_while_a_position_is_looked_for(
+    cluster: FakeCluster,
+) -> None:
+    cluster.add_topic("t", leader=2)
+    await cluster.nodes[2].stop()
+    async with AsyncConsumer(
+        cluster.bootstrap, topics="t", auto_offset_reset="earliest"
+    ) as consumer:
+        while True:
+            await consumer.poll(20)
+            trouble = await consumer.trouble()
+            assert trouble is not None
+            if "its leader" in trouble.message:
+                break
+    assert re.search(
+        r"partition t-0 begins was not found yet: its leader, broker 2 .*could not be reached for "
+        r"Log.ListOffsets.*; next: ",
+        trouble.message,
+    )

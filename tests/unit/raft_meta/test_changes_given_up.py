@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import grpc
 import pytest
 from grpc import aio
 
+from penstock.raft_meta import link
 from penstock.raft_meta.config import ControllerConfig
 from penstock.raft_meta.quorum import Role
 from penstock.raft_meta.quorum_service import QuorumServicer
 from penstock.raft_meta.raft_quorum import RaftQuorum
-from penstock.v1 import controller_pb2, controller_pb2_grpc
+from penstock.v1 import controller_pb2, controller_pb2_grpc, raft_pb2_grpc
 from penstock.wire.errors import (
     ErrorCode,
     InvalidRequestError,
@@ -126,6 +129,53 @@ async def test_a_voter_that_is_heard_elsewhere_is_found_there(quorum: RaftQuorum
     voters = quorum.status().voters
     assert voters is not None
     assert [member.address for member in voters] == [moved]
+
+
+class Elsewhere(raft_pb2_grpc.RaftServicer):
+    """The controller port of another node."""
+
+    async def Exchange(self, request_iterator: object, context: Any) -> None:
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this is node 9")
+
+
+@pytest.fixture
+async def ports() -> AsyncIterator[dict[str, int]]:
+    """Of another controller, of a server that is no controller, and of nobody."""
+    servers = [aio.server(), aio.server()]
+    raft_pb2_grpc.add_RaftServicer_to_server(Elsewhere(), servers[0])
+    first, second = (server.add_insecure_port("127.0.0.1:0") for server in servers)
+    for server in servers:
+        await server.start()
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # And does not listen.
+        yield {"another": first, "none": second, "nobody": silent.getsockname()[1]}
+    for server in servers:
+        await server.stop(None)
+
+
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [
+        ("another", "FAILED_PRECONDITION: this is node 9"),
+        ("none", "UNIMPLEMENTED: "),
+        ("nobody", "UNAVAILABLE: failed to connect"),
+    ],
+)
+async def test_why_a_controller_was_not_heard_is_told_with_the_refusal(
+    quorum: RaftQuorum,
+    ports: dict[str, int],
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    reason: str,
+) -> None:
+    monkeypatch.setattr(link, "_CONNECT_S", 0.3)
+    address = ("127.0.0.1", ports[place])
+    change = asyncio.create_task(quorum.add_voter(4, address, timeout_ms=LONG_MS))
+    await eventually(lambda: quorum.link.failure_of(4).startswith(reason))
+    [token] = quorum._changing
+    quorum._thread.submit(lambda voter, _now_s: voter.stop_adding(token))
+    with pytest.raises(VoterNotCaughtUpError, match=rf"did not answer \(.*heard last: {reason}"):
+        await change
 
 
 async def test_a_change_is_given_up_before_its_client_is_tired_of_it(quorum: RaftQuorum) -> None:

@@ -12,6 +12,7 @@ from penstock.raft_meta.config import ControllerConfig
 from penstock.raft_meta.journal import LmdbJournal
 from penstock.raft_meta.quorum import Role
 from penstock.raft_meta.raft_quorum import RaftQuorum
+from penstock.raft_meta.rules.founding import IN_USE
 from penstock.raft_meta.snapshots import SnapshotStore
 from penstock.raft_meta.voter import Voter
 from penstock.v1 import raft_pb2
@@ -148,6 +149,22 @@ def test_a_promise_to_an_earlier_directory_of_the_founders_is_void(fresh):
         node.tell(peer, acceptance(peer))
     assert node.journal.is_fresh
     assert node.voter.status().awaited == (2, 3)
+
+
+def test_who_belongs_to_a_cluster_already_says_so_to_whoever_would_found_one(fresh):
+    """However the settings of the two have come apart since."""
+    member = fresh(3)
+    member.journal.found(voter_set([1, 3]))
+    member.tell(1, append(5, (1, 0)))
+    said = member.tell(1, invitation(b"E" * 16, node_ids=(1, 3, 4)))
+    assert (False, IN_USE) in replies(said)
+    founder = fresh(1, directory_id=b"E" * 16)
+    for _, message in said:
+        message.directory_id = directory_of(3)
+        message.term = 5
+        founder.tell(3, message)
+    assert founder.voter.status().founding_refusals == {3: IN_USE}
+    assert founder.voter.status().awaited == (2, 3)
 
 
 def test_whoever_has_a_term_promises_nothing(fresh):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grpc
 from grpc import aio
 
 from penstock.raft_meta import link
@@ -46,5 +47,20 @@ async def test_a_stream_is_tried_again_after_whatever_went_wrong(monkeypatch) ->
         connector.broken = False
         await eventually(lambda: len(connector.opened) >= 3)
         assert set(connector.opened) == {"127.0.0.1:1", "127.0.0.1:2"}
+    finally:
+        await outlet.close()
+
+
+async def test_why_a_stream_ended_is_not_forgotten_for_a_write_that_came_too_late() -> None:
+    addresses = [("127.0.0.1", 1)]
+    outlet = _Outlet(2, lambda: addresses, Message(), BreakingConnector())  # type: ignore[arg-type]
+    try:
+        for code, details in (
+            (grpc.StatusCode.INTERNAL, "Internal error from Core"),
+            (grpc.StatusCode.UNIMPLEMENTED, "Method not found!"),
+            (grpc.StatusCode.INTERNAL, "Internal error from Core"),
+        ):
+            outlet._complain(aio.AioRpcError(code, aio.Metadata(), aio.Metadata(), details=details))
+        assert outlet.failure == "UNIMPLEMENTED: Method not found!"
     finally:
         await outlet.close()

@@ -15,7 +15,7 @@ from penstock.wire.errors import (
     OffsetOutOfRangeError,
     StorageError,
 )
-from penstock.wire.ids import TopicIdPartition
+from penstock.wire.ids import TopicIdPartition, TopicPartition
 from penstock.wire.records import (
     decode_batch,
     iter_batches,
@@ -195,6 +195,11 @@ class MemoryLogs:
             self.refusals += 1
             raise DiskFullError("no room")
         return self.open.setdefault(key, MemoryLog(key))
+
+    async def make_ahead(
+        self, wanted: Mapping[TopicIdPartition, TopicPartition], *, is_new: bool
+    ) -> None:
+        return  # Memory takes no time.
 
     def delete(self, key: TopicIdPartition) -> None:
         self.deleted.append(key)

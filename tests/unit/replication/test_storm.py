@@ -15,7 +15,7 @@ from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.manager import LogManager
 from penstock.broker.storage.settings import FlushPolicy, LogSettings
 from penstock.wire.errors import PenstockError
-from penstock.wire.ids import TopicIdPartition
+from penstock.wire.ids import TopicIdPartition, TopicPartition
 from penstock.wire.records import decode_batch, iter_batches
 from tests.support import eventually
 from tests.unit.replication.brokers import KEY, Brokers, running
@@ -64,6 +64,11 @@ class DiskLogs:
         return self.manager.get_or_create(
             topic, partition, topic_id, configs, internal=internal, is_new=is_new
         )
+
+    async def make_ahead(
+        self, wanted: Mapping[TopicIdPartition, TopicPartition], *, is_new: bool
+    ) -> None:
+        await self.manager.make_ahead(wanted, is_new=is_new)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.manager, name)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.broker.storage.checkpoints import snapshots
 from penstock.broker.storage.recovery import SavedState
 from penstock.wire.records import RecordData, encode_batch, iter_batches
 from tests.unit.storage.cleaning import EPOCH, Broker, close_segment, compacted, put, shown
@@ -48,6 +49,23 @@ async def test_that_batch_goes_once_the_producer_has_written_more(tmp_path: Path
     close_segment(log)
     await broker.cleaner.clean_one()
     assert [header.producer_id for header, _ in iter_batches(read_all(log))] == [-1, 7]
+
+
+async def test_the_snapshots_of_segments_that_became_one_are_removed(tmp_path: Path) -> None:
+    log = compacted(tmp_path)
+    broker = Broker(log)
+    for sequence in range(20):
+        put(log, ("a", str(sequence)), producer=(7, 0, sequence))
+        close_segment(log)
+        await broker.cleaner.clean_one()
+    bases = [segment.base_offset for segment in log.files.segments]
+    assert len(bases) <= 3
+    assert {offset for offset, _ in snapshots(log.directory)} <= {*bases, log.log_end_offset}
+    log.close(save=False)
+    again = open_in(tmp_path, config=log.config, saved=SavedState(20))
+    entry = again.producers.entry(7)
+    assert entry is not None
+    assert entry.batches[-1].next_sequence == 20
 
 
 def producers_batch(offset: int, key: bytes, sequence: int) -> bytes:

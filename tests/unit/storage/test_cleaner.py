@@ -352,26 +352,6 @@ def test_the_throttle_waits_as_long_as_the_rate_asks_for() -> None:
 # --- what goes wrong -----------------------------------------------------------------------------
 
 
-async def test_damage_is_reported_and_never_copied(tmp_path: Path) -> None:
-    log = compacted(tmp_path)
-    put(log, ("a", "1"))
-    put(log, ("a", "2"))
-    close_segment(log)
-    path = log.files.segments[0].path
-    data = bytearray(path.read_bytes())
-    data[70] ^= 1
-    path.write_bytes(data)
-    broker = Broker(log)
-    with capture_logs() as logs:
-        await broker.cleaner.clean_one()
-        assert not await broker.cleaner.clean_one()
-    [line] = [line for line in logs if line["event"] == "log_not_cleanable"]
-    assert str(path) in line["reason"]
-    assert path.read_bytes() == data
-    assert log.home.failure is None
-    assert names_in(log) == [f"{0:020d}.log", f"{2:020d}.log"]
-
-
 async def test_without_room_the_log_stays_as_it_was_and_is_cleaned_later(tmp_path: Path) -> None:
     disk = NoRoom()
     log = open_in(tmp_path, config=COMPACTED, disk=disk)

@@ -487,8 +487,8 @@ def test_a_cold_read_is_told_and_can_be_warmed_in_another_thread(tmp_path: Path)
     class ColdDisk(Disk):
         cold = False
 
-        def is_cached(self, fd: int, position: int) -> bool:
-            return super().is_cached(fd, position) and not self.cold
+        def is_cached(self, fd: int, position: int, size: int) -> bool:
+            return super().is_cached(fd, position, size) and not self.cold
 
     disk = ColdDisk()
     log = open_in(tmp_path, disk=disk)

@@ -14,18 +14,32 @@ from penstock.broker.core.metadata_image import MetadataImage
 from penstock.broker.repair import Repairs
 from penstock.broker.scrubber import PROGRESS_FILE, Progress, Scrubber
 from penstock.broker.storage.log import PartitionLog
-from penstock.wire.errors import CorruptRecordError, NetworkError, PenstockError
+from penstock.wire.errors import (
+    CorruptRecordError,
+    NetworkError,
+    OffsetOutOfRangeError,
+    PenstockError,
+)
 from penstock.wire.ids import TopicId, TopicIdPartition
 from tests.support import eventually
-from tests.unit.storage.storage_kit import EVERYTHING, KEY, BrokenDisk, read_all
+from tests.unit.storage.cleaning import COMPACTED, Broker, close_segment, pair_of, put
+from tests.unit.storage.storage_kit import (
+    EVERYTHING,
+    KEY,
+    BrokenDisk,
+    open_in,
+    read_all,
+    records_of,
+)
 from tests.unit.storage.test_damage import filled, flip
 
 
 class Controllers:
     """What the replica manager and the controllers make of a damaged replica."""
 
-    def __init__(self, on_metadata: Callable[[], None]) -> None:
+    def __init__(self, on_metadata: Callable[[], None], copy: Callable[[], None]) -> None:
         self._on_metadata = on_metadata
+        self._copy = copy
         self.reports: list[str] = []
         self.others_in_sync = True
 
@@ -39,6 +53,11 @@ class Controllers:
     def may_mend(self, key: TopicIdPartition) -> bool:
         return "damaged" in self.reports and self.others_in_sync
 
+    def copy_anew(self, key: TopicIdPartition) -> bool:
+        self.reports.append("dropped")
+        self._copy()
+        return True
+
 
 class Kit(Repairs):
     """Repairs of one log that copies from another one instead of over the network."""
@@ -46,7 +65,7 @@ class Kit(Repairs):
     def __init__(self, log: PartitionLog, leader: PartitionLog) -> None:
         self.log, self.leader = log, leader
         self.here = True
-        self.controllers = Controllers(self.on_metadata)
+        self.controllers = Controllers(self.on_metadata, self._drop)
         self.counts = {"damaged": 0, "mended": 0}
         self.asked = 0
         self.refusals: list[Exception] = []
@@ -71,6 +90,19 @@ class Kit(Repairs):
         if self.refusals:
             raise self.refusals.pop(0)
         return self.leader.read(offset, 300, below=EVERYTHING)
+
+    def _drop(self) -> None:
+        """The log is dropped, and the leader sends it again, a little at a time."""
+        self.log.truncate_fully_and_start_at(self.log.log_start_offset)
+        asyncio.get_running_loop().call_soon(self._copy_a_little)
+
+    def _copy_a_little(self) -> None:
+        end = self.log.log_end_offset
+        if end < self.leader.log_end_offset:
+            self.log.append_as_follower(self.leader.read(end, 100, below=EVERYTHING))
+            asyncio.get_running_loop().call_soon(self._copy_a_little)
+        elif "dropped" in self.controllers.reports:
+            self.controllers.reports.append("copied")
 
     def read_damaged(self) -> None:
         with pytest.raises(CorruptRecordError):
@@ -136,21 +168,130 @@ async def test_a_leader_that_does_not_answer_is_asked_again(
     assert kit.counts == {"damaged": 1, "mended": 1}
 
 
-async def test_what_the_leader_has_not_either_is_given_up_and_the_replica_stays(kit: Kit) -> None:
+async def test_what_the_leader_has_not_either_stays_out_of_sync_and_is_tried_again(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repair, "GIVEN_UP_S", 0.01)
     for log in (kit.log, kit.leader):
         flip(log.files.segments[0].path, 70)
     kit.leader.home.damage_found = lambda _log, _offset: None
     with capture_logs() as lines:
         kit.read_damaged()
-        await kit.until_over()
+        await eventually(lambda: kit.asked > 2)
         kit.read_damaged()
-    assert [line["event"] for line in lines if line["log_level"] == "error"] == [
+        assert kit.controllers.reports == ["damaged"]
+        assert kit.damaged_count == 1
+        flip(kit.leader.files.segments[0].path, 70)
+        await kit.until_over()
+    assert [line["event"] for line in lines if line["log_level"] == "error"][:2] == [
         "damaged batch found",
         "log can't be mended",
     ]
+    assert read_all(kit.log) == read_all(kit.leader)
     assert kit.controllers.reports == ["damaged", "sound"]
-    assert kit.damaged_count == 1
-    assert not kit._tasks, "and its leadership is not moved away at every read"
+
+
+async def test_what_is_given_up_is_tried_again_as_soon_as_another_leads(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader = 2
+    monkeypatch.setattr(kit, "_leader_of", lambda _: (leader, leader))
+    kit.refusals = [CorruptRecordError("damaged here as well")]
+    flip(kit.log.files.segments[0].path, 70)
+    kit.read_damaged()
+    await eventually(lambda: not kit.refusals)
+    kit.on_metadata()
+    await asyncio.sleep(0.05)  # Time in which nothing must happen.
+    assert kit.asked == 1
+    leader = 3
+    kit.on_metadata()
+    await kit.until_over()
+    assert read_all(kit.log) == read_all(kit.leader)
+
+
+async def test_after_a_fault_of_its_own_the_replica_is_not_called_sound(kit: Kit) -> None:
+    kit.refusals = [RuntimeError("a fault")]
+    flip(kit.log.files.segments[0].path, 70)
+    with capture_logs() as lines:
+        kit.read_damaged()
+        await kit.until_over()
+    assert "mending failed" in [line["event"] for line in lines]
+    assert kit.controllers.reports == ["damaged"]
+    kit.read_damaged()
+    await kit.until_over()
+    assert kit.controllers.reports == ["damaged", "sound"]
+
+
+async def test_a_leader_whose_log_begins_later_is_asked_again(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repair, "_MIN_BACKOFF_S", 0.001)
+    kit.refusals = [OffsetOutOfRangeError("deleted")]
+    flip(kit.log.files.segments[0].path, 70)
+    kit.read_damaged()
+    await eventually(lambda: not kit.refusals)
+    kit.log.advance_log_start(kit.log.log_end_offset)  # As the leader says with its next push.
+    await kit.until_over()
+    assert kit.controllers.reports == ["damaged", "sound"]
+
+
+# --- copying anew --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def compacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Kit]:
+    """A replica that has cleaned what its leader has not, and is damaged there."""
+    monkeypatch.setattr(repair, "_LOOK_AGAIN_S", 0.001)
+    logs = []
+    for name in ("follower", "leader"):
+        (tmp_path / name).mkdir()
+        log = open_in(tmp_path / name, config=COMPACTED)
+        put(log, ("a", "1"), ("b", "1"))
+        put(log, ("c", "1"))
+        put(log, ("a", "2"))
+        close_segment(log)
+        put(log, ("z", "1"))
+        close_segment(log)
+        put(log, ("z", "2"))
+        logs.append(log)
+    assert await Broker(logs[0]).cleaner.clean_one()
+    flip(logs[0].files.segments[0].path, 65)
+    made = Kit(*logs)
+    yield made
+    await made.stop()
+
+
+async def test_a_replica_that_was_cleaned_otherwise_than_its_leader_is_copied_anew(
+    compacted: Kit,
+) -> None:
+    compacted.read_damaged()
+    await compacted.until_over()
+    assert read_all(compacted.log) == read_all(compacted.leader)
+    assert compacted.controllers.reports == ["damaged", "dropped", "copied", "sound"]
+    assert compacted.counts == {"damaged": 1, "mended": 1}
+    assert compacted.damaged_count == 0
+
+
+async def test_nothing_is_dropped_while_the_leader_is_damaged_elsewhere(
+    compacted: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repair, "GIVEN_UP_S", 0.01)
+    compacted.leader.home.damage_found = lambda _log, _offset: None
+    last = compacted.leader.files.segments[-1].path
+    flip(last, 65)
+    compacted.read_damaged()
+    await eventually(lambda: compacted.asked > 8)
+    assert compacted.controllers.reports == ["damaged"]
+    assert shown_at(compacted.log, 5) == ("z", "2")
+    flip(last, 65)  # It is mended.
+    await compacted.until_over()
+    assert read_all(compacted.log) == read_all(compacted.leader)
+    assert compacted.controllers.reports == ["damaged", "dropped", "copied", "sound"]
+
+
+def shown_at(log: PartitionLog, offset: int) -> tuple[str, str | None]:
+    [record] = records_of(log.read(offset, 100, below=EVERYTHING))
+    return pair_of(record)
 
 
 async def test_damage_in_several_segments_is_mended_in_one_go(kit: Kit) -> None:

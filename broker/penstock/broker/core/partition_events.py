@@ -229,6 +229,11 @@ class Pushed:
     diverging: EpochEnd | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class CopyAnew:
+    """The own log is damaged, and can't be mended where it lies: drop it, and copy it anew."""
+
+
 Event = (
     PartitionChanged
     | MinIsrChanged
@@ -241,6 +246,7 @@ Event = (
     | ProposalAnswered
     | Tick
     | Pushed
+    | CopyAnew
 )
 
 

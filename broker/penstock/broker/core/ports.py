@@ -120,7 +120,8 @@ class Log(Protocol):
     def truncate_to(self, offset: int) -> None:
         """Cut everything at and after ``offset``: batches, epochs and producer state.
 
-        The cut is durable before anything that is appended later is.
+        The cut is durable before anything that is appended later is. DiskFullError or
+        RequestTimedOutError: nothing has changed, and it is to be tried again.
         """
         ...
 

@@ -15,6 +15,7 @@ leader    BrokersChanged         ProposeIsr with those that caught up and may jo
 leader    LagMaxChanged          ProposeIsr without those that lag for too long
 follower  Pushed                 AppendRecords, TruncateTo..., StatePosition, high watermark
 follower  LogAdvanced            high watermark, log start
+follower  CopyAnew               TruncateFullyAndStartAt, StatePosition; not while in sync
 ========  =====================  ==============================================================
 
 What it holds to:
@@ -40,6 +41,7 @@ from penstock.broker.core.partition_events import (
     AssignEpoch,
     BrokersChanged,
     BrokerStatus,
+    CopyAnew,
     Diverge,
     Effect,
     Event,
@@ -158,7 +160,7 @@ class Replica:
         """When a Tick is wanted; it may move earlier or later with any event."""
         return None if self._leadership is None else self._leadership.next_deadline_ms()
 
-    def handle(self, event: Event) -> list[Effect]:
+    def handle(self, event: Event) -> list[Effect]:  # noqa: C901 - one case for each event.
         """Take one event; the effects are in the order in which they are to be carried out."""
         match event:
             case LogAdvanced():
@@ -184,6 +186,8 @@ class Replica:
                 return self._propose(event.now_ms, shrink=True)
             case LogFailed():
                 return self._log_failed()
+            case CopyAnew():
+                return self._copy_anew()
 
     # --- Roles ----------------------------------------------------------------------------
 
@@ -481,6 +485,11 @@ class Replica:
             effects.append(HighWatermarkChanged(bounded))
         effects.append(StatePosition(pause=pause))
         return effects
+
+    def _copy_anew(self) -> list[Effect]:
+        if self.role is not Role.FOLLOWER or self.node_id in self._isr:
+            return []
+        return self._cut(EpochEnd(-1, self._log.log_start_offset))
 
     def validate(self) -> None:
         """Assert what must hold between events. For tests."""

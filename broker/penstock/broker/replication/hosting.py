@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 import structlog
 
@@ -19,7 +20,7 @@ from penstock.broker.core.partition_events import (
 from penstock.broker.core.ports import Log
 from penstock.broker.core.replica import Replica
 from penstock.broker.replication.partition import Host, Partition
-from penstock.broker.replication.ports import LogStore
+from penstock.broker.replication.ports import LogStore, Step
 from penstock.broker.replication.reporting import ReplicaReporter
 from penstock.v1 import cluster_pb2
 from penstock.wire.errors import DiskFullError, PenstockError
@@ -32,6 +33,9 @@ MIN_RETRY_S = 1.0
 """So long after a full disk had no room for a replica it is tried again; longer each time."""
 
 MAX_RETRY_S = 30.0
+
+_MADE_AT_ONCE = 100
+"""So many new replicas share what the disk has to do for them."""
 
 
 class Hosting:
@@ -90,11 +94,11 @@ class Hosting:
         """Every partition hosted here."""
         return iter(tuple(self._partitions.values()))
 
-    def on_metadata(self, change: ImageChange, broker_epoch: int) -> Iterator[None]:
+    def on_metadata(self, change: ImageChange, broker_epoch: int) -> Iterator[Step]:
         """Act on a change of the image, once that has reached the registration.
 
         In steps, each of which is all that happens to one partition; other work may pass between
-        them, but no other change of the image.
+        them, but no other change of the image. Some yield what should be awaited: the disk.
         """
         if not self._has_begun:
             yield from self.catch_up(broker_epoch)
@@ -107,15 +111,38 @@ class Hosting:
         for topic in change.removed_topics:
             for number in topic.partitions:
                 self._drop(TopicIdPartition(topic.topic_id, number), ordered=True)
-                yield
-        for record in change.partitions:
-            self._partition_changed(record, ordered=True)
-            yield
+                yield None
+        yield from self._partitions_changed(change.partitions, ordered=True)
         for topic_id in change.topics:
             # Last: another min ISR comes with other states, and must not be acted on before them.
             yield from self._configs_changed(topic_id)
 
-    def catch_up(self, broker_epoch: int) -> Iterator[None]:
+    def _partitions_changed(
+        self, records: Iterable[cluster_pb2.PartitionRecord], *, ordered: bool
+    ) -> Iterator[Step]:
+        pending = list(records)
+        for start in range(0, len(pending), _MADE_AT_ONCE):
+            group = pending[start : start + _MADE_AT_ONCE]
+            wanted = {key: name for record in group for key, name in self._lacking(record)}
+            if wanted:
+                yield partial(self._logs.make_ahead, wanted, is_new=ordered)
+            for record in group:
+                self._partition_changed(record, ordered=ordered)
+                yield None
+
+    def _lacking(
+        self, record: cluster_pb2.PartitionRecord
+    ) -> Iterator[tuple[TopicIdPartition, TopicPartition]]:
+        """The replica that is to be hosted here by the record, if it is not."""
+        key = TopicIdPartition(TopicId(record.topic_id), record.partition)
+        topic = self._image.topic_by_id(key.topic_id)
+        tried = key in self._partitions or key in self._without_room
+        if topic is None or self._node_id not in record.replicas or tried:
+            return
+        if self._reporter.why_offline(key) is None:
+            yield key, TopicPartition(topic.record.name, key.partition)
+
+    def catch_up(self, broker_epoch: int) -> Iterator[Step]:
         """Begin to host when the image has reached the registration, in steps as above."""
         if self._has_begun or not 0 <= broker_epoch <= self._image.index:
             return
@@ -154,15 +181,13 @@ class Hosting:
         self._without_room.clear()
         self._set_retry_timer()
 
-    def _take_all(self) -> Iterator[None]:
+    def _take_all(self) -> Iterator[Step]:
         for key in [*self._partitions, *self._without_room, *self._reporter.offline()]:
             if self._image.partition_by_id(key) is None:
                 self._drop(key, ordered=self._image.was_deleted(key.topic_id))
-            yield
+            yield None
         for topic in self._image.topics():
-            for record in topic.partitions.values():
-                self._partition_changed(record, ordered=False)
-                yield
+            yield from self._partitions_changed(topic.partitions.values(), ordered=False)
             yield from self._configs_changed(topic.topic_id)
 
     def _brokers_changed(self) -> Iterator[None]:

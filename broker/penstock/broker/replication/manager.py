@@ -10,7 +10,7 @@ import structlog
 
 from penstock.broker.core.catch_up import UNLIMITED, CatchUpBudget
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage
-from penstock.broker.core.partition_events import IsrChanged, OutOfSync, Role, Tick
+from penstock.broker.core.partition_events import CopyAnew, IsrChanged, OutOfSync, Role, Tick
 from penstock.broker.core.ports import AppendInfo, Log
 from penstock.broker.replication.answers import Refusals, not_enough_replicas
 from penstock.broker.replication.deadlines import Deadlines
@@ -29,6 +29,7 @@ from penstock.broker.replication.ports import (
     LeadershipListener,
     LogStore,
     ReportReplicas,
+    Step,
     StreamOpener,
 )
 from penstock.broker.replication.purgatory import OffsetWaiters
@@ -145,9 +146,10 @@ class ReplicaManager:
 
     # --- What happens to this broker ----------------------------------------------------------
 
-    def on_metadata(self, change: ImageChange) -> Iterator[None]:
+    def on_metadata(self, change: ImageChange) -> Iterator[Step]:
         """Act on what has just been applied to the image, a step each time that the next is asked
         for; a step is all that happens to one partition. The image must not change in between.
+        What a step yields should be awaited: it spares the next ones waiting for the disk.
 
         Nothing is hosted before the image has reached this process' registration: an older one may
         still name an earlier process of this node as leader, whose log was longer than what this
@@ -163,7 +165,7 @@ class ReplicaManager:
         self._reporter.compare_all()
         self._links.metadata_changed()
 
-    def catch_up(self) -> Iterator[None]:
+    def catch_up(self) -> Iterator[Step]:
         """Host what the image has if it reached the registration before that was known, in steps as
         those of :meth:`on_metadata`, and never between them.
         """
@@ -193,7 +195,7 @@ class ReplicaManager:
         self._reporter.set_damaged(key, reason)
 
     def set_sound(self, key: TopicIdPartition) -> None:
-        """The log was mended, or can't be: it may be in sync again."""
+        """The log was mended, or is here no more: it may be in sync again."""
         self._reporter.set_sound(key)
 
     def may_mend(self, key: TopicIdPartition) -> bool:
@@ -205,6 +207,17 @@ class ReplicaManager:
             and self.node_id not in record.isr
             and record.leader not in (-1, self.node_id)
         )
+
+    def copy_anew(self, key: TopicIdPartition) -> bool:
+        """Drop what the log holds, and have the leader send it again, if ``may_mend`` allows it.
+
+        False when nothing was dropped.
+        """
+        partition = self._hosting.get(key)
+        if partition is None or not self.may_mend(key):
+            return False
+        partition.handle(CopyAnew())
+        return partition.log.log_end_offset == partition.log.log_start_offset
 
     @property
     def offline_count(self) -> int:

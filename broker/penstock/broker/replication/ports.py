@@ -10,7 +10,11 @@ from grpc import aio
 
 from penstock.broker.core.ports import Log
 from penstock.v1 import cluster_pb2, controller_pb2, replication_pb2
-from penstock.wire.ids import TopicId, TopicIdPartition
+from penstock.wire.ids import TopicId, TopicIdPartition, TopicPartition
+
+Step = Callable[[], Awaitable[None]] | None
+"""A step that was made (None), or what is to be awaited before the next one can be made quickly.
+"""
 
 
 class KeyedLog(Log, Protocol):
@@ -45,6 +49,12 @@ class LogStore(Protocol):
         ``is_new`` when it was given to this broker since it started: no disk that is away has it.
         Raises StorageError or DiskFullError.
         """
+        ...
+
+    async def make_ahead(
+        self, wanted: Mapping[TopicIdPartition, TopicPartition], *, is_new: bool
+    ) -> None:
+        """Make what ``get_or_create`` need not wait for the disk for then. Raises nothing."""
         ...
 
     def delete(self, key: TopicIdPartition) -> None:

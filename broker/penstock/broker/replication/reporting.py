@@ -80,7 +80,7 @@ class ReplicaReporter:
         self.compare(key)
 
     def set_sound(self, key: TopicIdPartition) -> None:
-        """The replica's log was mended, or never will be."""
+        """The replica's log was mended, or is here no more."""
         self._damaged.pop(key, None)
         self.compare(key)
 

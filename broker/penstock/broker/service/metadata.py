@@ -27,6 +27,8 @@ from penstock.wire.errors import (
 from penstock.wire.ids import TopicId, format_topic_id
 
 _PATIENCE_S: Final = 3.0  # What a first start and the first news of a controller may take.
+_HASTE_S: Final = 1.0
+"""Whoever gives less asks again and again, and is told within that time why it waits."""
 
 
 def describe_broker(
@@ -184,8 +186,10 @@ class MetadataServicer(MetadataServicerBase):
 
     async def _hear(self, context: Any) -> None:
         """Wait for the image; where it does not come, end the call or raise."""
+        left_s = context.time_remaining()
+        patience_s = _PATIENCE_S if left_s is None or left_s > _HASTE_S else left_s / 2
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(patience_s):
                 await self._heard.wait()
                 return
         await self._require_founded()

@@ -245,6 +245,7 @@ def mend(log: PartitionLog, segment: Segment, damage: Damage, patch: bytes) -> C
         segment.overwrite(patch, damage.position)
     except OSError as error:
         raise log.home.translate(error, f"mending {segment.path}") from error
+    log.rewrites += 1
     file, disk = segment.file.acquire(), log.home.disk
 
     kept_as = log.directory / f"{segment.path.stem}-{damage.position}{DAMAGED_SUFFIX}"

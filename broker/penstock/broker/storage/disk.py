@@ -17,6 +17,10 @@ import lmdb
 
 Buffer = bytes | bytearray | memoryview
 
+_IOV_MAX: Final = 1024
+# What is read to see whether it is in memory, over and over into the same place, which is cheaper
+# than to have a place for all of it. Nobody looks at it.
+_SCRATCH: Final = bytearray(64 * 1024)
 # Out of space, over quota, or larger than the process or file system lets a file be: all are
 # "nothing was written, and the log is as good as before".
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -50,14 +54,22 @@ class Disk:
         """Up to ``size`` bytes from ``position``; fewer at the file's end."""
         return os.pread(fd, size, position)
 
-    def is_cached(self, fd: int, position: int) -> bool:
-        """Whether a read there finds its page in memory. True where the system can't tell."""
-        try:
-            os.preadv(fd, [bytearray(1)], position, os.RWF_NOWAIT)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
+    def is_cached(self, fd: int, position: int, size: int) -> bool:
+        """Whether a read there finds all its pages in memory. True where the system can't tell."""
+        end = position + size
+        while position < end:
+            scratches = -(-(end - position) // len(_SCRATCH))
+            try:
+                found = os.preadv(
+                    fd, [_SCRATCH] * min(scratches, _IOV_MAX), position, os.RWF_NOWAIT
+                )
+            except BlockingIOError:
+                return False
+            except OSError:
+                return True
+            if found == 0:
+                return True  # The file's end.
+            position += found
         return True
 
     def free_bytes(self, path: Path) -> int:

@@ -130,6 +130,10 @@ class LocalState:
         """The partitions that something is known of."""
         return set(self._values)
 
+    def knows(self, key: TopicIdPartition) -> bool:
+        """Whether something is known of a partition, or was until it is written next."""
+        return key in self._values or key in self._changed
+
     def get(self, key: TopicIdPartition) -> PartitionState:
         """A partition's state; all zero when there is none."""
         return self._values.get(key, PartitionState())

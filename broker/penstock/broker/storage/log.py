@@ -7,18 +7,14 @@ from pathlib import Path
 
 from penstock.broker.core.epoch_history import EpochHistory
 from penstock.broker.core.ports import AppendInfo, Buffer, EpochEnd, TimestampedOffset
-from penstock.broker.core.producer_state import (
-    ANY_PRODUCER,
-    RESTART_GRACE_MS,
-    ProducerState,
-)
+from penstock.broker.core.producer_state import ANY_PRODUCER, ProducerState
 from penstock.broker.storage import appends
 from penstock.broker.storage.checkpoints import snapshot_path, snapshots
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.flush import FlushTask
 from penstock.broker.storage.log_files import Batch, FileWrite, LogFiles, deletion, index_writes
 from penstock.broker.storage.log_flushing import LogFlushing
-from penstock.broker.storage.producers import load_producers, states_at
+from penstock.broker.storage.producers import Rewinding, bounded, states_at
 from penstock.broker.storage.settings import FlushPolicy, TopicLogConfig
 from penstock.broker.storage.timestamps import first_at_or_after, largest
 from penstock.wire.errors import (
@@ -69,6 +65,7 @@ class PartitionLog:
         self.internal = False
         self.opened_clean = opened_clean  # The files were as a clean stop leaves them.
         self.cleaned_offset = min(cleaned_offset, end_offset)  # Below it no key is there twice.
+        self.rewrites = 0  # Counts cuts, and batches that were mended in their place.
         self._files = files
         self._start = log_start_offset
         self._end = end_offset
@@ -81,7 +78,8 @@ class PartitionLog:
             synced_offset=synced_offset,
             epochs_saved=epochs_saved,
         )
-        self._producers = self._bounded(producers)
+        self._producers = bounded(producers, home)
+        self._rewinding = Rewinding(home, files, epochs, name=str(partition))
         self._as_opened = opened_clean  # Nothing has to be saved for the next start to be quick.
         self._next_expiry_ms = home.clock_ms() + _EXPIRY_INTERVAL_MS
         self._closed: str | None = None
@@ -237,9 +235,14 @@ class PartitionLog:
 
     @property
     def has_room(self) -> bool:
-        """Whether there seems to be room for an append of what a leader sends."""
+        """Whether there seems to be room for an append of what a leader sends.
+
+        There is no use in any while a cut waits for what it needs.
+        """
         reserve_bytes = self._reserve_bytes(leading=False)
-        return not self.flush_failed and self.home.room.fits(0, reserve_bytes)
+        return not (self.flush_failed or self._rewinding.is_under_way) and self.home.room.fits(
+            0, reserve_bytes
+        )
 
     def _append(
         self, checked: appends.Checked, log_append_time_ms: int, reserve_bytes: int
@@ -299,13 +302,6 @@ class PartitionLog:
             self._next_expiry_ms = now_ms + _EXPIRY_INTERVAL_MS
             self._producers.expire(now_ms, self.home.settings.producer_expiration_ms)
         return now_ms
-
-    def _bounded(self, producers: ProducerState) -> ProducerState:
-        """What was found on the disk, with the times that this process can trust."""
-        now_ms, expiration_ms = self.home.clock_ms(), self.home.settings.producer_expiration_ms
-        oldest_ms = now_ms - expiration_ms + min(RESTART_GRACE_MS, expiration_ms)
-        producers.bound_ages(oldest_ms, now_ms)
-        return producers
 
     def assign_epoch(self, leader_epoch: LeaderEpoch) -> None:
         """Note that ``leader_epoch`` begins at log_end_offset; see Log.
@@ -416,7 +412,8 @@ class PartitionLog:
     def truncate_to(self, offset: int) -> None:
         """Cut everything at and after ``offset``; see Log.
 
-        Batches are not split: the one that holds ``offset`` goes as a whole.
+        Batches are not split: the one that holds ``offset`` goes as a whole. Where much must be
+        read first that is done in the background, and ``has_room`` is False meanwhile.
         """
         self._check()
         if offset >= self._end:
@@ -431,6 +428,7 @@ class PartitionLog:
         segment = self._files.segment_of(offset)
         placed = segment.position_of(offset)
         end = placed.header.base_offset if placed is not None else offset
+        producers = self._rewinding.state_at(end) if self._producers.touches(end) else None
         self._begin_cut(end)
         try:
             for taken_at, path in snapshots(self.directory):
@@ -442,7 +440,8 @@ class PartitionLog:
         self._end = end
         self._start = min(self._start, end)
         self._epochs.truncate_from_end(end)
-        self._rebuild_producers()
+        if producers is not None:
+            self._producers = producers
         self.home.request_flush(self)
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
@@ -468,15 +467,10 @@ class PartitionLog:
         Raises DiskFullError when that can't be noted; nothing has changed then.
         """
         self.home.lower_recovery_point(self.key, end)
+        self.rewrites += 1
         self._as_opened = False
         self.cleaned_offset = min(self.cleaned_offset, end)
         self._flushing.cut(end)
-
-    def _rebuild_producers(self) -> None:
-        if self._producers.touches(self._end):
-            self._producers = self._bounded(
-                load_producers(self._files, self._end, self._epochs, self.home.clock_ms())
-            )
 
     def headers(self, offset: int, end: int) -> Iterator[BatchHeader]:
         """The headers of the batches that hold offsets from ``offset`` to below ``end``."""

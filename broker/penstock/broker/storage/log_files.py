@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.broker.core.epoch_history import EpochHistory
+from penstock.broker.storage.checkpoints import snapshots
 from penstock.broker.storage.cleaner.swapping import (
     SwapFiles,
     finish,
@@ -195,6 +196,18 @@ class LogFiles:
                     return
                 yield segment, placed
 
+    def size_between(self, offset: int, end: int) -> int:
+        """The size of the batches that hold offsets from ``offset`` to below ``end``."""
+        *whole, last = self.segments_between(offset, end)
+        before = sum(segment.size_bytes for segment in whole)
+        first = whole[0] if whole else last
+        return before + _position(last, end) - _position(first, offset)
+
+    def segments_between(self, offset: int, end: int) -> list[Segment]:
+        """The segments from that of ``offset`` to that of ``end``, at least one."""
+        first, last = self.segment_of(offset), self.segment_of(end)
+        return self.segments[self.segments.index(first) : self.segments.index(last) + 1]
+
     # --- cutting ---------------------------------------------------------------------------------
 
     def truncate(self, offset: int, interval_bytes: int) -> int:
@@ -331,7 +344,12 @@ class LogFiles:
         self._bases[first : first + len(old)] = [cleaned.base_offset]
         self._positions.clear()
         self._swapped = True
-        return retired
+        # What the producers had written when the old segments ended is no place to begin at now.
+        return retired + [
+            path
+            for taken_at, path in snapshots(self.directory)
+            if files.base_offset < taken_at < files.end_offset
+        ]
 
     def end_swap(self, files: SwapFiles) -> None:
         """Step 4 is over: no start will find the swap file."""
@@ -397,6 +415,11 @@ class LogFiles:
         """Close every descriptor."""
         for segment in self.segments:
             segment.close_file()
+
+
+def _position(segment: Segment, offset: int) -> int:
+    placed = segment.position_of(offset)
+    return segment.size_bytes if placed is None else placed.position
 
 
 def deletion(paths: Sequence[Path]) -> Callable[[], None]:

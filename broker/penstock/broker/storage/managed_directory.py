@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -30,6 +30,7 @@ from penstock.broker.storage.disk import is_disk_full
 from penstock.broker.storage.flusher import Flusher
 from penstock.broker.storage.local_state import LocalState, PartitionState
 from penstock.broker.storage.log import PartitionLog
+from penstock.broker.storage.making import NewDirectories
 from penstock.broker.storage.recovery import SavedState, open_log
 from penstock.broker.storage.settings import TopicLogConfig
 from penstock.wire.errors import DataDirectoryError, DiskFullError, PenstockError, StorageError
@@ -75,6 +76,7 @@ class ManagedDirectory:
         self._on_durable = on_durable
         self._flusher = Flusher(home.path, home.settings, self._flushed)
         self._state: LocalState | None = None
+        self._new = NewDirectories(home)
         self._changed: dict[TopicIdPartition, None] = {}
         self._high_watermarks: dict[TopicIdPartition, int] = {}
         self._checkpoint_timer: asyncio.TimerHandle | None = None
@@ -333,11 +335,10 @@ class ManagedDirectory:
             log = self._open_log(directory, partition, key, config, clean=False)
             del self.unopened[key]
             return log
-        directory = self.path / str(partition)
-        # An earlier topic of this name may not be deleted yet; or it is, but a flush or a clean of
-        # it is under way, which writes files by their paths.
-        if directory.exists() or self._is_busy_in(directory):
-            directory = self.path / f"{partition}.{key.topic_id.hex()}"
+        made = self._new.take(key)
+        if made is not None:
+            return self._open_log(made, partition, key, config, clean=True)
+        directory = self._directory_for(partition, key)
         try:
             self._use_state().forget(key)
             directory.mkdir()
@@ -351,6 +352,34 @@ class ManagedDirectory:
         except DiskFullError:
             shutil.rmtree(directory, ignore_errors=True)
             raise
+
+    def _directory_for(self, partition: TopicPartition, key: TopicIdPartition) -> Path:
+        """Where to make a partition.
+
+        An earlier topic of this name may not be deleted yet; or it is, but a flush or a clean of it
+        is under way, which writes files by their paths.
+        """
+        directory = self.path / str(partition)
+        if directory.exists() or self._is_busy_in(directory):
+            directory = self.path / f"{partition}.{key.topic_id.hex()}"
+        return directory
+
+    def has_made(self, key: TopicIdPartition) -> bool:
+        """Whether ``create`` finds the partition's directory made ahead."""
+        return key in self._new
+
+    async def make_ahead(self, wanted: Mapping[TopicIdPartition, TopicPartition]) -> None:
+        """Make the directories that ``create`` will ask for, so that it need not wait for the disk.
+
+        Raises nothing: what can't be made ahead, ``create`` makes, and says why where it can't.
+        """
+        planned: dict[TopicIdPartition, tuple[Path, bytes]] = {}
+        for key, partition in wanted.items():
+            if not (key in self.unopened or key in self._new or self._use_state().knows(key)):
+                metadata = encode_metadata(PartitionMetadata(key.topic_id, self._cluster_id))
+                planned[key] = self._directory_for(partition, key), metadata
+        if planned and self.home.failure is None:
+            await self._new.make(planned)
 
     def _is_busy_in(self, directory: Path) -> bool:
         return directory in self.home.cleaning or self._flusher.is_busy_in(directory)
@@ -519,6 +548,7 @@ class ManagedDirectory:
         clean = self._close_logs()
         self._background.wait()
         self._doubting.wait()
+        self._new.close()
         if self._state is None:
             return  # It never opened, or is closed already.
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -238,12 +239,45 @@ class LogManager:
         if holder is None and not is_new:
             self._refuse_unlisted(TopicPartition(topic, partition))
         usable = [directory for directory in self._directories if directory.home.failure is None]
-        chosen = holder or min(usable, key=lambda directory: len(directory.logs), default=None)
+        made = next((directory for directory in usable if directory.has_made(key)), None)
+        fewest = min(usable, key=lambda directory: len(directory.logs), default=None)
+        chosen = holder or made or fewest
         if chosen is None:
             raise StorageError("every data directory of this broker has failed")
         log = chosen.create(TopicPartition(topic, partition), key, config)
         log.internal = internal
         return log
+
+    async def make_ahead(
+        self, wanted: Mapping[TopicIdPartition, TopicPartition], *, is_new: bool
+    ) -> None:
+        """Have ``get_or_create`` find the directories of those that are not here yet made, and on
+        the disk, so that it need not wait for that.
+
+        Raises nothing: what can't be made ahead is made then, or refused.
+        """
+        usable = [directory for directory in self._directories if directory.home.failure is None]
+        counts = {directory: len(directory.logs) for directory in usable}
+        plans: dict[ManagedDirectory, dict[TopicIdPartition, TopicPartition]] = {}
+        for key, partition in wanted.items():
+            if not usable or not self._may_make(partition, key, is_new=is_new):
+                continue
+            chosen = min(usable, key=lambda directory: counts[directory])
+            counts[chosen] += 1
+            plans.setdefault(chosen, {})[key] = partition
+        await asyncio.gather(*(chosen.make_ahead(plan) for chosen, plan in plans.items()))
+
+    def _may_make(self, partition: TopicPartition, key: TopicIdPartition, *, is_new: bool) -> bool:
+        if self._holding(key) is not None:
+            return False
+        try:
+            for directory in self._directories:
+                directory.refuse_stray(partition, key)
+            if not is_new:
+                self._refuse_unlisted(partition)
+        except StorageError:
+            return False
+        return not any(directory.has_made(key) for directory in self._directories)
 
     def _refuse_unlisted(self, partition: TopicPartition) -> None:
         for directory in self._directories:

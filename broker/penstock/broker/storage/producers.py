@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
 
 from penstock.broker.core.epoch_history import EpochHistory
-from penstock.broker.core.producer_state import ANY_PRODUCER, NEVER_FORGOT, ProducerState
+from penstock.broker.core.producer_state import (
+    ANY_PRODUCER,
+    NEVER_FORGOT,
+    RESTART_GRACE_MS,
+    ProducerState,
+)
+from penstock.broker.storage.batches import next_header
 from penstock.broker.storage.checkpoints import newest_snapshot
+from penstock.broker.storage.data_directory import DataDirectory
+from penstock.broker.storage.disk import Disk
 from penstock.broker.storage.log_files import Batch, LogFiles
+from penstock.wire.errors import CorruptRecordError, ErrorCode, RequestTimedOutError
+from penstock.wire.records import HEADER_BYTES, BatchHeader
+
+_INLINE_BYTES: Final = 256 * 1024
+"""So much of a log is read for a cut at once: some milliseconds, also where batches are small."""
+_WALK_BYTES: Final = 8 * 1024
+
+
+class CutDelayedError(RequestTimedOutError, code=ErrorCode.REQUEST_TIMED_OUT, retriable=True):
+    """What a cut needs is being read in the background: it is to be tried again."""
 
 
 def load_producers(
@@ -19,16 +40,31 @@ def load_producers(
     they are remembered rather too long than too short. Without the log's beginning and a snapshot
     of it, any producer may have been forgotten. Raises CorruptRecordError for a damaged header.
     """
+    state, offset = _known(files, end_offset, epochs)
+    _replay(files, state, offset, end_offset, now_ms)
+    return state
+
+
+def _known(files: LogFiles, end_offset: int, epochs: EpochHistory) -> tuple[ProducerState, int]:
+    """The newest state that is known at or below ``end_offset``, and of which offset."""
     first = files.segments[0].base_offset
     found = newest_snapshot(files.directory, end_offset, epochs)
     if found is None or found[1] < first:
-        state = ProducerState(forgotten_up_to=ANY_PRODUCER if first else NEVER_FORGOT)
-        offset = first
-    else:
-        state, offset = found
-    for _, placed in files.walk(offset, end_offset):
+        return ProducerState(forgotten_up_to=ANY_PRODUCER if first else NEVER_FORGOT), first
+    return found
+
+
+def _replay(files: LogFiles, state: ProducerState, offset: int, end: int, now_ms: int) -> None:
+    for _, placed in files.walk(offset, end):
         state.record(placed.header, placed.header.base_offset, now_ms)
-    return state
+
+
+def bounded(producers: ProducerState, home: DataDirectory) -> ProducerState:
+    """What was found on the disk, with the times that this process can trust."""
+    now_ms, expiration_ms = home.clock_ms(), home.settings.producer_expiration_ms
+    oldest_ms = now_ms - expiration_ms + min(RESTART_GRACE_MS, expiration_ms)
+    producers.bound_ages(oldest_ms, now_ms)
+    return producers
 
 
 def states_at(
@@ -46,3 +82,134 @@ def states_at(
             state.record(header, header.base_offset, seen_ms)
             at += 1
         yield offset, state.copy()
+
+
+class Rewinding:
+    """The producer state as it was at an earlier end of the log, for a cut. On the log's thread.
+
+    Where more than a little must be read for it, that is done in the background, and before
+    anything is cut: what lies below the cut stays as it is meanwhile, so whatever else happens to
+    the log, what was read is true of any cut to the same offset of the same epoch.
+    """
+
+    def __init__(
+        self, home: DataDirectory, files: LogFiles, epochs: EpochHistory, *, name: str
+    ) -> None:
+        self._home = home
+        self._files = files
+        self._epochs = epochs
+        self._name = name
+        self._replay: _Replay | None = None
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether something is being read for a cut."""
+        return self._replay is not None and not self._replay.is_done
+
+    def state_at(self, end: int) -> ProducerState:
+        """The state at offset ``end``, where a batch begins.
+
+        Raises CutDelayedError until it was read, CorruptRecordError for a damaged header, or
+        StorageError.
+        """
+        place = end, self._epochs.epoch_at(end - 1)
+        if self._replay is None or self._replay.place != place:
+            state, offset = _known(self._files, end, self._epochs)
+            if self._files.size_between(offset, end) <= _INLINE_BYTES:
+                _replay(self._files, state, offset, end, self._home.clock_ms())
+                return bounded(state, self._home)
+            self._begin(_Replay(self._home.disk, place, state, offset, self._home.clock_ms()))
+        return self._finished()
+
+    def _begin(self, replay: _Replay) -> None:
+        end, _ = replay.place
+        replay.sources = [
+            _Source(segment.path, segment.base_offset, segment.size_bytes)
+            for segment in self._files.segments_between(replay.offset, end)
+        ]
+        self._replay = replay
+        self._home.run_in_background(replay.run)
+
+    def _finished(self) -> ProducerState:
+        replay = self._replay
+        assert replay is not None
+        error = replay.error
+        if replay.is_done:
+            self._replay = None
+            if error is None:
+                return bounded(replay.state, self._home)
+            if isinstance(error, CorruptRecordError):
+                raise CorruptRecordError(f"{self._name}: {error.message}") from error
+            if not isinstance(error, _ChangedError):
+                doing = f"reading {self._name} before a cut"
+                raise self._home.translate(error, doing) from error
+        raise CutDelayedError(
+            f"{self._name}: what producers wrote below offset {replay.place[0]} is being read, "
+            "after which the log is cut there; it goes on by itself"
+        )
+
+
+class _ChangedError(Exception):
+    """A segment was cleaned or deleted while it was read: it is to be begun anew."""
+
+
+class _Source(NamedTuple):
+    """A segment to be read."""
+
+    path: Path
+    base_offset: int
+    size_bytes: int
+
+
+class _Replay:
+    """Reads the headers of the batches between two offsets; ``run`` in any thread, once."""
+
+    def __init__(
+        self, disk: Disk, place: tuple[int, int], state: ProducerState, offset: int, now_ms: int
+    ) -> None:
+        self.place = place  # The offset to end at, and the epoch that wrote before it.
+        self.state = state
+        self.offset = offset
+        self.sources: list[_Source] = []
+        self.error: Exception | None = None
+        self.is_done = False  # What else there is may be looked at then.
+        self._disk = disk
+        self._now_ms = now_ms
+
+    def run(self) -> None:
+        """Bring ``state`` up to the place. Raises nothing: what failed is in ``error``."""
+        begin, (end, _) = self.offset, self.place
+        try:
+            reached = self.sources[0].base_offset
+            for source in self.sources:
+                if source.base_offset != reached:
+                    raise _ChangedError
+                for header in self._headers(source):
+                    if begin <= header.base_offset < end:
+                        self.state.record(header, header.base_offset, self._now_ms)
+                    reached = header.next_offset
+            if reached < end:
+                raise _ChangedError
+        except FileNotFoundError:
+            self.error = _ChangedError()
+        except Exception as error:  # Whatever it is: the state is not that of the place.
+            self.error = error
+        finally:
+            self.is_done = True
+
+    def _headers(self, source: _Source) -> Iterator[BatchHeader]:
+        end, _ = self.place
+        size, offset = source.size_bytes, source.base_offset
+        fd = self._disk.open(source.path, os.O_RDONLY)
+        try:
+            position, chunk, chunk_at = 0, b"", 0
+            while position < size and offset < end:
+                if position - chunk_at + HEADER_BYTES > len(chunk):
+                    chunk_at = position
+                    chunk = self._disk.read_at(fd, min(_WALK_BYTES, size - position), position)
+                header = next_header(chunk, position - chunk_at, offset, size - position)
+                yield header
+                position += header.size_bytes
+                offset = header.next_offset
+        finally:
+            os.close(fd)

@@ -240,8 +240,8 @@ class Segment:
     def cold_read(self, position: int, size: int) -> Callable[[], None] | None:
         """What reads the bytes into the page cache, in any thread; None when they are there."""
         file, disk = self.file, self._home.disk
-        last = min(position + size, self.size_bytes) - 1
-        if disk.is_cached(file.fd, position) and disk.is_cached(file.fd, last):
+        size = min(size, self.size_bytes - position)
+        if disk.is_cached(file.fd, position, size):
             return None
         file.acquire()
 
@@ -504,11 +504,13 @@ class Segment:
     def _refresh_timestamps(self, relative_end: int) -> None:
         """Find the largest timestamp again after a cut."""
         assert self.index is not None
-        self.max_timestamp = None
         if self.size_bytes == 0:
-            self.first_timestamp_ms = None
+            self.max_timestamp = self.first_timestamp_ms = None
             return
-        for header, _ in self._walk_from_batch(self.index.last_time_below(relative_end)):
+        # Whatever comes before an entry for offsets, the entries for times have the largest of it.
+        self.max_timestamp = self.index.last_time_below(relative_end)
+        last = self.index.floor_offset(relative_end)
+        for header, _ in self.walk(last.position, self.base_offset + last.relative_offset):
             self._note_time(header, header.base_offset - self.base_offset)
 
     def roll_timestamp_ms(self) -> int | None:

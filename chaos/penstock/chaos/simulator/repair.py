@@ -32,13 +32,13 @@ class Repairs:
     """What of a broker's logs is damaged, as far as was found by readers or the scrubber.
 
     A replica is mended while the controllers have it out of the in-sync set, and by what another
-    one has that leads. What nobody can give is let be for a while; ``given_up`` tells people.
+    one has that leads. What nobody can give is let be for a while, and the replica stays out of
+    sync; ``given_up`` tells people.
     """
 
     def __init__(self, broker: SimulatedBroker) -> None:
         self._broker = broker
         self._damaged: set[TopicIdPartition] = set()
-        self._let_be: set[TopicIdPartition] = set()
         self._at_work: set[TopicIdPartition] = set()
         if broker.place.scrubs:
             self._scrub_later()
@@ -50,7 +50,7 @@ class Repairs:
     def found(self, partition: SimulatedPartition) -> None:
         """A batch of the log is not sound. Called again and again."""
         key = partition.key
-        if key in self._damaged or key in self._let_be:
+        if key in self._damaged:
             return
         self._broker.note(f"{key.partition} on {self._broker.node_id}: damage is found")
         self._damaged.add(key)
@@ -107,7 +107,7 @@ class Repairs:
 
     def _answered(self, partition: SimulatedPartition, offset: int, answer: Answer | None) -> None:
         if answer is not None and answer.error in _BEYOND_REPAIR:
-            self._give_up(partition.key)
+            self._give_up(partition)
         elif answer is None or answer.error is not None:
             self._broker.after(self._broker.rng.randint(20, 120), lambda: self._again(partition))
         else:
@@ -119,7 +119,7 @@ class Repairs:
         if partition.closed or partition.log.first_damage() != offset:
             self._again(partition)
         elif not partition.log.mend(offset, records):
-            self._give_up(partition.key)
+            self._give_up(partition)
         else:
             self._broker.touch(partition)
             self._broker.note(
@@ -131,11 +131,8 @@ class Repairs:
         self._at_work.discard(partition.key)
         self._go_on(partition.key)
 
-    def _give_up(self, key: TopicIdPartition) -> None:
+    def _give_up(self, partition: SimulatedPartition) -> None:
+        key = partition.key
         self._broker.note(f"{key.partition} on {self._broker.node_id}: can't be mended")
-        self._damaged.discard(key)
-        self._at_work.discard(key)
-        self._let_be.add(key)
-        self._broker.report()
-        self._broker.after(_GIVEN_UP_MS, lambda: self._let_be.discard(key))
+        self._broker.after(_GIVEN_UP_MS, lambda: self._again(partition))
         self._broker.place.given_up(self._broker.node_id, key)

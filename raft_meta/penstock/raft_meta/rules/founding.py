@@ -19,10 +19,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from typing import Final
 
 from penstock.raft_meta.rules.desk import Desk, Message
 from penstock.raft_meta.voters import DIRECTORY_ID_BYTES, Address, Member, VoterSet
 from penstock.v1 import raft_pb2
+
+IN_USE: Final = "its directory is in use already"
+"""Why one refuses that belongs to a cluster."""
 
 
 class Founding:
@@ -109,12 +113,12 @@ class Founding:
 
     def _why_not(self, peer: int, message: Message) -> str:
         journal = self._desk.journal
+        if not journal.is_fresh:
+            return IN_USE
         if list(message.invitation.node_ids) != self._configured or peer != self._configured[0]:
             return f"its controller.quorum.voters are {self._configured}"
         if len(message.directory_id) != DIRECTORY_ID_BYTES:
             return "the founder's directory has no id"
-        if not journal.is_fresh:
-            return "its directory is in use already"
         if journal.pledge not in (b"", message.directory_id):
             return "it promised to follow another directory of the founder's"
         return ""
@@ -123,12 +127,13 @@ class Founding:
         """Somebody promised to follow this founder, or did not.
 
         What was answered to a directory that this node had before says nothing about this one; and
-        whoever has a term is in use by now.
+        whoever has a term is in use by now, and promises nothing.
         """
         if not self.is_under_way or peer not in self._configured:
             return
         reply = message.invitation_reply
-        if reply.founder_directory_id != self._desk.journal.directory_id or message.term:
+        is_old = reply.founder_directory_id != self._desk.journal.directory_id
+        if is_old or (message.term and reply.accepted):
             self._desk.dropped += 1
             return
         if reply.accepted and len(message.directory_id) == DIRECTORY_ID_BYTES:

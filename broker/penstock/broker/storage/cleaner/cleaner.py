@@ -36,6 +36,8 @@ from penstock.wire.ids import TopicIdPartition
 
 _NEVER = 2**63 - 1
 _LOOKED_AT_ONCE = 20
+_TRY_AGAIN_MS = 3_600_000  # What could not be read may have been the memory's fault.
+_Extent = tuple[int, int, int]
 T = TypeVar("T")
 _log = structlog.get_logger()
 
@@ -85,8 +87,8 @@ class LogCleaner:
         self._pool = ThreadPoolExecutor(max(settings.threads, 1), "clean")
         self._workers: list[asyncio.Task[None]] = []
         self._busy: set[TopicIdPartition] = set()
-        # Logs that can't be cleaned, as they were then.
-        self._uncleanable: dict[TopicIdPartition, tuple[int, int]] = {}
+        # Logs that can't be cleaned: as they were then, and when they are tried again all the same.
+        self._uncleanable: dict[TopicIdPartition, tuple[_Extent, int]] = {}
         self._horizons_ms: dict[TopicIdPartition, int] = {}  # When tombstones may go next.
 
     async def start(self) -> None:
@@ -149,9 +151,9 @@ class LogCleaner:
         """The plan for a log that is due."""
         if not log.config.compacts or log.is_closed or log.home.failure is not None:
             return None
-        if log.key in self._busy or self._uncleanable.get(log.key) == _extent(log):
-            return None
         now_ms = self._wall_clock_ms()
+        if log.key in self._busy or self._is_given_up(log, now_ms):
+            return None
         try:
             close_overdue(log, now_ms)
             high_watermark = self._logs.high_watermark(log.key)
@@ -190,14 +192,20 @@ class LogCleaner:
         return True
 
     def _give_up(self, log: PartitionLog, reason: str) -> None:
-        self._uncleanable[log.key] = _extent(log)
+        self._uncleanable[log.key] = _extent(log), self._wall_clock_ms() + _TRY_AGAIN_MS
         _log.error(
             "log_not_cleanable",
             partition=log.name,
             reason=reason,
-            next_step="it grows until this is mended and the broker restarted: copy a damaged "
-            "replica anew from another one, or raise log.cleaner.dedupe.buffer.bytes",
+            next_step="it grows until this is mended: a damaged replica is, from another one, once "
+            "the scrubber has come to it; for lack of memory raise "
+            "log.cleaner.dedupe.buffer.bytes and restart the broker",
         )
+
+    def _is_given_up(self, log: PartitionLog, now_ms: int) -> bool:
+        """Whether nothing has changed since the log could not be cleaned, an hour ago or less."""
+        extent, again_ms = self._uncleanable.get(log.key, (None, 0))
+        return extent == _extent(log) and now_ms < again_ms
 
     async def _clean(self, plan: Plan) -> None:
         log, settings = plan.log, self._settings
@@ -322,9 +330,9 @@ def _map_of(size_bytes: int) -> OffsetMap:
         raise _AbandonedError(f"no memory for {size_bytes} bytes: {error}") from error
 
 
-def _extent(log: PartitionLog) -> tuple[int, int]:
+def _extent(log: PartitionLog) -> _Extent:
     """What is another when it may be worth while to try to clean the log again."""
-    return log.log_start_offset, log.cleaned_offset
+    return log.log_start_offset, log.cleaned_offset, log.rewrites
 
 
 def _urgency(plan: Plan) -> tuple[bool, float]:

@@ -12,7 +12,8 @@ step                                         where                   what a cras
   index as ``BASE.index``; rename the other
   old files to ``.deleted``
 4 sync the directory, then remove the swap   a cleaner's thread      the new
-  file and those
+  file, those, and the producer snapshots
+  between BASE and END
 ===========================================  ======================  ===========================
 
 Only while ``BASE.log`` is there does a swap file count: without it, the segments were deleted or
@@ -123,8 +124,10 @@ def _link_over(disk: Disk, source: Path, target: Path) -> None:
 def finish(disk: Disk, files: SwapFiles, doomed: Iterable[Path]) -> None:
     """Step 4. Raises OSError."""
     disk.sync_directory(files.directory)
-    for path in (files.swap, *doomed):
-        with contextlib.suppress(FileNotFoundError):  # The next start would remove them.
+    with contextlib.suppress(FileNotFoundError):  # A cut has done so.
+        disk.remove(files.swap)
+    for path in doomed:
+        with contextlib.suppress(OSError):  # The next start, or the next clean, removes them.
             disk.remove(path)
 
 

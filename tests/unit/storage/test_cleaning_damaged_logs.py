@@ -1,0 +1,73 @@
+"""The cleaner leaves a damaged log alone, until it was mended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from structlog.testing import capture_logs
+
+from penstock.broker.storage.damage import Damage, mend
+from penstock.broker.storage.log import PartitionLog
+from penstock.broker.storage.segment import Segment
+from tests.unit.storage.cleaning import Broker, close_segment, compacted, names_in, put, shown
+
+
+async def test_damage_is_reported_and_never_copied(tmp_path: Path) -> None:
+    log = compacted(tmp_path)
+    put(log, ("a", "1"))
+    put(log, ("a", "2"))
+    close_segment(log)
+    path = log.files.segments[0].path
+    data = bytearray(path.read_bytes())
+    data[70] ^= 1
+    path.write_bytes(data)
+    broker = Broker(log)
+    with capture_logs() as logs:
+        await broker.cleaner.clean_one()
+        assert not await broker.cleaner.clean_one()
+    [line] = [line for line in logs if line["event"] == "log_not_cleanable"]
+    assert str(path) in line["reason"]
+    assert path.read_bytes() == data
+    assert log.home.failure is None
+    assert names_in(log) == [f"{0:020d}.log", f"{2:020d}.log"]
+
+
+async def damaged_and_not_cleaned(tmp_path: Path) -> tuple[PartitionLog, Broker, Segment, bytes]:
+    """A log that the cleaner has given up, and what its damaged segment was."""
+    log = compacted(tmp_path)
+    put(log, ("a", "1"))
+    put(log, ("a", "2"))
+    close_segment(log)
+    [segment, _] = log.files.segments
+    sound = segment.path.read_bytes()
+    segment.overwrite(bytes([sound[70] ^ 1]), 70)
+    broker = Broker(log)
+    assert await broker.cleaner.clean_one()
+    assert not await broker.cleaner.clean_one()
+    return log, broker, segment, sound
+
+
+async def test_what_was_mended_is_cleaned(tmp_path: Path) -> None:
+    log, broker, segment, sound = await damaged_and_not_cleaned(tmp_path)
+    mend(log, segment, Damage(0, 0, "a bit has flipped"), sound)()
+    assert await broker.cleaner.clean_one()
+    assert shown(log) == {1: ("a", "2")}
+
+
+async def test_what_was_copied_anew_is_cleaned(tmp_path: Path) -> None:
+    log, broker, _, sound = await damaged_and_not_cleaned(tmp_path)
+    log.truncate_fully_and_start_at(0)
+    log.append_as_follower(sound)
+    close_segment(log)
+    assert await broker.cleaner.clean_one()
+    assert shown(log) == {1: ("a", "2")}
+
+
+async def test_what_is_read_as_sound_later_is_cleaned_then(tmp_path: Path) -> None:
+    log, broker, segment, sound = await damaged_and_not_cleaned(tmp_path)
+    segment.overwrite(sound, 0)  # As if it had been the memory's fault.
+    broker.clock.now_ms += 3_599_999
+    assert not await broker.cleaner.clean_one()
+    broker.clock.now_ms += 1
+    assert await broker.cleaner.clean_one()
+    assert shown(log) == {1: ("a", "2")}

@@ -1,0 +1,195 @@
+"""Cuts of long logs: what they must read first is read elsewhere."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.broker.core.producer_state import ProducerState
+from penstock.broker.storage import producers
+from penstock.broker.storage.checkpoints import snapshots
+from penstock.broker.storage.disk import Disk
+from penstock.broker.storage.log import PartitionLog
+from penstock.broker.storage.producers import CutDelayedError
+from penstock.wire.errors import CorruptRecordError, StorageError
+from tests.unit.storage.storage_kit import (
+    EVERYTHING,
+    BrokenDisk,
+    batch,
+    open_in,
+    read_all,
+    records_of,
+    small_config,
+)
+
+
+class LoopDisk(Disk):
+    """Counts what this thread reads."""
+
+    def __init__(self) -> None:
+        self.read_bytes = 0
+
+    def read_at(self, fd: int, size: int, position: int) -> bytes:
+        data = super().read_at(fd, size, position)
+        if threading.current_thread() is threading.main_thread():
+            self.read_bytes += len(data)
+        return data
+
+
+Jobs = list[Callable[[], None]]
+
+
+def in_a_thread(jobs: Jobs) -> None:
+    while jobs:
+        thread = threading.Thread(target=jobs.pop(0))
+        thread.start()
+        thread.join()
+
+
+def long_log(
+    root: Path, *, disk: Disk | None = None, count: int = 400
+) -> tuple[PartitionLog, Jobs]:
+    """A log of several segments whose snapshots are gone, and what is to be run elsewhere."""
+    log = open_in(root, disk=disk, config=small_config(segment_bytes=20_000))
+    for number in range(400):
+        log.append_as_follower(
+            batch(
+                "x" * 100,
+                timestamp_ms=5000 + number % 7,
+                producer=(number % 3, 0, number // 3),
+                base_offset=number,
+                leader_epoch=number // 100,
+            )
+        )
+    log.flush()
+    for _, path in snapshots(log.directory):
+        path.unlink()
+    jobs: Jobs = []
+    log.home.run_in_background = jobs.append
+    return log, jobs
+
+
+def replayed(log: PartitionLog) -> ProducerState:
+    state = ProducerState()
+    for header in log.headers(0, log.log_end_offset):
+        state.record(header, header.base_offset, log.home.clock_ms())
+    return state
+
+
+@pytest.fixture
+def little(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producers, "_INLINE_BYTES", 10_000)
+
+
+@pytest.mark.usefixtures("little")
+def test_a_cut_that_needs_much_of_the_log_waits_until_that_was_read_elsewhere(
+    tmp_path: Path,
+) -> None:
+    disk = LoopDisk()
+    log, jobs = long_log(tmp_path, disk=disk)
+    size, everything = log.size_bytes, read_all(log)
+    disk.read_bytes = 0
+    for _ in range(3):  # It is begun once.
+        with pytest.raises(CutDelayedError):
+            log.truncate_to(390)
+    assert (log.log_end_offset, read_all(log), len(jobs)) == (400, everything, 1)
+    assert not log.has_room
+    disk.read_bytes = 0
+    in_a_thread(jobs)
+    assert log.has_room
+    log.truncate_to(390)
+    assert disk.read_bytes < size / 4
+    assert log.log_end_offset == 390
+    assert log.producers == replayed(log)
+
+
+@pytest.mark.usefixtures("little")
+def test_a_cut_elsewhere_is_not_made_with_what_was_read_for_another(tmp_path: Path) -> None:
+    log, jobs = long_log(tmp_path)
+    for offset in (390, 350):
+        with pytest.raises(CutDelayedError):
+            log.truncate_to(offset)
+        in_a_thread(jobs)
+    log.truncate_to(350)
+    assert log.producers == replayed(log)
+
+
+@pytest.mark.usefixtures("little")
+def test_what_is_read_for_a_cut_is_read_anew_when_segments_go_meanwhile(tmp_path: Path) -> None:
+    log, jobs = long_log(tmp_path)
+    with pytest.raises(CutDelayedError):
+        log.truncate_to(390)
+    [job] = jobs
+    log.advance_log_start(200)
+    job()
+    jobs.clear()
+    with pytest.raises(CutDelayedError):
+        log.truncate_to(390)  # What was begun is void; the next attempt begins anew.
+    with pytest.raises(CutDelayedError):
+        log.truncate_to(390)
+    in_a_thread(jobs)
+    log.truncate_to(390)
+    assert log.log_end_offset == 390
+    entry = log.producers.entry(0)
+    assert entry is not None
+    assert [one.base_offset for one in entry.batches] == [375, 378, 381, 384, 387]
+
+
+@pytest.mark.usefixtures("little")
+def test_a_disk_that_fails_meanwhile_fails_the_directory(tmp_path: Path) -> None:
+    disk = BrokenDisk()
+    log, jobs = long_log(tmp_path, disk=disk)
+    with pytest.raises(CutDelayedError):
+        log.truncate_to(390)
+    disk.failing = {"read"}
+    in_a_thread(jobs)
+    with pytest.raises(StorageError):
+        log.truncate_to(390)
+    assert log.home.failure is not None
+
+
+@pytest.mark.usefixtures("little")
+def test_a_damaged_header_below_the_cut_is_told_before_anything_is_cut(tmp_path: Path) -> None:
+    log, jobs = long_log(tmp_path)
+    path = log.files.segments[0].path
+    data = bytearray(path.read_bytes())
+    data[11] ^= 0x7F  # The first batch's length.
+    path.write_bytes(data)
+    with pytest.raises(CutDelayedError):
+        log.truncate_to(390)
+    in_a_thread(jobs)
+    with pytest.raises(CorruptRecordError):
+        log.truncate_to(390)
+    assert log.log_end_offset == 400
+    assert log.home.failure is None
+
+
+def test_a_cut_reads_little_of_its_segment_though_all_batches_have_one_time(
+    tmp_path: Path,
+) -> None:
+    disk = LoopDisk()
+    log = open_in(tmp_path, disk=disk, config=small_config(segment_bytes=1 << 20))
+    for number in range(1000):
+        log.append_as_leader(batch("x" * 100, timestamp_ms=5000), 1, now_ms=number)
+    disk.read_bytes = 0
+    log.truncate_to(900)
+    assert disk.read_bytes < 20_000
+
+
+@pytest.mark.parametrize("cut", range(1, 40, 3))
+def test_the_largest_time_is_that_of_what_a_cut_left(tmp_path: Path, cut: int) -> None:
+    log = open_in(tmp_path, config=small_config(segment_bytes=1 << 20, index_interval_bytes=300))
+    for number in range(40):
+        time_ms = 5000 + number * 7 % 31
+        log.append_as_leader(batch("x" * 20, timestamp_ms=time_ms), 1, now_ms=1)
+    log.truncate_to(cut)
+    largest = max(record.timestamp_ms for record in records_of(read_all(log)))
+    found = log.max_timestamp(below=EVERYTHING)
+    assert found is not None
+    assert found.timestamp_ms == largest
+    known = log.files.active.largest_timestamp()
+    assert known is not None
+    assert known.timestamp_ms == largest
