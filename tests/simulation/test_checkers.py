@@ -12,6 +12,7 @@ import pytest
 from penstock.broker.core.partition_events import Role
 from penstock.chaos.simulator.checkers import Checkers, Violation
 from penstock.chaos.simulator.disk import Batch, Contents, Disk, MemoryLog, is_sound
+from penstock.chaos.simulator.inbox import Inbox
 from penstock.chaos.simulator.links import Applied
 from penstock.chaos.simulator.scheduler import Clock, Scheduler
 from penstock.raft_meta.core.cluster_state import ClusterState
@@ -334,6 +335,32 @@ def test_who_is_in_sync_has_what_is_committed_though_it_does_not_run() -> None:
         )
 
 
+def test_an_eligible_leader_has_what_is_committed_too() -> None:
+    full, short = flushed(b"a", b"b"), flushed(b"a")
+    checkers_of((1,), (2,), n1=full, n2=full).after_step([replica(1, full, high_watermark=2)])
+    lacking = checkers_of((1,), (3,), n1=full, n3=short)
+    with pytest.raises(Violation, match="broker 3 is an eligible leader and has 1 records durably"):
+        lacking.after_step([replica(1, full, high_watermark=2)])
+    lacking = checkers_of((1,), (3,), n1=full, n3=short)
+    lacking.records_lost(3, 3, [KEY])
+    lacking.after_step([replica(1, full, high_watermark=2)])
+
+
+def test_an_inbox_is_acted_on_in_its_order_once_nobody_is_busy() -> None:
+    scheduler = Scheduler(Random(1))
+    told: list[str] = []
+    inbox = Inbox(scheduler, told.append)
+    inbox.take("at once")
+    inbox.be_busy(100)
+    inbox.be_busy(40)
+    inbox.take("late")
+    inbox.take("later")
+    scheduler.run_until(99, lambda: False)
+    assert told == ["at once"]
+    scheduler.run_until(101, lambda: False)
+    assert told == ["at once", "late", "later"]
+
+
 def elected(checkers: Checkers, leader: int, *, recovering: bool = False, epoch: int = 1) -> None:
     """Node ``leader`` is elected."""
     now = Partition((1, 2, 3), (leader,), (), leader, epoch, 1, recovering=recovering)
@@ -415,6 +442,21 @@ def test_what_a_former_leader_shows_after_an_unclean_election_is_lost_though_not
     checkers.after_step([leads])
     checkers.acknowledged_all(KEY, 1, [b"p-2"])
     assert checkers.log_of(KEY).end == 1
+
+
+def test_of_a_damaged_batch_what_was_written_is_what_an_unclean_leader_commits() -> None:
+    full, short = flushed(b"a", b"b"), flushed(b"a")
+    checkers = checkers_of((1,), n1=full, n2=short, n3=full)
+    checkers.after_step([replica(1, full, high_watermark=2)])
+    elected(checkers, 2, recovering=True)
+    checkers.after_step([replica(2, short, high_watermark=1, epoch=1)])
+    assert checkers.log_of(KEY).end == 1
+    damaged = full.contents.batches[1]
+    full.contents.batches[1] = damaged._replace(data=damaged.data[:-1] + b"?")
+    full.contents.flipped.add(1)
+    elected(checkers, 3, recovering=True, epoch=2)
+    checkers.after_step([replica(3, full, high_watermark=2, epoch=2)])
+    assert checkers.log_of(KEY).batch_at(1) == damaged.data
 
 
 def test_what_an_unclean_leader_has_not_flushed_is_not_committed_again() -> None:

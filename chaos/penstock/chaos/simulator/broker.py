@@ -23,6 +23,7 @@ from penstock.broker.core.replica import Replica
 from penstock.chaos.simulator.controller import CLUSTER_ID
 from penstock.chaos.simulator.disk import Disk
 from penstock.chaos.simulator.feeds import Feeds
+from penstock.chaos.simulator.inbox import Inbox
 from penstock.chaos.simulator.links import Links
 from penstock.chaos.simulator.network import End, Network
 from penstock.chaos.simulator.partition import SimulatedPartition
@@ -117,6 +118,7 @@ class SimulatedBroker:
         self._sequence = 0
         self._sent_ms: dict[int, int] = {}
         self._want_shutdown = False
+        self._deltas: Inbox[cluster_pb2.MetadataDelta] = Inbox(self, self._on_metadata)
         self._watch_metadata()
         self._register()
 
@@ -167,13 +169,17 @@ class SimulatedBroker:
 
     def _watch_metadata(self) -> None:
         end = self.place.network.connect(self, -self.rng.choice(self.place.controllers), "metadata")
-        end.on_message = self._on_metadata
+        end.on_message = self._deltas.take
         end.on_broken = lambda: self._retry(self._watch_metadata)
         # A feed of an isolated controller says nothing; now and then another is tried.
         self.after(self.rng.randint(2000, 4000), end.lose_soon)
 
     def _retry(self, action: Callable[[], None]) -> None:
         self.after(self.rng.randint(20, 120), action)
+
+    def act_late(self, for_ms: int) -> None:
+        """Act on no metadata for a while; heartbeats, streams and answers go on meanwhile."""
+        self._deltas.be_busy(for_ms)
 
     def _on_metadata(self, delta: cluster_pb2.MetadataDelta) -> None:
         if not self.alive:

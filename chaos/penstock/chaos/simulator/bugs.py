@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from penstock.broker.core.epoch_history import EpochHistory
 from penstock.broker.core.last_run import FoundDirectory, epoch_to_report
-from penstock.broker.core.partition_events import Effect, Role, TruncateTo
+from penstock.broker.core.partition_events import Effect, ProposalAnswered, Role, TruncateTo
 from penstock.broker.core.partition_leader import Leadership
 from penstock.broker.core.ports import EpochEnd
 from penstock.broker.core.producer_state import Append, Duplicate, ProducerState
@@ -129,6 +129,32 @@ def _always_joining(self: Leadership, brokers: Mapping[int, Any]) -> set[int]:
 
 def _everything_is_a_prefix(_: Replica, __: object) -> EpochEnd | None:
     return None
+
+
+_proposal_answered = Replica._proposal_answered
+
+
+def _under_the_min_isr_of_before(self: Replica, event: ProposalAnswered) -> list[Effect]:
+    if event.state is not None:
+        state = replace(event.state, min_isr=self.min_isr)
+        event = replace(event, state=state)
+    effects = _proposal_answered(self, event)
+    self._min_isr_was_told = False  # The metadata bring the right one, in time or late.
+    return effects
+
+
+def _late_while_min_isr_rises() -> tuple[Fault, ...]:
+    """A leader acts late on the change, and its followers' disks are slow meanwhile."""
+    faults: list[Fault] = []
+    for number, leader in enumerate((1, 2, 3)):
+        at_ms = 1500 + 3500 * number
+        slow = [node for node in (1, 2, 3) if node != leader]
+        faults += [
+            Fault(at_ms, "late metadata", (leader,), 3000),
+            Fault(at_ms + 50, "min isr"),
+            *(Fault(at_ms + 60, "slow disk", (node,), 2700) for node in slow),
+        ]
+    return tuple(faults)
 
 
 # --- The follower ----------------------------------------------------------------------------
@@ -248,6 +274,30 @@ def _any_epoch_of_a_member(draft: Any, member: cluster_pb2.IsrMember, leader: Br
     return why
 
 
+_check_authority = vars(partition_commands)["_check_authority"]
+
+
+def _based_on_any_partition_epoch(
+    name: str, partition: Partition, leader: Broker, entry: cluster_pb2.AlterPartitionEntry
+) -> None:
+    newest = cluster_pb2.AlterPartitionEntry()
+    newest.CopyFrom(entry)
+    newest.partition_epoch = partition.partition_epoch
+    _check_authority(name, partition, leader, newest)
+
+
+def _fenced_again_and_again() -> tuple[Fault, ...]:
+    """Members with slow disks leave and join, and are fenced, while wishes are on their way."""
+    faults = [
+        Fault(at_ms, "reset", pair)
+        for at_ms, pair in zip(range(1500, 12_000, 700), ((1, 2), (2, 3), (3, 1)) * 5, strict=True)
+    ]
+    for number in range(4):
+        slow = {1, 2, 3} - {number % 3 + 1}
+        faults += [Fault(1500 + 2600 * number, "slow disk", (node,), 2400) for node in slow]
+    return tuple(sorted(faults, key=lambda fault: fault.at_ms))
+
+
 _REPORTED: Final = vars(partition_commands)["_REPORTED"]
 
 
@@ -321,6 +371,15 @@ BUGS: Final[dict[str, Bug]] = {
         "_joining",
         _always_joining,
     ),
+    "min-isr-of-another-epoch": Bug(
+        "the leader acts on an answer's in-sync set under the min ISR that it knew before",
+        Replica,
+        "_proposal_answered",
+        _under_the_min_isr_of_before,
+        (),
+        {**_NO_LOSS, "nodes": (1, 2, 3), "partitions": 3, "min_isr": 1},
+        _late_while_min_isr_rises(),
+    ),
     "diverging-log-is-taken-for-a-prefix": Bug(
         "the leader pushes to a follower without comparing their logs (KIP-101)",
         Replica,
@@ -388,6 +447,15 @@ BUGS: Final[dict[str, Bug]] = {
         ("power loss", "lost disk", "one way"),
         {**_NO_LOSS, "nodes": (1, 2, 3, 4, 5), "partitions": 3, "min_isr": 1, "late": 0.5},
         _emptied_while_it_joins(),
+    ),
+    "partition-epochs-are-not-compared": Bug(
+        "an in-sync set may be based on another state of the partition than the newest",
+        partition_commands,
+        "_check_authority",
+        _based_on_any_partition_epoch,
+        (),
+        {**_NO_LOSS, "nodes": (1, 2, 3), "partitions": 3, "min_isr": 1, "late": 0.5},
+        _fenced_again_and_again(),
     ),
     "unclean-restart-is-forgotten": Bug(
         "who restarted uncleanly stays an eligible leader (KIP-966)",

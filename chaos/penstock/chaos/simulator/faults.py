@@ -53,6 +53,7 @@ _KINDS: dict[str, tuple[int, Callable[[Random, tuple[int, ...]], tuple[int, ...]
     "lost disk": (1, _one),  # The node dies, and comes back with an empty disk.
     "bit flip": (3, _one),  # A bit changes on the disk.
     "restart": (3, _one),  # A clean shutdown, and a start.
+    "late metadata": (3, _one),  # The node's broker acts late on what controllers have decided.
     "stall": (3, _one),  # The node's processes do nothing for a while.
     "clock": (3, _one),  # The node's clock leaps, or stands still.
     "split": (3, _some),  # These nodes are cut off from the others.

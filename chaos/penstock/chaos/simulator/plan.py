@@ -16,13 +16,14 @@ _ALWAYS: Final = 0.3  # In so many runs everything may go wrong that can.
 class Plan:
     """One run's cluster, topic and the kinds of what goes wrong.
 
+    ``min_isr`` is None where the topic has the default, which goes by the number of replicas.
     ``flush_policy`` is commit, interval or os. ``unclean``: the topic allows elections that may
     lose records, and an operator orders some. ``late``: the share of requests that are overtaken.
     """
 
     nodes: tuple[int, ...]
     partitions: int
-    min_isr: int
+    min_isr: int | None
     flush_policy: str
     unclean: bool
     kinds: frozenset[str]
@@ -30,9 +31,10 @@ class Plan:
 
     def __str__(self) -> str:
         unclean = ", unclean elections" if self.unclean else ""
+        min_isr = "unset" if self.min_isr is None else self.min_isr
         return (
             f"{len(self.nodes)} nodes, {self.partitions} partitions, min.insync.replicas "
-            f"{self.min_isr}, flush.policy {self.flush_policy}{unclean}; of "
+            f"{min_isr}, flush.policy {self.flush_policy}{unclean}; of "
             f"{len(self.kinds)} kinds of faults: {', '.join(sorted(self.kinds))}"
         )
 
@@ -49,7 +51,7 @@ def draw_plan(rng: Random, only: Collection[str] | None, given: Mapping[str, obj
     drawn: dict[str, object] = {
         "nodes": tuple(range(1, rng.choice((3, 3, 3, 4, 5)) + 1)),
         "partitions": rng.choice((1, 2, 3)),
-        "min_isr": rng.choice((1, 2, 2, 2, 3)),
+        "min_isr": rng.choice((1, 2, 2, 3, None)),
         "flush_policy": policy,
         "unclean": rng.random() < 1 / 6,
         "kinds": frozenset(kinds if only is None else only),

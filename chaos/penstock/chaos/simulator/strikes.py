@@ -16,7 +16,15 @@ TOPIC: Final = "simulated"
 SECOND_TOPIC: Final = "fleeting"
 REPLICATION_FACTOR: Final = 3
 _MAX_PARTITIONS: Final = 4
-_OF_A_NODE: Final = ("stall", "clock", "slow disk", "failed flush", "failed disk", "bit flip")
+_OF_A_NODE: Final = (
+    "stall",
+    "late metadata",
+    "clock",
+    "slow disk",
+    "failed flush",
+    "failed disk",
+    "bit flip",
+)
 _DOWN: Final = ("kill", "kill leader", "power loss", "power loss everywhere", "lost disk")
 
 
@@ -89,6 +97,9 @@ class Strikes:
         match fault.kind:
             case "stall":
                 scheduler.held_until_ms[node_id] = scheduler.now_ms + fault.for_ms
+            case "late metadata":
+                if node.broker is not None:
+                    node.broker.act_late(fault.for_ms)
             case "clock":
                 node.clock.leap(self._rng.choice((1, -1)) * fault.for_ms)
             case "slow disk":
@@ -157,7 +168,8 @@ class Strikes:
             partition_count=partitions,
             replication_factor=REPLICATION_FACTOR,
         )
-        body.configs["min.insync.replicas"] = str(self._plan.min_isr)
+        if self._plan.min_isr is not None:
+            body.configs["min.insync.replicas"] = str(self._plan.min_isr)
         if self._plan.unclean:
             body.configs["unclean.leader.election.enable"] = "true"
         self._cluster.administer(cluster_pb2.Command(create_topic=body))
@@ -180,7 +192,11 @@ class Strikes:
 
     def _change_min_isr(self) -> None:
         body = cluster_pb2.AlterTopicConfigsCommand(topic=TOPIC)
-        body.set["min.insync.replicas"] = str(self._rng.randint(1, REPLICATION_FACTOR))
+        number = self._rng.randint(0, REPLICATION_FACTOR)
+        if number:
+            body.set["min.insync.replicas"] = str(number)
+        else:  # The default then: 2, or 1 while a partition has fewer than three replicas.
+            body.remove.append("min.insync.replicas")
         self._cluster.administer(cluster_pb2.Command(alter_topic_configs=body))
 
     def _stale_entry(self) -> None:
