@@ -144,3 +144,24 @@ class SharedFile:
             self._closing = True
             if self._users == 0:
                 os.close(self.fd)
+
+
+def write_all(disk: Disk, fd: int, buffers: Sequence[Buffer], position: int, left: int) -> None:
+    """Write the buffers, of ``left`` bytes together, one after the other. Raises OSError."""
+    pending = list(buffers)
+    while True:
+        written = disk.write_at(fd, pending[:_IOV_MAX], position)
+        left -= written
+        if left == 0:
+            return
+        position += written
+        pending = _without(pending, written)
+
+
+def _without(buffers: list[Buffer], written: int) -> list[Buffer]:
+    """What is left of the buffers once so many bytes of them were written."""
+    for at, buffer in enumerate(buffers):
+        if written < len(buffer):
+            return [memoryview(buffer)[written:], *buffers[at + 1 :]]
+        written -= len(buffer)
+    return []

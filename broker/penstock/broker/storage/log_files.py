@@ -20,7 +20,8 @@ from penstock.broker.storage.cleaner.swapping import (
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.disk import Buffer, Disk, SharedFile, is_disk_full
 from penstock.broker.storage.index import RELATIVE_OFFSET_MAX, MemoryIndex
-from penstock.broker.storage.segment import Placed, Segment
+from penstock.broker.storage.placing import Placed
+from penstock.broker.storage.segment import Segment
 from penstock.wire.records import BatchHeader
 
 _KNOWN_POSITIONS: Final = 16

@@ -13,7 +13,7 @@ from typing import Final
 from penstock.broker.storage.background import BackgroundJobs
 from penstock.broker.storage.checkpoints import METADATA_FILE, write_atomically
 from penstock.broker.storage.data_directory import DataDirectory
-from penstock.broker.storage.segment import file_name
+from penstock.broker.storage.placing import file_name
 from penstock.wire.ids import TopicIdPartition
 
 _NEW_FILE: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL

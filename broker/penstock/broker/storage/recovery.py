@@ -42,8 +42,9 @@ from penstock.broker.storage.index import IndexDamagedError, MemoryIndex
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.log_files import LogFiles
 from penstock.broker.storage.log_start import LogStart
+from penstock.broker.storage.placing import Placed
 from penstock.broker.storage.producers import load_producers
-from penstock.broker.storage.segment import Placed, Segment
+from penstock.broker.storage.segment import Segment
 from penstock.broker.storage.settings import TopicLogConfig
 from penstock.wire.errors import CorruptRecordError, StorageError
 from penstock.wire.ids import TopicIdPartition, TopicPartition

@@ -6,13 +6,13 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from penstock.broker.core.epoch_history import EpochHistory
 from penstock.broker.storage.batches import next_header, verify_run
 from penstock.broker.storage.checkpoints import write_atomically
 from penstock.broker.storage.data_directory import DataDirectory
-from penstock.broker.storage.disk import Buffer, SharedFile
+from penstock.broker.storage.disk import Buffer, SharedFile, write_all
 from penstock.broker.storage.index import (
     FileIndex,
     IndexDamagedError,
@@ -20,36 +20,16 @@ from penstock.broker.storage.index import (
     OffsetEntry,
     TimeEntry,
 )
+from penstock.broker.storage.placing import Placed, Read, file_name
 from penstock.wire.errors import CorruptRecordError, PenstockError
 from penstock.wire.records import HEADER_BYTES, BatchHeader, parse_header, verify_batch
 
-_IOV_MAX: Final = 1024
 _MENDED_INTERVAL_BYTES: Final = 4096
 _WALK_BYTES: Final = 8 * 1024  # A walk over headers reads so much at once.
 _AGAIN_BYTES: Final = 1024 * 1024  # What is written again is read in pieces of about this size.
 _PREPARING: Final = threading.Lock()  # One at a time: it is the processor that they share.
 _ANY_OFFSET: Final = 2**63 - 1
 NO_TIME: Final = TimeEntry(-1, 0)
-
-
-class Placed(NamedTuple):
-    """A batch and where it stands: its header, as it is in the log, and its position."""
-
-    header: BatchHeader
-    position: int
-
-
-class Read(NamedTuple):
-    """Whole batches, and what comes after them: its offset and its position."""
-
-    data: bytes
-    next_offset: int
-    next_position: int
-
-
-def file_name(base_offset: int, suffix: str) -> str:
-    """``00000000000000000042.log`` for 42 and ``log``."""
-    return f"{base_offset:020d}.{suffix}"
 
 
 class Segment:
@@ -160,7 +140,7 @@ class Segment:
         position = self.size_bytes
         file = self.file
         try:
-            self._write(file.fd, buffers, position, size_bytes)
+            write_all(self._home.disk, file.fd, buffers, position, size_bytes)
         except OSError:
             self._cut_off(file.fd, position)
             raise
@@ -174,19 +154,9 @@ class Segment:
             doing = f"cutting off what a failed append left in {self.path}"
             raise self._home.fail(error, doing) from error
 
-    def _write(self, fd: int, buffers: Sequence[Buffer], position: int, left: int) -> None:
-        pending = list(buffers)
-        while True:
-            written = self._home.disk.write_at(fd, pending[:_IOV_MAX], position)
-            left -= written
-            if left == 0:
-                return
-            position += written
-            pending = _without(pending, written)
-
     def overwrite(self, data: Buffer, position: int) -> None:
         """Write what was read at ``position`` where it was. Raises OSError; nothing has changed."""
-        self._write(self.file.fd, [data], position, len(data))
+        write_all(self._home.disk, self.file.fd, [data], position, len(data))
 
     def write_again(self, first: Placed, epochs: EpochHistory) -> None:
         """Read the batches from ``first`` on, check them, and write them where they are.
@@ -624,12 +594,3 @@ class _Detached(Segment):
 
     def mend_index(self) -> MemoryIndex:
         raise IndexDamagedError(f"{self.index_path} is damaged")
-
-
-def _without(buffers: list[Buffer], written: int) -> list[Buffer]:
-    """What is left of the buffers once so many bytes of them were written."""
-    for at, buffer in enumerate(buffers):
-        if written < len(buffer):
-            return [memoryview(buffer)[written:], *buffers[at + 1 :]]
-        written -= len(buffer)
-    return []

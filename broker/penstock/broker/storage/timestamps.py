@@ -8,7 +8,8 @@ from typing import NamedTuple
 from penstock.broker.core.ports import TimestampedOffset
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.log_files import LogFiles
-from penstock.broker.storage.segment import Placed, Segment
+from penstock.broker.storage.placing import Placed
+from penstock.broker.storage.segment import Segment
 from penstock.wire.errors import CorruptRecordError
 from penstock.wire.records import Record, decode_batch
 

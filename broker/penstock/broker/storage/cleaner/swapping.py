@@ -34,7 +34,7 @@ from typing import Final, NamedTuple
 
 from penstock.broker.storage.checkpoints import TEMPORARY_SUFFIX
 from penstock.broker.storage.disk import Disk
-from penstock.broker.storage.segment import file_name
+from penstock.broker.storage.placing import file_name
 
 CLEANED_SUFFIX: Final = ".cleaned"
 _SWAP_NAME: Final = re.compile(r"(\d{20})-(\d{20})\.log\.swap")

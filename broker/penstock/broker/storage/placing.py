@@ -1,0 +1,27 @@
+"""Where batches and segments stand: what segments say, and are called."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from penstock.wire.records import BatchHeader
+
+
+class Placed(NamedTuple):
+    """A batch and where it stands: its header, as it is in the log, and its position."""
+
+    header: BatchHeader
+    position: int
+
+
+class Read(NamedTuple):
+    """Whole batches, and what comes after them: its offset and its position."""
+
+    data: bytes
+    next_offset: int
+    next_position: int
+
+
+def file_name(base_offset: int, suffix: str) -> str:
+    """``00000000000000000042.log`` for 42 and ``log``."""
+    return f"{base_offset:020d}.{suffix}"
