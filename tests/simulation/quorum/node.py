@@ -270,6 +270,9 @@ class SimulatedLink:
     def heard_at(self, peer: int) -> tuple[str, int] | None:
         return next(iter(self.addresses_of(peer)), None)
 
+    def failure_of(self, _peer: int) -> str:
+        return ""  # Nobody is told why the network does what it does.
+
     async def stop(self) -> None:
         self._is_open = False
 
