@@ -66,7 +66,15 @@ class LogMachine(RuleBasedStateMachine):
     def _open(self, *, clean: bool = False) -> PartitionLog:
         log = open_in(self.root, saved=self.saved._replace(clean=clean), disk=self.disk)
         log.home.lower_recovery_point = self._lower
+        log.home.save_soon = self._save_start
         return log
+
+    def _save_start(self, log: PartitionLog) -> None:
+        """The new start is durable at once, and only then is anything deleted."""
+        saved = log.start.saving()
+        self.saved = self.saved._replace(log_start_offset=log.log_start_offset)
+        if saved():
+            log.delete_old_segments()
 
     def _lower(self, _key: object, offset: int) -> None:
         point = min(self.saved.recovery_point, offset)
