@@ -12,6 +12,7 @@ import pytest
 from penstock.broker.core.partition_events import Role
 from penstock.chaos.simulator.checkers import Checkers, Violation
 from penstock.chaos.simulator.disk import Batch, Contents, Disk, MemoryLog, is_sound
+from penstock.chaos.simulator.history import CommittedLog
 from penstock.chaos.simulator.inbox import Inbox
 from penstock.chaos.simulator.links import Applied
 from penstock.chaos.simulator.scheduler import Clock, Scheduler
@@ -154,6 +155,21 @@ def test_controllers_that_differ() -> None:
     assert not checkers.entry_applied(states[1])
     with pytest.raises(Violation, match="different states at index 1"):
         checkers.entry_applied(states[2])
+
+
+def test_a_history_goes_on_behind_what_was_deleted_and_only_there() -> None:
+    """An unclean leader of few records is followed by an older one that had deleted the next."""
+    batches = list(log_of(b"a", b"b", b"c", b"d").batches_from(0))
+    history = CommittedLog()
+    for batch in batches:
+        history.extend(batch, "broker 1")
+    history.delete_below(2)
+    rest = history.fork(1, leader_epoch=1)
+    with pytest.raises(Violation, match="a gap at 1"):
+        rest.extend(batches[3], "broker 1")
+    rest.extend(batches[2], "broker 1")
+    again = rest.fork(2, leader_epoch=2)
+    assert (again.batch_at(0), again.batch_at(2)) == (batches[0].data, None)
 
 
 def test_a_replica_that_is_behind_at_the_end() -> None:

@@ -32,6 +32,7 @@ class CommittedLog:
     end: int = 0
     deleted: int = 0  # Records below may be gone: somebody deleted them.
     bases: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)  # Of the batches; the next offsets.
     batches: list[bytes] = field(default_factory=list)
     values: dict[bytes, int] = field(default_factory=dict)  # Record values and their offsets.
     newest: dict[bytes, tuple[int, int]] = field(default_factory=dict)
@@ -47,12 +48,18 @@ class CommittedLog:
         self.deleted = max(self.deleted, offset)
 
     def extend(self, batch: Batch, who: str) -> None:
-        """The next committed batch."""
-        check(batch.header.base_offset == self.end, f"{who}: a gap at {self.end}")
+        """The next committed batch.
+
+        After an election with loss it may be that of an older leader that had deleted what would
+        come next, which the one in between had never had.
+        """
+        base = batch.header.base_offset
+        check(self.end == base or self.end < base <= self.deleted, f"{who}: a gap at {self.end}")
         self._add(batch.header.base_offset, batch.header.next_offset, batch.data, who)
 
     def _add(self, base_offset: int, next_offset: int, data: bytes, who: str) -> None:
         self.bases.append(base_offset)
+        self.ends.append(next_offset)
         self.batches.append(data)
         self.end = next_offset
         for record in decode_batch(data):
@@ -82,8 +89,7 @@ class CommittedLog:
     def fork(self, offset: int, leader_epoch: int) -> CommittedLog:
         """What is left when a leader goes on with no more than what lies below ``offset``."""
         rest = CommittedLog(leader_epoch, offset, deleted=min(self.deleted, offset))
-        ends = [*self.bases, self.end][1:]
-        for base, end, data in zip(self.bases, ends, self.batches, strict=True):
+        for base, end, data in zip(self.bases, self.ends, self.batches, strict=True):
             if end <= offset:
                 rest._add(base, end, data, "what is left")
         rest.deleted = self.deleted
