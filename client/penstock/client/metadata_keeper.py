@@ -186,15 +186,11 @@ class MetadataKeeper:
             self._last_error = None
             self._warned.clear()
             if self._every_topic:
-                self._forget_unnamed(response)
+                named = {entry.name for entry in response.topics}
+                for gone in [name for name in self._cluster.metadata.topics if name not in named]:
+                    if gone not in self._topics:
+                        self._cluster.metadata.forget(gone)
             self._cluster.metadata.apply(response, now_ms())
             self._cluster.retire_channels()
         self._wake_waiters()
         self._on_update()
-
-    def _forget_unnamed(self, response: metadata_pb2.DescribeTopicsResponse) -> None:
-        """Of all topics these are left, unless the answerer is behind what is known of one."""
-        named = {entry.name for entry in response.topics} | self._topics
-        for name, info in list(self._cluster.metadata.topics.items()):
-            if name not in named and info.index <= response.metadata_index:
-                self._cluster.metadata.forget(name)

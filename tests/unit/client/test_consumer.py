@@ -19,8 +19,8 @@ from penstock.client import (
     TopicPartition,
     UnknownTopicOrPartitionError,
 )
-from penstock.v1 import log_pb2, metadata_pb2
-from penstock.wire.errors import ClusterNotFoundedError, NotLeaderError
+from penstock.v1 import log_pb2
+from penstock.wire.errors import NotLeaderError
 from penstock.wire.records import RecordData, encode_batch
 from tests.support import eventually
 from tests.unit.client.fake_broker import FakeCluster, FakeNode
@@ -344,39 +344,6 @@ async def test_a_pattern_without_a_group_and_new_partitions_are_followed(
         fill(cluster, "logs-b", 0, [b"b"])
         assert (await read(consumer, 1))[0].topic == "logs-b"
         assert {entry.topic for entry in consumer.assignment()} == {"logs-a", "logs-b"}
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        metadata_pb2.DescribeTopicsResponse(metadata_index=0, cluster_id="fake"),
-        metadata_pb2.DescribeTopicsResponse(error=ClusterNotFoundedError("no").to_proto()),
-    ],
-    ids=["behind", "refused"],
-)
-async def test_a_pattern_loses_no_topic_to_a_broker_that_knows_less(
-    cluster: FakeCluster, answer: metadata_pb2.DescribeTopicsResponse
-) -> None:
-    cluster.add_topic("logs-a")
-    fill(cluster, "logs-a", 0, [b"a"])
-    async with AsyncConsumer(
-        cluster.bootstrap,
-        topics=re.compile("logs-.*"),
-        auto_offset_reset="earliest",
-        metadata_max_age_ms=100,
-    ) as consumer:
-        assert (await read(consumer, 1))[0].topic == "logs-a"
-        answered = 0
-
-        async def know_less(node: FakeNode) -> metadata_pb2.DescribeTopicsResponse:
-            nonlocal answered
-            answered += 1
-            return answer
-
-        cluster.on_describe = know_less
-        while answered < 3:
-            assert await consumer.poll(20) == []
-        assert {entry.topic for entry in consumer.assignment()} == {"logs-a"}
 
 
 async def test_a_retriable_refusal_of_a_fetch_is_retried(cluster: FakeCluster) -> None:
