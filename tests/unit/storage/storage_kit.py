@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -338,3 +339,21 @@ class PowerCutDisk(Disk):
             page = chance.choice([durable, current])[at : at + self.PAGE]
             pages.append(page.ljust(min(self.PAGE, size - at), b"\0")[: size - at])
         return b"".join(pages)
+
+
+def lose_power(root: Path, disk: PowerCutDisk, chance: random.Random) -> PowerCutDisk:
+    """The machine of the log in ``root`` dies; what ``disk`` had synced is there, the rest maybe.
+
+    What is returned takes what was found as synced.
+    """
+    directory, crashed = root / str(PARTITION), root / "crashed"
+    disk.cut_power(directory, crashed, chance)
+    shutil.rmtree(directory)
+    crashed.rename(directory)
+    mended = PowerCutDisk()
+    for path in directory.iterdir():
+        fd = mended.open(path, 0)
+        mended.sync_data(fd)
+        os.close(fd)
+    mended.sync_directory(directory)
+    return mended

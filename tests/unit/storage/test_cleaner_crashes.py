@@ -22,6 +22,7 @@ from tests.unit.storage.storage_kit import (
     PARTITION,
     PowerCutDisk,
     PowerCutError,
+    lose_power,
     open_in,
     read_all,
 )
@@ -69,18 +70,6 @@ def settle(disk: Disk, path: Path) -> None:
 
 def reopen(root: Path, disk: Disk) -> PartitionLog:
     return open_in(root, config=COMPACTED, saved=SavedState(11), disk=disk)
-
-
-def lose_power(root: Path, disk: PowerCutDisk, chance: random.Random) -> PowerCutDisk:
-    directory, crashed = root / str(PARTITION), root / "crashed"
-    disk.cut_power(directory, crashed, chance)
-    shutil.rmtree(directory)
-    crashed.rename(directory)
-    mended = PowerCutDisk()
-    for path in directory.iterdir():
-        settle(mended, path)
-    mended.sync_directory(directory)
-    return mended
 
 
 async def clean(log: PartitionLog) -> None:

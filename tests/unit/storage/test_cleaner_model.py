@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
 import random
 import shutil
 import tempfile
@@ -26,6 +25,7 @@ from tests.unit.storage.storage_kit import (
     Clock,
     PowerCutDisk,
     PowerCutError,
+    lose_power,
     open_in,
     read_all,
     records_of,
@@ -216,17 +216,7 @@ class CleanerMachine(RuleBasedStateMachine):
         self.log = self._open()
 
     def _lose_power(self) -> None:
-        directory = self.root / str(PARTITION)
-        crashed = self.root / "crashed"
-        self.disk.cut_power(directory, crashed, self.chance)
-        shutil.rmtree(directory)
-        crashed.rename(directory)
-        self.disk = PowerCutDisk()
-        for path in directory.iterdir():
-            fd = self.disk.open(path, 0)
-            self.disk.sync_data(fd)
-            os.close(fd)
-        self.disk.sync_directory(directory)
+        self.disk = lose_power(self.root, self.disk, self.chance)
 
     # --- what must always hold -------------------------------------------------------------------
 

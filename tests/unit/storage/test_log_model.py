@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import tempfile
@@ -26,10 +25,10 @@ from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.recovery import SavedState
 from penstock.wire.records import BatchHeader, Record, offset_patch, parse_header
 from tests.unit.storage.storage_kit import (
-    PARTITION,
     PowerCutDisk,
     PowerCutError,
     batch,
+    lose_power,
     open_in,
     read_all,
     records_of,
@@ -258,17 +257,7 @@ class LogMachine(RuleBasedStateMachine):
         self._after_crash()
 
     def _lose_power(self) -> None:
-        directory = self.root / str(PARTITION)
-        crashed = self.root / "crashed"
-        self.disk.cut_power(directory, crashed, self.chance)
-        shutil.rmtree(directory)
-        crashed.rename(directory)
-        self.disk = PowerCutDisk()
-        for path in directory.iterdir():
-            fd = self.disk.open(path, 0)
-            self.disk.sync_data(fd)
-            os.close(fd)
-        self.disk.sync_directory(directory)
+        self.disk = lose_power(self.root, self.disk, self.chance)
 
     def _after_crash(self) -> None:
         end = self.log.log_end_offset
