@@ -204,6 +204,18 @@ def test_a_bit_that_flips_while_a_node_is_down_is_found_and_mended(
     assert leader(cluster, "t") == 1
 
 
+def test_a_segment_that_is_gone_when_a_node_starts_is_copied_anew(cluster: Scrubbed) -> None:
+    cluster.start()
+    fill(cluster, "t", [1, 2, 3])
+    sound = cluster.contents(1, "t")
+    wait_until(lambda: cluster.contents(2, "t") == sound, "it has all", TIMEOUT_S)
+    cluster.nodes[2].stop()
+    cluster.closed_segments(2, "t")[1].unlink()
+    cluster.nodes[2].start()
+    wait_until(lambda: cluster.contents(2, "t") == sound, "copied anew", TIMEOUT_S)
+    wait_until(lambda: in_order(cluster, "t"), "it is in sync again", TIMEOUT_S)
+
+
 def is_cleaned(cluster: Scrubbed, node_id: int, topic: str) -> bool:
     """Whether everything but the segment that is appended to is clean."""
     node = cluster.nodes[node_id]
