@@ -9,12 +9,14 @@ from penstock.client import (
     AsyncAdminClient,
     AsyncProducer,
     ClientClosedError,
+    ClusterNotFoundedError,
     TopicAlreadyExistsError,
     TopicPartition,
     UnknownTopicOrPartitionError,
 )
+from penstock.v1 import metadata_pb2
 from tests.unit.client.conftest import Background
-from tests.unit.client.fake_broker import FakeCluster
+from tests.unit.client.fake_broker import FakeCluster, FakeNode
 
 T0 = TopicPartition("t", 0)
 
@@ -100,3 +102,16 @@ def test_the_synchronous_twin(background: Background) -> None:
         assert admin.describe_cluster().controller_id == 1
     with pytest.raises(ClientClosedError):
         admin.list_topics()
+
+
+async def test_a_list_of_topics_that_a_broker_does_not_know_is_no_empty_list(
+    cluster: FakeCluster,
+) -> None:
+    async def refuse(_node: FakeNode) -> metadata_pb2.DescribeTopicsResponse:
+        error = ClusterNotFoundedError("controller 1 waits for 2").to_proto()
+        return metadata_pb2.DescribeTopicsResponse(error=error)
+
+    cluster.on_describe = refuse
+    async with AsyncAdminClient(cluster.bootstrap) as admin:
+        with pytest.raises(ClusterNotFoundedError, match="waits for 2"):
+            await admin.list_topics()
