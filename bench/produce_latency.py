@@ -30,7 +30,7 @@ from children import percentile
 from penstock.cli.cluster_layout import find_base_port, prepare_layout
 from penstock.cli.local_cluster import LocalCluster
 from penstock.cli.output import print_json, print_table
-from penstock.client import AdminClient, AsyncProducer
+from penstock.client import AsyncAdminClient, AsyncProducer
 
 GOALS_MS: Final = {"os": (0.9, 2.0), "commit": (1.8, 5.0)}
 """p50 and p99 by flush.policy."""
@@ -78,13 +78,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     options = parser.parse_args(arguments)
     rounds = []
-    for policy, transport in _turns(options):
-        work = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
-        settings = {"flush.policy": policy, "replication.transport": transport}
-        try:
-            rounds.append(measure(work / "cluster", settings, options.rate, options.seconds))
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
+    # One loop for all: what gRPC has for a loop that was closed it hands to the next, which fails.
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        for policy, transport in _turns(options):
+            work = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
+            settings = {"flush.policy": policy, "replication.transport": transport}
+            try:
+                rounds.append(
+                    measure(work / "cluster", settings, options.rate, options.seconds, runner)
+                )
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
     show(rounds, options.rate, as_json=options.json)
     return 0 if all(one.held for one in rounds) else 1
 
@@ -96,7 +100,13 @@ def _turns(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
                 yield policy, transport
 
 
-def measure(directory: Path, settings: Mapping[str, str], rate: int, seconds: float) -> Round:
+def measure(
+    directory: Path,
+    settings: Mapping[str, str],
+    rate: int,
+    seconds: float,
+    runner: asyncio.Runner,
+) -> Round:
     """Run a cluster with these settings and write to it."""
     layout = prepare_layout(
         directory,
@@ -107,10 +117,8 @@ def measure(directory: Path, settings: Mapping[str, str], rate: int, seconds: fl
     with LocalCluster(layout) as cluster:
         cluster.start()
         cluster.wait_ready()
-        with AdminClient(cluster.bootstrap) as admin:
-            admin.create_topic(TOPIC, 6, 3, {"min.insync.replicas": "2"})
         nodes = [psutil.Process(cluster.pid(plan.node_id)) for plan in layout.plans]
-        return uvloop.run(_write(cluster.bootstrap, nodes, settings, rate, seconds))
+        return runner.run(_write(cluster.bootstrap, nodes, settings, rate, seconds))
 
 
 async def _write(
@@ -120,6 +128,8 @@ async def _write(
     rate: int,
     seconds: float,
 ) -> Round:
+    async with AsyncAdminClient(bootstrap) as admin:
+        await admin.create_topic(TOPIC, 6, 3, {"min.insync.replicas": "2"})
     async with AsyncProducer(bootstrap, acks="all", linger_ms=0) as producer:
         await send(producer, rate, round(rate * _WARM_UP_SECONDS))
         used, own = _cpu_seconds(nodes), time.process_time()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.broker import tell_of_holes
+from penstock.broker.broker import tell_of_damage
 from penstock.broker.core.last_run import FoundDirectory, RunMark, epoch_to_report
 from penstock.broker.storage.disk import Disk
 from penstock.broker.storage.local_state import LocalState
@@ -141,7 +141,7 @@ async def test_a_log_with_a_hole_lost_something(
     manager = open_logs(tmp_path / "a")
     assert manager.previous_broker_epoch() == -1
     told: list[tuple[str, int]] = []
-    tell_of_holes(manager, lambda log, offset: told.append((log.name, offset)))
+    tell_of_damage(manager, lambda log, offset: told.append((log.name, offset)))
     assert told == [("t-0", 1)]  # Which has it copied from another replica.
 
 

@@ -17,7 +17,6 @@ from tests.unit.storage.storage_kit import (
     PowerCutDisk,
     batch,
     open_in,
-    read_all,
     small_config,
     values_of,
 )

@@ -3,8 +3,9 @@
 Everything below the recovery point was on the disk before the crash. What lies above may be whole,
 torn, or garbage: it is kept up to the first batch that is not sound, and the rest is cut off. A
 batch that is all there and not sound was not torn (``tearing.py``): it may have been flushed, so
-that crash is not one that cost nothing. What is kept is written again before it is flushed: a kernel that could not write it calls it clean all
-the same, so it may be in memory alone, and a flush would find nothing to do and go well.
+that crash is not one that cost nothing. What is kept is written again before it is flushed: a
+kernel that could not write it calls it clean all the same, so it may be in memory alone, and a
+flush would find nothing to do and go well.
 
 Below the recovery point nothing is ever cut: damage there is a failing disk, not a crash. A damaged
 batch whose header is whole stays and is refused when it is read, and so is what is missing between
