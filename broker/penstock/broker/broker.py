@@ -197,7 +197,7 @@ class Broker:
         )
         self._undo.append(self._repairs.stop)
         self._metrics.watch_damage(lambda: self._repairs.damaged_count if self._repairs else 0)
-        tell_of_holes(self._logs, self._repairs.found)
+        tell_of_damage(self._logs, self._repairs.found)
         scrubber = Scrubber(
             config.log_directories,
             self._logs,
@@ -480,10 +480,10 @@ class Broker:
         await asyncio.to_thread(self._logs.close)
 
 
-def tell_of_holes(logs: LogManager, found: Callable[[PartitionLog, int], None]) -> None:
-    """Have what is missing in the logs copied from other replicas, as it was seen at the start."""
+def tell_of_damage(logs: LogManager, found: Callable[[PartitionLog, int], None]) -> None:
+    """Have the logs mended of what is missing at the start, or was known to be damaged before."""
     for partition_log in logs.logs():
-        for offset in partition_log.holes:
+        for offset in (*partition_log.holes, *partition_log.noted_damage):
             found(partition_log, offset)
 
 

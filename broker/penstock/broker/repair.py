@@ -16,6 +16,7 @@ from penstock.broker.core.metadata_image import MetadataImage
 from penstock.broker.replication.fetch import next_offset_after
 from penstock.broker.replication.ports import ChannelFactory
 from penstock.broker.storage.damage import Damage, Examination, Findings, mend, patch_of
+from penstock.broker.storage.damage_notes import noting
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.segment import Segment
 from penstock.v1 import replication_pb2
@@ -105,6 +106,7 @@ class Repairs:
         self._count_mended = count_mended
         self._segments: dict[TopicIdPartition, set[int]] = {}  # Base offsets, still to be mended.
         self._tasks: dict[TopicIdPartition, asyncio.Task[None]] = {}
+        self._noted: dict[TopicIdPartition, frozenset[int]] = {}  # The same, as it is on the disk.
         self._told: set[tuple[TopicIdPartition, int]] = set()
         self._moved = asyncio.Event()  # Set, and replaced, when the metadata moved on.
         self._stopped = False
@@ -115,7 +117,11 @@ class Repairs:
         return len(self._segments)
 
     def found(self, log: PartitionLog, offset: int) -> None:
-        """A batch in the segment that holds ``offset`` is not sound. Called again and again."""
+        """A batch in the segment that holds ``offset`` is not sound. Called again and again.
+
+        What a start knew of is reported at once: the broker is to be let in only after that, so
+        that nobody takes the replica for whole meanwhile.
+        """
         key = log.key
         base_offset = log.files.segment_of(offset).base_offset
         if self._stopped:
@@ -124,6 +130,9 @@ class Repairs:
         if base_offset in waiting:
             return
         waiting.add(base_offset)
+        if offset in log.holes or offset in log.noted_damage:
+            what = f"{log.name}: it was damaged at its start, at or after offset {offset}"
+            self._replicas.set_damaged(key, CorruptRecordError(what))
         if key not in self._tasks:
             self._tasks[key] = asyncio.create_task(self._run(key))
 
@@ -153,11 +162,16 @@ class Repairs:
             self._replicas.set_sound(key)
         finally:
             del self._segments[key], self._tasks[key]
+            self._noted.pop(key, None)
 
     async def _mend_all(self, key: TopicIdPartition, waiting: set[int]) -> None:
         """Mend these segments, and those that come in meanwhile; or until the log is gone."""
         backoff_s, told = _MIN_BACKOFF_S, ""
-        while waiting and (log := self._get_log(key)) is not None:
+        while (log := self._get_log(key)) is not None:
+            await self._note(log, frozenset(waiting))
+            if not waiting:
+                log.holes = log.noted_damage = ()
+                return
             base_offset = min(waiting)
             try:
                 await self._mend_segment(log, base_offset)
@@ -174,6 +188,20 @@ class Repairs:
                 continue
             waiting.discard(base_offset)
             backoff_s = _MIN_BACKOFF_S
+
+    async def _note(self, log: PartitionLog, waiting: frozenset[int]) -> None:
+        """Have a restart know what is damaged. For want of room it is tried again before long."""
+        if self._noted.get(log.key) == waiting:
+            return
+        try:
+            await asyncio.to_thread(noting(log, waiting))
+        except OSError as error:
+            if log.is_closed:
+                return  # Its directory has another name by now.
+            failure = log.home.translate(error, f"noting what is damaged of {log.name}")
+            logger.warning("damage not noted", partition=log.name, reason=failure.message)
+        else:
+            self._noted[log.key] = waiting
 
     async def _until_worth_another_try(self, log: PartitionLog) -> None:
         leader = self._leader_of(log.key)

@@ -24,6 +24,7 @@ from penstock.broker.storage.checkpoints import (
     read_metadata,
     write_atomically,
 )
+from penstock.broker.storage.damage_notes import noted_damage
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.disk import is_disk_full
 from penstock.broker.storage.flusher import Flusher
@@ -323,6 +324,7 @@ class ManagedDirectory:
                 saved.recovery_point, saved.log_start_offset, clean, saved.cleaned_offset
             ),
         )
+        log.noted_damage = noted_damage(log)
         # Never above the end: what is appended there will be other records, which nobody knows to
         # be committed when a crash finds the old value beside them.
         self._high_watermarks[key] = min(saved.high_watermark, log.log_end_offset)
@@ -344,6 +346,8 @@ class ManagedDirectory:
                 raise reason
             log = self._open_log(directory, partition, key, config, clean=False)
             del self.unopened[key]
+            for offset in (*log.holes, *log.noted_damage):
+                self.home.damage_found(log, offset)
             return log
         made = self._new.take(key)
         if made is not None:
