@@ -14,7 +14,7 @@ from penstock.broker import repair
 from penstock.broker.core.metadata_image import MetadataImage
 from penstock.broker.leader_reads import LeaderReads
 from penstock.broker.repair import Repairs
-from penstock.broker.scrubber import PROGRESS_FILE, Progress, Scrubber
+from penstock.broker.scrubber import PROGRESS_FILE, Counts, Progress, Scrubber
 from penstock.broker.storage.damage import Examination
 from penstock.broker.storage.log import PartitionLog
 from penstock.wire.errors import (
@@ -382,6 +382,7 @@ class Disks:
         keys = [TopicIdPartition(TopicId(bytes([9 - n]) * 16), n) for n in range(count)]
         self.logs = {key: filled(path / str(n)) for n, key in enumerate(keys)}
         self.found: list[tuple[TopicIdPartition, int]] = []
+        self.on_found: Callable[[], object] = lambda: None
 
     def get(self, key: TopicIdPartition) -> PartitionLog | None:
         return self.logs.get(key)
@@ -391,16 +392,25 @@ class Disks:
         return list(self.logs)
 
     def scrubber(
-        self, *, interval_ms: int = 3_600_000, wall_ms: Callable[[], int] = lambda: 5_000
+        self,
+        *,
+        interval_ms: int = 3_600_000,
+        counts: Counts | None = None,
+        wall_ms: Callable[[], int] = lambda: 5_000,
     ) -> Scrubber:
         return Scrubber(
             [self.path],
             self,
-            lambda log, offset: self.found.append((log.key, offset)),
+            self._find,
             interval_ms=interval_ms,
             bytes_per_second=100_000_000,
+            counts=counts,
             wall_clock_ms=wall_ms,
         )
+
+    def _find(self, log: PartitionLog, offset: int) -> None:
+        self.found.append((log.key, offset))
+        self.on_found()
 
     def progress(self) -> Progress | None:
         file = self.path / PROGRESS_FILE

@@ -69,7 +69,7 @@ class PartitionLog:
         self.opened_clean = opened_clean  # The files were as a clean stop leaves them.
         self.holes = tuple(holes)  # An offset of each that was found when it was opened.
         self.noted_damage: tuple[int, ...] = ()  # As was noted before it was opened.
-        self.dropped_records = dropped_records  # Segments with records, behind a hole.
+        self.dropped_records = dropped_records  # Behind a hole, or no crash explains what was cut.
         self.cleaned_offset = min(cleaned_offset, end_offset)  # Below it no key is there twice.
         self.rewrites = 0  # Counts cuts, and batches that were mended in their place.
         self._files = files
