@@ -118,6 +118,7 @@ class Broker:
             cluster_id=cluster_id,
             on_directory_failed=self._on_directory_failed,
             on_damage=self._on_damage,
+            on_segment_deleted=metrics.storage.segment_deleted,
             failed=failed_directories,
         )
         self._repairs: Repairs | None = None  # While there are replicas.
@@ -171,6 +172,7 @@ class Broker:
         await retention.start()
         self._undo.append(retention.stop)
         cleaner = self._make_cleaner()
+        self._metrics.storage.cleaning.watch(cleaner)
         await cleaner.start()
         self._undo.append(cleaner.stop)
         self._groups = self._make_groups()
@@ -202,7 +204,9 @@ class Broker:
             self._repairs.found,
             interval_ms=config.scrub_interval_ms,
             bytes_per_second=config.scrub_max_bytes_per_second,
+            counts=self._metrics.storage.scrubbing,
         )
+        self._metrics.storage.scrubbing.watch(scrubber, config.log_directories)
         await scrubber.start()
         self._undo.append(scrubber.stop)
 
@@ -261,6 +265,7 @@ class Broker:
                 dedupe_buffer_bytes=config.log_cleaner_dedupe_buffer_bytes,
                 backoff_ms=config.log_cleaner_backoff_ms,
             ),
+            counts=self._metrics.storage.cleaning,
         )
 
     def _make_groups(self) -> GroupCoordinator:

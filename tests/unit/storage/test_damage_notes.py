@@ -20,7 +20,7 @@ from penstock.broker.storage.damage_notes import (
 )
 from penstock.broker.storage.manager import LogManager
 from penstock.broker.storage.settings import LogSettings
-from penstock.wire.ids import LeaderEpoch, TopicId
+from penstock.wire.ids import LeaderEpoch, TopicId, TopicIdPartition
 from tests.support import eventually
 from tests.unit.storage.storage_kit import (
     KEY,
@@ -32,7 +32,7 @@ from tests.unit.storage.storage_kit import (
     read_all,
 )
 from tests.unit.storage.test_damage import filled, flip
-from tests.unit.storage.test_repair import Kit
+from tests.unit.storage.test_repair import Kit, Reads
 
 
 @pytest.fixture
@@ -88,6 +88,15 @@ async def test_damage_is_noted_when_it_is_found_and_forgotten_when_it_is_mended(
 
 
 async def test_several_damaged_segments_are_noted_as_they_are_mended(kit: Kit) -> None:
+    asked = asyncio.Event()
+
+    class Hanging(Reads):
+        async def read(self, key: TopicIdPartition, offset: int) -> bytes:
+            asked.set()
+            await asyncio.Event().wait()
+            return b""
+
+    kit._reads = lambda: Hanging(kit)
     kit.controllers.others_in_sync = False
     for segment in kit.log.files.segments[:2]:
         flip(segment.path, 70)
@@ -95,14 +104,6 @@ async def test_several_damaged_segments_are_noted_as_they_are_mended(kit: Kit) -
     second = kit.log.files.segments[1].base_offset
     await eventually(lambda: "damaged" in kit.controllers.reports)
     assert noted_damage(kit.log) == (0, second)
-    asked = asyncio.Event()
-
-    async def hang(*_: object) -> bytes:
-        asked.set()
-        await asyncio.Event().wait()
-        return b""
-
-    kit._read_from_leader = hang  # type: ignore[method-assign]
     kit.controllers.others_in_sync = True
     kit.on_metadata()
     await asked.wait()

@@ -59,7 +59,7 @@ class LeaderSide(Protocol):
         """Raise a PenstockError unless this follower may be served."""
         ...
 
-    def read_batches(
+    async def read_batches(
         self, key: TopicIdPartition, leader_epoch: int, offset: int, max_bytes: int
     ) -> bytes:
         """Whole, verified batches from ``offset`` on. Raises PenstockError."""
@@ -122,7 +122,7 @@ class ReplicationServicer(ReplicationServicerBase):
         key = TopicIdPartition(TopicId(request.partition.topic_id), request.partition.partition)
         try:
             self._manager.check_follower(request.hello)
-            records = self._manager.read_batches(
+            records = await self._manager.read_batches(
                 key, request.leader_epoch, request.offset, min(request.max_bytes, MAX_PUSH_BYTES)
             )
         except PenstockError as error:

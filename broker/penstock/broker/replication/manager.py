@@ -13,6 +13,7 @@ from penstock.broker.core.metadata_image import ImageChange, MetadataImage
 from penstock.broker.core.partition_events import CopyAnew, IsrChanged, OutOfSync, Role, Tick
 from penstock.broker.core.ports import AppendInfo, Log
 from penstock.broker.replication.answers import Refusals, not_enough_replicas
+from penstock.broker.replication.cold_reads import warm
 from penstock.broker.replication.deadlines import Deadlines
 from penstock.broker.replication.fetch import Fetcher
 from penstock.broker.replication.follower import FollowerLinks
@@ -397,10 +398,22 @@ class ReplicaManager:
                 f"anew with {known.broker_epoch}"
             )
 
-    def read_batches(
+    async def read_batches(
         self, key: TopicIdPartition, leader_epoch: int, offset: int, max_bytes: int
     ) -> bytes:
-        """Whole, verified batches from ``offset`` on, of a partition led here in this epoch."""
+        """Whole, verified batches from ``offset`` on, of a partition led here in this epoch.
+
+        A follower that is to be copied anew reads a whole log in this way, so what is not in memory
+        is read in a thread.
+        """
+        log = self._led_in(key, leader_epoch)
+        job = log.cold_read(offset, max_bytes)
+        if job is not None:
+            await warm(job)
+            log = self._led_in(key, leader_epoch)  # It may be another one's by now.
+        return log.read(offset, max_bytes, below=log.log_end_offset, min_one=True)
+
+    def _led_in(self, key: TopicIdPartition, leader_epoch: int) -> Log:
         found = self._hosting.get(key)
         if found is None:
             raise self._refusals.not_leader(key)
@@ -408,7 +421,7 @@ class ReplicaManager:
         self._refusals.check_leader_epoch(
             found.name, asked=leader_epoch, current=found.replica.leader_epoch, key=key
         )
-        return found.log.read(offset, max_bytes, below=found.log.log_end_offset, min_one=True)
+        return found.log
 
     def add_feed(self, node_id: int, feed: FollowerFeed) -> int:
         """A stream begins; its number. An earlier one of the same node is closed."""

@@ -370,15 +370,11 @@ class PartitionLog:
         self._check_range(offset)
         if offset >= self._end:
             return None
-        indexing = self._files.indexing(offset, max_bytes)
-        if indexing is not None:
-            return indexing
-        found = self._files.locate(offset)
-        if found is None:
-            return None
-        segment, position, base_offset = found
-        self._files.remember(base_offset, segment, position)
-        return segment.cold_read(position, max_bytes)
+        try:
+            return self._files.cold_read(offset, max_bytes)
+        except CorruptRecordError:
+            self.home.damage_found(self, offset)
+            raise
 
     def _check_range(self, offset: int) -> None:
         if not self._start <= offset <= self._end:

@@ -184,10 +184,23 @@ class LogFiles:
             return None
         return segment, placed.position, placed.header.base_offset
 
-    def indexing(self, offset: int, size: int) -> Callable[[], None] | None:
-        """None when ``locate`` need not read a whole segment; else see Segment.indexing."""
-        known = offset in self._positions
-        return None if known else self.segment_of(offset).indexing(offset, size)
+    def cold_read(self, offset: int, size: int) -> Callable[[], None] | None:
+        """None when what is read from ``offset`` on is in memory, else what brings it there.
+
+        That is to be called once, in any thread. So ``locate`` need not read a whole segment whose
+        index must be made anew. Raises CorruptRecordError.
+        """
+        indexing = None
+        if offset not in self._positions:
+            indexing = self.segment_of(offset).indexing(offset, size)
+        if indexing is not None:
+            return indexing
+        found = self.locate(offset)
+        if found is None:
+            return None
+        segment, position, base_offset = found
+        self.remember(base_offset, segment, position)
+        return segment.cold_read(position, size)
 
     def remember(self, offset: int, segment: Segment, position: int) -> None:
         """The batch with base ``offset`` begins (or will begin) there."""

@@ -9,6 +9,7 @@ from typing import Final
 from penstock.broker.core.epoch_history import EpochHistory
 from penstock.broker.core.producer_state import ProducerState
 from penstock.broker.storage.batches import next_header
+from penstock.broker.storage.cleaner.counting import Counts
 from penstock.broker.storage.cleaner.filtering import is_protected
 from penstock.broker.storage.cleaner.offset_map import OffsetMap
 from penstock.broker.storage.cleaner.throttle import Throttle
@@ -50,6 +51,7 @@ class Reading:
     epochs: EpochHistory
     log_start_offset: int
     is_stopping: Callable[[], bool]
+    counts: Counts
 
 
 def read_batches(source: Source, reading: Reading) -> Iterator[tuple[BatchHeader, memoryview]]:
@@ -112,6 +114,7 @@ class _Chunk:
             self._reading.throttle.spend(wanted)
             fd = self._source.file.fd
             self._data = self._reading.disk.read_at(fd, wanted, position)
+            self._reading.counts.read(len(self._data))
             self._at, start = position, 0
         return memoryview(self._data)[start : start + size]
 
