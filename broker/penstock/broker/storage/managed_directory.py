@@ -28,6 +28,7 @@ from penstock.broker.storage.damage_notes import noted_damage
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.disk import is_disk_full
 from penstock.broker.storage.flusher import Flusher
+from penstock.broker.storage.leftovers import Content, content_of, remove
 from penstock.broker.storage.local_state import LocalState, PartitionState
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.making import NewDirectories
@@ -39,7 +40,8 @@ from penstock.wire.ids import TopicId, TopicIdPartition, TopicPartition
 
 # ``topic-N``, or ``topic-N.TOPICID`` where another topic's log had that name already.
 _PARTITION: Final = re.compile(r"(.+)-(\d+)(?:\.([0-9a-f]{32}))?")
-_DELETED_SUFFIX: Final = "-delete"
+_DELETED_SUFFIX: Final = "-delete"  # A topic's name may end so; a partition's does not.
+_DELETED: Final = re.compile(r".+-\d+\.[0-9a-f]{32}(?:\.\d+)?-delete")
 _STRAY_SUFFIX: Final = ".stray"  # No partition's name.
 _STRAY: Final = re.compile(r".+-(\d+)\.([0-9a-f]{32})(?:\.\d+)?\.stray")
 _NAME_MAX: Final = 180  # Of the topic in a name with a suffix, which has 255 at most.
@@ -169,7 +171,7 @@ class ManagedDirectory:
             match = _PARTITION.fullmatch(directory.name)
             if not directory.is_dir() or directory.name.startswith("."):
                 continue
-            if directory.name.endswith(_DELETED_SUFFIX):
+            if _DELETED.fullmatch(directory.name):
                 self._background.run(partial(shutil.rmtree, directory, ignore_errors=True))
                 continue
             if match is None:
@@ -288,9 +290,17 @@ class ManagedDirectory:
 
     def _without_metadata(self, directory: Path, unclear: _Unclear) -> None:
         """A crash while the partition was made leaves nothing in it; anything else is kept."""
-        logs = directory.glob("*.log")
-        if not any(path.stat().st_size or path.stem.strip("0") for path in logs):
-            shutil.rmtree(directory)
+        content = content_of(directory)
+        if content is Content.LEFTOVER:
+            remove(directory)
+            return
+        if content is Content.FOREIGN:
+            _log.warning(
+                "directory_ignored",
+                directory=str(directory),
+                reason="it is called as a partition's, and holds no file of a log",
+                next_step=f"keep it elsewhere; a log of {unclear.partition} gets another name here",
+            )
             return
         self._unclear[directory] = unclear
         _log.error(
