@@ -30,6 +30,7 @@ from penstock.broker.storage.cleaner.reading import (
 from penstock.broker.storage.cleaner.swapping import SwapFiles, commit, finish
 from penstock.broker.storage.cleaner.throttle import Throttle
 from penstock.broker.storage.log import PartitionLog
+from penstock.broker.storage.placing import SegmentDamagedError
 from penstock.broker.storage.segment import Segment
 from penstock.broker.storage.settings import CleanerSettings
 from penstock.wire.errors import CorruptRecordError, PenstockError
@@ -194,6 +195,7 @@ class LogCleaner:
             _log.debug("clean_abandoned", partition=log.name, reason=str(reason))
             return False
         except (CorruptRecordError, MapTooSmallError) as error:
+            _tell_of_damage(log, error)
             self._give_up(log, str(error))
         except PenstockError as error:
             self._counts.failed()
@@ -218,9 +220,9 @@ class LogCleaner:
             "log_not_cleanable",
             partition=log.name,
             reason=reason,
-            next_step="it grows until this is mended: a damaged replica is, from another one, once "
-            "the scrubber has come to it; for lack of memory raise "
-            "log.cleaner.dedupe.buffer.bytes and restart the broker",
+            next_step="it grows until this is mended: a damaged replica is, from another one, and "
+            "then cleaned; for lack of memory raise log.cleaner.dedupe.buffer.bytes and restart "
+            "the broker",
         )
 
     def _is_given_up(self, log: PartitionLog, now_ms: int) -> bool:
@@ -352,6 +354,12 @@ def _map_of(size_bytes: int) -> OffsetMap:
         return OffsetMap(size_bytes)
     except OSError as error:  # Which tells of memory, and nothing of the disk.
         raise _AbandonedError(f"no memory for {size_bytes} bytes: {error}") from error
+
+
+def _tell_of_damage(log: PartitionLog, error: Exception) -> None:
+    """Have what the cleaner came upon mended, as what a read or the scrubber did."""
+    if isinstance(error, SegmentDamagedError) and not log.is_closed:
+        log.home.damage_found(log, error.base_offset)
 
 
 def _extent(log: PartitionLog) -> _Extent:
