@@ -273,6 +273,9 @@ def mend(log: PartitionLog, segment: Segment, damage: Damage, patch: bytes) -> C
     except OSError as error:
         raise log.home.translate(error, f"mending {segment.path}") from error
     log.rewrites += 1
+    if segment.is_doubtful and segment is not log.files.active:
+        segment.index = segment.max_timestamp = None  # Made anew, now that the time can be read.
+        segment.is_doubtful = False
     file, disk = segment.file.acquire(), log.home.disk
 
     kept_as = log.directory / f"{segment.path.stem}-{damage.position}{DAMAGED_SUFFIX}"
