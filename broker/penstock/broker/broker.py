@@ -304,6 +304,7 @@ class Broker:
             self._image,
             self._offsets_topic.ensure,
             self._link.require_founded,
+            self._replicas.why_out_of_sync,
         )
         log_pb2_grpc.add_LogServicer_to_server(
             LogServicer(self._replicas, self._image, self._metrics), guarded

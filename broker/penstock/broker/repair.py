@@ -7,6 +7,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Final, Protocol
 
 import structlog
@@ -67,8 +68,20 @@ class CannotBeMendedError(Exception):
 
     def __init__(self, reason: str, *damages: Damage, next_step: str = "") -> None:
         super().__init__(reason)
-        self.lost = [LostRange(one.offset, one.end_offset, reason) for one in damages]
+        self._damages = damages
         self.next_step = next_step  # Where it is another one than to give these records up.
+
+    def lost_of(self, path: Path) -> list[LostRange]:
+        """What is lost of the segment ``path``."""
+        return [
+            LostRange(
+                one.offset,
+                one.end_offset,
+                str(self),
+                f"{one.what}; segment {path}, byte {one.position}",
+            )
+            for one in self._damages
+        ]
 
 
 class Repairs:
@@ -206,9 +219,10 @@ class Repairs:
             try:
                 await self._mend_segment(log, base_offset, reads)
             except CannotBeMendedError as error:
-                _say_given_up(log, error)
+                lost = error.lost_of(log.files.segment_of(base_offset).path)
+                _say_given_up(log, lost, error.next_step)
                 given_up.add(base_offset)
-                self._note_lost(log, base_offset, error.lost)
+                self._note_lost(log, base_offset, lost)
                 continue
             except PenstockError as error:
                 if error.message != told:
@@ -433,16 +447,17 @@ async def _end_of_what_the_leader_has(
     return end_offset
 
 
-def _say_given_up(log: PartitionLog, error: CannotBeMendedError) -> None:
-    for one in error.lost:
+def _say_given_up(log: PartitionLog, lost: Sequence[LostRange], next_step: str) -> None:
+    for one in lost:
         logger.error(
             "log can't be mended",
             partition=log.name,
             directory=str(log.directory),
             offset=one.offset,
             end_offset=one.end_offset,
+            damage=one.place,
             reason=one.reason,
-            next_step=error.next_step or way_on(log.partition, one.end_offset),
+            next_step=next_step or way_on(log.partition, one.end_offset),
         )
 
 

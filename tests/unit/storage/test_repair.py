@@ -223,6 +223,7 @@ async def test_who_asks_for_what_nobody_has_is_told_the_range_and_what_to_do(kit
     for message in (line["next_step"], refusal.value.message):
         assert "`penstock topics delete-records orders --before 3=2`" in message
     assert "orders-3: offsets 0 to 1 can't be read" in refusal.value.message
+    assert f"segment {kit.log.files.segments[0].path}, byte 0" in refusal.value.message
     assert kit.log.read(2, 100, below=EVERYTHING)
 
 

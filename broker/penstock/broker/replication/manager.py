@@ -12,6 +12,7 @@ from penstock.broker.core.catch_up import UNLIMITED, CatchUpBudget
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage
 from penstock.broker.core.partition_events import CopyAnew, IsrChanged, OutOfSync, Role, Tick
 from penstock.broker.core.ports import AppendInfo, Log
+from penstock.broker.replication import standing
 from penstock.broker.replication.answers import Refusals, not_enough_replicas
 from penstock.broker.replication.cold_reads import warm
 from penstock.broker.replication.deadlines import Deadlines
@@ -36,7 +37,7 @@ from penstock.broker.replication.ports import (
 )
 from penstock.broker.replication.purgatory import OffsetWaiters
 from penstock.broker.replication.reporting import ReplicaReporter
-from penstock.v1 import common_pb2, log_pb2, replication_pb2
+from penstock.v1 import common_pb2, log_pb2, metadata_pb2, replication_pb2
 from penstock.wire.errors import (
     BrokerFencedError,
     DiskFullError,
@@ -368,6 +369,19 @@ class ReplicaManager:
             list(partition.replica.out_of_sync(now_ms).values()).count(why)
             for partition in self.partitions()
         )
+
+    def why_out_of_sync(
+        self, key: TopicIdPartition
+    ) -> Mapping[int, metadata_pb2.OutOfSyncReason.ValueType]:
+        """Why replicas of a partition are not in sync, as far as is known here.
+
+        As the leader: of every follower that is not. Else of this broker's own replica, if it can't
+        be served, in sync or not.
+        """
+        found = self._hosting.get(key)
+        if found is not None and found.is_leader:
+            return standing.of_followers(found, self.clock_ms())
+        return standing.of_own(self.node_id, key, self._reporter)
 
     def partitions(self) -> Iterator[Partition]:
         """Every partition hosted here, to look at."""

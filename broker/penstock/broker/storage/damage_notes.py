@@ -14,6 +14,7 @@ from typing import Final
 from crc32c import crc32c
 
 from penstock.broker.storage.checkpoints import CheckpointDamagedError, write_atomically
+from penstock.broker.storage.disk import remove_if_there
 from penstock.broker.storage.log import PartitionLog
 from penstock.wire.ids import TopicId
 
@@ -76,7 +77,7 @@ def noting(log: PartitionLog, base_offsets: Collection[int]) -> Callable[[], Non
     def keep() -> None:
         if note is None:
             # A power cut may bring the name back: then all of it is looked at again, and sound.
-            path.unlink(missing_ok=True)
+            remove_if_there(disk, path)
             return
         write_atomically(disk, path, note)
         disk.sync_directory(directory)

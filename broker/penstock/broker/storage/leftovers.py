@@ -14,6 +14,7 @@ from typing import Final
 
 from penstock.broker.storage.checkpoints import EPOCHS_FILE, METADATA_FILE, TEMPORARY_SUFFIX
 from penstock.broker.storage.damage_notes import NOTE_FILE
+from penstock.broker.storage.disk import Disk
 
 _NAMES: Final = rf"{re.escape(METADATA_FILE)}|{re.escape(EPOCHS_FILE)}"
 # All that is there before a log has its first record. Its first segment is empty then.
@@ -50,9 +51,9 @@ def _is_of_making(entry: os.DirEntry[str]) -> bool:
     return not entry.name.endswith(".log") or entry.stat().st_size == 0
 
 
-def remove(directory: Path) -> None:
+def remove(disk: Disk, directory: Path) -> None:
     """Remove a LEFTOVER, and no more than that: it fails with OSError if more has come."""
     for path in directory.iterdir():
         if _WHILE_MADE.fullmatch(path.name):
-            path.unlink()
-    directory.rmdir()
+            disk.remove(path)
+    disk.remove_directory(directory)

@@ -456,7 +456,7 @@ class PartitionLog:
         try:
             for taken_at, path in snapshots(self.directory):
                 if taken_at > end:
-                    path.unlink()
+                    self.home.disk.remove(path)
             self._files.truncate(end, self.config.index_interval_bytes)
         except OSError as error:
             raise self.home.fail(error, f"cutting {self.name} at offset {end}") from error
@@ -475,7 +475,7 @@ class PartitionLog:
         self._begin_cut(0)
         try:
             for _, path in snapshots(self.directory):
-                path.unlink()
+                self.home.disk.remove(path)
             self._files.reset(offset)
         except OSError as error:
             raise self.home.fail(error, f"dropping what {self.name} holds") from error

@@ -18,7 +18,13 @@ from penstock.broker.storage.cleaner.swapping import (
     put_index_in_place,
 )
 from penstock.broker.storage.data_directory import DataDirectory
-from penstock.broker.storage.disk import Buffer, Disk, SharedFile, is_disk_full
+from penstock.broker.storage.disk import (
+    Buffer,
+    Disk,
+    SharedFile,
+    is_disk_full,
+    remove_if_there,
+)
 from penstock.broker.storage.index import RELATIVE_OFFSET_MAX, MemoryIndex
 from penstock.broker.storage.placing import Placed
 from penstock.broker.storage.segment import Segment
@@ -289,7 +295,7 @@ class LogFiles:
     def _remove(self, segment: Segment) -> None:
         self._drop(segment)
         for path in segment.paths():
-            path.unlink(missing_ok=True)
+            remove_if_there(self._home.disk, path)
 
     def _drop(self, segment: Segment) -> None:
         segment.close_file()
@@ -453,13 +459,13 @@ def _position(segment: Segment, offset: int) -> int:
     return segment.size_bytes if placed is None else placed.position
 
 
-def deletion(paths: Sequence[Path]) -> Callable[[], None]:
+def deletion(disk: Disk, paths: Sequence[Path]) -> Callable[[], None]:
     """What deletes the files, in any thread."""
 
     def delete() -> None:
         for path in paths:
             with contextlib.suppress(OSError):  # The next start tries again.
-                path.unlink()
+                disk.remove(path)
 
     return delete
 

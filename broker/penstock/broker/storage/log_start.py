@@ -99,5 +99,5 @@ class LogStart:
                 why = self._due.pop(segment.base_offset, Why.LOG_START)
                 self._home.segment_deleted(why, segment.size_bytes)
         # The newest of the snapshots is what a rebuild of the first segment starts from.
-        self._home.run_in_background(deletion(doomed + old[1:]))
+        self._home.run_in_background(deletion(self._home.disk, doomed + old[1:]))
         return files.has_below(limit)

@@ -10,11 +10,15 @@ from penstock.wire.ids import TopicPartition
 
 
 class LostRange(NamedTuple):
-    """Offsets from ``offset`` to below ``end_offset``, which nobody can mend for ``reason``."""
+    """Offsets from ``offset`` to below ``end_offset``, which nobody can mend for ``reason``.
+
+    ``place`` is where they lie here, and what is wrong there.
+    """
 
     offset: int
     end_offset: int
     reason: str
+    place: str
 
     @property
     def named(self) -> str:
@@ -43,7 +47,7 @@ def explained(
     for one in lost:
         if one.offset <= offset < one.end_offset:
             return CorruptRecordError(
-                f"{partition}: {one.named} can't be read, and no replica in sync can mend that "
-                f"({one.reason}); {way_on(partition, one.end_offset)}"
+                f"{partition}: {one.named} can't be read ({one.place}), and no replica in sync can "
+                f"mend that ({one.reason}); {way_on(partition, one.end_offset)}"
             )
     return error

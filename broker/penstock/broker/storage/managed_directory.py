@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -124,7 +123,9 @@ class ManagedDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
             found = list(self._find())
             self._list(found)
-            state = self._state = LocalState(self.path, self.home.settings.local_state_max_bytes)
+            state = self._state = LocalState(
+                self.path, self.home.settings.local_state_max_bytes, self.home.disk
+            )
             self.was_empty = state.is_new
             self.directory_id = state.directory_id
             self._clean_stop, self._durable_run = state.clean_stop, state.durable_run
@@ -172,7 +173,7 @@ class ManagedDirectory:
             if not directory.is_dir() or directory.name.startswith("."):
                 continue
             if _DELETED.fullmatch(directory.name):
-                self._background.run(partial(shutil.rmtree, directory, ignore_errors=True))
+                self._background.run(partial(self.home.disk.remove_tree, directory))
                 continue
             if match is None:
                 continue  # Not ours: a lost+found, an operator's copy.
@@ -292,7 +293,7 @@ class ManagedDirectory:
         """A crash while the partition was made leaves nothing in it; anything else is kept."""
         content = content_of(directory)
         if content is Content.LEFTOVER:
-            remove(directory)
+            remove(self.home.disk, directory)
             return
         if content is Content.FOREIGN:
             _log.warning(
@@ -370,7 +371,7 @@ class ManagedDirectory:
             )
         try:
             self._use_state().forget(key)
-            directory.mkdir()
+            self.home.disk.make_directory(directory)
         except (OSError, lmdb.Error) as error:
             raise self.home.translate(error, f"making {directory}") from error
         try:
@@ -379,10 +380,10 @@ class ManagedDirectory:
             self.home.disk.sync_directory(self.path)
             return self._open_log(directory, partition, key, config, clean=False)
         except OSError as error:
-            shutil.rmtree(directory, ignore_errors=True)
+            self.home.disk.remove_tree(directory)
             raise self.home.translate(error, f"making {directory}") from error
         except DiskFullError:
-            shutil.rmtree(directory, ignore_errors=True)
+            self.home.disk.remove_tree(directory)
             raise
 
     def _directory_for(self, partition: TopicPartition, key: TopicIdPartition) -> Path:
@@ -507,7 +508,7 @@ class ManagedDirectory:
     def delete(self, key: TopicIdPartition) -> None:
         """Let go of a partition for good. Raises StorageError or DiskFullError."""
         doomed = self._take_away(key, _DELETED_SUFFIX)
-        self._background.run(partial(shutil.rmtree, doomed, ignore_errors=True))
+        self._background.run(partial(self.home.disk.remove_tree, doomed))
 
     def set_aside(self, key: TopicIdPartition) -> None:
         """Let go of a partition, and keep its files where no start opens them. Raises
@@ -528,7 +529,7 @@ class ManagedDirectory:
         self._saves.changed.pop(key, None)
         target = self._free_name(directory, key, suffix)
         try:
-            directory.rename(target)
+            self.home.disk.rename(directory, target)
         except OSError as error:
             failure = self.home.translate(error, f"renaming {directory} to {target.name}")
             self.unopened[key] = directory, failure  # It is still here.

@@ -39,7 +39,7 @@ from penstock.broker.storage.checkpoints import (
 from penstock.broker.storage.cleaner.swapping import finish_swaps
 from penstock.broker.storage.damage import hole_between
 from penstock.broker.storage.data_directory import DataDirectory
-from penstock.broker.storage.disk import is_disk_full
+from penstock.broker.storage.disk import Disk, is_disk_full, remove_if_there
 from penstock.broker.storage.index import IndexDamagedError, MemoryIndex
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.log_files import LogFiles
@@ -107,7 +107,7 @@ def open_log(
     try:
         _check_saved(opening)
         finish_swaps(home.disk, directory)
-        _remove_leftovers(directory)
+        _remove_leftovers(home.disk, directory)
         opened_clean = _find_segments(opening) or (saved.clean and _open_clean(opening))
         if not opened_clean:
             _recover(opening)
@@ -154,14 +154,14 @@ def _close(opening: _Opening) -> None:
         segment.close_file()
 
 
-def _remove_leftovers(directory: Path) -> None:
+def _remove_leftovers(disk: Disk, directory: Path) -> None:
     """Files that a crash left between two steps: half-written ones, and those of no segment."""
     names = {path.name: path for path in directory.iterdir()}
     for name, path in names.items():
         index = _INDEX_NAME.fullmatch(name)
         orphan = index is not None and f"{index[1]}.log" not in names
         if orphan or name.endswith((TEMPORARY_SUFFIX, ".deleted")):
-            path.unlink()
+            disk.remove(path)
 
 
 def _find_segments(opening: _Opening) -> bool:
@@ -290,7 +290,7 @@ def _recover(opening: _Opening) -> None:
         )
     for taken_at, path in snapshots(opening.directory):
         if taken_at > end:
-            path.unlink()
+            opening.home.disk.remove(path)
     opening.epochs.truncate_from_end(end)
     _save_found(opening, segments[first:-1])
     opening.home.disk.sync_directory(opening.directory)
@@ -363,7 +363,7 @@ def _drop_from(opening: _Opening, at: int, end: int) -> None:
         )
         segment.close_file()
         for path in segment.paths():
-            path.unlink(missing_ok=True)
+            remove_if_there(opening.home.disk, path)
     del opening.segments[at:]
 
 
@@ -516,7 +516,7 @@ def _assemble(
     epochs.truncate_from_start(start)
     for segment in opening.deleted:
         for path in segment.paths():
-            path.unlink(missing_ok=True)
+            remove_if_there(home.disk, path)
     is_saved = opening.unsaved is None
     if opening.unsaved is not None:
         files.put_back(opening.unsaved, names_changed=True)
