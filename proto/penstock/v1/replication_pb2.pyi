@@ -255,6 +255,7 @@ class ReplicaPush(google.protobuf.message.Message):
     BASE_OFFSET_FIELD_NUMBER: builtins.int
     DIVERGING_EPOCH_FIELD_NUMBER: builtins.int
     ERROR_FIELD_NUMBER: builtins.int
+    PRODUCERS_FIELD_NUMBER: builtins.int
     RECORDS_FIELD_NUMBER: builtins.int
     leader_epoch: builtins.int
     """The leader epoch that the leader speaks in. A follower ignores an older one."""
@@ -264,6 +265,11 @@ class ReplicaPush(google.protobuf.message.Message):
     """The leader's log start offset."""
     base_offset: builtins.int
     """Where records begin: must be the follower's log end offset."""
+    producers: builtins.bytes
+    """With a diverging_epoch of -1: what the producers whose records are deleted had written below
+    end_offset, as a producer snapshot (docs/internals/storage.md). Empty where nobody had, or
+    where it is too much.
+    """
     records: builtins.bytes
     """Whole record batches, back to back. Empty to carry a high watermark alone."""
     @property
@@ -292,10 +298,11 @@ class ReplicaPush(google.protobuf.message.Message):
         base_offset: builtins.int = ...,
         diverging_epoch: penstock.v1.log_pb2.EpochEndOffset | None = ...,
         error: penstock.v1.common_pb2.Error | None = ...,
+        producers: builtins.bytes = ...,
         records: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["diverging_epoch", b"diverging_epoch", "error", b"error", "partition", b"partition"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["base_offset", b"base_offset", "diverging_epoch", b"diverging_epoch", "error", b"error", "high_watermark", b"high_watermark", "leader_epoch", b"leader_epoch", "log_start_offset", b"log_start_offset", "partition", b"partition", "records", b"records"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["base_offset", b"base_offset", "diverging_epoch", b"diverging_epoch", "error", b"error", "high_watermark", b"high_watermark", "leader_epoch", b"leader_epoch", "log_start_offset", b"log_start_offset", "partition", b"partition", "producers", b"producers", "records", b"records"]) -> None: ...
 
 global___ReplicaPush = ReplicaPush
 

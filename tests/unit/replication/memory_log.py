@@ -38,6 +38,7 @@ class MemoryLog:
         self.durable_start_offset = 0
         self.holds_start = False  # Its start does not become durable.
         self.broken = False
+        self.begun_with = b""  # What it was told of producers when it began anew.
         self.cold: list[Callable[[], None]] = []  # Jobs that reads are to wait for.
         self.full = False
         self.has_room = True  # What it says of itself.
@@ -115,10 +116,14 @@ class MemoryLog:
         self.epochs.truncate_from_end(self.log_end_offset)
         self.durable_offset = min(self.durable_offset, self.log_end_offset)
 
-    def truncate_fully_and_start_at(self, offset: int) -> None:
+    def producers_below(self, offset: int) -> bytes:
+        return f"below {offset}".encode()
+
+    def truncate_fully_and_start_at(self, offset: int, producers: bytes = b"") -> None:
         self._check()
         self.batches = []
         self.epochs.clear()
+        self.begun_with = producers
         self.log_start_offset = self.log_end_offset = self.durable_offset = offset
         self.durable_start_offset = offset
 

@@ -267,6 +267,7 @@ async def test_a_follower_begins_anew_where_the_leaders_log_begins() -> None:
         await eventually(lambda: brokers.isr() == {1, 2, 3})
         assert brokers[3].log().log_start_offset == 3
         assert brokers[3].log().values() == [b"d"]
+        assert brokers[3].log().begun_with == b"below 3"  # What the leader's producers wrote.
         await eventually(lambda: brokers[2].log().log_start_offset == 3)
 
 

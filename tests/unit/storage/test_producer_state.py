@@ -41,6 +41,52 @@ def state_after(*headers: BatchHeader) -> ProducerState:
     return state
 
 
+@given(
+    writes=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4), st.booleans()), max_size=40),
+    part=st.floats(0, 1),
+)
+def test_what_is_handed_over_goes_on_as_the_whole_would(
+    writes: list[tuple[int, int, bool]], part: float
+) -> None:
+    """A replica that begins anew has the state below its start, and sees the batches after it."""
+    whole, written, offset = ProducerState(), [], 0
+    epochs, sequences = [0, 0, 0], [0, 0, 0]
+    for producer, count, bumps in writes:
+        if bumps and sequences[producer]:
+            epochs[producer], sequences[producer] = epochs[producer] + 1, 0
+        one = header(
+            sequences[producer], count, producer=producer, epoch=epochs[producer], offset=offset
+        )
+        whole.record(one, offset, 1)
+        written.append(one)
+        sequences[producer] += count
+        offset += count
+    start = round(part * offset)
+    handed = whole.handed_over(start)
+    state = ProducerState.decode(handed)[0] if handed else ProducerState()
+    state.validate()
+    for one in written:
+        if one.next_offset > start:
+            state.record(one, one.base_offset, 1)
+    state.validate()
+    assert state.forgotten_up_to == whole.forgotten_up_to
+    for producer in range(3):
+        mine, theirs = state.entry(producer), whole.entry(producer)
+        assert (mine is None) == (theirs is None)
+        if mine is not None and theirs is not None:
+            assert (mine.producer_epoch, mine.batches) == (theirs.producer_epoch, theirs.batches)
+            assert mine.contiguous <= theirs.contiguous
+
+
+def test_more_producers_than_fit_into_a_message_are_not_handed_over() -> None:
+    state = ProducerState()
+    for producer in range(5001):
+        if producer == 5000:
+            assert 0 < len(state.handed_over(1)) < 900_000
+        state.record(header(0, producer=producer), 0, 1)
+    assert state.handed_over(1) == b""
+
+
 def test_batches_in_order_are_appended() -> None:
     state_after(header(0, 3), header(3, 2), header(5))
 

@@ -9,7 +9,12 @@ import pytest
 
 from penstock.broker.storage.disk import Buffer
 from penstock.broker.storage.recovery import SavedState
-from penstock.wire.errors import CorruptRecordError, DiskFullError, StorageError
+from penstock.wire.errors import (
+    CorruptRecordError,
+    DiskFullError,
+    OutOfOrderSequenceError,
+    StorageError,
+)
 from tests.unit.storage.storage_kit import FullDisk, NoRoom, batch, open_in, read_all, values_of
 
 
@@ -38,6 +43,56 @@ def test_a_follower_that_begins_anew_takes_the_batch_that_holds_its_start(tmp_pa
     again = open_in(follower, saved=SavedState(recovery_point=point, log_start_offset=4))
     assert (again.log_start_offset, again.log_end_offset) == (4, 7)
     assert values_of(again) == values_of(source)
+
+
+@pytest.mark.parametrize("start", [2, 4, 6])
+@pytest.mark.parametrize("crashes", [False, True])
+def test_a_replica_that_begins_anew_knows_the_producers_of_what_was_deleted(
+    tmp_path: Path, start: int, crashes: bool
+) -> None:
+    """Else it would append a retry, once it leads, that the old leader recognises."""
+    roots = tmp_path / "leader", tmp_path / "follower"
+    for root in roots:
+        root.mkdir()
+    source = open_in(roots[0])
+    sent = [batch("a", "b", producer=(9, 0, 0)), batch("c", "d", "e", "f", producer=(8, 0, 0))]
+    for data in sent:
+        source.append_as_leader(data, 3, now_ms=1)
+    source.advance_log_start(start)
+    copy = open_in(roots[1])
+    copy.truncate_fully_and_start_at(start, source.producers_below(start))
+    if start < 6:
+        copy.append_as_follower(source.read(start, 1 << 20, below=6))
+    copy.flush()
+    if crashes:
+        saved = SavedState(copy.recovery_point, copy.log_start_offset)
+        copy.close(save=False)
+        copy = open_in(roots[1], saved=saved)
+    copy.producers.validate()
+    for data in sent:
+        info = copy.append_as_leader(data, 4, now_ms=1)
+        assert info.duplicate
+        assert info == source.append_as_leader(data, 4, now_ms=1)
+    for log in (copy, source):
+        with pytest.raises(OutOfOrderSequenceError):
+            log.append_as_leader(batch("x", producer=(7, 0, 5)), 4, now_ms=1)
+
+
+@pytest.mark.parametrize("handed", [b"", b"damaged"])
+def test_where_nothing_is_handed_over_any_producer_may_go_on(tmp_path: Path, handed: bytes) -> None:
+    log = open_in(tmp_path)
+    log.truncate_fully_and_start_at(4, handed)
+    assert log.append_as_leader(batch("x", producer=(7, 0, 5)), 4, now_ms=1).base_offset == 4
+
+
+def test_a_log_that_is_copied_anew_from_its_start_keeps_what_it_knew_below(tmp_path: Path) -> None:
+    log = open_in(tmp_path)
+    for producer in (9, 8):
+        log.append_as_leader(batch("a", "b", producer=(producer, 0, 0)), 3, now_ms=1)
+    log.advance_log_start(2)
+    log.truncate_fully_and_start_at(2)
+    assert log.append_as_leader(batch("a", "b", producer=(9, 0, 0)), 3, now_ms=1).duplicate
+    assert not log.append_as_leader(batch("a", "b", producer=(8, 0, 0)), 3, now_ms=1).duplicate
 
 
 def test_a_crash_right_after_leaves_an_empty_log_at_its_start(tmp_path: Path) -> None:

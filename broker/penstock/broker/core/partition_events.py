@@ -227,6 +227,7 @@ class Pushed:
     base_offset: int
     records: Buffer
     diverging: EpochEnd | None = None
+    producers: bytes = b""  # What to begin anew with, see Log.producers_below.
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +280,7 @@ class TruncateFullyAndStartAt:
     """Log.truncate_fully_and_start_at."""
 
     offset: int
+    producers: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,8 +130,16 @@ class Log(Protocol):
         """
         ...
 
-    def truncate_fully_and_start_at(self, offset: int) -> None:
-        """Drop everything; the log then starts and ends at ``offset``."""
+    def truncate_fully_and_start_at(self, offset: int, producers: bytes = b"") -> None:
+        """Drop everything; the log then starts and ends at ``offset``.
+
+        ``producers`` is what ``producers_below`` says there in the leader's log. Without it, or
+        when it is damaged, nobody's first sequence can be judged.
+        """
+        ...
+
+    def producers_below(self, offset: int) -> bytes:
+        """What producers wrote below ``offset``, for a replica that begins there; may be empty."""
         ...
 
     def advance_log_start(self, offset: int) -> None:

@@ -19,8 +19,9 @@ P is unknown                            S must be 0, unless P's state may have b
 Kafka (2.5 and later, KIP-360) lets an unknown producer begin anywhere, which lets the second of
 two batches in flight in when the first failed. Here that is allowed only where the state may have
 been lost: ``forgotten_up_to`` is the largest producer id whose state was dropped by expiry, or
-ANY_PRODUCER where the log's older part was never seen (retention, a replica that began in the
-middle). An id above it has never written here, so its first sequence must be 0.
+ANY_PRODUCER where the log's older part was never seen (retention; a replica that began in the
+middle and was handed nothing over). An id above it has never written here, so its first sequence
+must be 0.
 
 A producer is forgotten when it has written nothing for ``producer_expiration_ms`` (a day), by a
 clock that advances steadily while the process runs: setting the wall clock, or a machine that wakes
@@ -54,6 +55,9 @@ ANY_PRODUCER: Final = 2**63 - 1
 NEVER_FORGOT: Final = -1
 RESTART_GRACE_MS: Final = 3_600_000
 """So long nobody is forgotten who was found on the disk at a start."""
+
+_HANDED_MAX: Final = 5000
+"""So many producers make a snapshot of 0.8 MB at most."""
 
 _SEQUENCE_MASK: Final = 2**31 - 1
 _CONTIGUOUS_MAX: Final = 2**30  # Half of the sequence space: further back is further ahead.
@@ -265,10 +269,30 @@ class ProducerState:
             if seen_ms != entry.last_seen_ms:
                 self._entries[producer_id] = replace(entry, last_seen_ms=seen_ms)
 
-    def clear(self, *, forgotten_up_to: int) -> None:
-        """Forget everybody, as when the log is dropped."""
-        self._entries = {}
-        self.forgotten_up_to = forgotten_up_to
+    def below(self, offset: int) -> ProducerState:
+        """What of it is of batches that end below ``offset``: enough to go on from there.
+
+        Whoever has written more is known as far as those of the last batches go that end before.
+        """
+        entries = {}
+        for producer_id, entry in self._entries.items():
+            batches = tuple(one for one in entry.batches if one.last_offset < offset)
+            if len(batches) == len(entry.batches):
+                entries[producer_id] = entry
+            elif batches:
+                count = batches[-1].last_offset_delta + 1
+                entries[producer_id] = replace(entry, batches=batches, contiguous=count)
+        return ProducerState(entries, self.forgotten_up_to)
+
+    def handed_over(self, offset: int) -> bytes:
+        """A snapshot of what is of batches below ``offset``.
+
+        Empty where that is nothing, or more than fits into a message.
+        """
+        below = self.below(offset) if offset and len(self) <= _HANDED_MAX else None
+        if below is None or (not len(below) and below.forgotten_up_to == ANY_PRODUCER):
+            return b""
+        return below.encode(offset, -1)
 
     def copy(self) -> ProducerState:
         """A state that changes on its own."""

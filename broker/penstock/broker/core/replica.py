@@ -434,7 +434,7 @@ class Replica:
         if self.role is not Role.FOLLOWER or event.leader_epoch != self.leader_epoch:
             return []
         if event.diverging is not None:
-            return self._cut(event.diverging)
+            return self._cut(event.diverging, event.producers)
         log_end = self._log.log_end_offset
         if event.base_offset != log_end:
             if event.base_offset < log_end or self._awaiting_start:
@@ -461,7 +461,7 @@ class Replica:
             effects.append(HighWatermarkChanged(reached))
         return effects
 
-    def _cut(self, end: EpochEnd) -> list[Effect]:
+    def _cut(self, end: EpochEnd, producers: bytes = b"") -> list[Effect]:
         """Cut what the leader does not have, one epoch at a time (KIP-279), and ask again."""
         log = self._log
         self._awaiting_start = True
@@ -471,7 +471,7 @@ class Replica:
         self._last_cut = cut
         if end.leader_epoch < 0:
             offset = end.end_offset
-            effects: list[Effect] = [TruncateFullyAndStartAt(offset)]
+            effects: list[Effect] = [TruncateFullyAndStartAt(offset, producers)]
         else:
             own = log.end_of_epoch(end.leader_epoch)
             if own.leader_epoch < 0:

@@ -331,6 +331,7 @@ class LeaderLink:
                 base_offset=push.base_offset,
                 records=push.records,
                 diverging=diverging,
+                producers=push.producers,
             )
         )
         if log.log_end_offset > log_end:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
@@ -11,6 +12,7 @@ import structlog
 
 from penstock.broker.core.catch_up import CatchUpBudget
 from penstock.broker.core.partition_events import Diverge, FollowerAcked, FollowerPositioned
+from penstock.broker.core.ports import EpochEnd
 from penstock.broker.replication.cold_reads import Warming
 from penstock.broker.replication.fetch import next_offset_after
 from penstock.broker.replication.partition import FollowerFeed, Partition
@@ -202,7 +204,7 @@ class FollowerStream:
         self._marks: dict[Partition, None] = {}
         self._marks_timer: asyncio.TimerHandle | None = None
         self._marks_due = False
-        self._answers: list[replication_pb2.ReplicaPush] = []
+        self._answers: deque[replication_pb2.ReplicaPush] = deque()
         self.sequence = 0  # Pushes sent so far.
         self._unanswered = Unanswered(manager.clock_ms, manager.lag_max_ms, self._overdue)
         self._work = asyncio.Event()
@@ -218,9 +220,14 @@ class FollowerStream:
 
     def diverge(self, partition: Partition, effect: Diverge) -> None:
         """Tell the follower to cut."""
+        self._diverge(partition, effect.end)
+
+    def _diverge(self, partition: Partition, end: EpochEnd) -> None:
         push = self._answer_for(partition.key)
-        push.diverging_epoch.leader_epoch = effect.end.leader_epoch
-        push.diverging_epoch.end_offset = effect.end.end_offset
+        push.diverging_epoch.leader_epoch = end.leader_epoch
+        push.diverging_epoch.end_offset = end.end_offset
+        if end.leader_epoch < 0:  # It begins anew, and will not see what is deleted.
+            push.producers = partition.log.producers_below(end.end_offset)
         self._drop(partition)
 
     def refuse(self, partition: Partition, error: PenstockError) -> None:
@@ -422,8 +429,10 @@ class FollowerStream:
     def _in_sync_message(self) -> replication_pb2.ReplicationFetchResponse:
         message = replication_pb2.ReplicationFetchResponse(sequence=self.sequence + 1)
         # Not all of a hundred thousand at once: there must be room for the largest batch.
-        message.pushes.extend(self._answers[:_MAX_ANSWERS])
-        del self._answers[:_MAX_ANSWERS]
+        left = MAX_PUSH_BYTES
+        while self._answers and len(message.pushes) < _MAX_ANSWERS and left > 0:
+            left -= len(self._answers[0].producers)
+            message.pushes.append(self._answers.popleft())
         self._push_turns(message, self._growing, MAX_PUSH_BYTES)
         if message.pushes or self._marks_due:
             self._push_marks(message)
@@ -492,10 +501,7 @@ class FollowerStream:
             next_offset = next_offset_after(records) if records else cursor.next_offset
         except OffsetOutOfRangeError:
             # Deleted here before it was pushed: the follower begins anew at the log's start.
-            push = self._answer_for(partition.key)
-            push.diverging_epoch.leader_epoch = -1
-            push.diverging_epoch.end_offset = log.log_start_offset
-            self._drop(partition)
+            self._diverge(partition, EpochEnd(-1, log.log_start_offset))
             return 0
         except PenstockError as error:
             logger.error(

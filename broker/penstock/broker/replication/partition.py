@@ -249,9 +249,9 @@ class Partition:
                 case TruncateTo(offset):
                     logger.info("log cut", partition=str(self.name), offset=offset)
                     log.truncate_to(offset)
-                case TruncateFullyAndStartAt(offset):
+                case TruncateFullyAndStartAt(offset, producers):
                     logger.info("log restarted", partition=str(self.name), offset=offset)
-                    log.truncate_fully_and_start_at(offset)
+                    log.truncate_fully_and_start_at(offset, producers)
                 case AdvanceLogStart(offset):
                     log.advance_log_start(offset)
         except StorageError as error:

@@ -119,8 +119,9 @@ def newest_snapshot(
             state, end_offset, leader_epoch = ProducerState.decode(path.read_bytes())
         except (OSError, CorruptRecordError):
             continue  # An older one and more of the log say the same.
-        known = epochs.epoch_at(offset - 1)  # -1 below the log's start, where nothing is cut.
-        if end_offset == offset and known in (leader_epoch, -1):
+        # -1 below the log's start, where nothing is cut: either now, or when it was taken.
+        known = epochs.epoch_at(offset - 1)
+        if end_offset == offset and (known == leader_epoch or -1 in (known, leader_epoch)):
             return state, end_offset
     return None
 

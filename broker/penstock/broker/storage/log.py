@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.broker.core.epoch_history import EpochHistory
 from penstock.broker.core.ports import AppendInfo, Buffer, EpochEnd, TimestampedOffset
-from penstock.broker.core.producer_state import ANY_PRODUCER, ProducerState
+from penstock.broker.core.producer_state import ProducerState
 from penstock.broker.storage import appends
 from penstock.broker.storage.batches import from_offset
 from penstock.broker.storage.checkpoints import snapshot_path, snapshots
@@ -17,7 +17,7 @@ from penstock.broker.storage.log_files import Batch, FileWrite, LogFiles, index_
 from penstock.broker.storage.log_flushing import LogFlushing
 from penstock.broker.storage.log_start import LogStart
 from penstock.broker.storage.lost_ranges import LostRange, explained
-from penstock.broker.storage.producers import Rewinding, bounded, states_at
+from penstock.broker.storage.producers import Rewinding, begun_at, bounded, states_at
 from penstock.broker.storage.settings import FlushPolicy, TopicLogConfig
 from penstock.broker.storage.timestamps import cold_times, first_at_or_after, largest
 from penstock.wire.errors import (
@@ -215,6 +215,7 @@ class PartitionLog:
         if begin == self._end:
             return self._append(checked, -1, reserve_bytes)
         self._begin_cut(0)  # A crash in between may leave no segment at all.
+        self._flushing.write_later([self._snapshot_now()])  # It was to be written before.
         try:
             self._reset_files(begin)
             self._end = begin
@@ -468,9 +469,15 @@ class PartitionLog:
             self._producers = producers
         self.home.request_flush(self)
 
-    def truncate_fully_and_start_at(self, offset: int) -> None:
+    def producers_below(self, offset: int) -> bytes:
+        """What a replica that begins there is to know; see Log."""
+        return self._producers.handed_over(offset)
+
+    def truncate_fully_and_start_at(self, offset: int, producers: bytes = b"") -> None:
         """Drop everything; the log then starts and ends at ``offset``; see Log."""
         self._check()
+        if offset == self._start and not producers:
+            producers = self.producers_below(offset)  # What was deleted, was so everywhere.
         # Whatever a crash in between leaves is less than the log was, and no sign of damage.
         self._begin_cut(0)
         try:
@@ -482,8 +489,8 @@ class PartitionLog:
         self.start.restart(offset)
         self._end = self._flushing.synced_offset = offset
         self._epochs.clear()
-        # What wrote below ``offset`` is not known here, so nobody's first sequence can be judged.
-        self._producers.clear(forgotten_up_to=ANY_PRODUCER if offset else -1)
+        self._producers = begun_at(offset, producers, self.home.clock_ms())
+        self._flushing.write_later([self._snapshot_now()])
         self.home.save_soon(self)
         self.home.request_flush(self)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -82,6 +83,19 @@ def states_at(
             state.record(header, header.base_offset, seen_ms)
             at += 1
         yield offset, state.copy()
+
+
+def begun_at(offset: int, handed: bytes, now_ms: int) -> ProducerState:
+    """The state of a log that begins anew: as the leader handed it over, if it did."""
+    if not offset:
+        return ProducerState()
+    with contextlib.suppress(CorruptRecordError):
+        state, end_offset, _ = ProducerState.decode(handed)
+        if end_offset == offset:
+            state.bound_ages(now_ms, now_ms)  # The leader's clock is another one.
+            return state
+    # What wrote below is not known here, so nobody's first sequence can be judged.
+    return ProducerState(forgotten_up_to=ANY_PRODUCER)
 
 
 class Rewinding:
@@ -185,7 +199,7 @@ class _Replay:
                 if source.base_offset != reached:
                     raise _ChangedError
                 for header in self._headers(source):
-                    if begin <= header.base_offset < end:
+                    if begin < header.next_offset and header.base_offset < end:
                         self.state.record(header, header.base_offset, self._now_ms)
                     reached = header.next_offset
             if reached < end:

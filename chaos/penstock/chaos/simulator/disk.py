@@ -382,7 +382,11 @@ class MemoryLog:
         self.mends += 1
         return True
 
-    def truncate_fully_and_start_at(self, offset: int) -> None:
+    def producers_below(self, offset: int) -> bytes:
+        """See Log."""
+        return b""
+
+    def truncate_fully_and_start_at(self, offset: int, producers: bytes = b"") -> None:
         """See Log."""
         self._cut(Restart(offset))
         self._epochs.clear()
