@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +11,7 @@ from penstock.broker.core.epoch_history import EpochHistory
 from penstock.broker.storage.batches import next_header, verify_run
 from penstock.broker.storage.checkpoints import write_atomically
 from penstock.broker.storage.data_directory import DataDirectory
-from penstock.broker.storage.disk import Buffer, SharedFile, write_all
+from penstock.broker.storage.disk import SharedFile
 from penstock.broker.storage.index import (
     FileIndex,
     IndexDamagedError,
@@ -21,6 +20,7 @@ from penstock.broker.storage.index import (
     TimeEntry,
 )
 from penstock.broker.storage.placing import Placed, Read, file_name
+from penstock.broker.storage.segment_file import SegmentFile
 from penstock.wire.errors import CorruptRecordError, PenstockError
 from penstock.wire.records import HEADER_BYTES, BatchHeader, parse_header, verify_batch
 
@@ -32,25 +32,19 @@ _ANY_OFFSET: Final = 2**63 - 1
 NO_TIME: Final = TimeEntry(-1, 0)
 
 
-class Segment:
+class Segment(SegmentFile):
     """A file of batches, from offset ``base_offset`` on. Used on one thread.
 
     ``index`` is in memory while the segment is appended to, and until its files are written.
     """
 
     __slots__ = (
-        "_file",
-        "_home",
-        "_name",
         "_prepared",
         "_times_are_checked",
-        "base_offset",
-        "directory",
         "first_timestamp_ms",
         "index",
         "learned_time",
         "max_timestamp",
-        "size_bytes",
     )
 
     def __init__(
@@ -63,14 +57,9 @@ class Segment:
         size_bytes: int,
         index: MemoryIndex | None = None,
     ) -> None:
-        self._home = home
-        self._name = name  # The partition's, for messages.
-        self._file: SharedFile | None = None
+        super().__init__(home, directory, name, base_offset, size_bytes=size_bytes)
         self._prepared: Segment | None = None  # Has the index that another thread made anew.
         self._times_are_checked = False  # The time index in its file, by its checksum.
-        self.directory = directory
-        self.base_offset = base_offset
-        self.size_bytes = size_bytes
         self.index = index
         self.max_timestamp: TimeEntry | None = None  # None for "not known yet" or "empty".
         self.first_timestamp_ms: int | None = None
@@ -81,14 +70,8 @@ class Segment:
     def create(cls, home: DataDirectory, directory: Path, name: str, base_offset: int) -> Segment:
         """A new, empty segment. Raises OSError; FileExistsError when there is one."""
         segment = cls(home, directory, name, base_offset, size_bytes=0, index=MemoryIndex())
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
-        segment._file = SharedFile(segment.path, home.disk.open(segment.path, flags))
+        segment._make()
         return segment
-
-    @property
-    def path(self) -> Path:
-        """The log file."""
-        return self.directory / file_name(self.base_offset, "log")
 
     @property
     def index_path(self) -> Path:
@@ -108,55 +91,21 @@ class Segment:
     @property
     def file(self) -> SharedFile:
         """The open log file. Raises StorageError when it can't be opened."""
-        if self._file is None:
-            try:
-                fd = self._home.disk.open(self.path, os.O_RDWR)
-            except OSError as error:
-                raise self._home.translate(error, f"opening {self.path}") from error
-            self._file = SharedFile(self.path, fd)
+        file = super().file
         if self.index is None:
             self._home.used(self)
-        return self._file
+        return file
 
     def close_file(self) -> None:
         """Close the descriptor once nobody uses it; it is opened anew when it is needed."""
         self._home.forget(self)
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        super().close_file()
 
     def paths(self) -> list[Path]:
         """Every file of the segment."""
         return [self.path, self.index_path, self.time_index_path]
 
     # --- appending -------------------------------------------------------------------------------
-
-    def append(self, buffers: Sequence[Buffer], size_bytes: int) -> int:
-        """Write the buffers at the end and return where they begin.
-
-        Raises OSError; what was written of them has then been cut off again. StorageError when that
-        failed too: nobody knows then whether the next start will find them.
-        """
-        position = self.size_bytes
-        file = self.file
-        try:
-            write_all(self._home.disk, file.fd, buffers, position, size_bytes)
-        except OSError:
-            self._cut_off(file.fd, position)
-            raise
-        self.size_bytes = position + size_bytes
-        return position
-
-    def _cut_off(self, fd: int, position: int) -> None:
-        try:
-            self._home.disk.truncate(fd, position)
-        except OSError as error:
-            doing = f"cutting off what a failed append left in {self.path}"
-            raise self._home.fail(error, doing) from error
-
-    def overwrite(self, data: Buffer, position: int) -> None:
-        """Write what was read at ``position`` where it was. Raises OSError; nothing has changed."""
-        write_all(self._home.disk, self.file.fd, [data], position, len(data))
 
     def write_again(self, first: Placed, epochs: EpochHistory) -> None:
         """Read the batches from ``first`` on, check them, and write them where they are.
@@ -198,39 +147,6 @@ class Segment:
         return self.index
 
     # --- finding and reading ---------------------------------------------------------------------
-
-    def damaged(self, position: int, what: str) -> CorruptRecordError:
-        """The error that names the place."""
-        return CorruptRecordError(
-            f"{self._name}: {what} (segment {self.path}, byte {position}); it is not served, and "
-            "mended once another replica is in sync"
-        )
-
-    def read_at(self, size: int, position: int) -> bytes:
-        """The bytes of the log file. Raises StorageError."""
-        file = self.file
-        try:
-            return self._home.disk.read_at(file.fd, size, position)
-        except OSError as error:
-            raise self._home.translate(error, f"reading {self.path}") from error
-
-    def cold_read(self, position: int, size: int) -> Callable[[], None] | None:
-        """What reads the bytes into the page cache, in any thread; None when they are there."""
-        file, disk = self.file, self._home.disk
-        size = min(size, self.size_bytes - position)
-        if disk.is_cached(file.fd, position, size):
-            return None
-        file.acquire()
-
-        def warm() -> None:
-            try:
-                disk.read_at(file.fd, size, position)
-            except OSError:
-                return  # The read proper will say so.
-            finally:
-                file.release()
-
-        return warm
 
     def walk(self, position: int, offset: int, end: int | None = None) -> Iterator[Placed]:
         """The batches from ``position`` on, whose first must have base offset ``offset``.
