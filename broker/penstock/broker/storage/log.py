@@ -16,7 +16,7 @@ from penstock.broker.storage.flush import FlushTask
 from penstock.broker.storage.log_files import Batch, FileWrite, LogFiles, index_writes
 from penstock.broker.storage.log_flushing import LogFlushing
 from penstock.broker.storage.log_start import LogStart
-from penstock.broker.storage.producers import Rewinding, bounded, states_at
+from penstock.broker.storage.producers import Expiry, Rewinding, bounded, states_at
 from penstock.broker.storage.settings import FlushPolicy, TopicLogConfig
 from penstock.broker.storage.timestamps import cold_times, first_at_or_after, largest
 from penstock.wire.errors import (
@@ -26,9 +26,7 @@ from penstock.wire.errors import (
     StorageError,
 )
 from penstock.wire.ids import LeaderEpoch, TopicIdPartition, TopicPartition
-from penstock.wire.records import HEADER_BYTES, BatchHeader, parse_header
-
-_EXPIRY_INTERVAL_MS = 600_000
+from penstock.wire.records import BatchHeader
 
 
 class PartitionLog:
@@ -86,7 +84,7 @@ class PartitionLog:
         self._producers = bounded(producers, home)
         self._rewinding = Rewinding(home, files, epochs, name=str(partition))
         self._as_opened = opened_clean  # Nothing has to be saved for the next start to be quick.
-        self._next_expiry_ms = home.clock_ms() + _EXPIRY_INTERVAL_MS
+        self._expiry = Expiry(home)
         self._closed: str | None = None
         self._durable_is_end = home.settings.flush_policy is not FlushPolicy.COMMIT
 
@@ -176,7 +174,7 @@ class PartitionLog:
         """Check and append a producer's batches; see Log."""
         self._check()
         appends.check_leader_epoch(self.name, leader_epoch, self._epochs)
-        seen_ms = self._expire_producers()
+        seen_ms = self._expiry.run(self._producers)
         checked = appends.check_as_leader(
             records,
             name=self.name,
@@ -196,8 +194,8 @@ class PartitionLog:
     def append_as_follower(self, records: Buffer) -> AppendInfo:
         """Append what the leader pushed, as it is; see Log."""
         self._check()
-        seen_ms = self._expire_producers()
-        begin = self._beginning_of(records)
+        seen_ms = self._expiry.run(self._producers)
+        begin = appends.beginning_of(records, start_offset=self._start, end_offset=self._end)
         checked = appends.check_as_follower(
             records,
             name=self.name,
@@ -221,18 +219,6 @@ class PartitionLog:
             raise
         finally:
             self._end = max(self._end, self._start)  # Whatever failed, the log is empty then.
-
-    def _beginning_of(self, records: Buffer) -> int:
-        """Where what is to be appended must begin: at the end.
-
-        In an empty log the first batch may begin before: records were deleted up to within it, and
-        batches are not split.
-        """
-        if self._start == self._end and len(records) >= HEADER_BYTES:
-            first = parse_header(records)
-            if 0 <= first.base_offset < self._end <= first.last_offset:
-                return first.base_offset
-        return self._end
 
     def _reset_files(self, offset: int) -> None:
         try:
@@ -304,18 +290,6 @@ class PartitionLog:
             self._files.take_back(self._end, self.config.index_interval_bytes)
         except (OSError, CorruptRecordError) as error:
             raise self.home.fail(error, f"taking back an append to {self.name}") from error
-
-    def _expire_producers(self) -> int:
-        """Forget who has long been silent; the time by which that is judged.
-
-        Not the time that records are stamped with: that may jump, and then a retry of what was
-        written a moment ago would be written again.
-        """
-        now_ms = self.home.clock_ms()
-        if now_ms >= self._next_expiry_ms:
-            self._next_expiry_ms = now_ms + _EXPIRY_INTERVAL_MS
-            self._producers.expire(now_ms, self.home.settings.producer_expiration_ms)
-        return now_ms
 
     def assign_epoch(self, leader_epoch: LeaderEpoch) -> None:
         """Note that ``leader_epoch`` begins at log_end_offset; see Log.

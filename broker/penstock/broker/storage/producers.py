@@ -19,6 +19,7 @@ from penstock.broker.storage.log_files import Batch, LogFiles
 from penstock.broker.storage.walking import ChangedError, Source, headers_between
 from penstock.wire.errors import CorruptRecordError, ErrorCode, RequestTimedOutError
 
+_EXPIRY_INTERVAL_MS: Final = 600_000
 _INLINE_BYTES: Final = 256 * 1024
 """So much of a log is read for a cut at once: some milliseconds, also where batches are small."""
 
@@ -61,6 +62,26 @@ def bounded(producers: ProducerState, home: DataDirectory) -> ProducerState:
     oldest_ms = now_ms - expiration_ms + min(RESTART_GRACE_MS, expiration_ms)
     producers.bound_ages(oldest_ms, now_ms)
     return producers
+
+
+class Expiry:
+    """Forgets the producers of one log that have long been silent, now and then."""
+
+    def __init__(self, home: DataDirectory) -> None:
+        self._home = home
+        self._next_ms = home.clock_ms() + _EXPIRY_INTERVAL_MS
+
+    def run(self, producers: ProducerState) -> int:
+        """Forget who is to be forgotten; the time by which that is judged.
+
+        Not the time that records are stamped with: that may jump, and then a retry of what was
+        written a moment ago would be written again.
+        """
+        now_ms = self._home.clock_ms()
+        if now_ms >= self._next_ms:
+            self._next_ms = now_ms + _EXPIRY_INTERVAL_MS
+            producers.expire(now_ms, self._home.settings.producer_expiration_ms)
+        return now_ms
 
 
 def states_at(
