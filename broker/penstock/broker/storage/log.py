@@ -8,7 +8,9 @@ from pathlib import Path
 from penstock.broker.core.epoch_history import EpochHistory
 from penstock.broker.core.ports import AppendInfo, Buffer, EpochEnd, TimestampedOffset
 from penstock.broker.core.producer_state import ANY_PRODUCER, ProducerState
+from penstock.broker.core.transactions import EndedTransaction
 from penstock.broker.storage import appends
+from penstock.broker.storage.aborted import AbortedTransactions
 from penstock.broker.storage.batches import from_offset
 from penstock.broker.storage.checkpoints import snapshot_path, snapshots
 from penstock.broker.storage.data_directory import DataDirectory
@@ -84,6 +86,7 @@ class PartitionLog:
         self._producers = bounded(producers, home)
         self._rewinding = Rewinding(home, files, epochs, name=str(partition))
         self._as_opened = opened_clean  # Nothing has to be saved for the next start to be quick.
+        self._aborted = AbortedTransactions(home, files, epochs, name=str(partition))
         self._expiry = Expiry(home)
         self._closed: str | None = None
         self._durable_is_end = home.settings.flush_policy is not FlushPolicy.COMMIT
@@ -271,6 +274,7 @@ class PartitionLog:
         checked.producers.commit()
         self.home.request_flush(self)
         assert base_offset == first.base_offset
+        self._aborted.note(checked.aborted)
         return AppendInfo(base_offset, last.last_offset, log_append_time_ms, size)
 
     def _write(self, batches: Sequence[Batch], rolled: Callable[[int], None]) -> None:
@@ -385,6 +389,24 @@ class PartitionLog:
     def roll(self) -> None:
         """Close the active segment, unless it is empty. Raises StorageError or DiskFullError."""
         self._check()
+    def aborted_transactions(self, offset: int, *, below: int) -> list[EndedTransaction]:
+        """The aborted transactions that have, or may have, records in that range, by their marks.
+
+        Raises OffsetOutOfRangeError, CorruptRecordError or StorageError; see ``cold_aborted``.
+        """
+        self._check()
+        self._check_range(offset)
+        return self._aborted.find(offset, min(below, self._end))
+
+    def cold_aborted(self, offset: int) -> Callable[[], None] | None:
+        """None when ``aborted_transactions`` need not read whole segments; else what does so.
+
+        That is to be called once, in any thread; raises as ``aborted_transactions``.
+        """
+        self._check()
+        self._check_range(offset)
+        return self._aborted.cold(offset)
+
         if not self._files.active.size_bytes:
             return
         self.home.room.check(0, 0, f"closing a segment of {self.name}")
@@ -477,6 +499,7 @@ class PartitionLog:
         """The headers of the batches that hold offsets from ``offset`` to below ``end``."""
         return (placed.header for _, placed in self._files.walk(offset, end))
 
+        self._aborted.cut()
     def advance_log_start(self, offset: int) -> None:
         """Move log_start_offset up; see Log. Raises OffsetOutOfRangeError beyond log_end_offset.
 

@@ -467,7 +467,10 @@ def _retired(disk: Disk, path: Path) -> list[Path]:
 
 def index_writes(segment: Segment, index: MemoryIndex) -> list[FileWrite]:
     """What writes a segment's index files."""
-    return [
+    writes: list[FileWrite] = [
         (segment.index_path, index.encode_offsets),
         (segment.time_index_path, index.encode_times),
     ]
+    if segment.transactions is not None:
+        writes.append((segment.transaction_index_path, segment.transactions.encode))
+    return writes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from penstock.broker.storage.index import (
 )
 from penstock.broker.storage.placing import Placed, Read, file_name
 from penstock.broker.storage.segment_file import SegmentFile
+from penstock.broker.storage.transaction_index import TransactionIndex
 from penstock.wire.errors import CorruptRecordError, PenstockError
 from penstock.wire.records import HEADER_BYTES, BatchHeader, parse_header, verify_batch
 
@@ -36,6 +38,8 @@ class Segment(SegmentFile):
     """A file of batches, from offset ``base_offset`` on. Used on one thread.
 
     ``index`` is in memory while the segment is appended to, and until its files are written.
+    ``transactions`` is, too, and later when somebody has asked for it; None while it is only in its
+    file, or must be made anew (penstock.broker.storage.aborted).
     """
 
     __slots__ = (
@@ -45,6 +49,7 @@ class Segment(SegmentFile):
         "index",
         "learned_time",
         "max_timestamp",
+        "transactions",
     )
 
     def __init__(
@@ -65,12 +70,14 @@ class Segment(SegmentFile):
         self.first_timestamp_ms: int | None = None
         # What another thread found for the largest timestamp, when there were so many bytes.
         self.learned_time: tuple[int, TimeEntry] | None = None
+        self.transactions: TransactionIndex | None = None
 
     @classmethod
     def create(cls, home: DataDirectory, directory: Path, name: str, base_offset: int) -> Segment:
         """A new, empty segment. Raises OSError; FileExistsError when there is one."""
         segment = cls(home, directory, name, base_offset, size_bytes=0, index=MemoryIndex())
         segment._make()
+        segment.transactions = TransactionIndex()
         return segment
 
     @property
@@ -82,6 +89,11 @@ class Segment(SegmentFile):
     def time_index_path(self) -> Path:
         """The time index file."""
         return self.directory / file_name(self.base_offset, "timeindex")
+
+    @property
+    def transaction_index_path(self) -> Path:
+        """The file of the aborted transactions."""
+        return self.directory / file_name(self.base_offset, "txnindex")
 
     @property
     def file_index(self) -> FileIndex:
@@ -99,11 +111,13 @@ class Segment(SegmentFile):
     def close_file(self) -> None:
         """Close the descriptor once nobody uses it; it is opened anew when it is needed."""
         self._home.forget(self)
+        if self.index is None:  # It is on the disk, or can be made anew again.
+            self.transactions = None
         super().close_file()
 
     def paths(self) -> list[Path]:
         """Every file of the segment."""
-        return [self.path, self.index_path, self.time_index_path]
+        return [self.path, self.index_path, self.time_index_path, self.transaction_index_path]
 
     # --- appending -------------------------------------------------------------------------------
 
@@ -145,6 +159,19 @@ class Segment(SegmentFile):
         if self.max_timestamp is not None:
             self.index.add_time(*self.max_timestamp)
         return self.index
+
+    def known_transactions(self) -> TransactionIndex | None:
+        """The index of aborted transactions; None when it must be made anew."""
+        if self.transactions is None:
+            with contextlib.suppress(IndexDamagedError):
+                path = self.transaction_index_path
+                self.transactions = TransactionIndex.load(path, self.base_offset)
+        return self.transactions
+
+    def forget_transactions(self) -> None:
+        """The index of aborted transactions is wrong, or may become so. Raises OSError."""
+        self.transactions = None
+        self.transaction_index_path.unlink(missing_ok=True)
 
     # --- finding and reading ---------------------------------------------------------------------
 
@@ -274,6 +301,7 @@ class Segment(SegmentFile):
     def mend_index(self) -> MemoryIndex:
         """Make a closed segment's index anew, in its files as well.
 
+        A damaged one of aborted transactions goes: it is made anew when it is asked for.
         Raises CorruptRecordError where the log itself is damaged.
         """
         prepared, self._prepared = self._prepared, None
@@ -285,6 +313,8 @@ class Segment(SegmentFile):
             index = self.rebuild_index()
             self.complete_index()
         try:
+            if self.known_transactions() is None:
+                self.forget_transactions()
             self.save_index()
         except OSError:
             return index  # It stays in memory then.
@@ -296,6 +326,9 @@ class Segment(SegmentFile):
         assert self.index is not None
         write_atomically(self._home.disk, self.index_path, self.index.encode_offsets())
         write_atomically(self._home.disk, self.time_index_path, self.index.encode_times())
+        if self.transactions is not None:
+            data = self.transactions.encode()
+            write_atomically(self._home.disk, self.transaction_index_path, data)
 
     def read(
         self,
@@ -469,10 +502,21 @@ class Segment(SegmentFile):
         relative = offset - self.base_offset
         index.truncate(relative)
         self._refresh_timestamps(relative)
+        if self.transactions is not None:
+            self.transactions.truncate(offset)
 
     def activate(self, interval_bytes: int) -> None:
-        """Take the index into memory, so that the segment can be appended to or cut."""
+        """Take the indexes into memory, so that the segment can be appended to or cut.
+
+        That of aborted transactions goes when it is damaged: nobody needs it as long as nobody asks
+        for it. Raises OSError when its file stays.
+        """
         self._prepared = None
+        transactions = self.known_transactions()
+        if transactions is None:
+            self.forget_transactions()
+        else:
+            self.transactions = transactions.copy()  # As the one below.
         if self.index is not None:
             self.index = self.index.copy()  # A flush may be writing the old one.
             return
