@@ -196,6 +196,10 @@ class NoRoom(Disk):
         self._check_fd("sync", fd)
         super().sync_data(fd)
 
+    def allocate(self, fd: int, size: int) -> None:
+        self._check_fd("allocate", fd)
+        super().allocate(fd, size)
+
     def free_bytes(self, path: Path) -> int:
         self.asked += 1
         return self.free

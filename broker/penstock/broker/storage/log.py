@@ -15,9 +15,10 @@ from penstock.broker.storage.batches import from_offset
 from penstock.broker.storage.checkpoints import snapshot_path, snapshots
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.flush import FlushTask
-from penstock.broker.storage.log_files import Batch, FileWrite, LogFiles, index_writes
+from penstock.broker.storage.log_files import FileWrite, LogFiles, index_writes
 from penstock.broker.storage.log_flushing import LogFlushing
 from penstock.broker.storage.log_start import LogStart
+from penstock.broker.storage.placing import Limits
 from penstock.broker.storage.producers import Expiry, Rewinding, bounded, states_at
 from penstock.broker.storage.settings import FlushPolicy, TopicLogConfig
 from penstock.broker.storage.timestamps import cold_times, first_at_or_after, largest
@@ -85,8 +86,8 @@ class PartitionLog:
         )
         self._producers = bounded(producers, home)
         self._rewinding = Rewinding(home, files, epochs, name=str(partition))
-        self._as_opened = opened_clean  # Nothing has to be saved for the next start to be quick.
         self._aborted = AbortedTransactions(home, files, epochs, name=str(partition))
+        self._as_opened = opened_clean  # Nothing has to be saved for the next start to be quick.
         self._expiry = Expiry(home)
         self._closed: str | None = None
         self._durable_is_end = home.settings.flush_policy is not FlushPolicy.COMMIT
@@ -257,7 +258,8 @@ class PartitionLog:
         self.home.room.check(size, reserve_bytes, doing)
         rolls: list[int] = []
         try:
-            self._write(batches, rolls.append)
+            limits = self._limits(reserve_bytes)
+            self._files.append(batches, limits, self.config.index_interval_bytes, rolls.append)
         except OSError as error:
             self._undo_append()
             raise self.home.translate(error, doing) from error
@@ -272,14 +274,17 @@ class PartitionLog:
         for offset, state in states_at(rolls, self._producers, batches, checked.seen_ms):
             self._flushing.write_later([self._snapshot_write(state, offset)])
         checked.producers.commit()
+        self._aborted.note(checked.aborted)
         self.home.request_flush(self)
         assert base_offset == first.base_offset
-        self._aborted.note(checked.aborted)
         return AppendInfo(base_offset, last.last_offset, log_append_time_ms, size)
 
-    def _write(self, batches: Sequence[Batch], rolled: Callable[[int], None]) -> None:
-        limits = self.config.segment_bytes, self.config.segment_ms
-        self._files.append(batches, limits, self.config.index_interval_bytes, rolled)
+    def _limits(self, reserve_bytes: int) -> Limits:
+        config, preallocate = self.config, self.config.preallocate
+        if preallocate is None:
+            preallocate = self.home.settings.preallocate
+        allocate_bytes = config.segment_bytes if preallocate else 0
+        return Limits(config.segment_bytes, config.segment_ms, allocate_bytes, reserve_bytes)
 
     def _snapshot_now(self) -> FileWrite:
         return self._snapshot_write(self._producers.copy(), self._end)
@@ -384,11 +389,6 @@ class PartitionLog:
         self._check()
         return largest(self._files, start=self._start, below=min(below, self._end))
 
-    # --- old segments ----------------------------------------------------------------------------
-
-    def roll(self) -> None:
-        """Close the active segment, unless it is empty. Raises StorageError or DiskFullError."""
-        self._check()
     def aborted_transactions(self, offset: int, *, below: int) -> list[EndedTransaction]:
         """The aborted transactions that have, or may have, records in that range, by their marks.
 
@@ -407,6 +407,11 @@ class PartitionLog:
         self._check_range(offset)
         return self._aborted.cold(offset)
 
+    # --- old segments ----------------------------------------------------------------------------
+
+    def roll(self) -> None:
+        """Close the active segment, unless it is empty. Raises StorageError or DiskFullError."""
+        self._check()
         if not self._files.active.size_bytes:
             return
         self.home.room.check(0, 0, f"closing a segment of {self.name}")
@@ -494,12 +499,12 @@ class PartitionLog:
         self._as_opened = False
         self.cleaned_offset = min(self.cleaned_offset, end)
         self._flushing.cut(end)
+        self._aborted.cut()
 
     def headers(self, offset: int, end: int) -> Iterator[BatchHeader]:
         """The headers of the batches that hold offsets from ``offset`` to below ``end``."""
         return (placed.header for _, placed in self._files.walk(offset, end))
 
-        self._aborted.cut()
     def advance_log_start(self, offset: int) -> None:
         """Move log_start_offset up; see Log. Raises OffsetOutOfRangeError beyond log_end_offset.
 

@@ -22,6 +22,19 @@ class Read(NamedTuple):
     next_position: int
 
 
+class Limits(NamedTuple):
+    """When a segment is full, and the room that the next one gets in advance.
+
+    The age in milliseconds is by what the batches say of their time (KIP-33). An allocation leaves
+    ``reserve_bytes`` free; 0 allocates nothing.
+    """
+
+    segment_bytes: int
+    segment_ms: int
+    allocate_bytes: int = 0
+    reserve_bytes: int = 0
+
+
 def file_name(base_offset: int, suffix: str) -> str:
     """``00000000000000000042.log`` for 42 and ``log``."""
     return f"{base_offset:020d}.{suffix}"

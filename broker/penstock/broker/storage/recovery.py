@@ -328,6 +328,7 @@ def _save_found(opening: _Opening, closed: list[Segment]) -> None:
     disk = opening.home.disk
     for segment in closed:
         segment.complete_index()
+        segment.give_back()
     try:
         for segment in closed:
             segment.save_index()
@@ -397,15 +398,15 @@ def _scan(opening: _Opening, segment: Segment) -> tuple[int, bool]:
     """
     point = opening.saved.recovery_point
     segment.index, segment.max_timestamp = MemoryIndex(), None
-    position, offset = 0, segment.base_offset
     segment.transactions = TransactionIndex()
+    position, offset = 0, segment.base_offset
 
     def take(placed: Placed) -> tuple[int, int]:
         _assign(opening.epochs, placed)
         segment.note(placed.header, placed.position, opening.config.index_interval_bytes)
-        return placed.position + placed.header.size_bytes, placed.header.next_offset
         if placed.header.is_control and segment not in opening.marked[-1:]:
             opening.marked.append(segment)
+        return placed.position + placed.header.size_bytes, placed.header.next_offset
 
     walk = segment.walk(0, offset)
     while offset < point and position < segment.size_bytes:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.disk import Buffer, SharedFile, write_all
 from penstock.broker.storage.placing import file_name
 from penstock.wire.errors import CorruptRecordError
+
+_WORTH_BYTES: Final = 1024 * 1024  # Less than this is what file systems do by themselves.
 
 
 class SegmentFile:
@@ -56,6 +60,27 @@ class SegmentFile:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def allocate(self, size_bytes: int, reserve_bytes: int) -> None:
+        """Have room on the disk for so many bytes, and leave ``reserve_bytes`` free.
+
+        Raises OSError, and nothing is allocated; StorageError when it could not be given back.
+        """
+        if not self._home.room.fits(size_bytes, reserve_bytes):
+            what = f"{size_bytes} bytes for {self.path} would leave less than log.min.free.bytes"
+            raise OSError(errno.ENOSPC, what)
+        file = self.file
+        try:
+            self._home.disk.allocate(file.fd, size_bytes)
+        except OSError:
+            self._cut_off(file.fd, self.size_bytes)
+            raise
+
+    def give_back(self) -> None:
+        """Free what was allocated and not written, also by an earlier process. Raises OSError."""
+        disk, file = self._home.disk, self.file
+        if disk.allocated_bytes(file.fd) - self.size_bytes > _WORTH_BYTES:
+            disk.truncate(file.fd, self.size_bytes)
 
     def append(self, buffers: Sequence[Buffer], size_bytes: int) -> int:
         """Write the buffers at the end and return where they begin.
