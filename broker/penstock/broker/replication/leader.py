@@ -15,6 +15,7 @@ from penstock.broker.replication.cold_reads import Warming
 from penstock.broker.replication.fetch import next_offset_after
 from penstock.broker.replication.partition import FollowerFeed, Partition
 from penstock.broker.replication.ports import EOF
+from penstock.broker.replication.shared_reads import SharedReads
 from penstock.broker.replication.unanswered import Unanswered
 from penstock.raft_meta.authentication import PeerAuthentication
 from penstock.v1 import replication_pb2
@@ -86,6 +87,11 @@ class LeaderSide(Protocol):
     @property
     def catch_up_budget(self) -> CatchUpBudget:
         """What all followers out of sync share."""
+        ...
+
+    @property
+    def shared_reads(self) -> SharedReads:
+        """What was read for one follower, for the others."""
         ...
 
 
@@ -482,14 +488,18 @@ class FollowerStream:
         log = partition.log
         end = log.log_end_offset
         try:
-            if cursor.warmed != cursor.next_offset and (
-                job := log.cold_read(cursor.next_offset, limit)
-            ):
-                cursor.warmed = cursor.next_offset
-                self._warming.start(partition, job)
-                return 0
-            records = log.read(cursor.next_offset, budget, below=end, min_one=budget == limit)
-            next_offset = next_offset_after(records) if records else cursor.next_offset
+            found = self._manager.shared_reads.find(partition, cursor.next_offset, budget)
+            if found is None:
+                if cursor.warmed != cursor.next_offset and (
+                    job := log.cold_read(cursor.next_offset, limit)
+                ):
+                    cursor.warmed = cursor.next_offset
+                    self._warming.start(partition, job)
+                    return 0
+                found = self._read_records(
+                    partition, cursor.next_offset, budget, min_one=budget == limit
+                )
+            records, next_offset = found
         except OffsetOutOfRangeError:
             # Deleted here before it was pushed: the follower begins anew at the log's start.
             push = self._answer_for(partition.key)
@@ -512,6 +522,17 @@ class FollowerStream:
             self._add_push(message, partition, cursor).records = records
             cursor.next_offset = next_offset
         return len(records)
+
+    def _read_records(
+        self, partition: Partition, offset: int, max_bytes: int, *, min_one: bool
+    ) -> tuple[bytes, int]:
+        log = partition.log
+        records = log.read(offset, max_bytes, below=log.log_end_offset, min_one=min_one)
+        if not records:
+            return records, offset
+        next_offset = next_offset_after(records)
+        self._manager.shared_reads.keep(partition, offset, records, next_offset)
+        return records, next_offset
 
     def _tells_late(self, partition: Partition, cursor: _Cursor) -> bool:
         """Whether a follower out of sync is to be told marks that no records came to carry."""

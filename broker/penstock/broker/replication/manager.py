@@ -34,6 +34,7 @@ from penstock.broker.replication.ports import (
     StreamOpener,
 )
 from penstock.broker.replication.reporting import ReplicaReporter
+from penstock.broker.replication.shared_reads import SharedReads
 from penstock.v1 import common_pb2, log_pb2, replication_pb2
 from penstock.wire.errors import (
     BrokerFencedError,
@@ -87,6 +88,7 @@ class ReplicaManager:
         self.clock_ms = clock_ms
         self.catch_up_budget = CatchUpBudget(catch_up_bytes_per_second, clock_ms())
         self.lag_max_ms = lag_max_ms
+        self.shared_reads = SharedReads()
         self._logs = logs
         self._image = image
         self._broker_epoch = broker_epoch
