@@ -470,7 +470,7 @@ class FollowerStream:
         if not records:
             return records, offset
         next_offset = next_offset_after(records)
-        self._manager.shared_reads.keep(partition, offset, records, next_offset)
+        self._manager.shared_reads.was_read(partition, offset, records, next_offset)
         return records, next_offset
 
     def _tells_late(self, partition: Partition, cursor: _Cursor) -> bool:

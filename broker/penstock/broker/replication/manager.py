@@ -424,6 +424,10 @@ class ReplicaManager:
         entry = self._feeds.get(session)
         return None if entry is None else entry[1]
 
+    def appended(self, partition: Partition, info: AppendInfo) -> None:
+        """A producer's records are in the log of a partition led here."""
+        self.shared_reads.appended(partition, info)
+
     def flush_soon(self, log: Log) -> None:
         """Make appended records durable."""
         self._logs.flush_soon(log)

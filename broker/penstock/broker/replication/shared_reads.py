@@ -1,10 +1,11 @@
-"""What was read of logs for one follower, kept for the others that lack the same."""
+"""What was just appended, or read for one follower, kept for those that lack the same."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from typing import Final, NamedTuple
 
+from penstock.broker.core.ports import AppendInfo
 from penstock.broker.replication.partition import Partition
 
 MAX_BYTES: Final = 2 * 1024 * 1024
@@ -19,8 +20,8 @@ class _Kept(NamedTuple):
 
 
 class SharedReads:
-    """The last reads near logs' ends: followers in sync ask for the same bytes one after the other,
-    and what verified them once need not read and verify them again. Used on one event loop.
+    """The last reads and small appends: followers in sync ask for the same bytes one after the
+    other, and what was verified once need not be read and verified again. Used on one event loop.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
@@ -50,10 +51,17 @@ class SharedReads:
             return None
         return kept.records, kept.next_offset
 
-    def keep(self, partition: Partition, offset: int, records: bytes, next_offset: int) -> None:
-        """``records``, up to ``next_offset``, were read just now. Only where others may ask."""
-        if len(records) > self._max_bytes or len(partition.feeds) < 2:
-            return
+    def appended(self, partition: Partition, info: AppendInfo) -> None:
+        """The partition's log ends with this now."""
+        if info.records and partition.feeds:
+            self._keep(partition, info.base_offset, info.records, info.last_offset + 1)
+
+    def was_read(self, partition: Partition, offset: int, records: bytes, next_offset: int) -> None:
+        """``records``, up to ``next_offset``, were read just now for one of the followers."""
+        if len(records) <= self._max_bytes and len(partition.feeds) > 1:
+            self._keep(partition, offset, records, next_offset)
+
+    def _keep(self, partition: Partition, offset: int, records: bytes, next_offset: int) -> None:
         former = self._kept.pop((partition, offset), None)
         if former is not None:
             self._size_bytes -= len(former.records)
