@@ -9,6 +9,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
 from penstock.broker.core.partition_events import IsrChanged, OutOfSync
+from penstock.broker.storage_metrics import StorageMetrics
 from penstock.v1 import log_pb2
 from penstock.wire.errors import ERRORS, AddressInUseError, ErrorCode, PenstockError
 from penstock.wire.transport import parse_address
@@ -19,6 +20,7 @@ class BrokerMetrics:
 
     def __init__(self) -> None:
         self.registry: Final = CollectorRegistry()
+        self.storage: Final = StorageMetrics(self.registry)
         self._produced_bytes = Counter(
             "penstock_produced_bytes", "Bytes of record batches appended", registry=self.registry
         )

@@ -6,26 +6,24 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from functools import partial
+from typing import Final, Protocol
 
-import grpc
 import structlog
-from grpc import aio
 
 from penstock.broker.core.metadata_image import MetadataImage
+from penstock.broker.leader_reads import LeaderReads
 from penstock.broker.replication.fetch import next_offset_after
 from penstock.broker.replication.ports import ChannelFactory
 from penstock.broker.storage.damage import Damage, Examination, Findings, mend, patch_of
+from penstock.broker.storage.damage_notes import noting
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.segment import Segment
-from penstock.v1 import replication_pb2
-from penstock.v1.replication_pb2_grpc import ReplicationStub
 from penstock.wire.errors import (
     CorruptRecordError,
     NetworkError,
     OffsetOutOfRangeError,
     PenstockError,
-    error_from_proto,
 )
 from penstock.wire.ids import TopicIdPartition
 
@@ -38,8 +36,6 @@ GIVEN_UP_S: Final = 3600.0
 """After so long what could not be mended is tried again, or as soon as another one leads."""
 
 _ATTEMPTS: Final = 3
-_READ_BYTES: Final = 256 * 1024
-_TIMEOUT_S: Final = 10.0
 _MIN_BACKOFF_S: Final = 0.1
 _MAX_BACKOFF_S: Final = 10.0
 _LOOK_AGAIN_S: Final = 0.5  # So often it is seen how far a copy has come.
@@ -95,16 +91,15 @@ class Repairs:
         count_damaged: Callable[[], None],
         count_mended: Callable[[], None],
     ) -> None:
-        self._node_id = node_id
         self._image = image
         self._replicas = replicas
         self._get_log = get_log
-        self._broker_epoch = broker_epoch
-        self._channel_factory = channel_factory
+        self._reads = partial(LeaderReads, node_id, image, broker_epoch, channel_factory)
         self._count_damaged = count_damaged
         self._count_mended = count_mended
         self._segments: dict[TopicIdPartition, set[int]] = {}  # Base offsets, still to be mended.
         self._tasks: dict[TopicIdPartition, asyncio.Task[None]] = {}
+        self._noted: dict[TopicIdPartition, frozenset[int]] = {}  # The same, as it is on the disk.
         self._told: set[tuple[TopicIdPartition, int]] = set()
         self._moved = asyncio.Event()  # Set, and replaced, when the metadata moved on.
         self._stopped = False
@@ -115,7 +110,11 @@ class Repairs:
         return len(self._segments)
 
     def found(self, log: PartitionLog, offset: int) -> None:
-        """A batch in the segment that holds ``offset`` is not sound. Called again and again."""
+        """A batch in the segment that holds ``offset`` is not sound. Called again and again.
+
+        What a start knew of is reported at once: the broker is to be let in only after that, so
+        that nobody takes the replica for whole meanwhile.
+        """
         key = log.key
         base_offset = log.files.segment_of(offset).base_offset
         if self._stopped:
@@ -124,6 +123,9 @@ class Repairs:
         if base_offset in waiting:
             return
         waiting.add(base_offset)
+        if offset in log.holes or offset in log.noted_damage:
+            what = f"{log.name}: it was damaged at its start, at or after offset {offset}"
+            self._replicas.set_damaged(key, CorruptRecordError(what))
         if key not in self._tasks:
             self._tasks[key] = asyncio.create_task(self._run(key))
 
@@ -144,8 +146,9 @@ class Repairs:
     # --- one partition ---------------------------------------------------------------------------
 
     async def _run(self, key: TopicIdPartition) -> None:
+        reads = self._reads()
         try:
-            await self._mend_all(key, self._segments[key])
+            await self._mend_all(key, self._segments[key], reads)
         except Exception:
             # Of what is not mended nobody may be told that it is sound.
             logger.exception("mending failed", topic_partition_id=str(key))
@@ -153,16 +156,23 @@ class Repairs:
             self._replicas.set_sound(key)
         finally:
             del self._segments[key], self._tasks[key]
+            self._noted.pop(key, None)
+            await reads.close()
 
-    async def _mend_all(self, key: TopicIdPartition, waiting: set[int]) -> None:
+    async def _mend_all(self, key: TopicIdPartition, waiting: set[int], reads: LeaderReads) -> None:
         """Mend these segments, and those that come in meanwhile; or until the log is gone."""
         backoff_s, told = _MIN_BACKOFF_S, ""
-        while waiting and (log := self._get_log(key)) is not None:
+        while (log := self._get_log(key)) is not None:
+            await self._note(log, frozenset(waiting))
+            if not waiting:
+                log.holes = log.noted_damage = ()
+                return
             base_offset = min(waiting)
             try:
-                await self._mend_segment(log, base_offset)
+                await self._mend_segment(log, base_offset, reads)
             except CannotBeMendedError as error:
                 _say_given_up(log, str(error))
+                await reads.close()
                 await self._until_worth_another_try(log)
                 continue
             except PenstockError as error:
@@ -174,6 +184,20 @@ class Repairs:
                 continue
             waiting.discard(base_offset)
             backoff_s = _MIN_BACKOFF_S
+
+    async def _note(self, log: PartitionLog, waiting: frozenset[int]) -> None:
+        """Have a restart know what is damaged. For want of room it is tried again before long."""
+        if self._noted.get(log.key) == waiting:
+            return
+        try:
+            await asyncio.to_thread(noting(log, waiting))
+        except OSError as error:
+            if log.is_closed:
+                return  # Its directory has another name by now.
+            failure = log.home.translate(error, f"noting what is damaged of {log.name}")
+            logger.warning("damage not noted", partition=log.name, reason=failure.message)
+        else:
+            self._noted[log.key] = waiting
 
     async def _until_worth_another_try(self, log: PartitionLog) -> None:
         leader = self._leader_of(log.key)
@@ -187,7 +211,7 @@ class Repairs:
         record = self._image.partition_by_id(key)
         return (-1, -1) if record is None else (record.leader, record.leader_epoch)
 
-    async def _mend_segment(self, log: PartitionLog, base_offset: int) -> None:
+    async def _mend_segment(self, log: PartitionLog, base_offset: int, reads: LeaderReads) -> None:
         """Look at the segment, and mend it, until all of it is sound."""
         mended: Counter[int] = Counter()
         while True:
@@ -212,7 +236,7 @@ class Repairs:
                         f"offset {damage.offset} was mended {_ATTEMPTS} times and is read as "
                         "damaged all the same: the disk or the memory is at fault"
                     )
-                await self._mend(log, segment, damage)
+                await self._mend(log, segment, damage, reads)
 
     async def _examine(self, log: PartitionLog, segment: Segment) -> Findings:
         examination = Examination(log, segment)
@@ -251,12 +275,15 @@ class Repairs:
                 async with asyncio.timeout(ASK_AGAIN_S):
                     await moved.wait()
 
-    async def _mend(self, log: PartitionLog, segment: Segment, damage: Damage) -> None:
+    async def _mend(
+        self, log: PartitionLog, segment: Segment, damage: Damage, reads: LeaderReads
+    ) -> None:
         if damage.is_hole:
-            await self._copy_anew(log, "there is no place for what is missing between two segments")
+            what = "there is no place for what is missing between two segments"
+            await self._copy_anew(log, reads, what)
             return
         try:
-            sound = await self._read_from_leader(log.key, damage.offset)
+            sound = await reads.read(log.key, damage.offset)
         except CorruptRecordError as error:
             raise CannotBeMendedError(
                 f"the leader has not got it either: {error.message}"
@@ -270,9 +297,8 @@ class Repairs:
             return  # It is looked at again.
         patch = patch_of(log, segment, damage, sound)
         if patch is None:
-            await self._copy_anew(
-                log, "the leader's batches do not fit in the place of the damaged ones"
-            )
+            what = "the leader's batches do not fit in the place of the damaged ones"
+            await self._copy_anew(log, reads, what)
             return
         sync = mend(log, segment, damage, patch)
         try:
@@ -289,10 +315,10 @@ class Repairs:
             bytes=len(patch),
         )
 
-    async def _copy_anew(self, log: PartitionLog, reason: str) -> None:
+    async def _copy_anew(self, log: PartitionLog, reads: LeaderReads, reason: str) -> None:
         """Have all of the log sent again, as far as it went; returns when that is done."""
         key = log.key
-        end_offset = await self._end_of_what_the_leader_has(log, reason)
+        end_offset = await _end_of_what_the_leader_has(log, reads, reason)
         leader = self._leader_of(key)
         if not self._replicas.copy_anew(key):
             raise NetworkError("it can't be copied anew now: it is in sync, leads or has no room")
@@ -314,58 +340,25 @@ class Repairs:
             self._count_mended()
         logger.info("damaged log was copied anew", partition=log.name)
 
-    async def _end_of_what_the_leader_has(self, log: PartitionLog, reason: str) -> int:
-        """Read everything that is here at the leader, where it must be sound; up to where it is.
 
-        What is sound here may be all there is of it: nothing is dropped that the leader has not.
-        """
-        offset, end_offset = log.log_start_offset, log.log_end_offset
-        while offset < end_offset:
-            try:
-                records = await self._read_from_leader(log.key, offset)
-            except CorruptRecordError as error:
-                raise CannotBeMendedError(
-                    f"{reason}, and the leader's log is damaged as well, so that this one is not "
-                    f"copied anew: {error.message}"
-                ) from None
-            if not records:
-                return offset
-            offset = next_offset_after(records)
-        return end_offset
+async def _end_of_what_the_leader_has(log: PartitionLog, reads: LeaderReads, reason: str) -> int:
+    """Read everything that is here at the leader, where it must be sound; up to where it is.
 
-    async def _read_from_leader(self, key: TopicIdPartition, offset: int) -> bytes:
-        """Batches from ``offset`` on, as the leader has them. Raises PenstockError."""
-        record = self._image.partition_by_id(key)
-        leader = None if record is None else self._image.brokers.get(record.leader)
-        if record is None or leader is None:
-            raise NetworkError("the partition has no leader to copy from now")
-        request = replication_pb2.ReadBatchesRequest(
-            hello=replication_pb2.FollowerHello(
-                cluster_id=self._image.cluster_id,
-                node_id=self._node_id,
-                broker_epoch=self._broker_epoch(),
-            ),
-            partition=replication_pb2.ReplicaPartition(
-                topic_id=key.topic_id, partition=key.partition
-            ),
-            leader_epoch=record.leader_epoch,
-            offset=offset,
-            max_bytes=_READ_BYTES,
-        )
+    What is sound here may be all there is of it: nothing is dropped that the leader has not.
+    """
+    offset, end_offset = log.log_start_offset, log.log_end_offset
+    while offset < end_offset:
         try:
-            channel = await self._channel_factory(leader.node_id, leader.host, leader.port)
-            try:
-                stub: Any = ReplicationStub(channel)
-                response = await stub.ReadBatches(request, timeout=_TIMEOUT_S)
-            finally:
-                await channel.close(None)
-        except aio.AioRpcError as error:
-            code = error.code()
-            name = code.name if isinstance(code, grpc.StatusCode) else str(code)
-            raise NetworkError(f"broker {leader.node_id}: {name} {error.details()}") from error
-        if response.HasField("error"):
-            raise error_from_proto(response.error)
-        return bytes(response.records)
+            records = await reads.read(log.key, offset)
+        except CorruptRecordError as error:
+            raise CannotBeMendedError(
+                f"{reason}, and the leader's log is damaged as well, so that this one is not "
+                f"copied anew: {error.message}"
+            ) from None
+        if not records:
+            return offset
+        offset = next_offset_after(records)
+    return end_offset
 
 
 def _say_given_up(log: PartitionLog, reason: str) -> None:

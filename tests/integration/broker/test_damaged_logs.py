@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.broker.storage.checkpoints import read_metadata
+from penstock.broker.storage.damage_notes import NOTE_FILE, encode_note
 from penstock.client import AdminClient
 from penstock.client.descriptions import PartitionDescription
 from penstock.wire.errors import ErrorCode
@@ -202,6 +204,23 @@ def test_a_bit_that_flips_while_a_node_is_down_is_found_and_mended(
     wait_until(lambda: leader(cluster, "t") == 1, "it leads again", TIMEOUT_S)
     whole(cluster, "t")
     assert leader(cluster, "t") == 1
+
+
+def test_what_a_node_knew_to_be_damaged_it_mends_after_a_restart(cluster: Scrubbed) -> None:
+    cluster.start()
+    fill(cluster, "t", [1, 2, 3])
+    sound = cluster.contents(1, "t")
+    wait_until(lambda: cluster.contents(2, "t") == sound, "it has all", TIMEOUT_S)
+    cluster.nodes[2].stop()
+    damaged = cluster.closed_segments(2, "t")[1]
+    flip(damaged)
+    note = damaged.with_name(NOTE_FILE)
+    topic_id = read_metadata(damaged.parent).topic_id
+    note.write_bytes(encode_note(topic_id, [int(damaged.stem)]))
+    cluster.nodes[2].start()  # Which scrubs nothing, and leads nothing that anybody reads.
+    wait_until(lambda: cluster.contents(2, "t") == sound, "mended", TIMEOUT_S)
+    wait_until(lambda: in_order(cluster, "t"), "it is in sync again", TIMEOUT_S)
+    wait_until(lambda: not note.exists(), "it is forgotten", TIMEOUT_S)
 
 
 def test_a_segment_that_is_gone_when_a_node_starts_is_copied_anew(cluster: Scrubbed) -> None:

@@ -124,6 +124,16 @@ def test_a_read_of_a_damaged_batch_tells_of_it(tmp_path: Path) -> None:
     assert told == [(log, 0)]
 
 
+def test_damage_that_is_come_upon_before_the_read_proper_is_told(tmp_path: Path) -> None:
+    log = filled(tmp_path / "a")
+    told: list[int] = []
+    log.home.damage_found = lambda _, offset: told.append(offset)
+    flip(log.files.segments[0].path, 3, bit=5)  # Where the header is.
+    with pytest.raises(CorruptRecordError):
+        log.cold_read(1, 100)
+    assert told == [1]
+
+
 def test_batches_that_do_not_fit_are_no_patch(tmp_path: Path) -> None:
     log = filled(tmp_path / "a")
     segment = log.files.segments[0]

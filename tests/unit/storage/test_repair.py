@@ -12,8 +12,9 @@ from structlog.testing import capture_logs
 
 from penstock.broker import repair
 from penstock.broker.core.metadata_image import MetadataImage
+from penstock.broker.leader_reads import LeaderReads
 from penstock.broker.repair import Repairs
-from penstock.broker.scrubber import PROGRESS_FILE, Progress, Scrubber
+from penstock.broker.scrubber import PROGRESS_FILE, Counts, Progress, Scrubber
 from penstock.broker.storage.damage import Examination
 from penstock.broker.storage.log import PartitionLog
 from penstock.wire.errors import (
@@ -61,6 +62,23 @@ class Controllers:
         return True
 
 
+class Reads(LeaderReads):
+    """Reads from the leader's log of a kit, without a network."""
+
+    def __init__(self, kit: Kit) -> None:
+        self.kit = kit
+
+    async def read(self, key: TopicIdPartition, offset: int) -> bytes:
+        self.kit.asked += 1
+        await asyncio.sleep(0)
+        if self.kit.refusals:
+            raise self.kit.refusals.pop(0)
+        return self.kit.leader.read(offset, 300, below=EVERYTHING)
+
+    async def close(self) -> None:
+        return None
+
+
 class Kit(Repairs):
     """Repairs of one log that copies from another one instead of over the network."""
 
@@ -81,17 +99,11 @@ class Kit(Repairs):
             count_damaged=lambda: self._count("damaged"),
             count_mended=lambda: self._count("mended"),
         )
+        self._reads: Callable[[], LeaderReads] = lambda: Reads(self)
         log.home.damage_found = self.found
 
     def _count(self, what: str) -> None:
         self.counts[what] += 1
-
-    async def _read_from_leader(self, key: TopicIdPartition, offset: int) -> bytes:
-        self.asked += 1
-        await asyncio.sleep(0)
-        if self.refusals:
-            raise self.refusals.pop(0)
-        return self.leader.read(offset, 300, below=EVERYTHING)
 
     def _drop(self) -> None:
         """The log is dropped, and the leader sends it again, a little at a time."""
@@ -370,6 +382,7 @@ class Disks:
         keys = [TopicIdPartition(TopicId(bytes([9 - n]) * 16), n) for n in range(count)]
         self.logs = {key: filled(path / str(n)) for n, key in enumerate(keys)}
         self.found: list[tuple[TopicIdPartition, int]] = []
+        self.on_found: Callable[[], object] = lambda: None
 
     def get(self, key: TopicIdPartition) -> PartitionLog | None:
         return self.logs.get(key)
@@ -379,16 +392,25 @@ class Disks:
         return list(self.logs)
 
     def scrubber(
-        self, *, interval_ms: int = 3_600_000, wall_ms: Callable[[], int] = lambda: 5_000
+        self,
+        *,
+        interval_ms: int = 3_600_000,
+        counts: Counts | None = None,
+        wall_ms: Callable[[], int] = lambda: 5_000,
     ) -> Scrubber:
         return Scrubber(
             [self.path],
             self,
-            lambda log, offset: self.found.append((log.key, offset)),
+            self._find,
             interval_ms=interval_ms,
             bytes_per_second=100_000_000,
+            counts=counts,
             wall_clock_ms=wall_ms,
         )
+
+    def _find(self, log: PartitionLog, offset: int) -> None:
+        self.found.append((log.key, offset))
+        self.on_found()
 
     def progress(self) -> Progress | None:
         file = self.path / PROGRESS_FILE

@@ -58,7 +58,7 @@ class LeaderSide(Protocol):
         """Raise a PenstockError unless this follower may be served."""
         ...
 
-    def read_batches(
+    async def read_batches(
         self, key: TopicIdPartition, leader_epoch: int, offset: int, max_bytes: int
     ) -> bytes:
         """Whole, verified batches from ``offset`` on. Raises PenstockError."""

@@ -11,8 +11,10 @@ from penstock.broker.core.catch_up import UNLIMITED, CatchUpBudget
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage
 from penstock.broker.core.partition_events import CopyAnew, IsrChanged, OutOfSync, Role, Tick
 from penstock.broker.core.ports import AppendInfo, Log
+from penstock.broker.replication import standing
 from penstock.broker.replication.answers import Refusals
 from penstock.broker.replication.appending import Appends, OnAppended, Target
+from penstock.broker.replication.cold_reads import warm
 from penstock.broker.replication.deadlines import Deadlines
 from penstock.broker.replication.fetch import Fetcher
 from penstock.broker.replication.follower import FollowerLinks
@@ -35,7 +37,7 @@ from penstock.broker.replication.ports import (
 )
 from penstock.broker.replication.reporting import ReplicaReporter
 from penstock.broker.replication.shared_reads import SharedReads
-from penstock.v1 import common_pb2, log_pb2, replication_pb2
+from penstock.v1 import common_pb2, log_pb2, metadata_pb2, replication_pb2
 from penstock.wire.errors import (
     BrokerFencedError,
     InconsistentClusterIdError,
@@ -363,6 +365,19 @@ class ReplicaManager:
             for partition in self.partitions()
         )
 
+    def why_out_of_sync(
+        self, key: TopicIdPartition
+    ) -> Mapping[int, metadata_pb2.OutOfSyncReason.ValueType]:
+        """Why replicas of a partition are not in sync, as far as is known here.
+
+        As the leader: of every follower that is not. Else of this broker's own replica, if it can't
+        be served, in sync or not.
+        """
+        found = self._hosting.get(key)
+        if found is not None and found.is_leader:
+            return standing.of_followers(found, self.clock_ms())
+        return standing.of_own(self.node_id, key, self._reporter)
+
     def partitions(self) -> Iterator[Partition]:
         """Every partition hosted here, to look at."""
         return self._hosting.partitions()
@@ -392,10 +407,22 @@ class ReplicaManager:
                 f"anew with {known.broker_epoch}"
             )
 
-    def read_batches(
+    async def read_batches(
         self, key: TopicIdPartition, leader_epoch: int, offset: int, max_bytes: int
     ) -> bytes:
-        """Whole, verified batches from ``offset`` on, of a partition led here in this epoch."""
+        """Whole, verified batches from ``offset`` on, of a partition led here in this epoch.
+
+        A follower that is to be copied anew reads a whole log in this way, so what is not in memory
+        is read in a thread.
+        """
+        log = self._led_in(key, leader_epoch)
+        job = log.cold_read(offset, max_bytes)
+        if job is not None:
+            await warm(job)
+            log = self._led_in(key, leader_epoch)  # It may be another one's by now.
+        return log.read(offset, max_bytes, below=log.log_end_offset, min_one=True)
+
+    def _led_in(self, key: TopicIdPartition, leader_epoch: int) -> Log:
         found = self._hosting.get(key)
         if found is None:
             raise self._refusals.not_leader(key)
@@ -403,7 +430,7 @@ class ReplicaManager:
         self._refusals.check_leader_epoch(
             found.name, asked=leader_epoch, current=found.replica.leader_epoch, key=key
         )
-        return found.log.read(offset, max_bytes, below=found.log.log_end_offset, min_one=True)
+        return found.log
 
     def add_feed(self, node_id: int, feed: FollowerFeed) -> int:
         """A stream begins; its number. An earlier one of the same node is closed."""

@@ -54,7 +54,7 @@ class ReplicationServicer(ReplicationServicerBase):
         key = TopicIdPartition(TopicId(request.partition.topic_id), request.partition.partition)
         try:
             self._manager.check_follower(request.hello)
-            records = self._manager.read_batches(
+            records = await self._manager.read_batches(
                 key, request.leader_epoch, request.offset, min(request.max_bytes, MAX_PUSH_BYTES)
             )
         except PenstockError as error:

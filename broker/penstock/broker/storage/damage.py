@@ -291,7 +291,7 @@ def _keep(disk: Disk, path: Path, damaged: bytes) -> None:
     with contextlib.suppress(OSError):  # It is for people to look at, no more.
         write_atomically(disk, path, damaged)
         for oldest in kept(path.parent)[:-MAX_KEPT]:
-            oldest.unlink()
+            disk.remove(oldest)
 
 
 def kept(directory: Path) -> list[Path]:

@@ -68,7 +68,8 @@ class PartitionLog:
         self.internal = False
         self.opened_clean = opened_clean  # The files were as a clean stop leaves them.
         self.holes = tuple(holes)  # An offset of each that was found when it was opened.
-        self.dropped_records = dropped_records  # Segments with records, behind a hole.
+        self.noted_damage: tuple[int, ...] = ()  # As was noted before it was opened.
+        self.dropped_records = dropped_records  # Behind a hole, or no crash explains what was cut.
         self.cleaned_offset = min(cleaned_offset, end_offset)  # Below it no key is there twice.
         self.rewrites = 0  # Counts cuts, and batches that were mended in their place.
         self._files = files
@@ -374,15 +375,11 @@ class PartitionLog:
         self._check_range(offset)
         if offset >= self._end:
             return None
-        indexing = self._files.indexing(offset, max_bytes)
-        if indexing is not None:
-            return indexing
-        found = self._files.locate(offset)
-        if found is None:
-            return None
-        segment, position, base_offset = found
-        self._files.remember(base_offset, segment, position)
-        return segment.cold_read(position, max_bytes)
+        try:
+            return self._files.cold_read(offset, max_bytes)
+        except CorruptRecordError:
+            self.home.damage_found(self, offset)
+            raise
 
     def _check_range(self, offset: int) -> None:
         if not self._start <= offset <= self._end:
@@ -462,7 +459,7 @@ class PartitionLog:
         try:
             for taken_at, path in snapshots(self.directory):
                 if taken_at > end:
-                    path.unlink()
+                    self.home.disk.remove(path)
             self._files.truncate(end, self.config.index_interval_bytes)
         except OSError as error:
             raise self.home.fail(error, f"cutting {self.name} at offset {end}") from error
@@ -481,7 +478,7 @@ class PartitionLog:
         self._begin_cut(0)
         try:
             for _, path in snapshots(self.directory):
-                path.unlink()
+                self.home.disk.remove(path)
             self._files.reset(offset)
         except OSError as error:
             raise self.home.fail(error, f"dropping what {self.name} holds") from error

@@ -20,7 +20,7 @@ from penstock.broker.storage.index import (
     OffsetEntry,
     TimeEntry,
 )
-from penstock.broker.storage.placing import Placed, Read, file_name
+from penstock.broker.storage.placing import Placed, Read, SegmentDamagedError, file_name
 from penstock.wire.errors import CorruptRecordError, PenstockError
 from penstock.wire.records import HEADER_BYTES, BatchHeader, parse_header, verify_batch
 
@@ -199,11 +199,12 @@ class Segment:
 
     # --- finding and reading ---------------------------------------------------------------------
 
-    def damaged(self, position: int, what: str) -> CorruptRecordError:
+    def damaged(self, position: int, what: str) -> SegmentDamagedError:
         """The error that names the place."""
-        return CorruptRecordError(
+        return SegmentDamagedError(
             f"{self._name}: {what} (segment {self.path}, byte {position}); it is not served, and "
-            "mended once another replica is in sync"
+            "mended once another replica is in sync",
+            self.base_offset,
         )
 
     def read_at(self, size: int, position: int) -> bytes:

@@ -192,7 +192,7 @@ class Accumulator(Generic[D]):
         queue = self._queues.get(partition)
         if queue is None:
             queue = self._queues[partition] = deque()
-        batch = queue[-1] if queue else None
+        batch: Batch[D] | None = queue[-1] if queue else None
         fresh = (
             batch is None
             or batch.closed
@@ -201,7 +201,7 @@ class Accumulator(Generic[D]):
         if fresh:
             if batch is not None:
                 batch.closed = True
-            batch: Batch[D] = Batch(partition, now_ms, now_ms + self._delivery_timeout_ms)
+            batch = Batch(partition, now_ms, now_ms + self._delivery_timeout_ms)
         assert batch is not None
         batch.builder.append(*record)
         batch.deliveries.append(Delivery(future, record.timestamp_ms))
