@@ -158,11 +158,8 @@ class FrameStream(asyncio.Protocol):
         Raises StreamBrokenError, and what ``handle`` raises. No task is woken for a message: of
         what a small one takes that is a good part.
         """
-        while self._unread or self._held:  # What was there before.
-            message = await self.read()
-            if message is EOF:
-                return
-            handle(message)
+        while self._unread:
+            handle(await self.read())
         self._handle = handle
         try:
             if await self._next_frame() is not None:  # None is handed to it: it waits for the end.
