@@ -196,7 +196,8 @@ class Broker:
             count_mended=self._metrics.mended,
         )
         self._undo.append(self._repairs.stop)
-        self._metrics.watch_damage(lambda: self._repairs.damaged_count if self._repairs else 0)
+        repairs = self._repairs
+        self._metrics.watch_damage(lambda: repairs.damaged_count, lambda: repairs.unmendable_count)
         tell_of_damage(self._logs, self._repairs.found)
         scrubber = Scrubber(
             config.log_directories,
@@ -442,6 +443,8 @@ class Broker:
 
     def _on_durable(self, partition_log: PartitionLog) -> None:
         self._replicas.on_durable(partition_log)
+        if self._repairs is not None:
+            self._repairs.on_log_moved(partition_log)
 
     def _on_damage(self, partition_log: PartitionLog, offset: int) -> None:
         if self._repairs is not None:  # Before that nothing is served.

@@ -104,8 +104,13 @@ class BrokerMetrics:
             self._isr_left[why].inc()
         self._isr_joined.inc(len(change.joined))
 
-    def watch_damage(self, replicas: Callable[[], int]) -> None:
-        """Show what this counts, asked in the metrics' own thread. To be called once."""
+    def watch_damage(self, replicas: Callable[[], int], unmendable: Callable[[], int]) -> None:
+        """Show what these count, asked in the metrics' own thread. To be called once."""
+        Gauge(
+            "penstock_unmendable_replicas",
+            "Damaged replicas of this broker that no replica in sync can mend now",
+            registry=self.registry,
+        ).set_function(unmendable)
         Gauge(
             "penstock_damaged_replicas",
             "Replicas of this broker with batches that fail their checksum and are not mended yet",

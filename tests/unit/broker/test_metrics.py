@@ -36,7 +36,7 @@ class Idle:
 def test_every_metric_is_documented_with_its_labels_and_nothing_else_is() -> None:
     metrics = BrokerMetrics()
     metrics.watch_followers(lambda _: 0)
-    metrics.watch_damage(lambda: 0)
+    metrics.watch_damage(lambda: 0, lambda: 0)
     metrics.watch_offline(lambda: 0, lambda: 0)
     metrics.storage.cleaning.watch(Idle())  # type: ignore[arg-type]  # As far as it is asked.
     metrics.storage.scrubbing.watch(Idle(), [])  # type: ignore[arg-type]  # The same.

@@ -205,6 +205,85 @@ async def test_what_the_leader_has_not_either_stays_out_of_sync_and_is_tried_aga
     assert kit.controllers.reports == ["damaged", "sound"]
 
 
+def damaged_on_all(kit: Kit) -> None:
+    for log in (kit.log, kit.leader):
+        flip(log.files.segments[0].path, 70)
+    kit.leader.home.damage_found = lambda _log, _offset: None
+
+
+async def test_who_asks_for_what_nobody_has_is_told_the_range_and_what_to_do(kit: Kit) -> None:
+    damaged_on_all(kit)
+    with capture_logs() as lines:
+        kit.read_damaged()
+        await eventually(lambda: kit.unmendable_count == 1)
+    line = next(line for line in lines if line["event"] == "log can't be mended")
+    assert (line["offset"], line["end_offset"]) == (0, 2)
+    with pytest.raises(CorruptRecordError) as refusal:
+        kit.log.read(0, 100, below=EVERYTHING)
+    for message in (line["next_step"], refusal.value.message):
+        assert "`penstock topics delete-records orders --before 3=2`" in message
+    assert "orders-3: offsets 0 to 1 can't be read" in refusal.value.message
+    assert f"segment {kit.log.files.segments[0].path}, byte 0" in refusal.value.message
+    assert kit.log.read(2, 100, below=EVERYTHING)
+
+
+async def test_when_what_nobody_has_is_deleted_the_log_is_sound(kit: Kit) -> None:
+    damaged_on_all(kit)
+    kit.read_damaged()
+    await eventually(lambda: kit.unmendable_count == 1)
+    kit.on_log_moved(kit.log)
+    assert kit.controllers.reports == ["damaged"]
+    kit.leader.advance_log_start(2)
+    kit.log.advance_log_start(2)  # As the leader says with its next push.
+    kit.on_log_moved(kit.log)
+    await kit.until_over()
+    assert kit.controllers.reports == ["damaged", "sound"]
+    assert (kit.unmendable_count, kit.damaged_count, kit.log.lost) == (0, 0, [])
+    assert read_all(kit.log) == read_all(kit.leader)
+
+
+async def test_the_only_replica_in_sync_says_what_is_lost_until_another_is_or_it_is_deleted(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = True
+    kit.controllers.others_in_sync = False
+    monkeypatch.setattr(kit, "_is_alone", lambda _: alone)
+    first, second = (segment.base_offset for segment in kit.log.files.segments[:2])
+    for segment in kit.log.files.segments[:2]:
+        flip(segment.path, 70)
+    kit.found(kit.log, first)
+    await eventually(lambda: len(kit.log.lost) == 1)
+    kit.found(kit.log, second)
+    await eventually(lambda: len(kit.log.lost) == 2)
+    assert [one.named for one in kit.log.lost] == [
+        "offsets 0 to 1",
+        f"offsets {second} to {second + 1}",
+    ]
+    assert kit.asked == 0
+    kit.log.advance_log_start(first + 2)
+    kit.on_log_moved(kit.log)
+    await eventually(lambda: len(kit.log.lost) == 1)
+    assert kit.controllers.reports[-1] == "damaged"
+    kit.leader.advance_log_start(first + 2)
+    alone, kit.controllers.others_in_sync = False, True
+    kit.on_metadata()
+    await kit.until_over()
+    assert read_all(kit.log) == read_all(kit.leader)
+
+
+async def test_what_can_be_mended_is_although_something_else_is_lost(kit: Kit) -> None:
+    damaged_on_all(kit)
+    segments = kit.log.files.segments
+    flip(segments[1].path, 70)
+    sound = kit.leader.files.segments[1].path.read_bytes()
+    for segment in segments[:2]:
+        kit.found(kit.log, segment.base_offset)
+    await eventually(lambda: segments[1].path.read_bytes() == sound)
+    await eventually(lambda: kit.unmendable_count == 1)
+    assert kit.damaged_count == 1
+    assert kit.controllers.reports == ["damaged"]
+
+
 async def test_what_is_given_up_is_tried_again_as_soon_as_another_leads(
     kit: Kit, monkeypatch: pytest.MonkeyPatch
 ) -> None:

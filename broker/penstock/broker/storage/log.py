@@ -16,6 +16,7 @@ from penstock.broker.storage.flush import FlushTask
 from penstock.broker.storage.log_files import Batch, FileWrite, LogFiles, index_writes
 from penstock.broker.storage.log_flushing import LogFlushing
 from penstock.broker.storage.log_start import LogStart
+from penstock.broker.storage.lost_ranges import LostRange, explained
 from penstock.broker.storage.producers import Rewinding, bounded, states_at
 from penstock.broker.storage.settings import FlushPolicy, TopicLogConfig
 from penstock.broker.storage.timestamps import cold_times, first_at_or_after, largest
@@ -69,6 +70,7 @@ class PartitionLog:
         self.opened_clean = opened_clean  # The files were as a clean stop leaves them.
         self.holes = tuple(holes)  # An offset of each that was found when it was opened.
         self.noted_damage: tuple[int, ...] = ()  # As was noted before it was opened.
+        self.lost: Sequence[LostRange] = ()  # Damaged, and nobody can mend it now.
         self.dropped_records = dropped_records  # Behind a hole, or no crash explains what was cut.
         self.cleaned_offset = min(cleaned_offset, end_offset)  # Below it no key is there twice.
         self.rewrites = 0  # Counts cuts, and batches that were mended in their place.
@@ -348,9 +350,9 @@ class PartitionLog:
             return b""
         try:
             return self._read(offset, max_bytes, below=below, min_one=min_one)
-        except CorruptRecordError:
+        except CorruptRecordError as error:
             self.home.damage_found(self, offset)
-            raise
+            raise explained(error, self.partition, self.lost, offset) from error
 
     def _read(self, offset: int, max_bytes: int, *, below: int, min_one: bool) -> bytes:
         found = self._files.locate(offset)
@@ -377,9 +379,9 @@ class PartitionLog:
             return None
         try:
             return self._files.cold_read(offset, max_bytes)
-        except CorruptRecordError:
+        except CorruptRecordError as error:
             self.home.damage_found(self, offset)
-            raise
+            raise explained(error, self.partition, self.lost, offset) from error
 
     def _check_range(self, offset: int) -> None:
         if not self._start <= offset <= self._end:

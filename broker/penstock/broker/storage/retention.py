@@ -67,7 +67,7 @@ def _is_expired(segment: Segment, retention_ms: int, now_ms: int) -> bool:
     newest_ms = -1
     with contextlib.suppress(CorruptRecordError):  # Where it can't be told, it is so as well.
         largest = segment.largest_timestamp()
-        newest_ms = -1 if largest is None else largest.timestamp_ms
+        newest_ms = -1 if largest is None or segment.is_doubtful else largest.timestamp_ms
     if newest_ms < 0:
         newest_ms = now_ms
         with contextlib.suppress(OSError):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.broker.core.epoch_history import EpochHistory
-from penstock.broker.storage.batches import next_header, verify_run
+from penstock.broker.storage.batches import BrokenChainError, check_each, next_header, verify_run
 from penstock.broker.storage.checkpoints import write_atomically
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.disk import Buffer, SharedFile, write_all
@@ -41,15 +41,16 @@ class Segment:
     __slots__ = (
         "_file",
         "_home",
-        "_name",
         "_prepared",
         "_times_are_checked",
         "base_offset",
         "directory",
         "first_timestamp_ms",
         "index",
+        "is_doubtful",
         "learned_time",
         "max_timestamp",
+        "name",
         "size_bytes",
     )
 
@@ -64,7 +65,7 @@ class Segment:
         index: MemoryIndex | None = None,
     ) -> None:
         self._home = home
-        self._name = name  # The partition's, for messages.
+        self.name = name  # The partition's, for messages.
         self._file: SharedFile | None = None
         self._prepared: Segment | None = None  # Has the index that another thread made anew.
         self._times_are_checked = False  # The time index in its file, by its checksum.
@@ -72,6 +73,9 @@ class Segment:
         self.base_offset = base_offset
         self.size_bytes = size_bytes
         self.index = index
+        self.is_doubtful = (
+            False  # A damaged batch hides its time from the index that was made anew.
+        )
         self.max_timestamp: TimeEntry | None = None  # None for "not known yet" or "empty".
         self.first_timestamp_ms: int | None = None
         # What another thread found for the largest timestamp, when there were so many bytes.
@@ -157,6 +161,7 @@ class Segment:
     def overwrite(self, data: Buffer, position: int) -> None:
         """Write what was read at ``position`` where it was. Raises OSError; nothing has changed."""
         write_all(self._home.disk, self.file.fd, [data], position, len(data))
+        self._prepared = None  # It is of what was there before.
 
     def write_again(self, first: Placed, epochs: EpochHistory) -> None:
         """Read the batches from ``first`` on, check them, and write them where they are.
@@ -202,7 +207,7 @@ class Segment:
     def damaged(self, position: int, what: str) -> SegmentDamagedError:
         """The error that names the place."""
         return SegmentDamagedError(
-            f"{self._name}: {what} (segment {self.path}, byte {position}); it is not served, and "
+            f"{self.name}: {what} (segment {self.path}, byte {position}); it is not served, and "
             "mended once another replica is in sync",
             self.base_offset,
         )
@@ -305,14 +310,19 @@ class Segment:
         return end
 
     def rebuild_index(self, interval_bytes: int = _MENDED_INTERVAL_BYTES) -> MemoryIndex:
-        """Make the index anew from the log, in memory.
+        """Make the index anew from the log, in memory, and see which batches are sound.
 
-        Raises CorruptRecordError where the log itself is damaged.
+        Raises CorruptRecordError where it can't be told where batches begin.
         """
         index = self.index = MemoryIndex()
         self.max_timestamp = self.first_timestamp_ms = None
-        for placed in self.walk(0, self.base_offset):
-            self.note(placed.header, placed.position, interval_bytes)
+        self.is_doubtful = False
+        try:
+            for placed, is_sound in check_each(self.read_at, self.size_bytes, self.base_offset):
+                self.note(placed.header, placed.position, interval_bytes)
+                self.is_doubtful |= not is_sound
+        except BrokenChainError as error:
+            raise self.damaged(error.position, error.message) from None
         return index
 
     def indexing(self, offset: int, size: int) -> Callable[[], None] | None:
@@ -333,7 +343,7 @@ class Segment:
         """
         file = self.file.acquire()
         twin = Segment(
-            self._home, self.directory, self._name, self.base_offset, size_bytes=self.size_bytes
+            self._home, self.directory, self.name, self.base_offset, size_bytes=self.size_bytes
         )
         twin._file = file
 
@@ -359,16 +369,20 @@ class Segment:
     def mend_index(self) -> MemoryIndex:
         """Make a closed segment's index anew, in its files as well.
 
-        Raises CorruptRecordError where the log itself is damaged.
+        Not in files as long as it is doubtful: they are believed later. Raises CorruptRecordError
+        where the log itself is damaged.
         """
         prepared, self._prepared = self._prepared, None
         if prepared is not None and prepared.size_bytes == self.size_bytes:
             index = self.index = prepared.complete_index()
             self.max_timestamp = prepared.max_timestamp
             self.first_timestamp_ms = prepared.first_timestamp_ms
+            self.is_doubtful = prepared.is_doubtful
         else:
             index = self.rebuild_index()
             self.complete_index()
+        if self.is_doubtful:
+            return index
         try:
             self.save_index()
         except OSError:
@@ -428,7 +442,7 @@ class Segment:
                 self.max_timestamp, self._times_are_checked = self.learned_time[1], True
                 return self.max_timestamp
             try:
-                self.max_timestamp = self._largest_in_file()
+                self.max_timestamp = self.largest_in_file()
             except IndexDamagedError:
                 self.mend_index()
                 self.max_timestamp = self.max_timestamp or NO_TIME
@@ -444,21 +458,7 @@ class Segment:
             and self.size_bytes > 0
         )
 
-    def learn_time(self, home: DataDirectory) -> None:
-        """Find the largest timestamp for the log's thread, in any other; raises nothing.
-
-        ``home`` is one of that thread's own. What is damaged is left for ``largest_timestamp``.
-        """
-        size_bytes = self.size_bytes
-        copy = _Detached(home, self.directory, self._name, self.base_offset, size_bytes=size_bytes)
-        try:
-            self.learned_time = size_bytes, copy._largest_in_file()
-        except (IndexDamagedError, PenstockError):
-            return
-        finally:
-            copy.close_file()
-
-    def _largest_in_file(self) -> TimeEntry:
+    def largest_in_file(self) -> TimeEntry:
         """The last entry of the time index. Retention deletes by it, so it must not be too small.
 
         Raises IndexDamagedError when that can't be ruled out.
@@ -503,7 +503,7 @@ class Segment:
 
         Raises IndexDamagedError, or CorruptRecordError where the log itself is damaged.
         """
-        largest = self.max_timestamp or self._largest_in_file()
+        largest = self.max_timestamp or self.largest_in_file()
         if self.index is None:  # Otherwise it was damaged, and has been made anew.
             self.index = self.file_index.load()
         self.max_timestamp = None if largest == NO_TIME else largest
@@ -586,12 +586,3 @@ class Segment:
             header = next(self.walk(0, self.base_offset)).header
             self.first_timestamp_ms = header.max_timestamp_ms
         return self.first_timestamp_ms
-
-
-class _Detached(Segment):
-    """A segment whose files are looked at beside the log. Nothing of it is made anew."""
-
-    __slots__ = ()
-
-    def mend_index(self) -> MemoryIndex:
-        raise IndexDamagedError(f"{self.index_path} is damaged")
