@@ -1,6 +1,6 @@
 """The aborted transactions of a log, found in its segments' indexes, made anew if need be.
 
-To make one anew is to read the headers of its segment. Only where that has an abort mark it must be
+To make one anew is to read all of its segment. Only where that has an abort mark it must be
 known as well which transactions were open when the segment began: by the newest producer snapshot
 before it, and the headers that follow that.
 """
@@ -25,7 +25,7 @@ from penstock.broker.storage.transaction_index import TransactionIndex
 from penstock.broker.storage.walking import ChangedError, Source, headers_between, walk_file
 from penstock.wire.errors import CorruptRecordError, StorageError
 from penstock.wire.markers import MarkerType, marker_type
-from penstock.wire.records import BatchHeader
+from penstock.wire.records import BatchHeader, verify_batch
 
 _log = structlog.get_logger()
 
@@ -94,11 +94,12 @@ class Rebuild:
             os.close(fd)
 
     def _note(self, header: BatchHeader, fd: int, position: int) -> None:
+        batch = self._disk.read_at(fd, header.size_bytes, position)
+        verify_batch(batch)  # What is made of a header that is not as it was is believed later.
         producer_id = header.producer_id
         if producer_id < 0:
             return
         if header.is_control:
-            batch = self._disk.read_at(fd, header.size_bytes, position)
             aborts = marker_type(batch) is MarkerType.ABORT
             self._aborts |= aborts
             self._marked.append((header, aborts))
@@ -158,7 +159,7 @@ class AbortedTransactions:
     def find(self, offset: int, below: int) -> list[EndedTransaction]:
         """Those that have, or may have, records from ``offset`` to below ``below``, by their marks.
 
-        Where an index is missing or wrong it is made anew, which reads headers of all of its
+        Where an index is missing or wrong it is made anew, which reads all of its
         segment; see ``cold``. Raises CorruptRecordError where the log is damaged, StorageError.
         """
         found: list[EndedTransaction] = []

@@ -1,14 +1,17 @@
 """The system calls that storage makes on files, behind one object that tests replace.
 
-Every write, flush and cut goes through it, so that a test can fill the disk, break it, or know
-what a power cut would leave.
+Every write, flush and cut goes through it, and every name that is made, changed or taken away, so
+that a test can fill the disk, break it, or know what a power cut would leave. LMDB, which keeps
+local state, makes its own calls: a test sees when it commits, and can have that fail.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
+import shutil
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -95,7 +98,10 @@ class Disk:
         return status.f_bavail * status.f_frsize
 
     def rename(self, source: Path, target: Path) -> None:
-        """Give a file another name, in place of what had it. Not yet on the disk."""
+        """Give a file another name, in place of the file that had it; or a directory, a free name.
+
+        Not yet on the disk.
+        """
         source.rename(target)
 
     def link(self, source: Path, target: Path) -> None:
@@ -105,6 +111,21 @@ class Disk:
     def remove(self, path: Path) -> None:
         """Take a name away. Not yet on the disk."""
         path.unlink()
+
+    def make_directory(self, path: Path) -> None:
+        """Make an empty directory. Not yet on the disk. FileExistsError when there is one."""
+        path.mkdir()
+
+    def remove_directory(self, path: Path) -> None:
+        """Take an empty directory away. Not yet on the disk."""
+        path.rmdir()
+
+    def remove_tree(self, path: Path) -> None:
+        """Take a directory away with all that is in it, as far as that can be done."""
+        shutil.rmtree(path, ignore_errors=True)
+
+    def commit(self, environment: Path) -> None:
+        """LMDB is about to commit a transaction, durably, in this directory; it does so itself."""
 
     def truncate(self, fd: int, size: int) -> None:
         """Cut the file."""
@@ -178,6 +199,12 @@ class SharedFile:
             self._closing = True
             if self._users == 0:
                 os.close(self.fd)
+
+
+def remove_if_there(disk: Disk, path: Path) -> None:
+    """Take a name away that need not be there. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        disk.remove(path)
 
 
 def write_all(disk: Disk, fd: int, buffers: Sequence[Buffer], position: int, left: int) -> None:

@@ -18,6 +18,7 @@ from penstock.broker.storage.flush import FlushTask
 from penstock.broker.storage.log_files import FileWrite, LogFiles, index_writes
 from penstock.broker.storage.log_flushing import LogFlushing
 from penstock.broker.storage.log_start import LogStart
+from penstock.broker.storage.lost_ranges import LostRange, explained
 from penstock.broker.storage.placing import Limits
 from penstock.broker.storage.producers import Expiry, Rewinding, bounded, states_at
 from penstock.broker.storage.settings import FlushPolicy, TopicLogConfig
@@ -69,7 +70,9 @@ class PartitionLog:
         self.internal = False
         self.opened_clean = opened_clean  # The files were as a clean stop leaves them.
         self.holes = tuple(holes)  # An offset of each that was found when it was opened.
-        self.dropped_records = dropped_records  # Segments with records, behind a hole.
+        self.noted_damage: tuple[int, ...] = ()  # As was noted before it was opened.
+        self.lost: Sequence[LostRange] = ()  # Damaged, and nobody can mend it now.
+        self.dropped_records = dropped_records  # Behind a hole, or no crash explains what was cut.
         self.cleaned_offset = min(cleaned_offset, end_offset)  # Below it no key is there twice.
         self.rewrites = 0  # Counts cuts, and batches that were mended in their place.
         self._files = files
@@ -193,7 +196,8 @@ class PartitionLog:
         if isinstance(checked, AppendInfo):
             return checked
         log_append_time_ms = now_ms if self.config.log_append_time else -1
-        return self._append(checked, log_append_time_ms, self._reserve_bytes(leading=True))
+        reserve_bytes, at_hand = self._reserve_bytes(leading=True), appends.at_hand(checked.batches)
+        return self._append(checked, log_append_time_ms, reserve_bytes, at_hand)
 
     def append_as_follower(self, records: Buffer) -> AppendInfo:
         """Append what the leader pushed, as it is; see Log."""
@@ -249,7 +253,11 @@ class PartitionLog:
         )
 
     def _append(
-        self, checked: appends.Checked, log_append_time_ms: int, reserve_bytes: int
+        self,
+        checked: appends.Checked,
+        log_append_time_ms: int,
+        reserve_bytes: int,
+        at_hand: bytes = b"",
     ) -> AppendInfo:
         batches, doing = checked.batches, f"appending to {self.name}"
         size = sum(batch.size_bytes for batch in batches)
@@ -277,7 +285,7 @@ class PartitionLog:
         self._aborted.note(checked.aborted)
         self.home.request_flush(self)
         assert base_offset == first.base_offset
-        return AppendInfo(base_offset, last.last_offset, log_append_time_ms, size)
+        return AppendInfo(base_offset, last.last_offset, log_append_time_ms, size, records=at_hand)
 
     def _limits(self, reserve_bytes: int) -> Limits:
         config, preallocate = self.config, self.config.preallocate
@@ -325,9 +333,9 @@ class PartitionLog:
             return b""
         try:
             return self._read(offset, max_bytes, below=below, min_one=min_one)
-        except CorruptRecordError:
+        except CorruptRecordError as error:
             self.home.damage_found(self, offset)
-            raise
+            raise explained(error, self.partition, self.lost, offset) from error
 
     def _read(self, offset: int, max_bytes: int, *, below: int, min_one: bool) -> bytes:
         found = self._files.locate(offset)
@@ -352,15 +360,11 @@ class PartitionLog:
         self._check_range(offset)
         if offset >= self._end:
             return None
-        indexing = self._files.indexing(offset, max_bytes)
-        if indexing is not None:
-            return indexing
-        found = self._files.locate(offset)
-        if found is None:
-            return None
-        segment, position, base_offset = found
-        self._files.remember(base_offset, segment, position)
-        return segment.cold_read(position, max_bytes)
+        try:
+            return self._files.cold_read(offset, max_bytes)
+        except CorruptRecordError as error:
+            self.home.damage_found(self, offset)
+            raise explained(error, self.partition, self.lost, offset) from error
 
     def _check_range(self, offset: int) -> None:
         if not self._start <= offset <= self._end:
@@ -458,7 +462,7 @@ class PartitionLog:
         try:
             for taken_at, path in snapshots(self.directory):
                 if taken_at > end:
-                    path.unlink()
+                    self.home.disk.remove(path)
             self._files.truncate(end, self.config.index_interval_bytes)
         except OSError as error:
             raise self.home.fail(error, f"cutting {self.name} at offset {end}") from error
@@ -477,7 +481,7 @@ class PartitionLog:
         self._begin_cut(0)
         try:
             for _, path in snapshots(self.directory):
-                path.unlink()
+                self.home.disk.remove(path)
             self._files.reset(offset)
         except OSError as error:
             raise self.home.fail(error, f"dropping what {self.name} holds") from error

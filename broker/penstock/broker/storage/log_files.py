@@ -18,7 +18,13 @@ from penstock.broker.storage.cleaner.swapping import (
     put_index_in_place,
 )
 from penstock.broker.storage.data_directory import DataDirectory
-from penstock.broker.storage.disk import Buffer, Disk, SharedFile, is_disk_full
+from penstock.broker.storage.disk import (
+    Buffer,
+    Disk,
+    SharedFile,
+    is_disk_full,
+    remove_if_there,
+)
 from penstock.broker.storage.index import RELATIVE_OFFSET_MAX, MemoryIndex
 from penstock.broker.storage.placing import Limits, Placed
 from penstock.broker.storage.segment import Segment
@@ -185,10 +191,23 @@ class LogFiles:
             return None
         return segment, placed.position, placed.header.base_offset
 
-    def indexing(self, offset: int, size: int) -> Callable[[], None] | None:
-        """None when ``locate`` need not read a whole segment; else see Segment.indexing."""
-        known = offset in self._positions
-        return None if known else self.segment_of(offset).indexing(offset, size)
+    def cold_read(self, offset: int, size: int) -> Callable[[], None] | None:
+        """None when what is read from ``offset`` on is in memory, else what brings it there.
+
+        That is to be called once, in any thread. So ``locate`` need not read a whole segment whose
+        index must be made anew. Raises CorruptRecordError.
+        """
+        indexing = None
+        if offset not in self._positions:
+            indexing = self.segment_of(offset).indexing(offset, size)
+        if indexing is not None:
+            return indexing
+        found = self.locate(offset)
+        if found is None:
+            return None
+        segment, position, base_offset = found
+        self.remember(base_offset, segment, position)
+        return segment.cold_read(position, size)
 
     def remember(self, offset: int, segment: Segment, position: int) -> None:
         """The batch with base ``offset`` begins (or will begin) there."""
@@ -277,7 +296,7 @@ class LogFiles:
     def _remove(self, segment: Segment) -> None:
         self._drop(segment)
         for path in segment.paths():
-            path.unlink(missing_ok=True)
+            remove_if_there(self._home.disk, path)
 
     def _drop(self, segment: Segment) -> None:
         segment.close_file()
@@ -441,13 +460,13 @@ def _position(segment: Segment, offset: int) -> int:
     return segment.size_bytes if placed is None else placed.position
 
 
-def deletion(paths: Sequence[Path]) -> Callable[[], None]:
+def deletion(disk: Disk, paths: Sequence[Path]) -> Callable[[], None]:
     """What deletes the files, in any thread."""
 
     def delete() -> None:
         for path in paths:
             with contextlib.suppress(OSError):  # The next start tries again.
-                path.unlink()
+                disk.remove(path)
 
     return delete
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from penstock.wire.errors import CorruptRecordError, ErrorCode
 from penstock.wire.records import BatchHeader
 
 
@@ -33,6 +34,14 @@ class Limits(NamedTuple):
     segment_ms: int
     allocate_bytes: int = 0
     reserve_bytes: int = 0
+
+
+class SegmentDamagedError(CorruptRecordError, code=ErrorCode.CORRUPT_MESSAGE, retriable=True):
+    """A segment has a batch that is not sound, or lacks one. ``base_offset`` is the segment's."""
+
+    def __init__(self, message: str, base_offset: int) -> None:
+        super().__init__(message)
+        self.base_offset = base_offset
 
 
 def file_name(base_offset: int, suffix: str) -> str:

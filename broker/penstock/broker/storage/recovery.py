@@ -1,9 +1,11 @@
 """Opening a log: after a clean stop by trusting it, after a crash by checking what may be torn.
 
 Everything below the recovery point was on the disk before the crash. What lies above may be whole,
-torn, or garbage: it is kept up to the first batch that is not sound, and the rest is cut off. What
-is kept is written again before it is flushed: a kernel that could not write it calls it clean all
-the same, so it may be in memory alone, and a flush would find nothing to do and go well.
+torn, or garbage: it is kept up to the first batch that is not sound, and the rest is cut off. A
+batch that is all there and not sound was not torn (``tearing.py``): it may have been flushed, so
+that crash is not one that cost nothing. What is kept is written again before it is flushed: a
+kernel that could not write it calls it clean all the same, so it may be in memory alone, and a
+flush would find nothing to do and go well.
 
 Below the recovery point nothing is ever cut: damage there is a failing disk, not a crash. A damaged
 batch whose header is whole stays and is refused when it is read, and so is what is missing between
@@ -38,7 +40,7 @@ from penstock.broker.storage.checkpoints import (
 from penstock.broker.storage.cleaner.swapping import finish_swaps
 from penstock.broker.storage.damage import hole_between
 from penstock.broker.storage.data_directory import DataDirectory
-from penstock.broker.storage.disk import is_disk_full
+from penstock.broker.storage.disk import Disk, is_disk_full, remove_if_there
 from penstock.broker.storage.index import IndexDamagedError, MemoryIndex
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.log_files import LogFiles
@@ -47,6 +49,7 @@ from penstock.broker.storage.placing import Placed
 from penstock.broker.storage.producers import load_producers
 from penstock.broker.storage.segment import Segment
 from penstock.broker.storage.settings import TopicLogConfig
+from penstock.broker.storage.tearing import LOOKED_AT_BYTES, was_whole
 from penstock.broker.storage.transaction_index import TransactionIndex
 from penstock.broker.storage.walking import ChangedError
 from penstock.wire.errors import CorruptRecordError, StorageError
@@ -108,7 +111,7 @@ def open_log(
     try:
         _check_saved(opening)
         finish_swaps(home.disk, directory)
-        _remove_leftovers(directory)
+        _remove_leftovers(home.disk, directory)
         opened_clean = _find_segments(opening) or (saved.clean and _open_clean(opening))
         if not opened_clean:
             _recover(opening)
@@ -155,14 +158,14 @@ def _close(opening: _Opening) -> None:
         segment.close_file()
 
 
-def _remove_leftovers(directory: Path) -> None:
+def _remove_leftovers(disk: Disk, directory: Path) -> None:
     """Files that a crash left between two steps: half-written ones, and those of no segment."""
     names = {path.name: path for path in directory.iterdir()}
     for name, path in names.items():
         index = _INDEX_NAME.fullmatch(name)
         orphan = index is not None and f"{index[1]}.log" not in names
         if orphan or name.endswith((TEMPORARY_SUFFIX, ".deleted")):
-            path.unlink()
+            disk.remove(path)
 
 
 def _find_segments(opening: _Opening) -> bool:
@@ -283,7 +286,7 @@ def _recover(opening: _Opening) -> None:
             if end < point:
                 break  # No crash does that, so nothing is dropped for it.
             # Most likely none of it was flushed. But a flush of it can't be ruled out.
-            opening.dropped_records = any(later.size_bytes for later in segments[at:])
+            opening.dropped_records |= any(later.size_bytes for later in segments[at:])
             _drop_from(opening, at, end)
             break
         end, whole = _scan(opening, segment)
@@ -295,7 +298,7 @@ def _recover(opening: _Opening) -> None:
         )
     for taken_at, path in snapshots(opening.directory):
         if taken_at > end:
-            path.unlink()
+            opening.home.disk.remove(path)
     opening.epochs.truncate_from_end(end)
     for segment in opening.marked:
         _index_transactions(opening, segment)
@@ -386,7 +389,7 @@ def _drop_from(opening: _Opening, at: int, end: int) -> None:
         )
         segment.close_file()
         for path in segment.paths():
-            path.unlink(missing_ok=True)
+            remove_if_there(opening.home.disk, path)
     del opening.segments[at:]
 
 
@@ -432,7 +435,11 @@ class Cut(NamedTuple):
 
 
 def _cut_tail(opening: _Opening, segment: Segment, cut: Cut) -> None:
-    _log.warning(
+    tail = segment.read_at(min(segment.size_bytes - cut.position, LOOKED_AT_BYTES), cut.position)
+    was_acknowledged = was_whole(tail, cut.position, cut.offset)  # For all that is known.
+    opening.dropped_records |= was_acknowledged
+    tell = _log.error if was_acknowledged else _log.warning
+    tell(
         "log_tail_cut",
         partition=opening.name,
         segment=str(segment.path),
@@ -440,6 +447,7 @@ def _cut_tail(opening: _Opening, segment: Segment, cut: Cut) -> None:
         bytes=segment.size_bytes - cut.position,
         log_end_offset=cut.offset,
         reason=cut.reason,
+        is_torn=not was_acknowledged,
     )
     opening.home.disk.truncate(segment.file.fd, cut.position)
     segment.size_bytes = cut.position
@@ -537,7 +545,7 @@ def _assemble(
     epochs.truncate_from_start(start)
     for segment in opening.deleted:
         for path in segment.paths():
-            path.unlink(missing_ok=True)
+            remove_if_there(home.disk, path)
     is_saved = opening.unsaved is None
     if opening.unsaved is not None:
         files.put_back(opening.unsaved, names_changed=True)

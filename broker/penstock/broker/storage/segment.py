@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from penstock.broker.core.epoch_history import EpochHistory
-from penstock.broker.storage.batches import next_header, verify_run
+from penstock.broker.storage.batches import BrokenChainError, check_each, next_header, verify_run
 from penstock.broker.storage.checkpoints import write_atomically
 from penstock.broker.storage.data_directory import DataDirectory
-from penstock.broker.storage.disk import SharedFile
+from penstock.broker.storage.disk import Buffer, SharedFile, remove_if_there
 from penstock.broker.storage.index import (
     FileIndex,
     IndexDamagedError,
@@ -47,6 +47,7 @@ class Segment(SegmentFile):
         "_times_are_checked",
         "first_timestamp_ms",
         "index",
+        "is_doubtful",
         "learned_time",
         "max_timestamp",
         "transactions",
@@ -66,6 +67,9 @@ class Segment(SegmentFile):
         self._prepared: Segment | None = None  # Has the index that another thread made anew.
         self._times_are_checked = False  # The time index in its file, by its checksum.
         self.index = index
+        self.is_doubtful = (
+            False  # A damaged batch hides its time from the index that was made anew.
+        )
         self.max_timestamp: TimeEntry | None = None  # None for "not known yet" or "empty".
         self.first_timestamp_ms: int | None = None
         # What another thread found for the largest timestamp, when there were so many bytes.
@@ -121,6 +125,11 @@ class Segment(SegmentFile):
 
     # --- appending -------------------------------------------------------------------------------
 
+    def overwrite(self, data: Buffer, position: int) -> None:
+        """Write what was read at ``position`` where it was. Raises OSError; nothing has changed."""
+        super().overwrite(data, position)
+        self._prepared = None  # It is of what was there before.
+
     def write_again(self, first: Placed, epochs: EpochHistory) -> None:
         """Read the batches from ``first`` on, check them, and write them where they are.
 
@@ -171,7 +180,7 @@ class Segment(SegmentFile):
     def forget_transactions(self) -> None:
         """The index of aborted transactions is wrong, or may become so. Raises OSError."""
         self.transactions = None
-        self.transaction_index_path.unlink(missing_ok=True)
+        remove_if_there(self._home.disk, self.transaction_index_path)
 
     # --- finding and reading ---------------------------------------------------------------------
 
@@ -247,14 +256,19 @@ class Segment(SegmentFile):
         return end
 
     def rebuild_index(self, interval_bytes: int = _MENDED_INTERVAL_BYTES) -> MemoryIndex:
-        """Make the index anew from the log, in memory.
+        """Make the index anew from the log, in memory, and see which batches are sound.
 
-        Raises CorruptRecordError where the log itself is damaged.
+        Raises CorruptRecordError where it can't be told where batches begin.
         """
         index = self.index = MemoryIndex()
         self.max_timestamp = self.first_timestamp_ms = None
-        for placed in self.walk(0, self.base_offset):
-            self.note(placed.header, placed.position, interval_bytes)
+        self.is_doubtful = False
+        try:
+            for placed, is_sound in check_each(self.read_at, self.size_bytes, self.base_offset):
+                self.note(placed.header, placed.position, interval_bytes)
+                self.is_doubtful |= not is_sound
+        except BrokenChainError as error:
+            raise self.damaged(error.position, error.message) from None
         return index
 
     def indexing(self, offset: int, size: int) -> Callable[[], None] | None:
@@ -275,7 +289,7 @@ class Segment(SegmentFile):
         """
         file = self.file.acquire()
         twin = Segment(
-            self._home, self.directory, self._name, self.base_offset, size_bytes=self.size_bytes
+            self._home, self.directory, self.name, self.base_offset, size_bytes=self.size_bytes
         )
         twin._file = file
 
@@ -301,17 +315,21 @@ class Segment(SegmentFile):
     def mend_index(self) -> MemoryIndex:
         """Make a closed segment's index anew, in its files as well.
 
-        A damaged one of aborted transactions goes: it is made anew when it is asked for.
-        Raises CorruptRecordError where the log itself is damaged.
+        Not in files as long as it is doubtful: they are believed later. A damaged one of aborted
+        transactions goes, to be made anew when it is asked for. Raises CorruptRecordError where the
+        log itself is damaged.
         """
         prepared, self._prepared = self._prepared, None
         if prepared is not None and prepared.size_bytes == self.size_bytes:
             index = self.index = prepared.complete_index()
             self.max_timestamp = prepared.max_timestamp
             self.first_timestamp_ms = prepared.first_timestamp_ms
+            self.is_doubtful = prepared.is_doubtful
         else:
             index = self.rebuild_index()
             self.complete_index()
+        if self.is_doubtful:
+            return index
         try:
             if self.known_transactions() is None:
                 self.forget_transactions()
@@ -376,7 +394,7 @@ class Segment(SegmentFile):
                 self.max_timestamp, self._times_are_checked = self.learned_time[1], True
                 return self.max_timestamp
             try:
-                self.max_timestamp = self._largest_in_file()
+                self.max_timestamp = self.largest_in_file()
             except IndexDamagedError:
                 self.mend_index()
                 self.max_timestamp = self.max_timestamp or NO_TIME
@@ -392,21 +410,7 @@ class Segment(SegmentFile):
             and self.size_bytes > 0
         )
 
-    def learn_time(self, home: DataDirectory) -> None:
-        """Find the largest timestamp for the log's thread, in any other; raises nothing.
-
-        ``home`` is one of that thread's own. What is damaged is left for ``largest_timestamp``.
-        """
-        size_bytes = self.size_bytes
-        copy = _Detached(home, self.directory, self._name, self.base_offset, size_bytes=size_bytes)
-        try:
-            self.learned_time = size_bytes, copy._largest_in_file()
-        except (IndexDamagedError, PenstockError):
-            return
-        finally:
-            copy.close_file()
-
-    def _largest_in_file(self) -> TimeEntry:
+    def largest_in_file(self) -> TimeEntry:
         """The last entry of the time index. Retention deletes by it, so it must not be too small.
 
         Raises IndexDamagedError when that can't be ruled out.
@@ -451,7 +455,7 @@ class Segment(SegmentFile):
 
         Raises IndexDamagedError, or CorruptRecordError where the log itself is damaged.
         """
-        largest = self.max_timestamp or self._largest_in_file()
+        largest = self.max_timestamp or self.largest_in_file()
         if self.index is None:  # Otherwise it was damaged, and has been made anew.
             self.index = self.file_index.load()
         self.max_timestamp = None if largest == NO_TIME else largest
@@ -545,12 +549,3 @@ class Segment(SegmentFile):
             header = next(self.walk(0, self.base_offset)).header
             self.first_timestamp_ms = header.max_timestamp_ms
         return self.first_timestamp_ms
-
-
-class _Detached(Segment):
-    """A segment whose files are looked at beside the log. Nothing of it is made anew."""
-
-    __slots__ = ()
-
-    def mend_index(self) -> MemoryIndex:
-        raise IndexDamagedError(f"{self.index_path} is damaged")

@@ -10,8 +10,7 @@ from typing import Final
 
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.disk import Buffer, SharedFile, write_all
-from penstock.broker.storage.placing import file_name
-from penstock.wire.errors import CorruptRecordError
+from penstock.broker.storage.placing import SegmentDamagedError, file_name
 
 _WORTH_BYTES: Final = 1024 * 1024  # Less than this is what file systems do by themselves.
 
@@ -22,13 +21,13 @@ class SegmentFile:
     It is opened when it is needed.
     """
 
-    __slots__ = ("_file", "_home", "_name", "base_offset", "directory", "size_bytes")
+    __slots__ = ("_file", "_home", "base_offset", "directory", "name", "size_bytes")
 
     def __init__(
         self, home: DataDirectory, directory: Path, name: str, base_offset: int, *, size_bytes: int
     ) -> None:
         self._home = home
-        self._name = name  # The partition's, for messages.
+        self.name = name  # The partition's, for messages.
         self._file: SharedFile | None = None
         self.directory = directory
         self.base_offset = base_offset
@@ -109,11 +108,12 @@ class SegmentFile:
         """Write what was read at ``position`` where it was. Raises OSError; nothing has changed."""
         write_all(self._home.disk, self.file.fd, [data], position, len(data))
 
-    def damaged(self, position: int, what: str) -> CorruptRecordError:
+    def damaged(self, position: int, what: str) -> SegmentDamagedError:
         """The error that names the place."""
-        return CorruptRecordError(
-            f"{self._name}: {what} (segment {self.path}, byte {position}); it is not served, and "
-            "mended once another replica is in sync"
+        return SegmentDamagedError(
+            f"{self.name}: {what} (segment {self.path}, byte {position}); it is not served, and "
+            "mended once another replica is in sync",
+            self.base_offset,
         )
 
     def read_at(self, size: int, position: int) -> bytes:

@@ -159,6 +159,7 @@ class _Writer:
         self._reading.throttle.spend(len(data))
         while data:
             written = self._reading.disk.write_at(self._fd, [data], position)
+            self._reading.counts.written(written)
             data, position = data[written:], position + written
 
     def finish(self) -> None:
