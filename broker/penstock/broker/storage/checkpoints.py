@@ -105,6 +105,13 @@ def snapshots(directory: Path) -> list[tuple[int, Path]]:
     return sorted(found, reverse=True)
 
 
+def remove_snapshots(disk: Disk, directory: Path, *, above: int) -> None:
+    """Remove those of offsets above one. Raises OSError."""
+    for offset, path in snapshots(directory):
+        if offset > above:
+            disk.remove(path)
+
+
 def newest_snapshot(
     directory: Path, at_most: int, epochs: EpochHistory
 ) -> tuple[ProducerState, int] | None:

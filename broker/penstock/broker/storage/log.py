@@ -8,16 +8,18 @@ from pathlib import Path
 from penstock.broker.core.epoch_history import EpochHistory
 from penstock.broker.core.ports import AppendInfo, Buffer, EpochEnd, TimestampedOffset
 from penstock.broker.core.producer_state import ProducerState
+from penstock.broker.core.transactions import EndedTransaction
 from penstock.broker.storage import appends
+from penstock.broker.storage.aborted import AbortedTransactions
 from penstock.broker.storage.batches import from_offset
-from penstock.broker.storage.checkpoints import snapshot_path, snapshots
+from penstock.broker.storage.checkpoints import remove_snapshots, snapshot_path
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.flush import FlushTask
-from penstock.broker.storage.log_files import Batch, FileWrite, LogFiles, index_writes
+from penstock.broker.storage.log_files import FileWrite, LogFiles, index_writes
 from penstock.broker.storage.log_flushing import LogFlushing
 from penstock.broker.storage.log_start import LogStart
 from penstock.broker.storage.lost_ranges import LostRange, explained
-from penstock.broker.storage.producers import Rewinding, begun_at, bounded, states_at
+from penstock.broker.storage.producers import Expiry, Rewinding, begun_at, bounded, states_at
 from penstock.broker.storage.settings import FlushPolicy, TopicLogConfig
 from penstock.broker.storage.timestamps import cold_times, first_at_or_after, largest
 from penstock.wire.errors import (
@@ -27,9 +29,7 @@ from penstock.wire.errors import (
     StorageError,
 )
 from penstock.wire.ids import LeaderEpoch, TopicIdPartition, TopicPartition
-from penstock.wire.records import HEADER_BYTES, BatchHeader, parse_header
-
-_EXPIRY_INTERVAL_MS = 600_000
+from penstock.wire.records import BatchHeader
 
 
 class PartitionLog:
@@ -88,8 +88,9 @@ class PartitionLog:
         )
         self._producers = bounded(producers, home)
         self._rewinding = Rewinding(home, files, epochs, name=str(partition))
+        self._aborted = AbortedTransactions(home, files, epochs, name=str(partition))
         self._as_opened = opened_clean  # Nothing has to be saved for the next start to be quick.
-        self._next_expiry_ms = home.clock_ms() + _EXPIRY_INTERVAL_MS
+        self._expiry = Expiry(home)
         self._closed: str | None = None
         self._durable_is_end = home.settings.flush_policy is not FlushPolicy.COMMIT
 
@@ -179,7 +180,7 @@ class PartitionLog:
         """Check and append a producer's batches; see Log."""
         self._check()
         appends.check_leader_epoch(self.name, leader_epoch, self._epochs)
-        seen_ms = self._expire_producers()
+        seen_ms = self._expiry.run(self._producers)
         checked = appends.check_as_leader(
             records,
             name=self.name,
@@ -194,13 +195,14 @@ class PartitionLog:
         if isinstance(checked, AppendInfo):
             return checked
         log_append_time_ms = now_ms if self.config.log_append_time else -1
-        return self._append(checked, log_append_time_ms, self._reserve_bytes(leading=True))
+        reserve_bytes, at_hand = self._reserve_bytes(leading=True), appends.at_hand(checked.batches)
+        return self._append(checked, log_append_time_ms, reserve_bytes, at_hand)
 
     def append_as_follower(self, records: Buffer) -> AppendInfo:
         """Append what the leader pushed, as it is; see Log."""
         self._check()
-        seen_ms = self._expire_producers()
-        begin = self._beginning_of(records)
+        seen_ms = self._expiry.run(self._producers)
+        begin = appends.beginning_of(records, start_offset=self._start, end_offset=self._end)
         checked = appends.check_as_follower(
             records,
             name=self.name,
@@ -225,18 +227,6 @@ class PartitionLog:
             raise
         finally:
             self._end = max(self._end, self._start)  # Whatever failed, the log is empty then.
-
-    def _beginning_of(self, records: Buffer) -> int:
-        """Where what is to be appended must begin: at the end.
-
-        In an empty log the first batch may begin before: records were deleted up to within it, and
-        batches are not split.
-        """
-        if self._start == self._end and len(records) >= HEADER_BYTES:
-            first = parse_header(records)
-            if 0 <= first.base_offset < self._end <= first.last_offset:
-                return first.base_offset
-        return self._end
 
     def _reset_files(self, offset: int) -> None:
         try:
@@ -263,7 +253,11 @@ class PartitionLog:
         )
 
     def _append(
-        self, checked: appends.Checked, log_append_time_ms: int, reserve_bytes: int
+        self,
+        checked: appends.Checked,
+        log_append_time_ms: int,
+        reserve_bytes: int,
+        at_hand: bytes = b"",
     ) -> AppendInfo:
         batches, doing = checked.batches, f"appending to {self.name}"
         size = sum(batch.size_bytes for batch in batches)
@@ -272,7 +266,8 @@ class PartitionLog:
         self.home.room.check(size, reserve_bytes, doing)
         rolls: list[int] = []
         try:
-            self._write(batches, rolls.append)
+            limits = appends.limits_of(self.config, self.home.settings, reserve_bytes)
+            self._files.append(batches, limits, self.config.index_interval_bytes, rolls.append)
         except OSError as error:
             self._undo_append()
             raise self.home.translate(error, doing) from error
@@ -287,13 +282,10 @@ class PartitionLog:
         for offset, state in states_at(rolls, self._producers, batches, checked.seen_ms):
             self._flushing.write_later([self._snapshot_write(state, offset)])
         checked.producers.commit()
+        self._aborted.note(checked.aborted)
         self.home.request_flush(self)
         assert base_offset == first.base_offset
-        return AppendInfo(base_offset, last.last_offset, log_append_time_ms, size)
-
-    def _write(self, batches: Sequence[Batch], rolled: Callable[[int], None]) -> None:
-        limits = self.config.segment_bytes, self.config.segment_ms
-        self._files.append(batches, limits, self.config.index_interval_bytes, rolled)
+        return AppendInfo(base_offset, last.last_offset, log_append_time_ms, size, records=at_hand)
 
     def _snapshot_now(self) -> FileWrite:
         return self._snapshot_write(self._producers.copy(), self._end)
@@ -308,18 +300,6 @@ class PartitionLog:
             self._files.take_back(self._end, self.config.index_interval_bytes)
         except (OSError, CorruptRecordError) as error:
             raise self.home.fail(error, f"taking back an append to {self.name}") from error
-
-    def _expire_producers(self) -> int:
-        """Forget who has long been silent; the time by which that is judged.
-
-        Not the time that records are stamped with: that may jump, and then a retry of what was
-        written a moment ago would be written again.
-        """
-        now_ms = self.home.clock_ms()
-        if now_ms >= self._next_expiry_ms:
-            self._next_expiry_ms = now_ms + _EXPIRY_INTERVAL_MS
-            self._producers.expire(now_ms, self.home.settings.producer_expiration_ms)
-        return now_ms
 
     def assign_epoch(self, leader_epoch: LeaderEpoch) -> None:
         """Note that ``leader_epoch`` begins at log_end_offset; see Log.
@@ -406,6 +386,24 @@ class PartitionLog:
         self._check()
         return largest(self._files, start=self._start, below=min(below, self._end))
 
+    def aborted_transactions(self, offset: int, *, below: int) -> list[EndedTransaction]:
+        """The aborted transactions that have, or may have, records in that range, by their marks.
+
+        Raises OffsetOutOfRangeError, CorruptRecordError or StorageError; see ``cold_aborted``.
+        """
+        self._check()
+        self._check_range(offset)
+        return self._aborted.find(offset, min(below, self._end))
+
+    def cold_aborted(self, offset: int) -> Callable[[], None] | None:
+        """None when ``aborted_transactions`` need not read whole segments; else what does so.
+
+        That is to be called once, in any thread; raises as ``aborted_transactions``.
+        """
+        self._check()
+        self._check_range(offset)
+        return self._aborted.cold(offset)
+
     # --- old segments ----------------------------------------------------------------------------
 
     def roll(self) -> None:
@@ -455,9 +453,7 @@ class PartitionLog:
         producers = self._rewinding.state_at(end) if self._producers.touches(end) else None
         self._begin_cut(end)
         try:
-            for taken_at, path in snapshots(self.directory):
-                if taken_at > end:
-                    self.home.disk.remove(path)
+            remove_snapshots(self.home.disk, self.directory, above=end)
             self._files.truncate(end, self.config.index_interval_bytes)
         except OSError as error:
             raise self.home.fail(error, f"cutting {self.name} at offset {end}") from error
@@ -481,8 +477,7 @@ class PartitionLog:
         # Whatever a crash in between leaves is less than the log was, and no sign of damage.
         self._begin_cut(0)
         try:
-            for _, path in snapshots(self.directory):
-                self.home.disk.remove(path)
+            remove_snapshots(self.home.disk, self.directory, above=-1)
             self._files.reset(offset)
         except OSError as error:
             raise self.home.fail(error, f"dropping what {self.name} holds") from error
@@ -504,6 +499,7 @@ class PartitionLog:
         self._as_opened = False
         self.cleaned_offset = min(self.cleaned_offset, end)
         self._flushing.cut(end)
+        self._aborted.cut()
 
     def headers(self, offset: int, end: int) -> Iterator[BatchHeader]:
         """The headers of the batches that hold offsets from ``offset`` to below ``end``."""
