@@ -17,9 +17,10 @@ from penstock.broker.storage.log_files import Batch, FileWrite, LogFiles, index_
 from penstock.broker.storage.log_flushing import LogFlushing
 from penstock.broker.storage.log_start import LogStart
 from penstock.broker.storage.lost_ranges import LostRange, explained
+from penstock.broker.storage.placing import SegmentDamagedError
 from penstock.broker.storage.producers import Rewinding, bounded, states_at
 from penstock.broker.storage.settings import FlushPolicy, TopicLogConfig
-from penstock.broker.storage.timestamps import cold_times, first_at_or_after, largest
+from penstock.broker.storage.timestamps import Span, cold_times, first_at_or_after, largest
 from penstock.wire.errors import (
     CorruptRecordError,
     DiskFullError,
@@ -395,15 +396,21 @@ class PartitionLog:
 
     def offset_for_timestamp(self, timestamp_ms: int, *, below: int) -> TimestampedOffset | None:
         """The first record at or after a time; see Log. Reads the batch it finds."""
-        self._check()
-        return first_at_or_after(
-            self._files, timestamp_ms, start=self._start, below=min(below, self._end)
-        )
+        return self._search(lambda span: first_at_or_after(self._files, timestamp_ms, span), below)
 
     def max_timestamp(self, *, below: int) -> TimestampedOffset | None:
         """The record with the largest timestamp, the first of several; see Log."""
+        return self._search(lambda span: largest(self._files, span), below)
+
+    def _search(
+        self, find: Callable[[Span], TimestampedOffset | None], below: int
+    ) -> TimestampedOffset | None:
         self._check()
-        return largest(self._files, start=self._start, below=min(below, self._end))
+        try:
+            return find(Span(self._start, min(below, self._end), self._end, self.holes))
+        except SegmentDamagedError as error:
+            self.home.damage_found(self, error.offset)
+            raise explained(error, self.partition, self.lost, error.offset) from error
 
     # --- old segments ----------------------------------------------------------------------------
 

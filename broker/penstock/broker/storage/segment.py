@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Final
 
 from penstock.broker.core.epoch_history import EpochHistory
-from penstock.broker.storage.batches import BrokenChainError, check_each, next_header, verify_run
+from penstock.broker.storage.batches import (
+    BrokenChainError,
+    check_each,
+    headers,
+    next_header,
+    verify_run,
+)
 from penstock.broker.storage.checkpoints import write_atomically
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.disk import Buffer, SharedFile, write_all
@@ -25,7 +31,7 @@ from penstock.wire.errors import CorruptRecordError, PenstockError
 from penstock.wire.records import HEADER_BYTES, BatchHeader, parse_header, verify_batch
 
 _MENDED_INTERVAL_BYTES: Final = 4096
-_WALK_BYTES: Final = 8 * 1024  # A walk over headers reads so much at once.
+_AT_ONCE_BYTES: Final = 256 * 1024  # A search reads no more to make an index anew.
 _AGAIN_BYTES: Final = 1024 * 1024  # What is written again is read in pieces of about this size.
 _PREPARING: Final = threading.Lock()  # One at a time: it is the processor that they share.
 _ANY_OFFSET: Final = 2**63 - 1
@@ -52,6 +58,7 @@ class Segment:
         "max_timestamp",
         "name",
         "size_bytes",
+        "was_made_anew",
     )
 
     def __init__(
@@ -73,11 +80,10 @@ class Segment:
         self.base_offset = base_offset
         self.size_bytes = size_bytes
         self.index = index
-        self.is_doubtful = (
-            False  # A damaged batch hides its time from the index that was made anew.
-        )
+        self.is_doubtful = False  # A damaged batch hides its time from the index made anew.
         self.max_timestamp: TimeEntry | None = None  # None for "not known yet" or "empty".
         self.first_timestamp_ms: int | None = None
+        self.was_made_anew = False  # The index: of a closed segment, and by this process.
         # What another thread found for the largest timestamp, when there were so many bytes.
         self.learned_time: tuple[int, TimeEntry] | None = None
 
@@ -204,12 +210,12 @@ class Segment:
 
     # --- finding and reading ---------------------------------------------------------------------
 
-    def damaged(self, position: int, what: str) -> SegmentDamagedError:
-        """The error that names the place."""
+    def damaged(self, position: int, what: str, offset: int = -1) -> SegmentDamagedError:
+        """The error that names the place; ``offset`` is what is missing, if that is known."""
         return SegmentDamagedError(
             f"{self.name}: {what} (segment {self.path}, byte {position}); it is not served, and "
             "mended once another replica is in sync",
-            self.base_offset,
+            max(offset, self.base_offset),
         )
 
     def read_at(self, size: int, position: int) -> bytes:
@@ -244,18 +250,12 @@ class Segment:
         Reads headers only. Raises CorruptRecordError where a header can't be, or ends beyond
         ``end`` (a position; the segment's end by default).
         """
-        end = self.size_bytes if end is None else end
-        chunk, chunk_at = b"", position
-        while position < end:
-            if position - chunk_at + HEADER_BYTES > len(chunk):
-                chunk, chunk_at = self.read_at(min(_WALK_BYTES, end - position), position), position
-            try:
-                header = next_header(chunk, position - chunk_at, offset, end - position)
-            except CorruptRecordError as error:
-                raise self.damaged(position, error.message) from None
-            yield Placed(header, position)
-            position += header.size_bytes
-            offset = header.next_offset
+        try:
+            yield from headers(
+                self.read_at, position, offset, self.size_bytes if end is None else end
+            )
+        except BrokenChainError as error:
+            raise self.damaged(error.position, error.message) from None
 
     def position_of(self, offset: int) -> Placed | None:
         """The batch that holds ``offset``; None when the segment ends before it.
@@ -349,13 +349,7 @@ class Segment:
 
         def prepare() -> None:
             try:
-                with _PREPARING:
-                    ready = self._prepared
-                    if ready is None:
-                        twin.rebuild_index()
-                        self._prepared = twin
-                    else:
-                        twin.index = ready.index  # Whose file may be closed by now.
+                twin.index = self.prepare(twin)
                 placed = twin.position_of(offset) if size else None
                 if placed is not None:
                     self._home.disk.read_at(file.fd, size, placed.position)
@@ -366,6 +360,18 @@ class Segment:
 
         return prepare
 
+    def prepare(self, twin: Segment) -> MemoryIndex | None:
+        """Read all of the segment for ``mend_index``, in any thread, unless that was done.
+
+        ``twin`` is of the same file, and that thread's. Raises PenstockError or OSError.
+        """
+        with _PREPARING:
+            ready = self._prepared
+            if ready is None:
+                twin.rebuild_index()
+                ready = self._prepared = twin
+            return ready.index
+
     def mend_index(self) -> MemoryIndex:
         """Make a closed segment's index anew, in its files as well.
 
@@ -373,6 +379,7 @@ class Segment:
         where the log itself is damaged.
         """
         prepared, self._prepared = self._prepared, None
+        self.was_made_anew = True
         if prepared is not None and prepared.size_bytes == self.size_bytes:
             index = self.index = prepared.complete_index()
             self.max_timestamp = prepared.max_timestamp
@@ -389,6 +396,16 @@ class Segment:
             return index  # It stays in memory then.
         self.index = None
         return index
+
+    def _mend_index_if_quick(self) -> MemoryIndex:
+        """As ``mend_index``, where little must be read for it; else SegmentDamagedError is raised.
+
+        Repairs is told of that, and has it done in a thread.
+        """
+        if self._prepared is None and self.size_bytes > _AT_ONCE_BYTES:
+            what = f"{self.name}: the index of {self.path} is damaged and made anew now; ask again"
+            raise SegmentDamagedError(what, self.base_offset)
+        return self.mend_index()
 
     def save_index(self) -> None:
         """Write the index files. Raises OSError."""
@@ -430,10 +447,11 @@ class Segment:
 
     # --- time ------------------------------------------------------------------------------------
 
-    def largest_timestamp(self) -> TimeEntry | None:
+    def largest_timestamp(self, *, quickly: bool = False) -> TimeEntry | None:
         """The segment's largest timestamp and the first batch that has it; None when empty.
 
-        NO_TIME when there are batches, but none has a record.
+        NO_TIME when there are batches, but none has a record. ``quickly``: raise
+        SegmentDamagedError rather than read much for an index that must be made anew.
         """
         if self.max_timestamp is None and self.size_bytes:
             if self.index is not None:
@@ -444,19 +462,9 @@ class Segment:
             try:
                 self.max_timestamp = self.largest_in_file()
             except IndexDamagedError:
-                self.mend_index()
+                _ = self._mend_index_if_quick() if quickly else self.mend_index()
                 self.max_timestamp = self.max_timestamp or NO_TIME
         return self.max_timestamp
-
-    @property
-    def needs_time(self) -> bool:
-        """Whether ``largest_timestamp`` would have to look into files."""
-        return (
-            self.max_timestamp is None
-            and self.index is None
-            and self.learned_time is None
-            and self.size_bytes > 0
-        )
 
     def largest_in_file(self) -> TimeEntry:
         """The last entry of the time index. Retention deletes by it, so it must not be too small.
@@ -533,7 +541,7 @@ class Segment:
             if entry is not None:
                 self._check_time(entry, is_sealed=False)  # Of the file as a whole it was known.
         except IndexDamagedError:
-            return find(self.mend_index())
+            return find(self._mend_index_if_quick())
         return entry
 
     def _walk_from_batch(self, entry: TimeEntry | None) -> Iterator[Placed]:
@@ -558,6 +566,7 @@ class Segment:
     def activate(self, interval_bytes: int) -> None:
         """Take the index into memory, so that the segment can be appended to or cut."""
         self._prepared = None
+        self.was_made_anew = False
         if self.index is not None:
             self.index = self.index.copy()  # A flush may be writing the old one.
             return
