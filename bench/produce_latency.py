@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -30,7 +31,7 @@ from children import percentile
 from penstock.cli.cluster_layout import find_base_port, prepare_layout
 from penstock.cli.local_cluster import LocalCluster
 from penstock.cli.output import print_json, print_table
-from penstock.client import AsyncAdminClient, AsyncProducer
+from penstock.client import AsyncAdminClient, AsyncProducer, RecordMetadata
 
 GOALS_MS: Final = {"os": (0.9, 2.0), "commit": (1.8, 5.0)}
 """p50 and p99 by flush.policy."""
@@ -151,7 +152,16 @@ async def _write(
 async def send(producer: AsyncProducer, rate: int, records: int) -> list[float]:
     """Send so many records, each when it is due; the milliseconds that each one took."""
     times: list[float] = []
-    futures = []
+    failures: list[BaseException] = []
+    # None is kept once it is done: what a collection of thousands takes is not Penstock's time.
+    waiting: set[asyncio.Future[RecordMetadata]] = set()
+
+    def ended(due: float, future: asyncio.Future[RecordMetadata]) -> None:
+        times.append((time.perf_counter() - due) * 1000)
+        waiting.discard(future)
+        if (error := future.exception()) is not None:
+            failures.append(error)
+
     begun = time.perf_counter()
     for number in range(records):
         due = begun + number / rate
@@ -159,11 +169,11 @@ async def send(producer: AsyncProducer, rate: int, records: int) -> list[float]:
         if delay > 0:
             await asyncio.sleep(delay)
         future = await producer.send(TOPIC, _RECORD, partition=number % 6)
-        future.add_done_callback(
-            lambda _, due=due: times.append((time.perf_counter() - due) * 1000)
-        )
-        futures.append(future)
-    await asyncio.gather(*futures)
+        waiting.add(future)
+        future.add_done_callback(partial(ended, due))
+    await asyncio.gather(*waiting)
+    if failures:
+        raise failures[0]
     return times
 
 

@@ -25,9 +25,9 @@ from penstock.broker.metrics import BrokerMetrics
 from penstock.broker.repair import Repairs
 from penstock.broker.replication.connecting import ReplicationConnector
 from penstock.broker.replication.frame_server import FrameServer
-from penstock.broker.replication.leader import ReplicationServicer
 from penstock.broker.replication.manager import ReplicaManager
 from penstock.broker.replication.reporting import REPORTS_SINCE
+from penstock.broker.replication.servicer import ReplicationServicer
 from penstock.broker.retention import Retention
 from penstock.broker.scrubber import Scrubber
 from penstock.broker.service.admin import AdminServicer

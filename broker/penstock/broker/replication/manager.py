@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -13,7 +12,8 @@ from penstock.broker.core.metadata_image import ImageChange, MetadataImage
 from penstock.broker.core.partition_events import CopyAnew, IsrChanged, OutOfSync, Role, Tick
 from penstock.broker.core.ports import AppendInfo, Log
 from penstock.broker.replication import standing
-from penstock.broker.replication.answers import Refusals, not_enough_replicas
+from penstock.broker.replication.answers import Refusals
+from penstock.broker.replication.appending import Appends, OnAppended, Target
 from penstock.broker.replication.cold_reads import warm
 from penstock.broker.replication.deadlines import Deadlines
 from penstock.broker.replication.fetch import Fetcher
@@ -35,17 +35,14 @@ from penstock.broker.replication.ports import (
     Step,
     StreamOpener,
 )
-from penstock.broker.replication.purgatory import OffsetWaiters
 from penstock.broker.replication.reporting import ReplicaReporter
+from penstock.broker.replication.shared_reads import SharedReads
 from penstock.v1 import common_pb2, log_pb2, metadata_pb2, replication_pb2
 from penstock.wire.errors import (
     BrokerFencedError,
-    DiskFullError,
     InconsistentClusterIdError,
-    InvalidRequiredAcksError,
     LeaderNotAvailableError,
     PenstockError,
-    RequestTimedOutError,
     StaleBrokerEpochError,
     StorageError,
 )
@@ -93,7 +90,7 @@ class ReplicaManager:
         self.clock_ms = clock_ms
         self.catch_up_budget = CatchUpBudget(catch_up_bytes_per_second, clock_ms())
         self.lag_max_ms = lag_max_ms
-        self._wall_clock_ms = wall_clock_ms
+        self.shared_reads = SharedReads()
         self._logs = logs
         self._image = image
         self._broker_epoch = broker_epoch
@@ -104,6 +101,7 @@ class ReplicaManager:
         self._feeds: dict[int, tuple[int, FollowerFeed]] = {}
         self._feed_count = 0
         self._fetcher = Fetcher(self._locate_for_fetch)
+        self._appends = Appends(node_id, self._locate, wall_clock_ms)
         self._deadlines = Deadlines(clock_ms, self._deadline_came)
         self._proposer = IsrProposer(node_id, broker_epoch, alter_partition, clock_ms)
         self._links = FollowerLinks(
@@ -264,23 +262,20 @@ class ReplicaManager:
         on the whole in-sync set. Raises the typed refusal; after NotLeaderError,
         NotEnoughReplicasAfterAppendError and RequestTimedOutError the batch may be in the log.
         """
-        target = self._locate(topic, topic_id, partition, current_leader_epoch)
-        replica = target.replica
-        if acks == common_pb2.ACKS_ALL and replica.under_min_isr:
-            raise not_enough_replicas(target.name, replica.isr, replica.min_isr, replica.replicas)
-        if acks not in (common_pb2.ACKS_NONE, common_pb2.ACKS_LEADER, common_pb2.ACKS_ALL):
-            raise InvalidRequiredAcksError(f"acks={acks} is not known; send 0, 1 or all")
-        try:
-            info = target.append_as_leader(records, wall_ms=self._wall_clock_ms())
-        except DiskFullError as error:
-            raise DiskFullError(f"broker {self.node_id}: {error.message}") from error
-        end_offset = info.last_offset + 1
-        if acks == common_pb2.ACKS_LEADER:
-            if target.log.durable_offset < end_offset:
-                await self._wait(target, target.durable_waiters, end_offset, timeout_ms)
-        elif acks == common_pb2.ACKS_ALL and replica.high_watermark < end_offset:
-            await self._wait(target, target.commit_waiters, end_offset, timeout_ms)
-        return info
+        return await self._appends.append(
+            Target(topic, topic_id, partition, current_leader_epoch), records, acks, timeout_ms
+        )
+
+    def begin_append(
+        self,
+        target: Target,
+        records: bytes,
+        acks: common_pb2.Acks.ValueType,
+        timeout_ms: int,
+        on_end: OnAppended,
+    ) -> None:
+        """``append`` for who does not want to wait; see Appends.begin."""
+        self._appends.begin(target, records, acks, timeout_ms, on_end)
 
     async def fetch(self, request: log_pb2.FetchRequest) -> log_pb2.FetchResponse:
         """Answer a fetch by long poll; see penstock.v1.FetchRequest."""
@@ -456,6 +451,10 @@ class ReplicaManager:
         entry = self._feeds.get(session)
         return None if entry is None else entry[1]
 
+    def appended(self, partition: Partition, info: AppendInfo) -> None:
+        """A producer's records are in the log of a partition led here."""
+        self.shared_reads.appended(partition, info)
+
     def flush_soon(self, log: Log) -> None:
         """Make appended records durable."""
         self._logs.flush_soon(log)
@@ -558,22 +557,3 @@ class ReplicaManager:
 
     def _locate_for_fetch(self, request: log_pb2.FetchPartition) -> Partition:
         return self._locate_proto(request.partition, request.current_leader_epoch)
-
-    async def _wait(
-        self, target: Partition, waiters: OffsetWaiters, offset: int, timeout_ms: int
-    ) -> None:
-        try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                await waiters.add(offset)
-        except TimeoutError:
-            replica = target.replica
-            behind = sorted(
-                node_id
-                for node_id, follower in replica.followers().items()
-                if node_id in replica.maximal_isr and follower.log_end_offset < offset
-            )
-            raise RequestTimedOutError(
-                f"{target.name}: appended here, but not acknowledged by in-sync broker(s) "
-                f"{', '.join(map(str, behind)) or self.node_id} within {timeout_ms} ms; it may yet "
-                "be committed"
-            ) from None

@@ -85,6 +85,10 @@ class Host(Protocol):
         """Make appended records durable."""
         ...
 
+    def appended(self, partition: Partition, info: AppendInfo) -> None:
+        """A producer's records are in the log of a partition led here."""
+        ...
+
     def propose(self, partition: Partition) -> None:
         """Send the replica's pending proposal to the controllers."""
         ...
@@ -187,6 +191,7 @@ class Partition:
             raise
         if not info.duplicate:
             self.log_moved()
+            self._host.appended(self, info)
             for feed in self.feeds.values():
                 feed.records_ready(self, info.size_bytes)
         return info

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from penstock.broker.core.epoch_history import EpochHistory
 from penstock.broker.core.ports import AppendInfo
@@ -29,6 +29,8 @@ from penstock.wire.records import (
     verify_producer_batch,
 )
 from penstock.wire.rewriting import read_spans
+
+_AT_HAND_BYTES: Final = 64 * 1024
 
 
 class Checked(NamedTuple):
@@ -152,6 +154,13 @@ def _placed(
     patch = offset_patch(header, offset, leader_epoch)
     header = BatchHeader(offset, header.batch_length, leader_epoch, *header[3:])
     return Batch(header, (patch, rest))
+
+
+def at_hand(batches: list[Batch]) -> bytes:
+    """The batches in one piece where copying them is cheaper than reading them again; else none."""
+    if sum([batch.size_bytes for batch in batches]) > _AT_HAND_BYTES:
+        return b""
+    return b"".join([buffer for batch in batches for buffer in batch.buffers])
 
 
 def check_leader_epoch(name: str, leader_epoch: int, history: EpochHistory) -> None:

@@ -195,7 +195,8 @@ class PartitionLog:
         if isinstance(checked, AppendInfo):
             return checked
         log_append_time_ms = now_ms if self.config.log_append_time else -1
-        return self._append(checked, log_append_time_ms, self._reserve_bytes(leading=True))
+        reserve_bytes, at_hand = self._reserve_bytes(leading=True), appends.at_hand(checked.batches)
+        return self._append(checked, log_append_time_ms, reserve_bytes, at_hand)
 
     def append_as_follower(self, records: Buffer) -> AppendInfo:
         """Append what the leader pushed, as it is; see Log."""
@@ -263,7 +264,11 @@ class PartitionLog:
         )
 
     def _append(
-        self, checked: appends.Checked, log_append_time_ms: int, reserve_bytes: int
+        self,
+        checked: appends.Checked,
+        log_append_time_ms: int,
+        reserve_bytes: int,
+        at_hand: bytes = b"",
     ) -> AppendInfo:
         batches, doing = checked.batches, f"appending to {self.name}"
         size = sum(batch.size_bytes for batch in batches)
@@ -289,7 +294,7 @@ class PartitionLog:
         checked.producers.commit()
         self.home.request_flush(self)
         assert base_offset == first.base_offset
-        return AppendInfo(base_offset, last.last_offset, log_append_time_ms, size)
+        return AppendInfo(base_offset, last.last_offset, log_append_time_ms, size, records=at_hand)
 
     def _write(self, batches: Sequence[Batch], rolled: Callable[[int], None]) -> None:
         limits = self.config.segment_bytes, self.config.segment_ms
