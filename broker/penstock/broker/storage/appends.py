@@ -172,6 +172,19 @@ def check_leader_epoch(name: str, leader_epoch: int, history: EpochHistory) -> N
         )
 
 
+def beginning_of(records: Buffer, start_offset: int, end_offset: int) -> int:
+    """Where what a follower appends must begin: at the log's end.
+
+    In an empty log the first batch may begin before: records were deleted up to within it, and
+    batches are not split.
+    """
+    if start_offset == end_offset and len(records) >= HEADER_BYTES:
+        first = parse_header(records)
+        if 0 <= first.base_offset < end_offset <= first.last_offset:
+            return first.base_offset
+    return end_offset
+
+
 def check_as_follower(
     records: Buffer,
     *,

@@ -28,7 +28,7 @@ from penstock.wire.errors import (
     StorageError,
 )
 from penstock.wire.ids import LeaderEpoch, TopicIdPartition, TopicPartition
-from penstock.wire.records import HEADER_BYTES, BatchHeader, parse_header
+from penstock.wire.records import BatchHeader
 
 _EXPIRY_INTERVAL_MS = 600_000
 
@@ -202,7 +202,7 @@ class PartitionLog:
         """Append what the leader pushed, as it is; see Log."""
         self._check()
         seen_ms = self._expire_producers()
-        begin = self._beginning_of(records)
+        begin = appends.beginning_of(records, self._start, self._end)
         checked = appends.check_as_follower(
             records,
             name=self.name,
@@ -226,18 +226,6 @@ class PartitionLog:
             raise
         finally:
             self._end = max(self._end, self._start)  # Whatever failed, the log is empty then.
-
-    def _beginning_of(self, records: Buffer) -> int:
-        """Where what is to be appended must begin: at the end.
-
-        In an empty log the first batch may begin before: records were deleted up to within it, and
-        batches are not split.
-        """
-        if self._start == self._end and len(records) >= HEADER_BYTES:
-            first = parse_header(records)
-            if 0 <= first.base_offset < self._end <= first.last_offset:
-                return first.base_offset
-        return self._end
 
     def _reset_files(self, offset: int) -> None:
         try:
