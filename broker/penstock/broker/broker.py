@@ -112,6 +112,7 @@ class Broker:
                 flush_policy=FlushPolicy(config.flush_policy),
                 flush_interval_ms=config.flush_interval_ms,
                 min_free_bytes=config.log_min_free_bytes,
+                preallocate=config.log_preallocate,
             ),
             self._on_durable,
             steady_clock_ms(),

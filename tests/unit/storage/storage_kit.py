@@ -15,6 +15,7 @@ from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.recovery import SavedState, open_log
 from penstock.broker.storage.settings import LogSettings, TopicLogConfig
 from penstock.wire.ids import TopicId, TopicIdPartition, TopicPartition
+from penstock.wire.markers import MarkerType, encode_marker
 from penstock.wire.records import Record, RecordData, decode_batch, encode_batch, iter_batches
 
 TOPIC_ID = TopicId(b"0123456789abcdef")
@@ -219,6 +220,10 @@ class NoRoom(Disk):
         self._check_fd("sync", fd)
         super().sync_data(fd)
 
+    def allocate(self, fd: int, size: int) -> None:
+        self._check_fd("allocate", fd)
+        super().allocate(fd, size)
+
     def free_bytes(self, path: Path) -> int:
         self.asked += 1
         return self.free
@@ -419,3 +424,34 @@ def lose_power(root: Path, disk: PowerCutDisk, chance: random.Random) -> PowerCu
     mended = PowerCutDisk()
     mended.settle(directory)
     return mended
+
+
+def transactional(
+    *values: str, producer: tuple[int, int, int], base_offset: int = 0, leader_epoch: int = 1
+) -> bytes:
+    """A batch of a transaction, as a leader has put it into its log."""
+    producer_id, producer_epoch, base_sequence = producer
+    return encode_batch(
+        [RecordData(1000, b"k", value.encode()) for value in values or ("value",)],
+        base_offset=base_offset,
+        leader_epoch=leader_epoch,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        is_transactional=True,
+    )
+
+
+def mark(
+    kind: MarkerType, producer_id: int, *, base_offset: int = 0, leader_epoch: int = 1
+) -> bytes:
+    """The end of a transaction, as a leader has put it into its log."""
+    return encode_marker(
+        kind,
+        producer_id=producer_id,
+        producer_epoch=0,
+        coordinator_epoch=0,
+        timestamp_ms=1000,
+        base_offset=base_offset,
+        leader_epoch=leader_epoch,
+    )

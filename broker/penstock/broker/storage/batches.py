@@ -20,7 +20,6 @@ _START: Final = struct.Struct(">qiibIhi")
 _MIN_LENGTH: Final = HEADER_BYTES - 12
 _MAGIC: Final = 2
 _CRC_END: Final = 21
-_WALK_BYTES: Final = 8 * 1024  # A walk over headers reads so much at once.
 _CHUNK_BYTES: Final = 1024 * 1024
 
 
@@ -69,26 +68,6 @@ class BrokenChainError(Exception):
         super().__init__(message)
         self.position = position
         self.message = message
-
-
-def headers(
-    read: Callable[[int, int], bytes], position: int, offset: int, end: int
-) -> Iterator[Placed]:
-    """The batches from ``position``, where the one of base ``offset`` begins, to ``end``.
-
-    Reads headers only; ``read`` takes a size and a position. Raises BrokenChainError.
-    """
-    chunk, chunk_at = b"", position
-    while position < end:
-        if position - chunk_at + HEADER_BYTES > len(chunk):
-            chunk, chunk_at = read(min(_WALK_BYTES, end - position), position), position
-        try:
-            header = next_header(chunk, position - chunk_at, offset, end - position)
-        except CorruptRecordError as error:
-            raise BrokenChainError(position, error.message) from None
-        yield Placed(header, position)
-        position += header.size_bytes
-        offset = header.next_offset
 
 
 def check_each(

@@ -28,6 +28,7 @@ from penstock.broker.storage.index import (
 )
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.segment import Segment
+from penstock.broker.storage.transaction_index import TransactionIndex
 from penstock.wire.errors import CorruptRecordError
 from penstock.wire.records import HEADER_BYTES
 
@@ -116,6 +117,7 @@ class Examination:
         self._index_paths = (
             (segment.index_path, segment.time_index_path) if segment.index is None else None
         )
+        self._transactions_path = segment.transaction_index_path
         self._index = None if segment.index is None else segment.index.copy()
         self._entries: list[OffsetEntry] = []
         self._times: _TimesCheck | None = None
@@ -142,6 +144,8 @@ class Examination:
         try:
             offsets, times = (path.read_bytes() for path in self._index_paths)
             index = MemoryIndex.decode(offsets, times)
+            if self._transactions_path.exists():  # Else it is made anew when it is asked for.
+                TransactionIndex.load(self._transactions_path, self._base_offset)
         except (FileNotFoundError, IndexDamagedError):
             findings.index_is_damaged = True
             return

@@ -8,11 +8,12 @@ local state, makes its own calls: a test sees when it commits, and can have that
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +28,22 @@ _SCRATCH: Final = bytearray(64 * 1024)
 # Out of space, over quota, or larger than the process or file system lets a file be: all are
 # "nothing was written, and the log is as good as before".
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+_KEEP_SIZE: Final = 1  # FALLOC_FL_KEEP_SIZE, which os.posix_fallocate does not know.
+_NOT_SUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
+
+
+def _load_fallocate() -> Callable[[int, int, int, int], int] | None:
+    """Linux's call; None elsewhere."""
+    library = ctypes.CDLL(None, use_errno=True)
+    found = getattr(library, "fallocate64", None) or getattr(library, "fallocate", None)
+    if found is not None:
+        found.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+        found.restype = ctypes.c_int
+    return found
+
+
+_fallocate: Final = _load_fallocate()
 
 
 def is_disk_full(error: BaseException) -> bool:
@@ -113,6 +130,23 @@ class Disk:
     def truncate(self, fd: int, size: int) -> None:
         """Cut the file."""
         os.ftruncate(fd, size)
+
+    def allocate(self, fd: int, size: int) -> None:
+        """Have room for a file of so many bytes; its size stays what it is.
+
+        Where the system or the file system knows no such thing there is none. Raises OSError, and
+        a part may have been allocated: ``truncate`` gives back what lies behind the end.
+        """
+        while _fallocate is not None and _fallocate(fd, _KEEP_SIZE, 0, size) != 0:
+            number = ctypes.get_errno()
+            if number in _NOT_SUPPORTED:
+                return
+            if number != errno.EINTR:
+                raise OSError(number, os.strerror(number))
+
+    def allocated_bytes(self, fd: int) -> int:
+        """What the file takes up of the disk."""
+        return os.fstat(fd).st_blocks * 512
 
     def sync_data(self, fd: int) -> None:
         """Return when the file's data, and the size that makes it readable, are on the disk."""

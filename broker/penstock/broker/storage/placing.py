@@ -23,6 +23,19 @@ class Read(NamedTuple):
     next_position: int
 
 
+class Limits(NamedTuple):
+    """When a segment is full, and the room that the next one gets in advance.
+
+    The age in milliseconds is by what the batches say of their time (KIP-33). An allocation leaves
+    ``reserve_bytes`` free; 0 allocates nothing.
+    """
+
+    segment_bytes: int
+    segment_ms: int
+    allocate_bytes: int = 0
+    reserve_bytes: int = 0
+
+
 class SegmentDamagedError(CorruptRecordError, code=ErrorCode.CORRUPT_MESSAGE, retriable=True):
     """A segment has a batch that is not sound, or lacks one; ``offset`` is one of the segment's."""
 

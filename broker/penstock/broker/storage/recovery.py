@@ -26,6 +26,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from penstock.broker.core.epoch_history import EpochHistory
+from penstock.broker.storage.aborted import begin_rebuild
 from penstock.broker.storage.batches import next_header
 from penstock.broker.storage.checkpoints import (
     EPOCHS_FILE,
@@ -49,12 +50,14 @@ from penstock.broker.storage.producers import load_producers
 from penstock.broker.storage.segment import Segment
 from penstock.broker.storage.settings import TopicLogConfig
 from penstock.broker.storage.tearing import LOOKED_AT_BYTES, was_whole
+from penstock.broker.storage.transaction_index import TransactionIndex
+from penstock.broker.storage.walking import ChangedError
 from penstock.wire.errors import CorruptRecordError, StorageError
 from penstock.wire.ids import TopicIdPartition, TopicPartition
 from penstock.wire.records import HEADER_BYTES, verify_batch
 
 _LOG_NAME: Final = re.compile(r"(\d{20})\.log")
-_INDEX_NAME: Final = re.compile(r"(\d{20})\.(?:index|timeindex)")
+_INDEX_NAME: Final = re.compile(r"(\d{20})\.(?:index|timeindex|txnindex)")
 _CHUNK_BYTES: Final = 1024 * 1024
 _log = structlog.get_logger()
 
@@ -80,6 +83,7 @@ class _Opening:
     segments: list[Segment] = field(default_factory=list)
     deleted: list[Segment] = field(default_factory=list)  # Below the start: to be removed.
     dropped_records: bool = False
+    marked: list[Segment] = field(default_factory=list)  # Those found to have control batches.
     unread: int = 0  # So many of the segments were taken as they are.
     holes: list[int] = field(default_factory=list)  # Offsets in segments that do not meet the next.
     end_offset: int = 0
@@ -238,6 +242,10 @@ def _open_clean(opening: _Opening) -> bool:
         index = active.index = MemoryIndex()
         if active.size_bytes:
             index = active.load_index()
+            if active.known_transactions() is None:
+                active.forget_transactions()
+        else:
+            active.transactions = TransactionIndex()
         end = active.base_offset
         for placed in active.walk_from_offset(active.base_offset + index.last_offset):
             end = placed.header.next_offset
@@ -292,10 +300,27 @@ def _recover(opening: _Opening) -> None:
         if taken_at > end:
             opening.home.disk.remove(path)
     opening.epochs.truncate_from_end(end)
+    for segment in opening.marked:
+        _index_transactions(opening, segment)
     _save_found(opening, segments[first:-1])
     opening.home.disk.sync_directory(opening.directory)
     opening.end_offset = end
     opening.unread = first
+
+
+def _index_transactions(opening: _Opening, segment: Segment) -> None:
+    """Make the index of aborted transactions anew.
+
+    What damage below the recovery point hides of it is made when it is asked for, or refused then.
+    """
+    if segment not in opening.segments:
+        return
+    disk = opening.home.disk
+    rebuild = begin_rebuild(disk, opening.segments, segment, opening.epochs)
+    try:
+        segment.transactions = rebuild.index(segment.size_bytes)
+    except (CorruptRecordError, ChangedError):
+        segment.forget_transactions()
 
 
 def _save_found(opening: _Opening, closed: list[Segment]) -> None:
@@ -306,6 +331,7 @@ def _save_found(opening: _Opening, closed: list[Segment]) -> None:
     disk = opening.home.disk
     for segment in closed:
         segment.complete_index()
+        segment.give_back()
     try:
         for segment in closed:
             segment.save_index()
@@ -375,11 +401,14 @@ def _scan(opening: _Opening, segment: Segment) -> tuple[int, bool]:
     """
     point = opening.saved.recovery_point
     segment.index, segment.max_timestamp = MemoryIndex(), None
+    segment.transactions = TransactionIndex()
     position, offset = 0, segment.base_offset
 
     def take(placed: Placed) -> tuple[int, int]:
         _assign(opening.epochs, placed)
         segment.note(placed.header, placed.position, opening.config.index_interval_bytes)
+        if placed.header.is_control and segment not in opening.marked[-1:]:
+            opening.marked.append(segment)
         return placed.position + placed.header.size_bytes, placed.header.next_offset
 
     walk = segment.walk(0, offset)

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 from penstock.broker.core.epoch_history import EpochHistory
-from penstock.broker.storage.batches import (
-    BrokenChainError,
-    check_each,
-    headers,
-    next_header,
-    verify_run,
-)
+from penstock.broker.storage.batches import BrokenChainError, check_each, next_header, verify_run
 from penstock.broker.storage.checkpoints import write_atomically
 from penstock.broker.storage.data_directory import DataDirectory
-from penstock.broker.storage.disk import Buffer, SharedFile, write_all
+from penstock.broker.storage.disk import Buffer, SharedFile, remove_if_there
 from penstock.broker.storage.index import (
     FileIndex,
     IndexDamagedError,
@@ -27,10 +21,13 @@ from penstock.broker.storage.index import (
     TimeEntry,
 )
 from penstock.broker.storage.placing import Placed, Read, SegmentDamagedError, file_name
+from penstock.broker.storage.segment_file import SegmentFile
+from penstock.broker.storage.transaction_index import TransactionIndex
 from penstock.wire.errors import CorruptRecordError, PenstockError
 from penstock.wire.records import HEADER_BYTES, BatchHeader, parse_header, verify_batch
 
 _MENDED_INTERVAL_BYTES: Final = 4096
+_WALK_BYTES: Final = 8 * 1024  # A walk over headers reads so much at once.
 _AT_ONCE_BYTES: Final = 256 * 1024  # A search reads no more to make an index anew.
 _AGAIN_BYTES: Final = 1024 * 1024  # What is written again is read in pieces of about this size.
 _PREPARING: Final = threading.Lock()  # One at a time: it is the processor that they share.
@@ -38,26 +35,23 @@ _ANY_OFFSET: Final = 2**63 - 1
 NO_TIME: Final = TimeEntry(-1, 0)
 
 
-class Segment:
+class Segment(SegmentFile):
     """A file of batches, from offset ``base_offset`` on. Used on one thread.
 
     ``index`` is in memory while the segment is appended to, and until its files are written.
+    ``transactions`` is, too, and later when somebody has asked for it; None while it is only in its
+    file, or must be made anew (penstock.broker.storage.aborted).
     """
 
     __slots__ = (
-        "_file",
-        "_home",
         "_prepared",
         "_times_are_checked",
-        "base_offset",
-        "directory",
         "first_timestamp_ms",
         "index",
         "is_doubtful",
         "learned_time",
         "max_timestamp",
-        "name",
-        "size_bytes",
+        "transactions",
         "was_made_anew",
     )
 
@@ -71,14 +65,9 @@ class Segment:
         size_bytes: int,
         index: MemoryIndex | None = None,
     ) -> None:
-        self._home = home
-        self.name = name  # The partition's, for messages.
-        self._file: SharedFile | None = None
+        super().__init__(home, directory, name, base_offset, size_bytes=size_bytes)
         self._prepared: Segment | None = None  # Has the index that another thread made anew.
         self._times_are_checked = False  # The time index in its file, by its checksum.
-        self.directory = directory
-        self.base_offset = base_offset
-        self.size_bytes = size_bytes
         self.index = index
         self.is_doubtful = False  # A damaged batch hides its time from the index made anew.
         self.max_timestamp: TimeEntry | None = None  # None for "not known yet" or "empty".
@@ -86,19 +75,15 @@ class Segment:
         self.was_made_anew = False  # The index: of a closed segment, and by this process.
         # What another thread found for the largest timestamp, when there were so many bytes.
         self.learned_time: tuple[int, TimeEntry] | None = None
+        self.transactions: TransactionIndex | None = None
 
     @classmethod
     def create(cls, home: DataDirectory, directory: Path, name: str, base_offset: int) -> Segment:
         """A new, empty segment. Raises OSError; FileExistsError when there is one."""
         segment = cls(home, directory, name, base_offset, size_bytes=0, index=MemoryIndex())
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
-        segment._file = SharedFile(segment.path, home.disk.open(segment.path, flags))
+        segment._make()
+        segment.transactions = TransactionIndex()
         return segment
-
-    @property
-    def path(self) -> Path:
-        """The log file."""
-        return self.directory / file_name(self.base_offset, "log")
 
     @property
     def index_path(self) -> Path:
@@ -111,6 +96,11 @@ class Segment:
         return self.directory / file_name(self.base_offset, "timeindex")
 
     @property
+    def transaction_index_path(self) -> Path:
+        """The file of the aborted transactions."""
+        return self.directory / file_name(self.base_offset, "txnindex")
+
+    @property
     def file_index(self) -> FileIndex:
         """The index as it is in its files."""
         return FileIndex(self.index_path, self.time_index_path)
@@ -118,55 +108,27 @@ class Segment:
     @property
     def file(self) -> SharedFile:
         """The open log file. Raises StorageError when it can't be opened."""
-        if self._file is None:
-            try:
-                fd = self._home.disk.open(self.path, os.O_RDWR)
-            except OSError as error:
-                raise self._home.translate(error, f"opening {self.path}") from error
-            self._file = SharedFile(self.path, fd)
+        file = super().file
         if self.index is None:
             self._home.used(self)
-        return self._file
+        return file
 
     def close_file(self) -> None:
         """Close the descriptor once nobody uses it; it is opened anew when it is needed."""
         self._home.forget(self)
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        if self.index is None:  # It is on the disk, or can be made anew again.
+            self.transactions = None
+        super().close_file()
 
     def paths(self) -> list[Path]:
         """Every file of the segment."""
-        return [self.path, self.index_path, self.time_index_path]
+        return [self.path, self.index_path, self.time_index_path, self.transaction_index_path]
 
     # --- appending -------------------------------------------------------------------------------
 
-    def append(self, buffers: Sequence[Buffer], size_bytes: int) -> int:
-        """Write the buffers at the end and return where they begin.
-
-        Raises OSError; what was written of them has then been cut off again. StorageError when that
-        failed too: nobody knows then whether the next start will find them.
-        """
-        position = self.size_bytes
-        file = self.file
-        try:
-            write_all(self._home.disk, file.fd, buffers, position, size_bytes)
-        except OSError:
-            self._cut_off(file.fd, position)
-            raise
-        self.size_bytes = position + size_bytes
-        return position
-
-    def _cut_off(self, fd: int, position: int) -> None:
-        try:
-            self._home.disk.truncate(fd, position)
-        except OSError as error:
-            doing = f"cutting off what a failed append left in {self.path}"
-            raise self._home.fail(error, doing) from error
-
     def overwrite(self, data: Buffer, position: int) -> None:
         """Write what was read at ``position`` where it was. Raises OSError; nothing has changed."""
-        write_all(self._home.disk, self.file.fd, [data], position, len(data))
+        super().overwrite(data, position)
         self._prepared = None  # It is of what was there before.
 
     def write_again(self, first: Placed, epochs: EpochHistory) -> None:
@@ -208,41 +170,20 @@ class Segment:
             self.index.add_time(*self.max_timestamp)
         return self.index
 
+    def known_transactions(self) -> TransactionIndex | None:
+        """The index of aborted transactions; None when it must be made anew."""
+        if self.transactions is None:
+            with contextlib.suppress(IndexDamagedError):
+                path = self.transaction_index_path
+                self.transactions = TransactionIndex.load(path, self.base_offset)
+        return self.transactions
+
+    def forget_transactions(self) -> None:
+        """The index of aborted transactions is wrong, or may become so. Raises OSError."""
+        self.transactions = None
+        remove_if_there(self._home.disk, self.transaction_index_path)
+
     # --- finding and reading ---------------------------------------------------------------------
-
-    def damaged(self, position: int, what: str, offset: int = -1) -> SegmentDamagedError:
-        """The error that names the place; ``offset`` is what is missing, if that is known."""
-        return SegmentDamagedError(
-            f"{self.name}: {what} (segment {self.path}, byte {position}); it is not served, and "
-            "mended once another replica is in sync",
-            max(offset, self.base_offset),
-        )
-
-    def read_at(self, size: int, position: int) -> bytes:
-        """The bytes of the log file. Raises StorageError."""
-        file = self.file
-        try:
-            return self._home.disk.read_at(file.fd, size, position)
-        except OSError as error:
-            raise self._home.translate(error, f"reading {self.path}") from error
-
-    def cold_read(self, position: int, size: int) -> Callable[[], None] | None:
-        """What reads the bytes into the page cache, in any thread; None when they are there."""
-        file, disk = self.file, self._home.disk
-        size = min(size, self.size_bytes - position)
-        if disk.is_cached(file.fd, position, size):
-            return None
-        file.acquire()
-
-        def warm() -> None:
-            try:
-                disk.read_at(file.fd, size, position)
-            except OSError:
-                return  # The read proper will say so.
-            finally:
-                file.release()
-
-        return warm
 
     def walk(self, position: int, offset: int, end: int | None = None) -> Iterator[Placed]:
         """The batches from ``position`` on, whose first must have base offset ``offset``.
@@ -250,12 +191,18 @@ class Segment:
         Reads headers only. Raises CorruptRecordError where a header can't be, or ends beyond
         ``end`` (a position; the segment's end by default).
         """
-        try:
-            yield from headers(
-                self.read_at, position, offset, self.size_bytes if end is None else end
-            )
-        except BrokenChainError as error:
-            raise self.damaged(error.position, error.message) from None
+        end = self.size_bytes if end is None else end
+        chunk, chunk_at = b"", position
+        while position < end:
+            if position - chunk_at + HEADER_BYTES > len(chunk):
+                chunk, chunk_at = self.read_at(min(_WALK_BYTES, end - position), position), position
+            try:
+                header = next_header(chunk, position - chunk_at, offset, end - position)
+            except CorruptRecordError as error:
+                raise self.damaged(position, error.message) from None
+            yield Placed(header, position)
+            position += header.size_bytes
+            offset = header.next_offset
 
     def position_of(self, offset: int) -> Placed | None:
         """The batch that holds ``offset``; None when the segment ends before it.
@@ -375,8 +322,9 @@ class Segment:
     def mend_index(self) -> MemoryIndex:
         """Make a closed segment's index anew, in its files as well.
 
-        Not in files as long as it is doubtful: they are believed later. Raises CorruptRecordError
-        where the log itself is damaged.
+        Not in files as long as it is doubtful: they are believed later. A damaged one of aborted
+        transactions goes, to be made anew when it is asked for. Raises CorruptRecordError where the
+        log itself is damaged.
         """
         prepared, self._prepared = self._prepared, None
         self.was_made_anew = True
@@ -391,6 +339,8 @@ class Segment:
         if self.is_doubtful:
             return index
         try:
+            if self.known_transactions() is None:
+                self.forget_transactions()
             self.save_index()
         except OSError:
             return index  # It stays in memory then.
@@ -412,6 +362,9 @@ class Segment:
         assert self.index is not None
         write_atomically(self._home.disk, self.index_path, self.index.encode_offsets())
         write_atomically(self._home.disk, self.time_index_path, self.index.encode_times())
+        if self.transactions is not None:
+            data = self.transactions.encode()
+            write_atomically(self._home.disk, self.transaction_index_path, data)
 
     def read(
         self,
@@ -562,11 +515,22 @@ class Segment:
         relative = offset - self.base_offset
         index.truncate(relative)
         self._refresh_timestamps(relative)
+        if self.transactions is not None:
+            self.transactions.truncate(offset)
 
     def activate(self, interval_bytes: int) -> None:
-        """Take the index into memory, so that the segment can be appended to or cut."""
+        """Take the indexes into memory, so that the segment can be appended to or cut.
+
+        That of aborted transactions goes when it is damaged: nobody needs it as long as nobody asks
+        for it. Raises OSError when its file stays.
+        """
         self._prepared = None
         self.was_made_anew = False
+        transactions = self.known_transactions()
+        if transactions is None:
+            self.forget_transactions()
+        else:
+            self.transactions = transactions.copy()  # As the one below.
         if self.index is not None:
             self.index = self.index.copy()  # A flush may be writing the old one.
             return
