@@ -414,6 +414,12 @@ class Replica:
 
     def _proposal_answered(self, event: ProposalAnswered) -> list[Effect]:
         leadership = self._leadership
+        if (
+            leadership is not None
+            and leadership.pending == event.proposal
+            and event.error is ErrorCode.INELIGIBLE_REPLICA
+        ):  # Until the metadata say why, it would wish for the same, in each new partition epoch.
+            leadership.retry_at_ms = event.now_ms + REFUSAL_PAUSE_MS
         if event.state is not None and self._is_news(event.state):
             if not event.state.min_isr:
                 return []  # The metadata will bring the state, and the min ISR to go with it.
