@@ -68,7 +68,7 @@ def _alter_one(draft: Draft, leader: Broker, entry: cluster_pb2.AlterPartitionEn
     key = (entry.topic_id, entry.partition)
     name, partition = require_partition(draft, *key)
     _check_authority(name, partition, leader, entry)
-    wanted = _well_formed(name, partition, leader, entry)
+    wanted = _checked_members(name, partition, leader, entry)
     why_not = _why_ineligible(draft, partition, leader, entry)
     if why_not:
         _use_up(draft, key, partition)
@@ -124,7 +124,7 @@ def _use_up(draft: Draft, key: PartitionKey, partition: Partition) -> None:
         draft.put_partition(key, election.bumped(partition, led_before_by=partition.leader))
 
 
-def _well_formed(
+def _checked_members(
     name: str,
     partition: Partition,
     leader: Broker,
