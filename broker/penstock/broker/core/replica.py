@@ -428,7 +428,8 @@ class Replica:
             return []  # Settled by the metadata, or a matter for the metadata (topic deleted).
         if event.state.partition_epoch < self.partition_epoch:
             return []  # Said before what is known here: the outcome is still open.
-        # Settled on the very state it was based on: it has changed nothing and never will.
+        # Settled on the very state it was based on: it has changed nothing and never will. (Below
+        # metadata.version 4 no refusal for a member raises the epoch: see replication.md.)
         leadership.pending = None
         leadership.retry_at_ms = event.now_ms + REFUSAL_PAUSE_MS
         return self._advance_high_watermark()
