@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -30,7 +31,7 @@ from children import percentile
 from penstock.cli.cluster_layout import find_base_port, prepare_layout
 from penstock.cli.local_cluster import LocalCluster
 from penstock.cli.output import print_json, print_table
-from penstock.client import AdminClient, AsyncProducer
+from penstock.client import AsyncAdminClient, AsyncProducer, RecordMetadata
 
 GOALS_MS: Final = {"os": (0.9, 2.0), "commit": (1.8, 5.0)}
 """p50 and p99 by flush.policy."""
@@ -78,13 +79,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     options = parser.parse_args(arguments)
     rounds = []
-    for policy, transport in _turns(options):
-        work = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
-        settings = {"flush.policy": policy, "replication.transport": transport}
-        try:
-            rounds.append(measure(work / "cluster", settings, options.rate, options.seconds))
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
+    # One loop for all: what gRPC has for a loop that was closed it hands to the next, which fails.
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        for policy, transport in _turns(options):
+            work = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
+            settings = {"flush.policy": policy, "replication.transport": transport}
+            try:
+                rounds.append(
+                    measure(work / "cluster", settings, options.rate, options.seconds, runner)
+                )
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
     show(rounds, options.rate, as_json=options.json)
     return 0 if all(one.held for one in rounds) else 1
 
@@ -96,7 +101,13 @@ def _turns(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
                 yield policy, transport
 
 
-def measure(directory: Path, settings: Mapping[str, str], rate: int, seconds: float) -> Round:
+def measure(
+    directory: Path,
+    settings: Mapping[str, str],
+    rate: int,
+    seconds: float,
+    runner: asyncio.Runner,
+) -> Round:
     """Run a cluster with these settings and write to it."""
     layout = prepare_layout(
         directory,
@@ -107,10 +118,8 @@ def measure(directory: Path, settings: Mapping[str, str], rate: int, seconds: fl
     with LocalCluster(layout) as cluster:
         cluster.start()
         cluster.wait_ready()
-        with AdminClient(cluster.bootstrap) as admin:
-            admin.create_topic(TOPIC, 6, 3, {"min.insync.replicas": "2"})
         nodes = [psutil.Process(cluster.pid(plan.node_id)) for plan in layout.plans]
-        return uvloop.run(_write(cluster.bootstrap, nodes, settings, rate, seconds))
+        return runner.run(_write(cluster.bootstrap, nodes, settings, rate, seconds))
 
 
 async def _write(
@@ -120,6 +129,8 @@ async def _write(
     rate: int,
     seconds: float,
 ) -> Round:
+    async with AsyncAdminClient(bootstrap) as admin:
+        await admin.create_topic(TOPIC, 6, 3, {"min.insync.replicas": "2"})
     async with AsyncProducer(bootstrap, acks="all", linger_ms=0) as producer:
         await send(producer, rate, round(rate * _WARM_UP_SECONDS))
         used, own = _cpu_seconds(nodes), time.process_time()
@@ -141,7 +152,16 @@ async def _write(
 async def send(producer: AsyncProducer, rate: int, records: int) -> list[float]:
     """Send so many records, each when it is due; the milliseconds that each one took."""
     times: list[float] = []
-    futures = []
+    failures: list[BaseException] = []
+    # None is kept once it is done: what a collection of thousands takes is not Penstock's time.
+    waiting: set[asyncio.Future[RecordMetadata]] = set()
+
+    def ended(due: float, future: asyncio.Future[RecordMetadata]) -> None:
+        times.append((time.perf_counter() - due) * 1000)
+        waiting.discard(future)
+        if (error := future.exception()) is not None:
+            failures.append(error)
+
     begun = time.perf_counter()
     for number in range(records):
         due = begun + number / rate
@@ -149,11 +169,11 @@ async def send(producer: AsyncProducer, rate: int, records: int) -> list[float]:
         if delay > 0:
             await asyncio.sleep(delay)
         future = await producer.send(TOPIC, _RECORD, partition=number % 6)
-        future.add_done_callback(
-            lambda _, due=due: times.append((time.perf_counter() - due) * 1000)
-        )
-        futures.append(future)
-    await asyncio.gather(*futures)
+        waiting.add(future)
+        future.add_done_callback(partial(ended, due))
+    await asyncio.gather(*waiting)
+    if failures:
+        raise failures[0]
     return times
 
 

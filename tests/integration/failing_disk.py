@@ -18,7 +18,10 @@ _MARKER = ".failing"
 
 
 def fail(directory: Path, *calls: str) -> None:
-    """Let these of "open", "write" and "sync" fail in a data directory from now on."""
+    """Let these of "open", "write", "sync", "name" and "commit" fail in a data directory.
+
+    "name" is for all that make, change and remove names, "commit" for LMDB's transactions.
+    """
     (directory / _MARKER).write_text(" ".join(calls))
 
 
@@ -52,6 +55,29 @@ class FailingDisk(disk.Disk):
     def sync_data(self, fd: int) -> None:
         _check("sync", _path_of(fd))
         super().sync_data(fd)
+
+    def rename(self, source: Path, target: Path) -> None:
+        _check("name", target)
+        super().rename(source, target)
+
+    def link(self, source: Path, target: Path) -> None:
+        _check("name", target)
+        super().link(source, target)
+
+    def remove(self, path: Path) -> None:
+        _check("name", path)
+        super().remove(path)
+
+    def make_directory(self, path: Path) -> None:
+        _check("name", path)
+        super().make_directory(path)
+
+    def sync_directory(self, path: Path) -> None:
+        _check("name", path / _MARKER)
+        super().sync_directory(path)
+
+    def commit(self, environment: Path) -> None:
+        _check("commit", environment)
 
 
 if __name__ == "__main__":

@@ -135,12 +135,14 @@ def leader_address(cluster: Cluster, topic: str, partition: int = 0) -> str:
         assert time.monotonic() < deadline, f"{topic}-{partition} has no leader"
 
 
-def read_all(cluster: Cluster, topic: str, partition: int = 0, at_least: int = 0) -> list[Record]:
-    """Every record below the high watermark, once there are ``at_least`` of them."""
+def read_all(
+    cluster: Cluster, topic: str, partition: int = 0, at_least: int = 0, start: int = 0
+) -> list[Record]:
+    """Every record from ``start`` to the high watermark, once there are ``at_least`` of them."""
     deadline = time.monotonic() + 20
     records: list[Record] = []
     while True:
-        position = records[-1].offset + 1 if records else 0
+        position = records[-1].offset + 1 if records else start
         leader = leader_address(cluster, topic, partition)
         result = fetch_at(leader, topic, position, partition, credentials=cluster.credentials)
         if not result.HasField("error"):

@@ -25,9 +25,9 @@ from penstock.broker.metrics import BrokerMetrics
 from penstock.broker.repair import Repairs
 from penstock.broker.replication.connecting import ReplicationConnector
 from penstock.broker.replication.frame_server import FrameServer
-from penstock.broker.replication.leader import ReplicationServicer
 from penstock.broker.replication.manager import ReplicaManager
 from penstock.broker.replication.reporting import REPORTS_SINCE
+from penstock.broker.replication.servicer import ReplicationServicer
 from penstock.broker.retention import Retention
 from penstock.broker.scrubber import Scrubber
 from penstock.broker.service.admin import AdminServicer
@@ -112,12 +112,14 @@ class Broker:
                 flush_policy=FlushPolicy(config.flush_policy),
                 flush_interval_ms=config.flush_interval_ms,
                 min_free_bytes=config.log_min_free_bytes,
+                preallocate=config.log_preallocate,
             ),
             self._on_durable,
             steady_clock_ms(),
             cluster_id=cluster_id,
             on_directory_failed=self._on_directory_failed,
             on_damage=self._on_damage,
+            on_segment_deleted=metrics.storage.segment_deleted,
             failed=failed_directories,
         )
         self._repairs: Repairs | None = None  # While there are replicas.
@@ -171,6 +173,7 @@ class Broker:
         await retention.start()
         self._undo.append(retention.stop)
         cleaner = self._make_cleaner()
+        self._metrics.storage.cleaning.watch(cleaner)
         await cleaner.start()
         self._undo.append(cleaner.stop)
         self._groups = self._make_groups()
@@ -194,15 +197,18 @@ class Broker:
             count_mended=self._metrics.mended,
         )
         self._undo.append(self._repairs.stop)
-        self._metrics.watch_damage(lambda: self._repairs.damaged_count if self._repairs else 0)
-        tell_of_holes(self._logs, self._repairs.found)
+        repairs = self._repairs
+        self._metrics.watch_damage(lambda: repairs.damaged_count, lambda: repairs.unmendable_count)
+        tell_of_damage(self._logs, self._repairs.found)
         scrubber = Scrubber(
             config.log_directories,
             self._logs,
             self._repairs.found,
             interval_ms=config.scrub_interval_ms,
             bytes_per_second=config.scrub_max_bytes_per_second,
+            counts=self._metrics.storage.scrubbing,
         )
+        self._metrics.storage.scrubbing.watch(scrubber, config.log_directories)
         await scrubber.start()
         self._undo.append(scrubber.stop)
 
@@ -261,6 +267,7 @@ class Broker:
                 dedupe_buffer_bytes=config.log_cleaner_dedupe_buffer_bytes,
                 backoff_ms=config.log_cleaner_backoff_ms,
             ),
+            counts=self._metrics.storage.cleaning,
         )
 
     def _make_groups(self) -> GroupCoordinator:
@@ -298,6 +305,7 @@ class Broker:
             self._image,
             self._offsets_topic.ensure,
             self._link.require_founded,
+            self._replicas.why_out_of_sync,
         )
         log_pb2_grpc.add_LogServicer_to_server(
             LogServicer(self._replicas, self._image, self._metrics), guarded
@@ -436,6 +444,8 @@ class Broker:
 
     def _on_durable(self, partition_log: PartitionLog) -> None:
         self._replicas.on_durable(partition_log)
+        if self._repairs is not None:
+            self._repairs.on_log_moved(partition_log)
 
     def _on_damage(self, partition_log: PartitionLog, offset: int) -> None:
         if self._repairs is not None:  # Before that nothing is served.
@@ -475,10 +485,10 @@ class Broker:
         await asyncio.to_thread(self._logs.close)
 
 
-def tell_of_holes(logs: LogManager, found: Callable[[PartitionLog, int], None]) -> None:
-    """Have what is missing in the logs copied from other replicas, as it was seen at the start."""
+def tell_of_damage(logs: LogManager, found: Callable[[PartitionLog, int], None]) -> None:
+    """Have the logs mended of what is missing at the start, or was known to be damaged before."""
     for partition_log in logs.logs():
-        for offset in partition_log.holes:
+        for offset in (*partition_log.holes, *partition_log.noted_damage):
             found(partition_log, offset)
 
 

@@ -148,6 +148,11 @@ class NodeConfig:
     )
     flush_interval_ms: int = _key(1000, "How often flush.policy=interval flushes.", low=10)
     log_min_free_bytes: int = _shared("log.min.free.bytes")
+    log_preallocate: bool = _key(
+        False,
+        "Whether a segment gets all of its segment.bytes on the disk with its first record, where "
+        "the topic's preallocate says nothing.",
+    )
     log_cleaner_threads: int = _key(
         1, "So many logs are compacted side by side; 0: none ever is.", high=64
     )

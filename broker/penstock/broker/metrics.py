@@ -9,6 +9,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
 from penstock.broker.core.partition_events import IsrChanged, OutOfSync
+from penstock.broker.storage_metrics import StorageMetrics
 from penstock.v1 import log_pb2
 from penstock.wire.errors import ERRORS, AddressInUseError, ErrorCode, PenstockError
 from penstock.wire.transport import parse_address
@@ -19,6 +20,7 @@ class BrokerMetrics:
 
     def __init__(self) -> None:
         self.registry: Final = CollectorRegistry()
+        self.storage: Final = StorageMetrics(self.registry)
         self._produced_bytes = Counter(
             "penstock_produced_bytes", "Bytes of record batches appended", registry=self.registry
         )
@@ -102,8 +104,13 @@ class BrokerMetrics:
             self._isr_left[why].inc()
         self._isr_joined.inc(len(change.joined))
 
-    def watch_damage(self, replicas: Callable[[], int]) -> None:
-        """Show what this counts, asked in the metrics' own thread. To be called once."""
+    def watch_damage(self, replicas: Callable[[], int], unmendable: Callable[[], int]) -> None:
+        """Show what these count, asked in the metrics' own thread. To be called once."""
+        Gauge(
+            "penstock_unmendable_replicas",
+            "Damaged replicas of this broker that no replica in sync can mend now",
+            registry=self.registry,
+        ).set_function(unmendable)
         Gauge(
             "penstock_damaged_replicas",
             "Replicas of this broker with batches that fail their checksum and are not mended yet",

@@ -5,27 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final, Protocol
 
-import grpc
 import structlog
-from grpc import aio
 
 from penstock.broker.core.metadata_image import MetadataImage
+from penstock.broker.leader_reads import LeaderReads
 from penstock.broker.replication.fetch import next_offset_after
 from penstock.broker.replication.ports import ChannelFactory
 from penstock.broker.storage.damage import Damage, Examination, Findings, mend, patch_of
+from penstock.broker.storage.damage_notes import noting
 from penstock.broker.storage.log import PartitionLog
+from penstock.broker.storage.lost_ranges import LostRange, way_on
 from penstock.broker.storage.segment import Segment
-from penstock.v1 import replication_pb2
-from penstock.v1.replication_pb2_grpc import ReplicationStub
 from penstock.wire.errors import (
     CorruptRecordError,
     NetworkError,
     OffsetOutOfRangeError,
     PenstockError,
-    error_from_proto,
 )
 from penstock.wire.ids import TopicIdPartition
 
@@ -38,8 +38,6 @@ GIVEN_UP_S: Final = 3600.0
 """After so long what could not be mended is tried again, or as soon as another one leads."""
 
 _ATTEMPTS: Final = 3
-_READ_BYTES: Final = 256 * 1024
-_TIMEOUT_S: Final = 10.0
 _MIN_BACKOFF_S: Final = 0.1
 _MAX_BACKOFF_S: Final = 10.0
 _LOOK_AGAIN_S: Final = 0.5  # So often it is seen how far a copy has come.
@@ -66,7 +64,24 @@ class Replicas(Protocol):
 
 
 class CannotBeMendedError(Exception):
-    """No replica has what is missing here, as far as can be told. Says why."""
+    """No replica in sync has what is missing here, as far as can be told. Says why, and what."""
+
+    def __init__(self, reason: str, *damages: Damage, next_step: str = "") -> None:
+        super().__init__(reason)
+        self._damages = damages
+        self.next_step = next_step  # Where it is another one than to give these records up.
+
+    def lost_of(self, path: Path) -> list[LostRange]:
+        """What is lost of the segment ``path``."""
+        return [
+            LostRange(
+                one.offset,
+                one.end_offset,
+                str(self),
+                f"{one.what}; segment {path}, byte {one.position}",
+            )
+            for one in self._damages
+        ]
 
 
 class Repairs:
@@ -81,6 +96,10 @@ class Repairs:
     compacted each for itself, the whole log is dropped and copied anew, once the leader was seen to
     have all of it sound. Nothing less would do: a record that compaction took away here, with the
     tombstone that deleted it, could come back with a part of the leader's log.
+
+    What can't be mended now (the leader has it not either, or nobody else is in sync) is told, and
+    tried again after an hour, or as soon as another replica leads or is in sync, or the records up
+    to behind it were deleted.
     """
 
     def __init__(
@@ -99,12 +118,14 @@ class Repairs:
         self._image = image
         self._replicas = replicas
         self._get_log = get_log
-        self._broker_epoch = broker_epoch
-        self._channel_factory = channel_factory
+        self._reads = partial(LeaderReads, node_id, image, broker_epoch, channel_factory)
         self._count_damaged = count_damaged
         self._count_mended = count_mended
         self._segments: dict[TopicIdPartition, set[int]] = {}  # Base offsets, still to be mended.
         self._tasks: dict[TopicIdPartition, asyncio.Task[None]] = {}
+        # Of those that can't be mended now: what is lost, by segment.
+        self._lost: dict[TopicIdPartition, dict[int, list[LostRange]]] = {}
+        self._noted: dict[TopicIdPartition, frozenset[int]] = {}  # The same, as it is on the disk.
         self._told: set[tuple[TopicIdPartition, int]] = set()
         self._moved = asyncio.Event()  # Set, and replaced, when the metadata moved on.
         self._stopped = False
@@ -114,8 +135,17 @@ class Repairs:
         """How many replicas are damaged. Safe on any thread."""
         return len(self._segments)
 
+    @property
+    def unmendable_count(self) -> int:
+        """How many of them nobody can mend now. Safe on any thread."""
+        return len(self._lost)
+
     def found(self, log: PartitionLog, offset: int) -> None:
-        """A batch in the segment that holds ``offset`` is not sound. Called again and again."""
+        """A batch in the segment that holds ``offset`` is not sound. Called again and again.
+
+        What a start knew of is reported at once: the broker is to be let in only after that, so
+        that nobody takes the replica for whole meanwhile.
+        """
         key = log.key
         base_offset = log.files.segment_of(offset).base_offset
         if self._stopped:
@@ -124,14 +154,27 @@ class Repairs:
         if base_offset in waiting:
             return
         waiting.add(base_offset)
+        if offset in log.holes or offset in log.noted_damage:
+            what = f"{log.name}: it was damaged at its start, at or after offset {offset}"
+            self._replicas.set_damaged(key, CorruptRecordError(what))
         if key not in self._tasks:
             self._tasks[key] = asyncio.create_task(self._run(key))
+        elif key in self._lost:
+            self._look_again()
 
     def on_metadata(self) -> None:
         """The metadata have moved on: another may lead what is damaged here."""
         if self._segments:
-            self._moved.set()
-            self._moved = asyncio.Event()
+            self._look_again()
+
+    def on_log_moved(self, log: PartitionLog) -> None:
+        """What is lost of the log may have been deleted. Called often."""
+        if log.key in self._lost:
+            self._look_again()
+
+    def _look_again(self) -> None:
+        self._moved.set()
+        self._moved = asyncio.Event()
 
     async def stop(self) -> None:
         """Mend nothing more."""
@@ -144,8 +187,9 @@ class Repairs:
     # --- one partition ---------------------------------------------------------------------------
 
     async def _run(self, key: TopicIdPartition) -> None:
+        reads = self._reads()
         try:
-            await self._mend_all(key, self._segments[key])
+            await self._mend_all(key, self._segments[key], reads)
         except Exception:
             # Of what is not mended nobody may be told that it is sound.
             logger.exception("mending failed", topic_partition_id=str(key))
@@ -153,17 +197,32 @@ class Repairs:
             self._replicas.set_sound(key)
         finally:
             del self._segments[key], self._tasks[key]
+            self._lost.pop(key, None)
+            self._noted.pop(key, None)
+            await reads.close()
 
-    async def _mend_all(self, key: TopicIdPartition, waiting: set[int]) -> None:
+    async def _mend_all(self, key: TopicIdPartition, waiting: set[int], reads: LeaderReads) -> None:
         """Mend these segments, and those that come in meanwhile; or until the log is gone."""
         backoff_s, told = _MIN_BACKOFF_S, ""
-        while waiting and (log := self._get_log(key)) is not None:
-            base_offset = min(waiting)
+        given_up: set[int] = set()  # For now.
+        while (log := self._get_log(key)) is not None:
+            await self._note(log, frozenset(waiting))
+            if not waiting:
+                log.holes = log.noted_damage = ()
+                return
+            base_offset = min(waiting - given_up, default=-1)
+            if base_offset < 0:
+                await reads.close()
+                await self._until_worth_another_try(log, waiting)
+                given_up.clear()
+                continue
             try:
-                await self._mend_segment(log, base_offset)
+                await self._mend_segment(log, base_offset, reads)
             except CannotBeMendedError as error:
-                _say_given_up(log, str(error))
-                await self._until_worth_another_try(log)
+                lost = error.lost_of(log.files.segment_of(base_offset).path)
+                _say_given_up(log, lost, error.next_step)
+                given_up.add(base_offset)
+                self._note_lost(log, base_offset, lost)
                 continue
             except PenstockError as error:
                 if error.message != told:
@@ -173,21 +232,59 @@ class Repairs:
                 backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
                 continue
             waiting.discard(base_offset)
+            self._note_lost(log, base_offset, [])
             backoff_s = _MIN_BACKOFF_S
 
-    async def _until_worth_another_try(self, log: PartitionLog) -> None:
-        leader = self._leader_of(log.key)
+    def _note_lost(self, log: PartitionLog, base_offset: int, ranges: list[LostRange]) -> None:
+        """Have readers and operators told what of a segment nobody can mend now."""
+        lost = {**self._lost.pop(log.key, {}), base_offset: ranges}
+        log.lost = [one for some in lost.values() for one in some]
+        if log.lost:
+            self._lost[log.key] = lost
+
+    async def _note(self, log: PartitionLog, waiting: frozenset[int]) -> None:
+        """Have a restart know what is damaged. For want of room it is tried again before long."""
+        if self._noted.get(log.key) == waiting:
+            return
+        try:
+            await asyncio.to_thread(noting(log, waiting))
+        except OSError as error:
+            if log.is_closed:
+                return  # Its directory has another name by now.
+            failure = log.home.translate(error, f"noting what is damaged of {log.name}")
+            logger.warning("damage not noted", partition=log.name, reason=failure.message)
+        else:
+            self._noted[log.key] = waiting
+
+    async def _until_worth_another_try(self, log: PartitionLog, waiting: set[int]) -> None:
+        known = self._what_may_help(log, waiting)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GIVEN_UP_S):
-                while self._get_log(log.key) is log and self._leader_of(log.key) == leader:
+                while (
+                    self._get_log(log.key) is log
+                    and self._what_may_help(log, waiting) == known
+                    and all(one.end_offset > log.log_start_offset for one in log.lost)
+                ):
                     await self._moved.wait()
+
+    def _what_may_help(self, log: PartitionLog, waiting: set[int]) -> tuple[object, ...]:
+        """What is another when it is worth while to try again what could not be mended."""
+        alone, start = self._is_alone(log.key), log.log_start_offset
+        return self._leader_of(log.key), alone, start, sorted(waiting)
+
+    def _is_alone(self, key: TopicIdPartition) -> bool:
+        """Whether nobody else is in sync, so that nobody can lead in this replica's stead."""
+        record = self._image.partition_by_id(key)
+        return record is not None and not set(record.isr).difference(
+            record.offline_replicas, (self._node_id,)
+        )
 
     def _leader_of(self, key: TopicIdPartition) -> tuple[int, int]:
         """Who leads, and in which leader epoch; -1 each while it is not known."""
         record = self._image.partition_by_id(key)
         return (-1, -1) if record is None else (record.leader, record.leader_epoch)
 
-    async def _mend_segment(self, log: PartitionLog, base_offset: int) -> None:
+    async def _mend_segment(self, log: PartitionLog, base_offset: int, reads: LeaderReads) -> None:
         """Look at the segment, and mend it, until all of it is sound."""
         mended: Counter[int] = Counter()
         while True:
@@ -202,7 +299,7 @@ class Repairs:
                     await mend_index(log, segment)
                 return
             self._tell(log, segment, findings)
-            await self._until_out_of_sync(log, findings.damages[0])
+            await self._until_out_of_sync(log, findings.damages)
             for damage in findings.damages:
                 if _segment_at(log, base_offset) is not segment:
                     break  # All of it was copied anew.
@@ -210,9 +307,10 @@ class Repairs:
                 if mended[damage.offset] > _ATTEMPTS:
                     raise CannotBeMendedError(
                         f"offset {damage.offset} was mended {_ATTEMPTS} times and is read as "
-                        "damaged all the same: the disk or the memory is at fault"
+                        "damaged all the same: the disk or the memory is at fault",
+                        damage,
                     )
-                await self._mend(log, segment, damage)
+                await self._mend(log, segment, damage, reads)
 
     async def _examine(self, log: PartitionLog, segment: Segment) -> Findings:
         examination = Examination(log, segment)
@@ -232,6 +330,7 @@ class Repairs:
                 "damaged batch found",
                 partition=log.name,
                 offset=damage.offset,
+                end_offset=damage.end_offset,
                 segment=str(segment.path),
                 position=damage.position,
                 reason=damage.what,
@@ -239,27 +338,35 @@ class Repairs:
                 "one; check the disk and its cables, for this should not happen",
             )
 
-    async def _until_out_of_sync(self, log: PartitionLog, damage: Damage) -> None:
-        """Have the controllers take the replica out of the in-sync set, and another one lead."""
-        key = log.key
+    async def _until_out_of_sync(self, log: PartitionLog, damages: Sequence[Damage]) -> None:
+        """Have the controllers take the replica out of the in-sync set, and another one lead.
+
+        Raises CannotBeMendedError while there is no other one.
+        """
+        key, damage = log.key, damages[0]
         while not self._replicas.may_mend(key):
             if self._get_log(key) is not log:
                 raise CorruptRecordError("the log is no longer here")
             self._replicas.set_damaged(key, CorruptRecordError(f"{log.name}: {damage.what}"))
+            if self._is_alone(key):
+                raise CannotBeMendedError("no other replica is in sync", *damages)
             moved = self._moved
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ASK_AGAIN_S):
                     await moved.wait()
 
-    async def _mend(self, log: PartitionLog, segment: Segment, damage: Damage) -> None:
+    async def _mend(
+        self, log: PartitionLog, segment: Segment, damage: Damage, reads: LeaderReads
+    ) -> None:
         if damage.is_hole:
-            await self._copy_anew(log, "there is no place for what is missing between two segments")
+            what = "there is no place for what is missing between two segments"
+            await self._copy_anew(log, reads, damage, what)
             return
         try:
-            sound = await self._read_from_leader(log.key, damage.offset)
+            sound = await reads.read(log.key, damage.offset)
         except CorruptRecordError as error:
             raise CannotBeMendedError(
-                f"the leader has not got it either: {error.message}"
+                f"the leader has not got it either: {error.message}", damage
             ) from None
         except OffsetOutOfRangeError:
             if damage.offset >= log.log_start_offset:
@@ -270,9 +377,8 @@ class Repairs:
             return  # It is looked at again.
         patch = patch_of(log, segment, damage, sound)
         if patch is None:
-            await self._copy_anew(
-                log, "the leader's batches do not fit in the place of the damaged ones"
-            )
+            what = "the leader's batches do not fit in the place of the damaged ones"
+            await self._copy_anew(log, reads, damage, what)
             return
         sync = mend(log, segment, damage, patch)
         try:
@@ -289,10 +395,12 @@ class Repairs:
             bytes=len(patch),
         )
 
-    async def _copy_anew(self, log: PartitionLog, reason: str) -> None:
+    async def _copy_anew(
+        self, log: PartitionLog, reads: LeaderReads, damage: Damage, reason: str
+    ) -> None:
         """Have all of the log sent again, as far as it went; returns when that is done."""
         key = log.key
-        end_offset = await self._end_of_what_the_leader_has(log, reason)
+        end_offset = await _end_of_what_the_leader_has(log, reads, damage, reason)
         leader = self._leader_of(key)
         if not self._replicas.copy_anew(key):
             raise NetworkError("it can't be copied anew now: it is in sync, leads or has no room")
@@ -314,71 +422,43 @@ class Repairs:
             self._count_mended()
         logger.info("damaged log was copied anew", partition=log.name)
 
-    async def _end_of_what_the_leader_has(self, log: PartitionLog, reason: str) -> int:
-        """Read everything that is here at the leader, where it must be sound; up to where it is.
 
-        What is sound here may be all there is of it: nothing is dropped that the leader has not.
-        """
-        offset, end_offset = log.log_start_offset, log.log_end_offset
-        while offset < end_offset:
-            try:
-                records = await self._read_from_leader(log.key, offset)
-            except CorruptRecordError as error:
-                raise CannotBeMendedError(
-                    f"{reason}, and the leader's log is damaged as well, so that this one is not "
-                    f"copied anew: {error.message}"
-                ) from None
-            if not records:
-                return offset
-            offset = next_offset_after(records)
-        return end_offset
+async def _end_of_what_the_leader_has(
+    log: PartitionLog, reads: LeaderReads, damage: Damage, reason: str
+) -> int:
+    """Read everything that is here at the leader, where it must be sound; up to where it is.
 
-    async def _read_from_leader(self, key: TopicIdPartition, offset: int) -> bytes:
-        """Batches from ``offset`` on, as the leader has them. Raises PenstockError."""
-        record = self._image.partition_by_id(key)
-        leader = None if record is None else self._image.brokers.get(record.leader)
-        if record is None or leader is None:
-            raise NetworkError("the partition has no leader to copy from now")
-        request = replication_pb2.ReadBatchesRequest(
-            hello=replication_pb2.FollowerHello(
-                cluster_id=self._image.cluster_id,
-                node_id=self._node_id,
-                broker_epoch=self._broker_epoch(),
-            ),
-            partition=replication_pb2.ReplicaPartition(
-                topic_id=key.topic_id, partition=key.partition
-            ),
-            leader_epoch=record.leader_epoch,
-            offset=offset,
-            max_bytes=_READ_BYTES,
-        )
+    What is sound here may be all there is of it: nothing is dropped that the leader has not.
+    """
+    offset, end_offset = log.log_start_offset, log.log_end_offset
+    while offset < end_offset:
         try:
-            channel = await self._channel_factory(leader.node_id, leader.host, leader.port)
-            try:
-                stub: Any = ReplicationStub(channel)
-                response = await stub.ReadBatches(request, timeout=_TIMEOUT_S)
-            finally:
-                await channel.close(None)
-        except aio.AioRpcError as error:
-            code = error.code()
-            name = code.name if isinstance(code, grpc.StatusCode) else str(code)
-            raise NetworkError(f"broker {leader.node_id}: {name} {error.details()}") from error
-        if response.HasField("error"):
-            raise error_from_proto(response.error)
-        return bytes(response.records)
+            records = await reads.read(log.key, offset)
+        except CorruptRecordError as error:
+            raise CannotBeMendedError(
+                f"{reason}, and the leader's log is damaged as well, so that this one is not "
+                f"copied anew: {error.message}",
+                damage,
+                next_step="what the leader lacks has to be mended or deleted first: see its log",
+            ) from None
+        if not records:
+            return offset
+        offset = next_offset_after(records)
+    return end_offset
 
 
-def _say_given_up(log: PartitionLog, reason: str) -> None:
-    logger.error(
-        "log can't be mended",
-        partition=log.name,
-        directory=str(log.directory),
-        reason=reason,
-        next_step="the replica stays out of sync; it is tried again in an hour, or under another "
-        "leader. If another replica has all records, stop this broker, move the directory away and "
-        "start it again: it then copies the partition anew from its leader. What none has is lost: "
-        "delete the records up to behind it",
-    )
+def _say_given_up(log: PartitionLog, lost: Sequence[LostRange], next_step: str) -> None:
+    for one in lost:
+        logger.error(
+            "log can't be mended",
+            partition=log.name,
+            directory=str(log.directory),
+            offset=one.offset,
+            end_offset=one.end_offset,
+            damage=one.place,
+            reason=one.reason,
+            next_step=next_step or way_on(log.partition, one.end_offset),
+        )
 
 
 async def mend_index(log: PartitionLog, segment: Segment) -> None:

@@ -41,6 +41,28 @@ class Logs(Protocol):
         ...
 
 
+class Counts(Protocol):
+    """Hears what the scrubber does."""
+
+    def scrubbed(self, size_bytes: int) -> None:
+        """So many bytes were read. Called in the scrubber's threads."""
+        ...
+
+    def segment_damaged(self) -> None:
+        """A segment was found damaged, or its index files were, which are made anew."""
+        ...
+
+
+class Uncounted:
+    """Counts nothing."""
+
+    def scrubbed(self, size_bytes: int) -> None:
+        """Forget it."""
+
+    def segment_damaged(self) -> None:
+        """Forget it."""
+
+
 class Progress(NamedTuple):
     """How far a round through a directory has come; it outlives the process.
 
@@ -70,6 +92,17 @@ class Progress(NamedTuple):
         return cls(began_ms, key, int(segment))
 
 
+class Round(NamedTuple):
+    """A round through a directory, as people follow it.
+
+    ``began_ms`` is the wall clock's, and 0 before there was one; ``share`` is 1 when all partitions
+    of the directory were read.
+    """
+
+    began_ms: int
+    share: float
+
+
 _START: Final = TopicIdPartition(TopicId(b""), 0)
 """Before every partition."""
 
@@ -90,6 +123,7 @@ class Scrubber:
         *,
         interval_ms: int,
         bytes_per_second: int,
+        counts: Counts | None = None,
         wall_clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._directories = directories
@@ -97,10 +131,16 @@ class Scrubber:
         self._found = found
         self._interval_ms = interval_ms
         self._bytes_per_second = bytes_per_second
+        self._counts = counts or Uncounted()
         self._wall_clock_ms = wall_clock_ms
+        self._rounds = dict.fromkeys(directories, Round(0, 0.0))
         self._tasks: list[asyncio.Task[None]] = []
         self._threads = ThreadPoolExecutor(max(len(directories), 1), "scrub")
         self._ending = threading.Event()
+
+    def round(self, path: Path) -> Round:
+        """How far the newest round through a data directory is. Safe on any thread."""
+        return self._rounds[path]
 
     async def start(self) -> None:
         """Begin to read, or go on where the last process stopped."""
@@ -117,6 +157,7 @@ class Scrubber:
 
     async def _run(self, path: Path) -> None:
         progress = _load(path) or Progress(self._wall_clock_ms(), _START)
+        self._rounds[path] = Round(progress.began_ms, float(progress.partition is None))
         while True:
             if progress.partition is not None:
                 progress = await self.scrub(path, progress)
@@ -131,7 +172,11 @@ class Scrubber:
         loop = asyncio.get_running_loop()
         saved_s = loop.time()
         first = progress.partition or _START
-        for key in sorted(key for key in self._logs.held_in(path) if key >= first):
+        keys = sorted(self._logs.held_in(path))
+        for number, key in enumerate(keys):
+            if key < first:
+                continue
+            self._rounds[path] = Round(progress.began_ms, number / len(keys))
             at = progress.segment if key == first else 0
             while (due := self._next_segment(key, at)) is not None:
                 log, segment = due
@@ -142,6 +187,7 @@ class Scrubber:
                     await self._save(path, progress)
                     saved_s = loop.time()
             await asyncio.sleep(0)
+        self._rounds[path] = Round(progress.began_ms, 1.0)
         return Progress(progress.began_ms)
 
     def _next_segment(self, key: TopicIdPartition, at: int) -> tuple[PartitionLog, Segment] | None:
@@ -159,6 +205,8 @@ class Scrubber:
                 return
             if findings.error is not None:
                 raise log.home.translate(findings.error, f"reading {segment.path}")
+            if findings.damages or findings.index_is_damaged:
+                self._counts.segment_damaged()
             if findings.damages:
                 self._found(log, findings.damages[0].offset)
             elif findings.index_is_damaged:
@@ -171,6 +219,7 @@ class Scrubber:
         await loop.run_in_executor(self._threads, _save, path, progress)
 
     def _pace(self, size_bytes: int) -> None:
+        self._counts.scrubbed(size_bytes)
         self._ending.wait(size_bytes / self._bytes_per_second)
 
 

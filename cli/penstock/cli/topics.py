@@ -127,7 +127,11 @@ def describe(
     bootstrap: Bootstrap = None,
     output: Output = None,
 ) -> None:
-    """Show topics with the leader, the replicas and the in-sync replicas of each partition."""
+    """Show topics with the leader, the replicas and the in-sync replicas of each partition.
+
+    Also why the others are out of sync, as the leaders see it: slow, stuck, bootstrapping, offline,
+    damaged, or unknown where a leader does not answer.
+    """
     settings = resolve(ctx, bootstrap, output)
     with admin_client(settings) as admin:
         wanted = names or sorted(topic.name for topic in admin.list_topics())
@@ -137,7 +141,7 @@ def describe(
                     print(f"Topic: {name}")
                 print_configs(settings, admin.describe_configs(name))
             return
-        topics = list(admin.describe_topics(wanted)) if wanted else []
+        topics = list(admin.describe_topics(wanted, out_of_sync=True)) if wanted else []
     if settings.as_json:
         print_json([_topic_json(topic) for topic in topics])
         return
@@ -153,7 +157,7 @@ def _print_topic(topic: TopicDescription) -> None:
         f"ReplicationFactor: {topic.replication_factor}  Configs: {configs or '-'}"
     )
     print_table(
-        ("Partition", "Leader", "Replicas", "Isr", "Elr", "Offline"),
+        ("Partition", "Leader", "Replicas", "Isr", "Elr", "Offline", "OutOfSync"),
         [
             (
                 entry.partition,
@@ -162,6 +166,7 @@ def _print_topic(topic: TopicDescription) -> None:
                 entry.isr,
                 entry.elr or None,
                 entry.offline or None,
+                ", ".join(f"{one.node_id} {one.reason}" for one in entry.out_of_sync or ()) or None,
             )
             for entry in topic.partitions
         ],

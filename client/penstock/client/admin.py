@@ -105,11 +105,16 @@ class AdminClient:
         """Every topic, by name."""
         return self._run(self._client.list_topics, include_internal=include_internal)
 
-    def describe_topics(self, names: Iterable[str]) -> list[TopicDescription]:
+    def describe_topics(
+        self, names: Iterable[str], *, out_of_sync: bool = False
+    ) -> list[TopicDescription]:
         """The topics named, in that order. Raises UnknownTopicOrPartitionError for the first
         that does not exist.
+
+        With ``out_of_sync`` the partitions say why replicas are not in sync. Leaders alone know, so
+        that those of partitions with such replicas are asked as well, for a second at most.
         """
-        return self._run(self._client.describe_topics, names)
+        return self._run(self._client.describe_topics, names, out_of_sync=out_of_sync)
 
     def create_partitions(
         self,

@@ -11,6 +11,7 @@ from penstock.client.descriptions import (
     ConfigEntry,
     GroupDescription,
     MemberDescription,
+    OutOfSyncReplica,
     PartitionDescription,
     PartitionReassignment,
     QuorumDescription,
@@ -29,6 +30,15 @@ _ROLES: Final[Mapping[int, str]] = {
 }
 
 
+_REASONS: Final[Mapping[int, str]] = {
+    metadata_pb2.OUT_OF_SYNC_REASON_SLOW: "slow",
+    metadata_pb2.OUT_OF_SYNC_REASON_STUCK: "stuck",
+    metadata_pb2.OUT_OF_SYNC_REASON_BOOTSTRAPPING: "bootstrapping",
+    metadata_pb2.OUT_OF_SYNC_REASON_OFFLINE: "offline",
+    metadata_pb2.OUT_OF_SYNC_REASON_DAMAGED: "damaged",
+}
+
+
 def topic_id_text(topic_id: bytes) -> str:
     """A topic's id as a UUID."""
     return format_topic_id(topic_id)
@@ -44,8 +54,8 @@ def partition_proto(entry: TopicPartition) -> common_pb2.TopicPartition:
     return common_pb2.TopicPartition(topic=entry.topic, partition=entry.partition)
 
 
-def topic(proto: metadata_pb2.TopicDescription) -> TopicDescription:
-    """A topic."""
+def topic(proto: metadata_pb2.TopicDescription, *, out_of_sync: bool = False) -> TopicDescription:
+    """A topic; ``out_of_sync``: it was asked why replicas are not in sync."""
     return TopicDescription(
         name=proto.name,
         topic_id=topic_id_text(proto.topic_id),
@@ -61,6 +71,12 @@ def topic(proto: metadata_pb2.TopicDescription) -> TopicDescription:
                 elr=tuple(entry.elr),
                 offline=tuple(entry.offline_replicas),
                 partition_epoch=entry.partition_epoch,
+                out_of_sync=tuple(
+                    OutOfSyncReplica(one.node_id, _REASONS.get(one.reason, "unknown"))
+                    for one in entry.out_of_sync
+                )
+                if out_of_sync
+                else None,
             )
             for entry in proto.partitions
         ),

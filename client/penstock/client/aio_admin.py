@@ -20,6 +20,7 @@ from penstock.client.descriptions import (
     TopicDescription,
 )
 from penstock.client.model import OffsetAndMetadata, OffsetAndTimestamp
+from penstock.client.out_of_sync import ask_why
 from penstock.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -131,14 +132,21 @@ class AsyncAdminClient(PartitionAdmin, ClusterAdmin):
         topics = [admin_values.topic(entry) for entry in response.topics]
         return sorted(topics, key=lambda topic: topic.name)
 
-    async def describe_topics(self, names: Iterable[str]) -> list[TopicDescription]:
+    async def describe_topics(
+        self, names: Iterable[str], *, out_of_sync: bool = False
+    ) -> list[TopicDescription]:
         """The topics named, in that order. See ``AdminClient.describe_topics``."""
         wanted = arguments.topics(names, "names")
         if not wanted:
             return []
-        request = metadata_pb2.DescribeTopicsRequest(topics=wanted)
+        why = arguments.flag("out_of_sync", out_of_sync)
+        request = metadata_pb2.DescribeTopicsRequest(topics=wanted, out_of_sync=why)
         response = await self._ask("DescribeTopics", request, _all_described)
-        by_name = {entry.name: admin_values.topic(entry) for entry in response.topics}
+        if why:
+            await ask_why(self._cluster, response)
+        by_name = {
+            entry.name: admin_values.topic(entry, out_of_sync=why) for entry in response.topics
+        }
         return [by_name[name] for name in wanted]
 
     async def create_partitions(

@@ -46,10 +46,24 @@ class ClusterDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class OutOfSyncReplica:
+    """A replica that is not in sync.
+
+    ``reason`` is slow (it acknowledges, and never has all), stuck (it acknowledges nothing new),
+    bootstrapping (it copies what it lacks), offline (its broker is down or stopping, or its disk
+    failed), damaged (its log is, and is to be mended) or unknown: the leader could not be asked.
+    """
+
+    node_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionDescription:
     """A partition: ``leader`` is -1 while there is none; the first replica is preferred.
 
     ``offline`` are replicas that their live brokers can't serve: a disk failed, a log is damaged.
+    ``out_of_sync`` has every replica that is not in ``isr``; it is None where that was not asked.
     """
 
     partition: int
@@ -60,6 +74,7 @@ class PartitionDescription:
     elr: tuple[int, ...]
     partition_epoch: int
     offline: tuple[int, ...] = ()
+    out_of_sync: tuple[OutOfSyncReplica, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

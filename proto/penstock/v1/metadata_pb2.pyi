@@ -20,6 +20,42 @@ else:
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
+class _OutOfSyncReason:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _OutOfSyncReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_OutOfSyncReason.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    OUT_OF_SYNC_REASON_UNSPECIFIED: _OutOfSyncReason.ValueType  # 0
+    """Not stated: not known."""
+    OUT_OF_SYNC_REASON_SLOW: _OutOfSyncReason.ValueType  # 1
+    """It acknowledges, and yet had not all for replica.lag.time.max.ms."""
+    OUT_OF_SYNC_REASON_STUCK: _OutOfSyncReason.ValueType  # 2
+    """It lacks something and has acknowledged nothing new for as long."""
+    OUT_OF_SYNC_REASON_BOOTSTRAPPING: _OutOfSyncReason.ValueType  # 3
+    """It is new or back and copies what it lacks, or is about to join."""
+    OUT_OF_SYNC_REASON_OFFLINE: _OutOfSyncReason.ValueType  # 4
+    """Its broker is down or stopping, or its disk failed."""
+    OUT_OF_SYNC_REASON_DAMAGED: _OutOfSyncReason.ValueType  # 5
+    """A part of its log can't be read, and is to be mended."""
+
+class OutOfSyncReason(_OutOfSyncReason, metaclass=_OutOfSyncReasonEnumTypeWrapper):
+    """OutOfSyncReason is why a replica is not in sync."""
+
+OUT_OF_SYNC_REASON_UNSPECIFIED: OutOfSyncReason.ValueType  # 0
+"""Not stated: not known."""
+OUT_OF_SYNC_REASON_SLOW: OutOfSyncReason.ValueType  # 1
+"""It acknowledges, and yet had not all for replica.lag.time.max.ms."""
+OUT_OF_SYNC_REASON_STUCK: OutOfSyncReason.ValueType  # 2
+"""It lacks something and has acknowledged nothing new for as long."""
+OUT_OF_SYNC_REASON_BOOTSTRAPPING: OutOfSyncReason.ValueType  # 3
+"""It is new or back and copies what it lacks, or is about to join."""
+OUT_OF_SYNC_REASON_OFFLINE: OutOfSyncReason.ValueType  # 4
+"""Its broker is down or stopping, or its disk failed."""
+OUT_OF_SYNC_REASON_DAMAGED: OutOfSyncReason.ValueType  # 5
+"""A part of its log can't be read, and is to be mended."""
+global___OutOfSyncReason = OutOfSyncReason
+
 class _CoordinatorType:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -164,10 +200,13 @@ class DescribeTopicsRequest(google.protobuf.message.Message):
     ALL_TOPICS_FIELD_NUMBER: builtins.int
     INCLUDE_INTERNAL_FIELD_NUMBER: builtins.int
     TOPIC_IDS_FIELD_NUMBER: builtins.int
+    OUT_OF_SYNC_FIELD_NUMBER: builtins.int
     all_topics: builtins.bool
     """Every topic."""
     include_internal: builtins.bool
     """Include internal topics when all_topics is set."""
+    out_of_sync: builtins.bool
+    """Say why replicas are out of sync, as far as the broker that is asked knows."""
     @property
     def topics(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The names; with all_topics they are ignored."""
@@ -183,8 +222,9 @@ class DescribeTopicsRequest(google.protobuf.message.Message):
         all_topics: builtins.bool = ...,
         include_internal: builtins.bool = ...,
         topic_ids: collections.abc.Iterable[builtins.bytes] | None = ...,
+        out_of_sync: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["all_topics", b"all_topics", "include_internal", b"include_internal", "topic_ids", b"topic_ids", "topics", b"topics"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["all_topics", b"all_topics", "include_internal", b"include_internal", "out_of_sync", b"out_of_sync", "topic_ids", b"topic_ids", "topics", b"topics"]) -> None: ...
 
 global___DescribeTopicsRequest = DescribeTopicsRequest
 
@@ -307,6 +347,7 @@ class PartitionDescription(google.protobuf.message.Message):
     ELR_FIELD_NUMBER: builtins.int
     PARTITION_EPOCH_FIELD_NUMBER: builtins.int
     OFFLINE_REPLICAS_FIELD_NUMBER: builtins.int
+    OUT_OF_SYNC_FIELD_NUMBER: builtins.int
     partition: builtins.int
     """The number."""
     leader: builtins.int
@@ -331,6 +372,12 @@ class PartitionDescription(google.protobuf.message.Message):
     def offline_replicas(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Replicas that their live brokers can't serve: a disk failed, or the log is damaged."""
 
+    @property
+    def out_of_sync(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___OutOfSyncReplica]:
+        """Why replicas are not in sync, where the request asks for it: of a partition that the answering
+        broker leads, all that are not; of others at most its own replica, which it can't serve.
+        """
+
     def __init__(
         self,
         *,
@@ -342,10 +389,33 @@ class PartitionDescription(google.protobuf.message.Message):
         elr: collections.abc.Iterable[builtins.int] | None = ...,
         partition_epoch: builtins.int = ...,
         offline_replicas: collections.abc.Iterable[builtins.int] | None = ...,
+        out_of_sync: collections.abc.Iterable[global___OutOfSyncReplica] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["elr", b"elr", "isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "offline_replicas", b"offline_replicas", "partition", b"partition", "partition_epoch", b"partition_epoch", "replicas", b"replicas"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["elr", b"elr", "isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "offline_replicas", b"offline_replicas", "out_of_sync", b"out_of_sync", "partition", b"partition", "partition_epoch", b"partition_epoch", "replicas", b"replicas"]) -> None: ...
 
 global___PartitionDescription = PartitionDescription
+
+@typing.final
+class OutOfSyncReplica(google.protobuf.message.Message):
+    """OutOfSyncReplica says why a replica is not in sync."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    node_id: builtins.int
+    """The node id."""
+    reason: global___OutOfSyncReason.ValueType
+    """Why."""
+    def __init__(
+        self,
+        *,
+        node_id: builtins.int = ...,
+        reason: global___OutOfSyncReason.ValueType = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["node_id", b"node_id", "reason", b"reason"]) -> None: ...
+
+global___OutOfSyncReplica = OutOfSyncReplica
 
 @typing.final
 class FindCoordinatorRequest(google.protobuf.message.Message):

@@ -94,6 +94,13 @@ _KEYS: Final = (
         integer(1, 2**15 - 1),
     ),
     ConfigKey(
+        "preallocate",
+        "",
+        "Whether a segment gets all of its segment.bytes on the disk with its first record. "
+        "Default: log.preallocate of each broker.",
+        boolean,
+    ),
+    ConfigKey(
         "retention.bytes",
         "-1",
         "A partition larger than this loses its oldest segments; -1: no bound.",

@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from penstock.broker.storage.checkpoints import read_metadata
+from penstock.broker.storage.damage_notes import NOTE_FILE, encode_note
 from penstock.client import AdminClient
 from penstock.client.descriptions import PartitionDescription
 from penstock.wire.errors import ErrorCode
+from penstock.wire.ids import TopicPartition
 from penstock.wire.records import RecordData, encode_batch
 from tests.integration.cluster import Cluster, free_ports
 from tests.integration.raw import batch_of, fetch_at, produce_at, read_all
@@ -202,6 +205,61 @@ def test_a_bit_that_flips_while_a_node_is_down_is_found_and_mended(
     wait_until(lambda: leader(cluster, "t") == 1, "it leads again", TIMEOUT_S)
     whole(cluster, "t")
     assert leader(cluster, "t") == 1
+
+
+def test_what_a_node_knew_to_be_damaged_it_mends_after_a_restart(cluster: Scrubbed) -> None:
+    cluster.start()
+    fill(cluster, "t", [1, 2, 3])
+    sound = cluster.contents(1, "t")
+    wait_until(lambda: cluster.contents(2, "t") == sound, "it has all", TIMEOUT_S)
+    cluster.nodes[2].stop()
+    damaged = cluster.closed_segments(2, "t")[1]
+    flip(damaged)
+    note = damaged.with_name(NOTE_FILE)
+    topic_id = read_metadata(damaged.parent).topic_id
+    note.write_bytes(encode_note(topic_id, [int(damaged.stem)]))
+    cluster.nodes[2].start()  # Which scrubs nothing, and leads nothing that anybody reads.
+    wait_until(lambda: cluster.contents(2, "t") == sound, "mended", TIMEOUT_S)
+    wait_until(lambda: in_order(cluster, "t"), "it is in sync again", TIMEOUT_S)
+    wait_until(lambda: not note.exists(), "it is forgotten", TIMEOUT_S)
+
+
+def test_what_is_damaged_on_every_replica_is_told_and_heals_when_it_is_deleted(
+    cluster: Scrubbed,
+) -> None:
+    cluster.start()
+    fill(cluster, "t", [1, 2, 3])
+    sound = cluster.contents(1, "t")
+    for node_id in (2, 3):
+        wait_until(lambda: cluster.contents(node_id, "t") == sound, "it has all", TIMEOUT_S)  # noqa: B023 - It is called here and now.
+    for node_id in (1, 2, 3):
+        cluster.nodes[node_id].stop()
+        flip(cluster.closed_segments(node_id, "t")[1])
+    cluster.scrub(1, 2, 3)
+    cluster.start()
+
+    def are_unmendable(count: int) -> bool:
+        name = "penstock_unmendable_replicas"
+        return [cluster.metric(node_id, name) for node_id in (1, 2, 3)] == [count] * 3
+
+    wait_until(lambda: are_unmendable(1), "everybody says so", TIMEOUT_S)
+    now = described(cluster, "t")
+    assert (now.isr, len(now.offline)) == ((now.leader,), 2)
+    address = cluster.nodes[now.leader].address
+    answers = {offset: fetch_at(address, "t", offset) for offset in range(RECORDS)}
+    [lost] = [offset for offset, answer in answers.items() if answer.HasField("error")]
+    assert answers[lost].error.code == ErrorCode.CORRUPT_MESSAGE
+    order = f"`penstock topics delete-records t --before 0={lost + 1}`"
+    assert order in answers[lost].error.message
+    said = cluster.nodes[now.leader].log.read_text()
+    assert "log can't be mended" in said
+    assert order in said
+    with AdminClient(cluster.bootstrap) as admin:
+        admin.delete_records({TopicPartition("t", 0): lost + 1})
+    wait_until(lambda: in_order(cluster, "t"), "all are in sync", TIMEOUT_S)
+    assert are_unmendable(0)
+    records = read_all(cluster, "t", start=lost + 1, at_least=RECORDS - lost - 1)
+    assert [record.value for record in records] == values()[lost + 1 :]
 
 
 def test_a_segment_that_is_gone_when_a_node_starts_is_copied_anew(cluster: Scrubbed) -> None:

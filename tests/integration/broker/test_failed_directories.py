@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.client import AdminClient, Consumer, ConsumerRecord, Producer
+from penstock.client import (
+    AdminClient,
+    Consumer,
+    ConsumerRecord,
+    OutOfSyncReplica,
+    Producer,
+)
 from penstock.client.descriptions import PartitionDescription
 from tests.integration.cluster import Cluster, NodeProcess, free_ports
 from tests.integration.failing_disk import fail, mend
@@ -116,6 +122,12 @@ def test_a_directory_that_fails_takes_only_its_partitions_offline(
         assert {by_number[number].leader for number in broken} == {2}
         assert {by_number[number].leader for number in sound} == {1}, "the others stay"
         assert all(1 not in by_number[number].isr for number in broken)
+        [topic] = admin.describe_topics(["t"], out_of_sync=True)
+        told = {entry.partition: entry.out_of_sync for entry in topic.partitions}
+        assert told == {
+            number: (OutOfSyncReplica(1, "offline"),) if number in broken else ()
+            for number in by_number
+        }
         assert node.alive
         assert cluster.metric(1, "penstock_offline_log_directories") == 1
         assert cluster.metric(1, "penstock_offline_replicas") >= len(broken)

@@ -52,6 +52,7 @@ def test_topics_are_listed_and_described(dev: DevCluster) -> None:
     assert [entry["partition"] for entry in topic["partitions"]] == list(range(6))
     assert all(sorted(entry["replicas"]) == [1, 2, 3] for entry in topic["partitions"])
     assert {entry["leader"] for entry in topic["partitions"]} == {1, 2, 3}
+    assert [entry["out_of_sync"] for entry in topic["partitions"]] == [[]] * 6
 
 
 def test_a_topic_is_made_once_and_deleted(dev: DevCluster) -> None:

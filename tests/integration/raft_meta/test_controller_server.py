@@ -7,11 +7,12 @@ import socket
 
 import pytest
 from grpc import aio
+from structlog.testing import capture_logs
 
 from penstock.raft_meta.config import ControllerConfig
 from penstock.raft_meta.controller import ControllerServer
 from penstock.raft_meta.core import versions
-from penstock.raft_meta.quorum import Role
+from penstock.raft_meta.quorum import Leadership, Role
 from penstock.v1 import cluster_pb2, controller_pb2
 from penstock.v1.controller_pb2_grpc import ControllerStub
 from penstock.wire.errors import (
@@ -143,16 +144,24 @@ async def test_a_state_machine_failure_ends_the_controller(tmp_path):
 async def test_a_leader_elected_before_start_returns_becomes_active(tmp_path, monkeypatch):
     """A voter that is alone leads at once; its claim must not be refused as not started yet."""
     original = asyncio.wrap_future
+    led = asyncio.Event()
 
     async def late(future):
         await original(future)
-        await until(lambda: server.status().role is Role.LEADER)
-        await asyncio.sleep(0.05)  # The loop takes what the engine's thread has told it.
+        await asyncio.wait_for(led.wait(), 10)
+
+    def heard(leadership: Leadership) -> None:
+        if leadership.leading:
+            led.set()
 
     monkeypatch.setattr(asyncio, "wrap_future", late)
     server = ControllerServer(config(tmp_path))
-    await server.start()
-    await until(lambda: server._shell._core.is_active)
+    # After the controller's own listener, so the claim has been made by the time that it is heard.
+    server._quorum.add_leadership_listener(heard)
+    with capture_logs() as logs:
+        await server.start()
+        await until(lambda: server._shell._core.is_active)
+    assert "a proposal was not taken" not in [entry["event"] for entry in logs]
     await server.stop()
 
 

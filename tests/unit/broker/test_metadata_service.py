@@ -16,6 +16,7 @@ from penstock.wire.errors import (
     CoordinatorNotAvailableError,
     ErrorCode,
 )
+from penstock.wire.ids import TopicIdPartition
 from tests.unit.broker.test_services import image_with
 
 
@@ -99,6 +100,36 @@ async def test_an_unknown_topic_names_the_near_one() -> None:
     assert "did you mean 'orders'?" in answer.topics[0].error.message
     assert answer.topics[1].partitions[0].leader == 1
     assert [broker.node_id for broker in answer.brokers] == [1, 2, 3]
+
+
+async def test_why_replicas_are_out_of_sync_is_said_where_it_is_asked() -> None:
+    image = image_with("orders")
+    topic = image.topic("orders")
+    assert topic is not None
+    record = cluster_pb2.PartitionRecord()
+    record.CopyFrom(topic.partitions[0])
+    del record.isr[:]
+    record.isr.append(1)
+    record.replicas[:] = [1, 2, 3]
+    image.apply(cluster_pb2.MetadataDelta(index=2, partitions=[record]))
+    asked = []
+
+    def why(key: TopicIdPartition) -> dict[int, metadata_pb2.OutOfSyncReason.ValueType]:
+        asked.append(key)
+        # The metadata have it in sync by now, and the leader has not acted on that yet.
+        behind = {1: metadata_pb2.OUT_OF_SYNC_REASON_BOOTSTRAPPING}
+        return {**behind, 3: metadata_pb2.OUT_OF_SYNC_REASON_SLOW}
+
+    servicer = MetadataServicer(1, image, no_offsets_topic, founded, why)
+    request = metadata_pb2.DescribeTopicsRequest(topics=["orders"])
+    answer = await servicer.DescribeTopics(request, None)
+    assert not answer.topics[0].partitions[0].out_of_sync
+    assert asked == []
+    request.out_of_sync = True
+    answer = await servicer.DescribeTopics(request, None)
+    [one] = answer.topics[0].partitions[0].out_of_sync
+    assert (one.node_id, one.reason) == (3, metadata_pb2.OUT_OF_SYNC_REASON_SLOW)
+    assert asked == [TopicIdPartition(topic.topic_id, 0)]
 
 
 async def test_internal_topics_are_hidden_unless_asked_for() -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 from prometheus_client import generate_latest
 
 from penstock.broker.metrics import BrokerMetrics
 from penstock.wire.errors import ErrorCode
+
+DOCUMENTED = Path(__file__).resolve().parents[3] / "docs/operating/metrics.md"
 
 
 def test_refusals_of_the_active_controller_are_counted_by_command_and_reason() -> None:
@@ -19,3 +24,27 @@ def test_refusals_of_the_active_controller_are_counted_by_command_and_reason() -
     assert f'{name}{{command="alter_partition",error="INVALID_UPDATE_VERSION"}} 2.0' in shown
     assert f'{name}{{command="heartbeat",error="STALE_BROKER_EPOCH"}} 1.0' in shown
     assert f'{name}{{command="none",error="INVALID_REQUEST"}} 1.0' in shown
+
+
+class Idle:
+    """A cleaner and a scrubber that have nothing to tell."""
+
+    dirtiest_ratio = 0.0
+    uncleanable_count = 0
+
+
+def test_every_metric_is_documented_with_its_labels_and_nothing_else_is() -> None:
+    metrics = BrokerMetrics()
+    metrics.watch_followers(lambda _: 0)
+    metrics.watch_damage(lambda: 0, lambda: 0)
+    metrics.watch_offline(lambda: 0, lambda: 0)
+    metrics.storage.cleaning.watch(Idle())  # type: ignore[arg-type]  # As far as it is asked.
+    metrics.storage.scrubbing.watch(Idle(), [])  # type: ignore[arg-type]  # The same.
+    exported = set()
+    for collector in metrics.registry._collector_to_names:
+        described = next(iter(collector.describe()))
+        suffix = "_total" if described.type == "counter" else ""
+        labels = ",".join(getattr(collector, "_labelnames", ()))
+        exported.add(described.name + suffix + (f"{{{labels}}}" if labels else ""))
+    rows = re.findall(r"^\| `(penstock_[^`]*)` \|", DOCUMENTED.read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(exported)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -12,9 +12,11 @@ from grpc_health.v1 import health_pb2
 from penstock.broker.core.metadata_image import MetadataImage
 from penstock.broker.core.ports import AppendInfo
 from penstock.broker.metrics import BrokerMetrics
+from penstock.broker.replication.appending import OnAppended, Target
 from penstock.broker.service.admin import AdminServicer
 from penstock.broker.service.health import HealthServicer
-from penstock.broker.service.log import MAX_PENDING_REQUESTS, LogServicer
+from penstock.broker.service.log import LogServicer
+from penstock.broker.service.producing import MAX_PENDING_REQUESTS
 from penstock.broker.service.reassignments import ReplicaEnds
 from penstock.broker.service.transactions import TransactionsServicer
 from penstock.broker.topics import OffsetsTopic
@@ -70,6 +72,7 @@ class FakeLogs:
     def __init__(self) -> None:
         self.appended: list[bytes] = []
         self.gate = asyncio.Event()
+        self.waiting: list[Callable[[], object]] = []
         self.error: Exception | None = None
         self.deleted: list[str] = []
 
@@ -84,15 +87,25 @@ class FakeLogs:
             ]
         )
 
-    async def append(
-        self, topic: str, topic_id: bytes, partition: int, records: bytes, **_: Any
-    ) -> AppendInfo:
+    def begin_append(
+        self, target: Target, records: bytes, acks: int, timeout_ms: int, on_end: OnAppended
+    ) -> None:
         if self.error is not None:
-            raise self.error
+            on_end(self.error)
+            return
         self.appended.append(records)
         base = len(self.appended) - 1
-        await self.gate.wait()
-        return AppendInfo(base, base, -1, len(records))
+        info = AppendInfo(base, base, -1, len(records))
+        if self.gate.is_set():
+            on_end(info)
+        else:
+            self.waiting.append(lambda: on_end(info))
+
+    def acknowledge(self) -> None:
+        self.gate.set()
+        for end in self.waiting:
+            end()
+        self.waiting.clear()
 
     def log_start_offset(self, topic: str, partition: int) -> int:
         return 0
@@ -124,6 +137,13 @@ def produce(
     )
 
 
+async def produce_once(
+    servicer: LogServicer, request: log_pb2.ProduceRequest
+) -> log_pb2.ProduceResponse:
+    answer = await servicer.ProduceOnce(log_pb2.ProduceOnceRequest(request=request), None)
+    return answer.response
+
+
 async def requests(*items: log_pb2.ProduceRequest) -> AsyncIterator[log_pb2.ProduceRequest]:
     for item in items:
         yield item
@@ -138,7 +158,7 @@ async def test_requests_of_a_stream_are_appended_in_order_before_any_is_acknowle
     await eventually(lambda: len(logs.appended) >= count)
     assert logs.appended == [b"%d" % i for i in range(count)]
     assert not first.done()
-    logs.gate.set()
+    logs.acknowledge()
     got = [(await first).correlation_id] + [answer.correlation_id async for answer in answers]
     assert got == list(range(count))
 
@@ -153,7 +173,7 @@ async def test_a_stream_does_not_read_more_than_it_can_hold() -> None:
     for _ in range(100):
         await asyncio.sleep(0)  # Were there no bound, more would be appended now.
     assert len(logs.appended) == MAX_PENDING_REQUESTS
-    logs.gate.set()
+    logs.acknowledge()
     await first
     assert len([answer async for answer in answers]) == total - 1
 
@@ -216,7 +236,7 @@ async def test_the_clusters_own_topics_are_written_by_nobody_else() -> None:
     servicer = log_servicer(logs)
     request = produce(1)
     request.partitions[0].partition.topic = "__x"
-    answer = await servicer.produce(request)
+    answer = await produce_once(servicer, request)
     assert answer.partitions[0].error.code == ErrorCode.ACCESS_FORBIDDEN
     assert "AdminClient.alter_group_offsets" in answer.partitions[0].error.message
     assert not logs.appended
@@ -236,16 +256,9 @@ async def test_a_transactional_batch_is_refused_while_there_are_no_transactions(
     logs = FakeLogs()
     request = produce(1)
     request.transactional_id = "t"
-    answer = await log_servicer(logs).produce(request)
+    answer = await produce_once(log_servicer(logs), request)
     assert answer.partitions[0].error.code == ErrorCode.INVALID_REQUEST
     assert not logs.appended
-
-
-async def test_unknown_acks_are_refused() -> None:
-    servicer = log_servicer(FakeLogs())
-    request = log_pb2.ProduceOnceRequest(request=produce(1, common_pb2.ACKS_UNSPECIFIED))
-    answer = await servicer.ProduceOnce(request, None)
-    assert answer.response.partitions[0].error.code == ErrorCode.INVALID_REQUIRED_ACKS
 
 
 # ------------------------------------------------------------------------------ Admin

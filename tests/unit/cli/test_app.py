@@ -10,6 +10,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from penstock.cli.app import app
 from penstock.cli.errors import NEXT_STEPS, NODE_STEPS, explain
 from penstock.cli.installation import BROKER_PACKAGES
 from penstock.cli.settings import Settings
-from penstock.client.descriptions import PartitionDescription, TopicDescription
+from penstock.client.descriptions import OutOfSyncReplica, PartitionDescription, TopicDescription
 from penstock.wire.errors import (
     ERRORS,
     AccessForbiddenError,
@@ -63,8 +64,13 @@ class FakeAdmin:
         partition = PartitionDescription(0, 1, 4, (1, 2, 3), (1, 2), (3,), 9, (3,))
         return [TopicDescription("orders", "id", False, {"retention.ms": "5"}, (partition,))]
 
-    def describe_topics(self, names: list[str]) -> list[TopicDescription]:
-        return self.list_topics()
+    def describe_topics(
+        self, names: list[str], *, out_of_sync: bool = False
+    ) -> list[TopicDescription]:
+        assert out_of_sync
+        [topic] = self.list_topics()
+        why = (OutOfSyncReplica(3, "offline"),)
+        return [replace(topic, partitions=(replace(topic.partitions[0], out_of_sync=why),))]
 
 
 @pytest.fixture
@@ -215,15 +221,18 @@ def test_a_table_for_people(admin: FakeAdmin) -> None:
     assert "Topic: orders" in result.stdout
     assert "PartitionCount: 1  ReplicationFactor: 3  Configs: retention.ms=5" in result.stdout
     header, row = [line.split() for line in result.stdout.splitlines() if line.strip()][1::2][:2]
-    assert header == ["Partition", "Leader", "Replicas", "Isr", "Elr", "Offline"]
-    assert row == ["0", "1", "1,2,3", "1,2", "3", "3"]
+    assert header == ["Partition", "Leader", "Replicas", "Isr", "Elr", "Offline", "OutOfSync"]
+    assert row == ["0", "1", "1,2,3", "1,2", "3", "3", "3", "offline"]
 
 
 def test_json_for_programs(admin: FakeAdmin) -> None:
     (topic,) = json.loads(run("topics", "list", "--output", "json").stdout)
     assert topic["name"] == "orders"
     assert topic["partitions"][0]["isr"] == [1, 2]
+    assert topic["partitions"][0]["out_of_sync"] is None, "a list asks no leader"
     assert json.loads(run("--output", "json", "topics", "list").stdout) == [topic]
+    (topic,) = json.loads(run("topics", "describe", "--output", "json").stdout)
+    assert topic["partitions"][0]["out_of_sync"] == [{"node_id": 3, "reason": "offline"}]
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from penstock.broker.core.metadata_image import MetadataImage
 from penstock.broker.core.ports import AppendInfo
 from penstock.broker.replication.connecting import ReplicationConnector
 from penstock.broker.replication.frame_server import FrameServer
-from penstock.broker.replication.leader import ReplicationServicer
 from penstock.broker.replication.manager import ReplicaManager
 from penstock.broker.replication.partition import Partition
+from penstock.broker.replication.servicer import ReplicationServicer
 from penstock.raft_meta.authentication import PeerAuthentication
 from penstock.raft_meta.connecting import NodeConnector
 from penstock.raft_meta.core.versions import METADATA_VERSION

@@ -82,7 +82,13 @@ class MemoryLog:
             self.epochs.assign(header.leader_epoch, header.base_offset)
             self.batches.append(batch)
             self.log_end_offset = header.next_offset
-        return AppendInfo(base, self.log_end_offset - 1, -1, sum(map(len, batches)))
+        return AppendInfo(
+            base,
+            self.log_end_offset - 1,
+            -1,
+            sum(map(len, batches)),
+            records=b"" if self.cold else b"".join(batches),
+        )
 
     def read(self, offset: int, max_bytes: int, *, below: int, min_one: bool = True) -> bytes:
         self._check()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -62,8 +62,9 @@ class Link:
             entry.partition.partition = number
         self._requests.put_nowait(replication_pb2.ReplicationFetchRequest(positions=positions))
 
-    async def read(self) -> Any:
-        return await self._requests.get()
+    async def read_all(self, handle: Callable[[Any], object]) -> None:
+        while (request := await self._requests.get()) is not EOF:
+            handle(request)
 
     async def write(self, message: replication_pb2.ReplicationFetchResponse) -> None:
         await asyncio.sleep(self._delay_s)  # virtual time

@@ -11,6 +11,7 @@ from penstock.broker.core.partition_events import (
     StatePosition,
     TruncateFullyAndStartAt,
 )
+from penstock.v1.metadata_pb2 import OUT_OF_SYNC_REASON_DAMAGED, OUT_OF_SYNC_REASON_OFFLINE
 from penstock.wire.errors import CorruptRecordError
 from tests.support import eventually
 from tests.unit.replication.brokers import KEY, running
@@ -49,6 +50,9 @@ async def test_the_leader_sends_everything_again_and_it_gets_in_sync(*, frames: 
         assert not damaged.manager.copy_anew(KEY), "it is in sync"
         damaged.manager.set_damaged(KEY, DAMAGED)
         await eventually(lambda: damaged.manager.may_mend(KEY))
+        assert damaged.manager.why_out_of_sync(KEY) == {2: OUT_OF_SYNC_REASON_DAMAGED}
+        assert brokers[1].manager.why_out_of_sync(KEY) == {2: OUT_OF_SYNC_REASON_OFFLINE}
+        assert brokers[3].manager.why_out_of_sync(KEY) == {}
         assert damaged.manager.copy_anew(KEY)
         assert damaged.log().log_end_offset == 0
         await eventually(lambda: damaged.log().values() == [b"a", b"b"])
@@ -56,4 +60,5 @@ async def test_the_leader_sends_everything_again_and_it_gets_in_sync(*, frames: 
         assert brokers.isr(0) == {1, 3}
         damaged.manager.set_sound(KEY)
         await eventually(lambda: brokers.isr(0) == {1, 2, 3})
+        assert damaged.manager.why_out_of_sync(KEY) == {}
         assert damaged.log().values() == [b"a", b"b", b"c"]

@@ -503,6 +503,63 @@ async def test_writing_waits_until_the_connection_takes_more() -> None:
     assert bytes(wire.written) == PREAMBLE + 3 * framed(ACK)
 
 
+async def test_a_message_is_written_at_once_or_not_at_all() -> None:
+    stream, wire = wired()
+    assert stream.write_now(ACK)
+    stream.pause_writing()
+    assert not stream.write_now(ACK)
+    stream.resume_writing()
+    assert bytes(wire.written) == PREAMBLE + framed(ACK)
+
+
+async def test_messages_are_handed_on_in_the_moment_in_which_they_come() -> None:
+    stream, wire = wired()
+    early = frame_stream.MAX_UNREAD_FRAMES + 1
+    for _ in range(early):
+        stream.data_received(framed(ACK))
+    assert not wire.reading
+    handed: list[object] = []
+    reading = asyncio.create_task(stream.read_all(handed.append))
+    await eventually(lambda: wire.reading)  # What had come before is handed on.
+    assert len(handed) == early
+    stream.data_received(2 * framed(ACK) + framed(ACK)[:3])
+    assert handed == (early + 2) * [ACK]
+    stream.data_received(framed(ACK)[3:])
+    assert len(handed) == early + 3
+    assert not reading.done()
+    stream.eof_received()
+    stream.connection_lost(None)
+    await reading
+    stream.data_received(framed(ACK))
+    assert len(handed) == early + 3
+
+
+@pytest.mark.parametrize("cause", ["handler", "bytes", "kind", "end", "broken"])
+async def test_what_ends_the_handing_on_is_raised(cause: str) -> None:
+    def handle(_: object) -> None:
+        if cause == "handler":
+            raise KeyError("a bug")
+
+    stream, _ = wired()
+    reading = asyncio.create_task(stream.read_all(handle))
+    await asyncio.sleep(0)
+    if cause == "broken":
+        stream.connection_lost(OSError("gone"))
+    elif cause == "bytes":
+        stream.data_received(encode_header(Kind.MESSAGE, 3) + b"\xff\xff\xff")
+    elif cause == "kind":
+        stream.data_received(encode_header(Kind.WELCOME, 0))
+    elif cause == "end":
+        end = replication_pb2.StreamEnd(status=14, reason="farewell").SerializeToString()
+        stream.data_received(encode_header(Kind.END, len(end)) + end)
+    else:
+        stream.data_received(framed(ACK))
+    said = {"bytes": "no message", "kind": "out of place", "end": "farewell", "broken": "gone"}
+    error = KeyError if cause == "handler" else StreamBrokenError
+    with pytest.raises(error, match=said.get(cause, "a bug")):
+        await reading
+
+
 async def test_large_messages_arrive_whole() -> None:
     stream, wire = wired()
     other, _ = wired()

@@ -84,6 +84,43 @@ async def test_an_append_that_finds_the_disk_broken_reports_its_partition() -> N
         assert reported(brokers) == [(1, 0, cluster_pb2.REPLICA_STATE_OFFLINE)]
 
 
+async def test_a_leader_that_lost_records_is_reported_and_another_one_leads() -> None:
+    async with running(3) as brokers:
+        brokers.create_topic()
+        for value in (b"a", b"b"):
+            await brokers[1].append(value)
+        await brokers.kill(3)
+        brokers[1].log().truncate_to(1)  # As a disk that forgets what it had confirmed.
+        with capture_logs() as lines:
+            await brokers.restart(3)
+            await eventually(lambda: brokers.isr(0) == {2, 3})
+        assert brokers[2].partition().is_leader
+        await brokers[2].append(b"c")
+        assert brokers[3].log().values() == [b"a", b"b", b"c"]
+        assert brokers[1].log().values() == [b"a"], "it is left as it is"
+        assert reported(brokers) == [(1, 0, cluster_pb2.REPLICA_STATE_OFFLINE)]
+        assert brokers[1].manager.offline_count == 1
+        [line] = [line for line in lines if line["event"].startswith("leader lost records")]
+        assert (line["own_end_offset"], line["follower_end_offset"]) == (1, 2)
+
+
+async def test_who_asks_a_leader_that_lost_records_is_told_where_there_is_no_other() -> None:
+    async with running(2) as brokers:
+        brokers.create_topic()
+        for value in (b"a", b"b"):
+            await brokers[1].append(value)
+        await brokers.kill(2)  # Broker 1 is the only one in sync from now on.
+        brokers[1].log().truncate_to(1)
+        brokers.controllers_answer = False
+        await brokers.restart(2)
+        await eventually(lambda: not brokers[1].partition().is_leader)
+        with pytest.raises(StorageError, match=r"broker 1: .*lacks records.*broker 2"):
+            await brokers[1].append(b"c")
+        brokers.controllers_answer = True
+        await eventually(lambda: brokers.partitions[0].leader == -1)
+        assert brokers[2].log().values() == [b"a", b"b"]
+
+
 async def test_a_replica_that_is_not_found_is_reported_before_the_broker_is_let_in() -> None:
     async with running(2) as brokers:
         brokers.create_topic(partitions=2)

@@ -22,9 +22,10 @@ from penstock.broker.core.partition_events import (
 )
 from penstock.broker.core.replica import Replica
 from penstock.broker.metrics import BrokerMetrics
-from penstock.v1 import common_pb2
+from penstock.broker.replication.standing import REASONS
+from penstock.v1 import common_pb2, metadata_pb2
 from tests.support import eventually
-from tests.unit.replication.brokers import running
+from tests.unit.replication.brokers import KEY, running
 from tests.unit.replication.model import ModelLog
 from tests.unit.replication.test_replica import LAG_MS, ack, append, leader, log_of, position, state
 
@@ -178,6 +179,8 @@ async def test_the_log_and_the_metrics_say_who_left_and_why(
         assert 'penstock_isr_left_total{reason="stuck"} 1.0' in counted
         assert 'penstock_isr_left_total{reason="slow"} 0.0' in counted
         assert 'penstock_out_of_sync_followers{reason="stuck"} 1.0' in counted
+        told = brokers[1].manager.why_out_of_sync(KEY)
+        assert told == {3: metadata_pb2.OUT_OF_SYNC_REASON_STUCK}
         brokers[3].logs.release()
         await eventually(lambda: brokers.isr() == {1, 2, 3})
         await brokers[1].append(b"c", acks=common_pb2.ACKS_ALL)
@@ -185,3 +188,7 @@ async def test_the_log_and_the_metrics_say_who_left_and_why(
         assert "penstock_isr_joined_total 1.0" in counted
         assert 'penstock_out_of_sync_followers{reason="stuck"} 0.0' in counted
         assert "joined=[3]" in re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out)
+
+
+def test_every_reason_has_a_name_that_tools_are_told() -> None:
+    assert set(REASONS) == set(OutOfSync)

@@ -59,6 +59,25 @@ async def test_waiters_that_gave_up_are_forgotten_though_the_mark_rests() -> Non
     assert [future.done() for future in many[:4]] == [True, True, True, False]
 
 
+async def test_who_is_called_learns_of_the_end_at_once_and_once() -> None:
+    waiters = OffsetWaiters()
+    ends: list[tuple[int, BaseException | None]] = []
+    calls = {
+        offset: waiters.call(offset, lambda error, at=offset: ends.append((at, error)))
+        for offset in (5, 1, 3, 4)
+    }
+    calls[3].cancel()
+    waiters.release(4)
+    assert ends == [(1, None), (4, None)]
+    over = NotControllerError("over")
+    waiters.fail(lambda: over)
+    waiters.release(9)
+    assert ends == [(1, None), (4, None), (5, over)]
+    for _ in range(10_000):
+        waiters.call(9, lambda _: None).cancel()
+    assert len(waiters._heap) <= 2 * MIN_SWEEP
+
+
 # --- Deadlines -----------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.broker.storage.cleaner.cleaner import LogCleaner
+from penstock.broker.storage.cleaner.counting import Counts
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.settings import CleanerSettings
 from penstock.wire.ids import LeaderEpoch, TopicIdPartition
@@ -25,12 +26,20 @@ def compacted(tmp_path: Path, **config: int | bool | float) -> PartitionLog:
 class Broker:
     """Some logs with a cleaner; all in them is committed, unless ``committed`` says less."""
 
-    def __init__(self, *logs: PartitionLog, clock: Clock | None = None, **settings: int) -> None:
+    def __init__(
+        self,
+        *logs: PartitionLog,
+        clock: Clock | None = None,
+        counts: Counts | None = None,
+        **settings: int,
+    ) -> None:
         self.open = list(logs)
         self.clock = clock or Clock()
         self.committed: dict[TopicIdPartition, int] = {}
         values = {"dedupe_buffer_bytes": 1 << 16, "io_max_bytes_per_second": 1 << 40} | settings
-        self.cleaner = LogCleaner(self, CleanerSettings(**values), wall_clock_ms=self.clock)
+        self.cleaner = LogCleaner(
+            self, CleanerSettings(**values), counts=counts, wall_clock_ms=self.clock
+        )
 
     def logs(self) -> Sequence[PartitionLog]:
         return self.open

@@ -15,6 +15,7 @@ from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.recovery import SavedState, open_log
 from penstock.broker.storage.settings import LogSettings, TopicLogConfig
 from penstock.wire.ids import TopicId, TopicIdPartition, TopicPartition
+from penstock.wire.markers import MarkerType, encode_marker
 from penstock.wire.records import Record, RecordData, decode_batch, encode_batch, iter_batches
 
 TOPIC_ID = TopicId(b"0123456789abcdef")
@@ -135,14 +136,38 @@ class FullDisk(Disk):
 
 
 class BrokenDisk(Disk):
-    """Fails with EIO in the calls named."""
+    """Fails with EIO, or another error, in the calls named: "name" is for all that change names."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int = errno.EIO) -> None:
+        self.number = number
         self.failing: set[str] = set()
 
     def _check(self, call: str) -> None:
         if call in self.failing:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
+            raise OSError(self.number, os.strerror(self.number))
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._check("name")
+        super().rename(source, target)
+
+    def link(self, source: Path, target: Path) -> None:
+        self._check("name")
+        super().link(source, target)
+
+    def remove(self, path: Path) -> None:
+        self._check("name")
+        super().remove(path)
+
+    def make_directory(self, path: Path) -> None:
+        self._check("name")
+        super().make_directory(path)
+
+    def sync_directory(self, path: Path) -> None:
+        self._check("name")
+        super().sync_directory(path)
+
+    def commit(self, environment: Path) -> None:
+        self._check("commit")
 
     def write_at(self, fd: int, buffers: Sequence[Buffer], position: int) -> int:
         self._check("write")
@@ -194,6 +219,10 @@ class NoRoom(Disk):
     def sync_data(self, fd: int) -> None:
         self._check_fd("sync", fd)
         super().sync_data(fd)
+
+    def allocate(self, fd: int, size: int) -> None:
+        self._check_fd("allocate", fd)
+        super().allocate(fd, size)
 
     def free_bytes(self, path: Path) -> int:
         self.asked += 1
@@ -250,19 +279,29 @@ class PowerCutError(BaseException):  # Nobody may handle it, as nobody can.
     """The power went in the middle of an operation."""
 
 
+class _Names:
+    """What a directory calls its files, and its directories, by the inodes of these."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, _File] = {}
+        self.directories: dict[int, str] = {}
+
+
 class PowerCutDisk(Disk):
     """Knows what is on the disk for certain, so that ``cut_power`` can lose everything else.
 
     Content that was not synced may be there, in part, in any pages; names made, renamed or removed
     since the directory was synced may each be as before or as after. ``cut_after`` so many calls
     that change something raises PowerCutError instead of the next one.
+
+    What LMDB has committed is there, and its commits are among the calls that are counted.
     """
 
     PAGE = 64
 
     def __init__(self) -> None:
         self._files: dict[int, _File] = {}  # By inode, of the names that are there now.
-        self._names: dict[Path, dict[str, _File]] = {}
+        self._names: dict[int, _Names] = {}  # Of each directory, by inode, when it was synced.
         self.cut_after: int | None = None
 
     def _count(self) -> None:
@@ -298,6 +337,18 @@ class PowerCutDisk(Disk):
         self._count()
         super().remove(path)
 
+    def make_directory(self, path: Path) -> None:
+        self._count()
+        super().make_directory(path)
+        self._names[path.stat().st_ino] = _Names()
+
+    def remove_directory(self, path: Path) -> None:
+        self._count()
+        super().remove_directory(path)
+
+    def commit(self, environment: Path) -> None:
+        self._count()
+
     def sync_data(self, fd: int) -> None:
         self._count()
         # By another descriptor: this one may be for writing only.
@@ -305,25 +356,45 @@ class PowerCutDisk(Disk):
 
     def sync_directory(self, path: Path) -> None:
         self._count()
-        self._names[path] = self._now(path)
+        self._names[path.stat().st_ino] = self._now(path)
 
-    def _now(self, path: Path) -> dict[str, _File]:
-        return {
-            entry.name: self._files[entry.stat().st_ino]
-            for entry in path.iterdir()
-            if entry.is_file()
-        }
+    def _now(self, path: Path) -> _Names:
+        names = _Names()
+        for entry in path.iterdir():
+            if entry.is_file():
+                names.files[entry.name] = self._files[entry.stat().st_ino]
+            elif not entry.name.startswith("."):
+                names.directories[entry.stat().st_ino] = entry.name
+        return names
+
+    def settle(self, root: Path) -> None:
+        """What is found when the power is back is on the disk."""
+        for path in root.iterdir():
+            if path.is_file():
+                fd = self.open(path, 0)
+                self.sync_data(fd)
+                os.close(fd)
+            elif not path.name.startswith("."):
+                self.settle(path)
+        self.sync_directory(root)
 
     def cut_power(self, source: Path, target: Path, chance: random.Random) -> None:
         """Make in ``target`` one of the states that the disk may have once the power is back."""
         target.mkdir()
-        before, now = self._names.get(source, {}), self._now(source)
-        for name in sorted(before.keys() | now.keys()):
-            choice = chance.choice([before, now]).get(name)
+        before, now = self._names.get(source.stat().st_ino, _Names()), self._now(source)
+        for name in sorted(before.files.keys() | now.files.keys()):
+            choice = chance.choice([before, now]).files.get(name)
             if choice is None:
                 continue
-            current = (source / name).read_bytes() if now.get(name) is choice else choice.durable
+            is_there = now.files.get(name) is choice
+            current = (source / name).read_bytes() if is_there else choice.durable
             (target / name).write_bytes(self._content(choice.durable, current, chance))
+        for inode, name in now.directories.items():  # What was removed meanwhile stays so.
+            kept_as = chance.choice([before, now]).directories.get(inode)
+            if kept_as is not None:
+                self.cut_power(source / name, target / kept_as, chance)
+        if (source / ".state").exists():
+            shutil.copytree(source / ".state", target / ".state")
 
     def _content(self, durable: bytes, current: bytes, chance: random.Random) -> bytes:
         kind = chance.randrange(4)
@@ -351,9 +422,36 @@ def lose_power(root: Path, disk: PowerCutDisk, chance: random.Random) -> PowerCu
     shutil.rmtree(directory)
     crashed.rename(directory)
     mended = PowerCutDisk()
-    for path in directory.iterdir():
-        fd = mended.open(path, 0)
-        mended.sync_data(fd)
-        os.close(fd)
-    mended.sync_directory(directory)
+    mended.settle(directory)
     return mended
+
+
+def transactional(
+    *values: str, producer: tuple[int, int, int], base_offset: int = 0, leader_epoch: int = 1
+) -> bytes:
+    """A batch of a transaction, as a leader has put it into its log."""
+    producer_id, producer_epoch, base_sequence = producer
+    return encode_batch(
+        [RecordData(1000, b"k", value.encode()) for value in values or ("value",)],
+        base_offset=base_offset,
+        leader_epoch=leader_epoch,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        is_transactional=True,
+    )
+
+
+def mark(
+    kind: MarkerType, producer_id: int, *, base_offset: int = 0, leader_epoch: int = 1
+) -> bytes:
+    """The end of a transaction, as a leader has put it into its log."""
+    return encode_marker(
+        kind,
+        producer_id=producer_id,
+        producer_epoch=0,
+        coordinator_epoch=0,
+        timestamp_ms=1000,
+        base_offset=base_offset,
+        leader_epoch=leader_epoch,
+    )

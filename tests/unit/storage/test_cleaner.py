@@ -16,6 +16,7 @@ from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.recovery import SavedState
 from penstock.wire.errors import StorageError
 from penstock.wire.ids import LeaderEpoch
+from penstock.wire.markers import MarkerType, encode_marker
 from penstock.wire.records import Compression, RecordData, encode_batch, iter_batches
 from tests.support import eventually
 from tests.unit.storage.cleaning import (
@@ -153,19 +154,24 @@ async def test_a_batch_that_is_gone_leaves_no_gap_in_another_leaders_epoch(tmp_p
 
 async def test_control_batches_and_transactions_are_left_alone(tmp_path: Path) -> None:
     log = compacted(tmp_path)
-    record = [RecordData(1, b"a", b"0")]
-    for offset, flag in enumerate(("is_transactional", "is_control")):
-        data = encode_batch(
-            record,
-            base_offset=offset,
-            leader_epoch=0,
-            producer_id=1,
-            producer_epoch=0,
-            base_sequence=0 if flag == "is_transactional" else -1,
-            is_transactional=True,
-            is_control=flag == "is_control",
-        )
-        log.append_as_follower(data)
+    data = encode_batch(
+        [RecordData(1, b"a", b"0")],
+        leader_epoch=0,
+        producer_id=1,
+        producer_epoch=0,
+        base_sequence=0,
+        is_transactional=True,
+    )
+    mark = encode_marker(
+        MarkerType.COMMIT,
+        producer_id=1,
+        producer_epoch=0,
+        coordinator_epoch=0,
+        timestamp_ms=1,
+        base_offset=1,
+        leader_epoch=0,
+    )
+    log.append_as_follower(data + mark)
     put(log, ("a", "2"))
     close_segment(log)
     await Broker(log).cleaner.clean_one()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+import pytest
 from structlog.testing import capture_logs
 
 from penstock.broker.storage.damage import Damage, mend
@@ -30,6 +32,48 @@ async def test_damage_is_reported_and_never_copied(tmp_path: Path) -> None:
     assert path.read_bytes() == data
     assert log.home.failure is None
     assert names_in(log) == [f"{0:020d}.log", f"{2:020d}.log"]
+
+
+@pytest.mark.parametrize("position", [3, 70])
+async def test_damage_is_told_and_the_other_logs_are_cleaned(tmp_path: Path, position: int) -> None:
+    logs = []
+    for name in ("damaged", "sound"):
+        (tmp_path / name).mkdir()
+        log = compacted(tmp_path / name)
+        put(log, ("a", "0"))
+        close_segment(log)
+        put(log, ("a", "1"))
+        put(log, ("a", "2"))
+        close_segment(log)
+        logs.append(log)
+    damaged, sound = logs
+    damaged.key = damaged.key._replace(partition=9)
+    told: list[int] = []
+    damaged.home.damage_found = lambda log, offset: told.append(
+        log.files.segment_of(offset).base_offset
+    )
+    segment = damaged.files.segments[1]
+    segment.overwrite(bytes([segment.read_at(1, position)[0] ^ 1]), position)
+    broker = Broker(damaged, sound)
+    while await broker.cleaner.clean_one():
+        pass
+    assert shown(sound) == {2: ("a", "2")}
+    assert told == [1]
+
+
+async def test_a_gap_that_the_cleaner_finds_is_told(tmp_path: Path) -> None:
+    log = compacted(tmp_path)
+    put(log, ("a", "1"))
+    put(log, ("a", "2"))
+    close_segment(log)
+    [segment, _] = log.files.segments
+    *_, last = segment.walk(0, 0)
+    os.truncate(segment.path, last.position)
+    segment.size_bytes = last.position
+    told: list[int] = []
+    log.home.damage_found = lambda _, offset: told.append(offset)
+    await Broker(log).cleaner.clean_one()
+    assert told == [0]
 
 
 async def damaged_and_not_cleaned(tmp_path: Path) -> tuple[PartitionLog, Broker, Segment, bytes]:

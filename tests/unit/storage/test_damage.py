@@ -124,6 +124,69 @@ def test_a_read_of_a_damaged_batch_tells_of_it(tmp_path: Path) -> None:
     assert told == [(log, 0)]
 
 
+def test_damage_is_told_with_where_one_can_read_on(tmp_path: Path) -> None:
+    log = filled(tmp_path / "a")
+    segment = log.files.segments[0]
+    places = list(segment.walk(0, 0))
+    known = [entry.relative_offset for entry in segment.file_index.load().entries()]
+    assert known, "the index knows of batches within the segment"
+    for placed in places:
+        offset, behind = placed.header.base_offset, placed.header.next_offset
+        for position, ends in (
+            (70, behind),  # Within the records.
+            (8, next((at for at in known if at > offset), log.files.segments[1].base_offset)),
+        ):
+            was = segment.read_at(1, placed.position + position)
+            flip(segment.path, placed.position + position, bit=7)
+            [damage, *_] = damages(log, segment)
+            assert (damage.offset, damage.end_offset) == (offset, ends)
+            if ends < log.files.segments[1].base_offset:
+                assert log.read(ends, 100, below=EVERYTHING), "what is behind can be read"
+            segment.overwrite(was, placed.position + position)
+
+
+def test_the_active_segment_is_read_on_by_its_index_in_memory(tmp_path: Path) -> None:
+    log = open_in(tmp_path, config=small_config(index_interval_bytes=1, segment_bytes=1 << 20))
+    for number in range(5):
+        log.append_as_leader(batch(f"value {number}"), LeaderEpoch(1), now_ms=0)
+    log.flush()
+    [active] = log.files.segments
+    places = list(active.walk(0, 0))
+    flip(active.path, places[1].position + 8, bit=7)  # The length.
+    flip(active.path, places[3].position + 70)
+    assert [(one.offset, one.end_offset) for one in damages(log, active)] == [(1, 2), (3, 4)]
+
+
+def test_a_header_that_is_damaged_below_the_logs_start_is_no_damage(tmp_path: Path) -> None:
+    log = filled(tmp_path / "a")
+    segment = log.files.segments[0]
+    flip(segment.path, 8, bit=7)
+    [damage] = damages(log, segment)
+    assert 0 < damage.end_offset < segment.base_offset + len(list(log.files.segments)) * 100
+    log.advance_log_start(damage.end_offset)
+    assert damages(log, log.files.segments[0]) == []
+    assert read_all(log)
+
+
+def test_a_hole_is_told_with_where_it_ends(tmp_path: Path) -> None:
+    log = filled(tmp_path)
+    first, second = log.files.segments[:2]
+    offsets = [placed.header.base_offset for placed in first.walk(0, 0)]
+    cut(log, first, offsets[1])
+    [damage] = damages(log, first)
+    assert (damage.offset, damage.end_offset) == (offsets[1], second.base_offset)
+
+
+def test_damage_that_is_come_upon_before_the_read_proper_is_told(tmp_path: Path) -> None:
+    log = filled(tmp_path / "a")
+    told: list[int] = []
+    log.home.damage_found = lambda _, offset: told.append(offset)
+    flip(log.files.segments[0].path, 3, bit=5)  # Where the header is.
+    with pytest.raises(CorruptRecordError):
+        log.cold_read(1, 100)
+    assert told == [1]
+
+
 def test_batches_that_do_not_fit_are_no_patch(tmp_path: Path) -> None:
     log = filled(tmp_path / "a")
     segment = log.files.segments[0]

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.broker import tell_of_holes
+from penstock.broker.broker import tell_of_damage
 from penstock.broker.core.last_run import FoundDirectory, RunMark, epoch_to_report
 from penstock.broker.storage.disk import Disk
+from penstock.broker.storage.local_state import LocalState
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.manager import LogManager
 from penstock.broker.storage.settings import FlushPolicy, LogSettings
@@ -97,10 +98,29 @@ async def test_a_torn_tail_was_acknowledged_by_nobody(open_logs: Open, tmp_path:
     log = await write(manager, "x")
     crash(manager, tmp_path / "a")
     with (log.directory / "00000000000000000000.log").open("ab") as file:
-        file.write(bytes(batch("torn"))[:-1])
+        file.write(bytes(batch("torn", base_offset=1))[:-1])
     manager = open_logs(tmp_path / "a")
     assert manager.previous_broker_epoch() == 17
     assert [values_of(log) for log in manager.logs()] == [["x"]]
+
+
+async def test_a_flushed_batch_that_is_not_sound_any_more_was_acknowledged(
+    open_logs: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = open_logs(tmp_path / "a")
+    manager.record_broker_epoch(17)
+    log = await write(manager, "x")
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalState, "write", lambda _: None)  # It lags behind what is flushed.
+        await write(manager, "y")
+        crash(manager, tmp_path / "a")
+    path = log.directory / "00000000000000000000.log"
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 4
+    path.write_bytes(data)
+    manager = open_logs(tmp_path / "a")
+    assert [values_of(log) for log in manager.logs()] == [["x"]]
+    assert manager.previous_broker_epoch() == -1
 
 
 @pytest.mark.parametrize("clean", [False, True])
@@ -121,7 +141,7 @@ async def test_a_log_with_a_hole_lost_something(
     manager = open_logs(tmp_path / "a")
     assert manager.previous_broker_epoch() == -1
     told: list[tuple[str, int]] = []
-    tell_of_holes(manager, lambda log, offset: told.append((log.name, offset)))
+    tell_of_damage(manager, lambda log, offset: told.append((log.name, offset)))
     assert told == [("t-0", 1)]  # Which has it copied from another replica.
 
 

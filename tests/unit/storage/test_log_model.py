@@ -222,7 +222,7 @@ class LogMachine(RuleBasedStateMachine):
         self._after_crash()
         assert self.log.log_end_offset == self.end
 
-    @rule(calls=st.none() | st.integers(0, 4), again=st.none() | st.integers(0, 6))
+    @rule(calls=st.none() | st.integers(0, 9), again=st.none() | st.integers(0, 12))
     def power_cut(self, calls: int | None, again: int | None) -> None:
         """The machine dies, perhaps in the middle of a cut or a flush, and of the recovery."""
         cut_to = self.end

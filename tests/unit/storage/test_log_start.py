@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import shutil
 import threading
@@ -19,6 +20,7 @@ from penstock.broker.storage.manager import LogManager
 from penstock.broker.storage.recovery import SavedState
 from penstock.broker.storage.retention import delete_old
 from penstock.broker.storage.settings import LogSettings
+from penstock.wire.errors import StorageError
 from penstock.wire.ids import LeaderEpoch, TopicId
 from tests.support import eventually
 from tests.unit.storage.storage_kit import (
@@ -91,6 +93,37 @@ def test_a_power_cut_while_segments_are_deleted_takes_nothing_else(
         again = open_in(root, saved=SavedState(recovery_point, state.log_start_offset))
         assert (again.log_end_offset, again.dropped_records) == (4, False)
         assert values_of(again) == (["3"] if saved else ["0", "1", "2", "3"])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_start_above_all_that_a_power_cut_left_is_obeyed(tmp_path: Path, seed: int) -> None:
+    """What was deleted need not have been flushed; what comes after it may have been lost."""
+    disk, chance = PowerCutDisk(), random.Random(seed)
+    log = filled(tmp_path, 2, disk)
+    for number in range(2, 7):
+        log.append_as_follower(batch(str(number), base_offset=number, leader_epoch=EPOCH))
+    state = LateState(log)
+    log.advance_log_start(5)
+    assert state.save() == [True]
+    log.delete_old_segments()
+    root = tmp_path / "crashed"
+    root.mkdir()
+    disk.cut_power(log.directory, root / str(PARTITION), chance)
+    again = open_in(root, saved=SavedState(2, state.log_start_offset))
+    assert again.log_start_offset == 5
+    end = again.log_end_offset
+    assert values_of(again) == [str(number) for number in range(5, end)]
+    assert (again.holes, again.durable_offset) == ((), end)
+    again.append_as_follower(batch("next", base_offset=end, leader_epoch=EPOCH))
+    assert values_of(again)[-1] == "next"
+
+
+def test_a_start_above_the_end_does_not_excuse_what_was_flushed(tmp_path: Path) -> None:
+    log = filled(tmp_path, 4)
+    log.close(save=False)
+    os.truncate(log.files.segments[-1].path, 0)
+    with pytest.raises(StorageError, match="was on the disk up to 4"):
+        open_in(tmp_path, saved=SavedState(4, 7))
 
 
 def test_nothing_is_deleted_before_the_new_start_is_durable(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from structlog.testing import capture_logs
 
 from penstock.broker import repair
 from penstock.broker.core.metadata_image import MetadataImage
+from penstock.broker.leader_reads import LeaderReads
 from penstock.broker.repair import Repairs
-from penstock.broker.scrubber import PROGRESS_FILE, Progress, Scrubber
+from penstock.broker.scrubber import PROGRESS_FILE, Counts, Progress, Scrubber
 from penstock.broker.storage.damage import Examination
 from penstock.broker.storage.log import PartitionLog
 from penstock.wire.errors import (
@@ -61,6 +62,23 @@ class Controllers:
         return True
 
 
+class Reads(LeaderReads):
+    """Reads from the leader's log of a kit, without a network."""
+
+    def __init__(self, kit: Kit) -> None:
+        self.kit = kit
+
+    async def read(self, key: TopicIdPartition, offset: int) -> bytes:
+        self.kit.asked += 1
+        await asyncio.sleep(0)
+        if self.kit.refusals:
+            raise self.kit.refusals.pop(0)
+        return self.kit.leader.read(offset, 300, below=EVERYTHING)
+
+    async def close(self) -> None:
+        return None
+
+
 class Kit(Repairs):
     """Repairs of one log that copies from another one instead of over the network."""
 
@@ -81,17 +99,11 @@ class Kit(Repairs):
             count_damaged=lambda: self._count("damaged"),
             count_mended=lambda: self._count("mended"),
         )
+        self._reads: Callable[[], LeaderReads] = lambda: Reads(self)
         log.home.damage_found = self.found
 
     def _count(self, what: str) -> None:
         self.counts[what] += 1
-
-    async def _read_from_leader(self, key: TopicIdPartition, offset: int) -> bytes:
-        self.asked += 1
-        await asyncio.sleep(0)
-        if self.refusals:
-            raise self.refusals.pop(0)
-        return self.leader.read(offset, 300, below=EVERYTHING)
 
     def _drop(self) -> None:
         """The log is dropped, and the leader sends it again, a little at a time."""
@@ -191,6 +203,85 @@ async def test_what_the_leader_has_not_either_stays_out_of_sync_and_is_tried_aga
     ]
     assert read_all(kit.log) == read_all(kit.leader)
     assert kit.controllers.reports == ["damaged", "sound"]
+
+
+def damaged_on_all(kit: Kit) -> None:
+    for log in (kit.log, kit.leader):
+        flip(log.files.segments[0].path, 70)
+    kit.leader.home.damage_found = lambda _log, _offset: None
+
+
+async def test_who_asks_for_what_nobody_has_is_told_the_range_and_what_to_do(kit: Kit) -> None:
+    damaged_on_all(kit)
+    with capture_logs() as lines:
+        kit.read_damaged()
+        await eventually(lambda: kit.unmendable_count == 1)
+    line = next(line for line in lines if line["event"] == "log can't be mended")
+    assert (line["offset"], line["end_offset"]) == (0, 2)
+    with pytest.raises(CorruptRecordError) as refusal:
+        kit.log.read(0, 100, below=EVERYTHING)
+    for message in (line["next_step"], refusal.value.message):
+        assert "`penstock topics delete-records orders --before 3=2`" in message
+    assert "orders-3: offsets 0 to 1 can't be read" in refusal.value.message
+    assert f"segment {kit.log.files.segments[0].path}, byte 0" in refusal.value.message
+    assert kit.log.read(2, 100, below=EVERYTHING)
+
+
+async def test_when_what_nobody_has_is_deleted_the_log_is_sound(kit: Kit) -> None:
+    damaged_on_all(kit)
+    kit.read_damaged()
+    await eventually(lambda: kit.unmendable_count == 1)
+    kit.on_log_moved(kit.log)
+    assert kit.controllers.reports == ["damaged"]
+    kit.leader.advance_log_start(2)
+    kit.log.advance_log_start(2)  # As the leader says with its next push.
+    kit.on_log_moved(kit.log)
+    await kit.until_over()
+    assert kit.controllers.reports == ["damaged", "sound"]
+    assert (kit.unmendable_count, kit.damaged_count, kit.log.lost) == (0, 0, [])
+    assert read_all(kit.log) == read_all(kit.leader)
+
+
+async def test_the_only_replica_in_sync_says_what_is_lost_until_another_is_or_it_is_deleted(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = True
+    kit.controllers.others_in_sync = False
+    monkeypatch.setattr(kit, "_is_alone", lambda _: alone)
+    first, second = (segment.base_offset for segment in kit.log.files.segments[:2])
+    for segment in kit.log.files.segments[:2]:
+        flip(segment.path, 70)
+    kit.found(kit.log, first)
+    await eventually(lambda: len(kit.log.lost) == 1)
+    kit.found(kit.log, second)
+    await eventually(lambda: len(kit.log.lost) == 2)
+    assert [one.named for one in kit.log.lost] == [
+        "offsets 0 to 1",
+        f"offsets {second} to {second + 1}",
+    ]
+    assert kit.asked == 0
+    kit.log.advance_log_start(first + 2)
+    kit.on_log_moved(kit.log)
+    await eventually(lambda: len(kit.log.lost) == 1)
+    assert kit.controllers.reports[-1] == "damaged"
+    kit.leader.advance_log_start(first + 2)
+    alone, kit.controllers.others_in_sync = False, True
+    kit.on_metadata()
+    await kit.until_over()
+    assert read_all(kit.log) == read_all(kit.leader)
+
+
+async def test_what_can_be_mended_is_although_something_else_is_lost(kit: Kit) -> None:
+    damaged_on_all(kit)
+    segments = kit.log.files.segments
+    flip(segments[1].path, 70)
+    sound = kit.leader.files.segments[1].path.read_bytes()
+    for segment in segments[:2]:
+        kit.found(kit.log, segment.base_offset)
+    await eventually(lambda: segments[1].path.read_bytes() == sound)
+    await eventually(lambda: kit.unmendable_count == 1)
+    assert kit.damaged_count == 1
+    assert kit.controllers.reports == ["damaged"]
 
 
 async def test_what_is_given_up_is_tried_again_as_soon_as_another_leads(
@@ -370,6 +461,7 @@ class Disks:
         keys = [TopicIdPartition(TopicId(bytes([9 - n]) * 16), n) for n in range(count)]
         self.logs = {key: filled(path / str(n)) for n, key in enumerate(keys)}
         self.found: list[tuple[TopicIdPartition, int]] = []
+        self.on_found: Callable[[], object] = lambda: None
 
     def get(self, key: TopicIdPartition) -> PartitionLog | None:
         return self.logs.get(key)
@@ -379,16 +471,25 @@ class Disks:
         return list(self.logs)
 
     def scrubber(
-        self, *, interval_ms: int = 3_600_000, wall_ms: Callable[[], int] = lambda: 5_000
+        self,
+        *,
+        interval_ms: int = 3_600_000,
+        counts: Counts | None = None,
+        wall_ms: Callable[[], int] = lambda: 5_000,
     ) -> Scrubber:
         return Scrubber(
             [self.path],
             self,
-            lambda log, offset: self.found.append((log.key, offset)),
+            self._find,
             interval_ms=interval_ms,
             bytes_per_second=100_000_000,
+            counts=counts,
             wall_clock_ms=wall_ms,
         )
+
+    def _find(self, log: PartitionLog, offset: int) -> None:
+        self.found.append((log.key, offset))
+        self.on_found()
 
     def progress(self) -> Progress | None:
         file = self.path / PROGRESS_FILE

@@ -12,6 +12,7 @@ from penstock.broker.core.partition_events import PartitionChanged, PartitionSta
 from penstock.broker.core.replica import Replica
 from penstock.broker.replication.partition import Partition
 from penstock.broker.retention import Retention
+from penstock.broker.storage.damage import Examination, mend
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.recovery import SavedState
 from penstock.broker.storage.retention import AT_ONCE, delete_old
@@ -25,6 +26,7 @@ from tests.unit.storage.storage_kit import (
     NoRoom,
     batch,
     open_in,
+    records_of,
     small_config,
     values_of,
 )
@@ -163,6 +165,38 @@ def test_a_damaged_header_of_the_latest_batch_deletes_nothing_young_and_keeps_no
     for _ in range(2):
         assert delete_old(log, high_watermark=6, now_ms=newest_ms + 1000) == 0
         assert delete_old(log, high_watermark=6, now_ms=newest_ms + 1001) == 6
+
+
+def test_an_index_made_anew_beside_a_damaged_batch_deletes_nothing_young(tmp_path: Path) -> None:
+    """Its file is gone, and the header says an earlier time than the record has."""
+    log = young(tmp_path, checksum=True)
+    segment = log.files.segments[0]
+    *_, latest = segment.walk(0, 0)
+    sound = segment.path.read_bytes()
+    damaged = bytearray(sound)
+    for at in range(latest.position + 35, latest.position + 43):
+        damaged[at] = 0  # Its largest timestamp.
+    segment.path.write_bytes(damaged)
+    segment.time_index_path.unlink()
+    os.utime(segment.path, (50, 50))
+    for _ in range(2):
+        assert delete_old(log, high_watermark=6, now_ms=51_000) == 0
+        assert delete_old(log, high_watermark=6, now_ms=51_001) == 6
+    assert values_of_first(log, 5) == ["0", "1", "2", "3", "4"], "what is sound is served"
+    assert not segment.time_index_path.exists(), "a start may not believe it"
+    [damage] = Examination(log, segment).run().damages
+    mend(log, segment, damage, sound[latest.position :])()
+    findings = Examination(log, segment).run()
+    assert (findings.damages, findings.index_is_damaged) == ([], True)
+    segment.mend_index()
+    assert segment.time_index_path.exists()
+    assert delete_old(log, high_watermark=6, now_ms=11_005) == 0
+    assert delete_old(log, high_watermark=6, now_ms=11_006) == 6
+
+
+def values_of_first(log: PartitionLog, count: int) -> list[str]:
+    data = log.read(0, 1 << 20, below=count)
+    return [(record.value or b"").decode() for record in records_of(data)]
 
 
 def test_what_has_no_time_counts_from_when_it_was_written(tmp_path: Path) -> None:

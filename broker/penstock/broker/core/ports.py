@@ -19,6 +19,7 @@ class AppendInfo:
     """What an append did. ``duplicate``: the batch was in the log already, at this offset.
 
     ``last_offset`` is that of the last record; offsets are -1 when nothing was appended.
+    ``records``: what a leader appended, as it stands in the log, where that is at hand; else empty.
     """
 
     base_offset: int
@@ -26,6 +27,7 @@ class AppendInfo:
     log_append_time_ms: int
     size_bytes: int
     duplicate: bool = False
+    records: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

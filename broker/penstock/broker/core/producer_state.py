@@ -30,17 +30,20 @@ for RESTART_GRACE_MS more whatever it says, which is far longer than a client tr
 for a day.
 
 After sequence 2^31 - 1 comes 0.
+
+The open transactions are kept beside the producers, and in their snapshots: they say where a
+transaction began that a mark ends. A producer is not forgotten while it has one.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
+from penstock.broker.core.transactions import EndedTransaction, OpenTransactions
 from penstock.wire.errors import (
     CorruptRecordError,
     DuplicateSequenceError,
@@ -60,6 +63,9 @@ _CONTIGUOUS_MAX: Final = 2**30  # Half of the sequence space: further back is fu
 
 _MAGIC: Final = b"PSPS"
 _VERSION: Final = 1
+# With open transactions behind the entries. Version 1 is written where there never was one, so that
+# earlier versions find what they know.
+_VERSION_WITH_TRANSACTIONS: Final = 2
 # Magic, version, CRC of what follows, end offset, leader epoch, forgotten up to, entries.
 _HEAD: Final = struct.Struct(">4sHIqiqI")
 _CRC_FROM: Final = 10
@@ -131,13 +137,14 @@ _APPEND: Final = Append()
 class ProducerState:
     """The producers of one partition. ``check`` asks, ``record`` notes what was appended."""
 
-    __slots__ = ("_entries", "forgotten_up_to")
+    __slots__ = ("_entries", "forgotten_up_to", "transactions")
 
     def __init__(
         self, entries: dict[int, ProducerEntry] | None = None, forgotten_up_to: int = NEVER_FORGOT
     ) -> None:
         self._entries = entries if entries is not None else {}
         self.forgotten_up_to = forgotten_up_to
+        self.transactions = OpenTransactions()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -145,7 +152,11 @@ class ProducerState:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ProducerState):
             return NotImplemented
-        return (self._entries, self.forgotten_up_to) == (other._entries, other.forgotten_up_to)
+        return (self._entries, self.forgotten_up_to, self.transactions) == (
+            other._entries,
+            other.forgotten_up_to,
+            other.transactions,
+        )
 
     __hash__ = None  # type: ignore[assignment]  # Mutable.
 
@@ -216,15 +227,16 @@ class ProducerState:
             f"{what}; send what is missing first, or get a new producer epoch"
         )
 
-    def record(self, header: BatchHeader, base_offset: int, now_ms: int) -> None:
+    def record(self, header: BatchHeader, base_offset: int, now_ms: int) -> EndedTransaction | None:
         """Note that the batch is in the log at ``base_offset``, whatever ``check`` would say.
 
         Followers and recovery call it with what the leader let in. A control batch fences older
-        epochs and ends what the producer had in flight.
+        epochs and ends what the producer had in flight: the transaction that it ends is returned.
         """
         entry = _recorded(header, self._entries.get(header.producer_id), base_offset, now_ms)
         if entry is not None:
             self._entries[header.producer_id] = entry
+        return self.transactions.note(header, base_offset)
 
     def last_batches(self, below: int) -> dict[int, int]:
         """The base offset of each producer's last batch below an offset, by producer id.
@@ -241,7 +253,7 @@ class ProducerState:
 
     def touches(self, offset: int) -> bool:
         """Whether any producer has a batch at or after ``offset``, as far as is remembered."""
-        return any(
+        return self.transactions.last_offset >= offset or any(
             entry.batches and entry.batches[-1].last_offset >= offset
             for entry in self._entries.values()
         )
@@ -251,7 +263,7 @@ class ProducerState:
         gone = [
             producer_id
             for producer_id, entry in self._entries.items()
-            if now_ms - entry.last_seen_ms >= expiration_ms
+            if now_ms - entry.last_seen_ms >= expiration_ms and producer_id not in self.transactions
         ]
         for producer_id in gone:
             del self._entries[producer_id]
@@ -269,10 +281,13 @@ class ProducerState:
         """Forget everybody, as when the log is dropped."""
         self._entries = {}
         self.forgotten_up_to = forgotten_up_to
+        self.transactions = OpenTransactions()
 
     def copy(self) -> ProducerState:
         """A state that changes on its own."""
-        return ProducerState(dict(self._entries), self.forgotten_up_to)
+        other = ProducerState(dict(self._entries), self.forgotten_up_to)
+        other.transactions = self.transactions.copy()
+        return other
 
     def encode(self, end_offset: int, leader_epoch: int) -> bytes:
         """A snapshot: the state when the log ended at ``end_offset``, with a checksum.
@@ -281,9 +296,11 @@ class ProducerState:
         which log the snapshot is of: logs that have the same epoch at an offset are the same up
         to there.
         """
+        transactions = self.transactions.encode()
+        version = _VERSION_WITH_TRANSACTIONS if transactions else _VERSION
         parts = [
             _HEAD.pack(
-                _MAGIC, _VERSION, 0, end_offset, leader_epoch, self.forgotten_up_to, len(self)
+                _MAGIC, version, 0, end_offset, leader_epoch, self.forgotten_up_to, len(self)
             )
         ]
         for producer_id, entry in self._entries.items():
@@ -297,6 +314,7 @@ class ProducerState:
                 )
             )
             parts += (_BATCH.pack(*batch) for batch in entry.batches)
+        parts.append(transactions)
         data = bytearray(b"".join(parts))
         struct.pack_into(">I", data, 6, crc32c(memoryview(data)[_CRC_FROM:]))
         return bytes(data)
@@ -306,12 +324,16 @@ class ProducerState:
         """A snapshot's state, end offset and leader epoch. Raises CorruptRecordError for damage."""
         try:
             magic, version, crc, end_offset, epoch, forgotten, count = _HEAD.unpack_from(data)
-            if magic != _MAGIC or version != _VERSION or crc != crc32c(data[_CRC_FROM:]):
+            known = version in (_VERSION, _VERSION_WITH_TRANSACTIONS)
+            if magic != _MAGIC or not known or crc != crc32c(data[_CRC_FROM:]):
                 raise CorruptRecordError("a producer snapshot has a bad magic, version or checksum")
-            entries = dict(_decode_entries(data, count))
+            entries, position = _decode_entries(data, count)
         except struct.error as error:
             raise CorruptRecordError(f"a producer snapshot is cut short: {error}") from None
-        return cls(entries, forgotten), end_offset, epoch
+        state = cls(entries, forgotten)
+        if version == _VERSION_WITH_TRANSACTIONS:
+            state.transactions = OpenTransactions.decode(data[position:])
+        return state, end_offset, epoch
 
     def validate(self) -> None:
         """Raise AssertionError where a rule is broken. For tests."""
@@ -323,7 +345,9 @@ class ProducerState:
                 assert older.last_offset < newer.base_offset, entry
 
 
-def _decode_entries(data: bytes, count: int) -> Iterator[tuple[int, ProducerEntry]]:
+def _decode_entries(data: bytes, count: int) -> tuple[dict[int, ProducerEntry], int]:
+    """The entries by producer id, and where they end."""
+    entries: dict[int, ProducerEntry] = {}
     position = _HEAD.size
     for _ in range(count):
         producer_id, epoch, seen_ms, contiguous, kept = _ENTRY.unpack_from(data, position)
@@ -333,7 +357,8 @@ def _decode_entries(data: bytes, count: int) -> Iterator[tuple[int, ProducerEntr
             ProducerBatch(*_BATCH.unpack_from(data, at)) for at in range(position, end, _BATCH.size)
         )
         position = end
-        yield producer_id, ProducerEntry(epoch, batches, seen_ms, contiguous)
+        entries[producer_id] = ProducerEntry(epoch, batches, seen_ms, contiguous)
+    return entries, position
 
 
 def _recorded(
@@ -362,11 +387,12 @@ class ProducerStage:
     Nothing changes in the state itself until ``commit``; dropping the stage undoes it all.
     """
 
-    __slots__ = ("_changed", "_state")
+    __slots__ = ("_changed", "_state", "_transactions")
 
     def __init__(self, state: ProducerState) -> None:
         self._state = state
         self._changed: dict[int, ProducerEntry] = {}
+        self._transactions: OpenTransactions | None = None  # As they are on the stage, if changed.
 
     def check(self, header: BatchHeader) -> Append | Duplicate:
         """As ProducerState.check, after what was staged."""
@@ -374,11 +400,16 @@ class ProducerStage:
             return _APPEND
         return self._state._check(header, self._entry(header.producer_id))
 
-    def record(self, header: BatchHeader, base_offset: int, now_ms: int) -> None:
+    def record(self, header: BatchHeader, base_offset: int, now_ms: int) -> EndedTransaction | None:
         """As ProducerState.record, on the stage."""
         entry = _recorded(header, self._entry(header.producer_id), base_offset, now_ms)
         if entry is not None:
             self._changed[header.producer_id] = entry
+        if not (header.is_transactional or header.is_control):
+            return None
+        if self._transactions is None:
+            self._transactions = self._state.transactions.copy()
+        return self._transactions.note(header, base_offset)
 
     def _entry(self, producer_id: int) -> ProducerEntry | None:
         return self._changed.get(producer_id) or self._state.entry(producer_id)
@@ -386,3 +417,5 @@ class ProducerStage:
     def commit(self) -> None:
         """The batches are in the log."""
         self._state._entries.update(self._changed)
+        if self._transactions is not None:
+            self._state.transactions = self._transactions

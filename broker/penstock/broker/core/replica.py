@@ -277,7 +277,8 @@ class Replica:
         if self._failed:
             return []
         self._failed = True
-        return self._step_down()
+        # It may have stepped down before, since it lost records.
+        return [] if self.role is Role.OFFLINE else self._step_down()
 
     def _step_down(self) -> list[Effect]:
         self.role = Role.OFFLINE

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final
 
 import structlog
 from grpc import StatusCode, aio
 
 from penstock.broker.replication.frame_stream import FrameStream, tune_socket
-from penstock.broker.replication.ports import LeaderStream, StreamBrokenError
+from penstock.broker.replication.ports import EOF, LeaderStream, StreamBrokenError
 from penstock.raft_meta.connecting import NodeConnector
 from penstock.v1 import replication_pb2
 from penstock.v1.replication_pb2_grpc import ReplicationStub
@@ -167,12 +168,22 @@ class GrpcStream:
         await stream.write(replication_pb2.ReplicationFetchRequest(hello=hello))
         return stream
 
-    async def read(self) -> Any:
-        """The next ReplicationFetchResponse, or EOF. Raises StreamBrokenError."""
+    async def read_all(
+        self, handle: Callable[[replication_pb2.ReplicationFetchResponse], object]
+    ) -> None:
+        """Hand on each message until the leader ends the stream. Raises StreamBrokenError."""
+        while (response := await self._read()) is not EOF:
+            handle(response)
+
+    async def _read(self) -> Any:
         try:
             return await self._call.read()
         except aio.AioRpcError as error:
             raise _broken(error) from error
+
+    def write_now(self, message: replication_pb2.ReplicationFetchRequest) -> bool:
+        """False: gRPC always makes one wait."""
+        return False
 
     async def write(self, message: replication_pb2.ReplicationFetchRequest) -> None:
         """Send a message. Raises StreamBrokenError."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import grpc
@@ -16,7 +17,6 @@ from penstock.broker.core.partition_events import Pushed, Role
 from penstock.broker.core.ports import EpochEnd, Log
 from penstock.broker.replication.partition import Partition
 from penstock.broker.replication.ports import (
-    EOF,
     LeaderStream,
     StreamBrokenError,
     StreamOpener,
@@ -226,9 +226,7 @@ class LeaderLink:
             writer = asyncio.create_task(self._write(stream))
             writer.add_done_callback(lambda _: stream.cancel())
             try:
-                while (response := await stream.read()) is not EOF:
-                    self._healthy = True
-                    self._pushed(response)
+                await stream.read_all(partial(self._pushed, stream))
             finally:
                 writer.cancel()
                 await asyncio.wait((writer,))
@@ -284,7 +282,10 @@ class LeaderLink:
             position.partition.partition = key.partition
         return positions
 
-    def _pushed(self, response: replication_pb2.ReplicationFetchResponse) -> None:
+    def _pushed(
+        self, stream: LeaderStream, response: replication_pb2.ReplicationFetchResponse
+    ) -> None:
+        self._healthy = True
         applied: list[_Applied] = []
         for push in response.pushes:
             key = TopicIdPartition(TopicId(push.partition.topic_id), push.partition.partition)
@@ -305,8 +306,11 @@ class LeaderLink:
             if not push.HasField("diverging_epoch"):
                 end_offset = following.partition.log.log_end_offset
                 applied.append(_Applied(following.partition, push.leader_epoch, end_offset))
-        self._acks.append(_Ack(response.sequence, tuple(applied)))
-        self._wake.set()
+        ack = _Ack(response.sequence, tuple(applied))
+        if not ack.is_settled or not stream.write_now(_ack_message(ack)):
+            self._acks.append(ack)
+        if self._acks or self._starts or self._stops or self._to_state:
+            self._wake.set()
 
     def _note_start(self, following: Following) -> None:
         """The leader is to hear of a log start that the disk does not have yet once it has it."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 import grpc
@@ -68,6 +69,7 @@ class FrameStream(asyncio.Protocol):
         self._reader: asyncio.Future[None] | None = None
         self._drained: asyncio.Future[None] | None = None
         self._ended: StreamBrokenError | None = None
+        self._handle: Callable[[Any], object] | None = None
         self._heard_all = False
         self._held = False
         self._farewell: asyncio.TimerHandle | None = None
@@ -92,6 +94,9 @@ class FrameStream(asyncio.Protocol):
             )
             return
         if not frames:
+            return
+        if self._handle is not None:
+            self._hand_on(frames)
             return
         self._unread += frames
         self._unread_bytes += sum(len(frame.body) for frame in frames)
@@ -147,6 +152,35 @@ class FrameStream(asyncio.Protocol):
             self._misplaced(frame)
         return self._parsed(self._reads, frame)
 
+    async def read_all(self, handle: Callable[[Any], object]) -> None:
+        """Hand each message on in the moment in which it comes, until a proper end.
+
+        Raises StreamBrokenError, and what ``handle`` raises. No task is woken for a message: of
+        what a small one takes that is a good part.
+        """
+        while self._unread:
+            handle(await self.read())
+        self._handle = handle
+        try:
+            if await self._next_frame() is not None:  # None is handed to it: it waits for the end.
+                raise AssertionError("a frame passed the handler by")
+        finally:
+            self._handle = None
+
+    def _hand_on(self, frames: Sequence[Frame]) -> None:
+        assert self._handle is not None
+        try:
+            for frame in frames:
+                if self._ended is not None:
+                    return
+                if frame.kind is not Kind.MESSAGE:
+                    self._misplaced(frame)
+                self._handle(self._parsed(self._reads, frame))
+        except Exception as error:  # For who waits in read_all.
+            self._handle = None
+            if self._reader is not None and not self._reader.done():
+                self._reader.set_exception(error)
+
     async def read_welcome(self) -> replication_pb2.LeaderWelcome:
         """What the leader begins with. Raises StreamBrokenError, with the leader's own reason."""
         frame = await self._next_frame()
@@ -156,6 +190,13 @@ class FrameStream(asyncio.Protocol):
             self._misplaced(frame)
         welcome: replication_pb2.LeaderWelcome = self._parsed(replication_pb2.LeaderWelcome, frame)
         return welcome
+
+    def write_now(self, message: Message) -> bool:
+        """Send a message if the connection takes it without waiting. Raises StreamBrokenError."""
+        if self._drained is not None:
+            return False
+        self._send(Kind.MESSAGE, message)
+        return True
 
     async def write(self, message: Message) -> None:
         """Send a message. Raises StreamBrokenError."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import grpc
 import structlog
@@ -14,11 +14,10 @@ from penstock.broker.core.partition_events import Diverge, FollowerAcked, Follow
 from penstock.broker.replication.cold_reads import Warming
 from penstock.broker.replication.fetch import next_offset_after
 from penstock.broker.replication.partition import FollowerFeed, Partition
-from penstock.broker.replication.ports import EOF
+from penstock.broker.replication.ports import ServedStream, StreamBrokenError
+from penstock.broker.replication.shared_reads import SharedReads
 from penstock.broker.replication.unanswered import Unanswered
-from penstock.raft_meta.authentication import PeerAuthentication
 from penstock.v1 import replication_pb2
-from penstock.v1.replication_pb2_grpc import ReplicationServicer as ReplicationServicerBase
 from penstock.wire.errors import (
     OffsetOutOfRangeError,
     PenstockError,
@@ -59,7 +58,7 @@ class LeaderSide(Protocol):
         """Raise a PenstockError unless this follower may be served."""
         ...
 
-    def read_batches(
+    async def read_batches(
         self, key: TopicIdPartition, leader_epoch: int, offset: int, max_bytes: int
     ) -> bytes:
         """Whole, verified batches from ``offset`` on. Raises PenstockError."""
@@ -88,65 +87,10 @@ class LeaderSide(Protocol):
         """What all followers out of sync share."""
         ...
 
-
-class ReplicationServicer(ReplicationServicerBase):
-    """Serves the followers of what this broker leads.
-
-    ``authentication`` says who a follower is by its certificate, ``located`` where followers are
-    served, ``count_served`` is told of each that is let in.
-    """
-
-    def __init__(
-        self,
-        manager: LeaderSide,
-        authentication: PeerAuthentication,
-        located: replication_pb2.LocateResponse,
-        count_served: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._manager = manager
-        self._authentication = authentication
-        self._located = located
-        self._count_served = count_served
-
-    async def Locate(  # noqa: N802 - the protocol's name for it.
-        self, request: replication_pb2.LocateRequest, context: Any
-    ) -> replication_pb2.LocateResponse:
-        """Say where followers are served."""
-        return self._located
-
-    async def ReadBatches(  # noqa: N802 - the protocol's name for it.
-        self, request: replication_pb2.ReadBatchesRequest, context: Any
-    ) -> replication_pb2.ReadBatchesResponse:
-        """Read what a follower's log is damaged at."""
-        await self._authentication.require(context, request.hello.node_id)
-        key = TopicIdPartition(TopicId(request.partition.topic_id), request.partition.partition)
-        try:
-            self._manager.check_follower(request.hello)
-            records = self._manager.read_batches(
-                key, request.leader_epoch, request.offset, min(request.max_bytes, MAX_PUSH_BYTES)
-            )
-        except PenstockError as error:
-            return replication_pb2.ReadBatchesResponse(error=error.to_proto())
-        return replication_pb2.ReadBatchesResponse(records=records)
-
-    async def Fetch(  # type: ignore[override]  # noqa: N802 - the protocol's name for it.
-        self, request_iterator: Any, context: Any
-    ) -> None:
-        """Serve one follower until it goes; see penstock.v1.Replication."""
-        first = await context.read()
-        if first is EOF:
-            return
-        if first.WhichOneof("message") != "hello":
-            await context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT, "the first message of a stream must be the hello"
-            )
-        await self._authentication.require(context, first.hello.node_id)
-        try:
-            self._manager.check_follower(first.hello)
-        except PenstockError as error:
-            await context.abort(follower_status(error), error.message)
-        self._count_served()
-        await FollowerStream(self._manager, first.hello).run(context)
+    @property
+    def shared_reads(self) -> SharedReads:
+        """What was read for one follower, for the others."""
+        ...
 
 
 def follower_status(error: PenstockError) -> grpc.StatusCode:
@@ -255,11 +199,11 @@ class FollowerStream:
 
     # --- The stream -----------------------------------------------------------------------
 
-    async def run(self, context: Any) -> None:
-        """Serve until the follower goes or ``close`` is called."""
+    async def run(self, stream: ServedStream) -> None:
+        """Serve until the follower goes or ``close`` is called. Raises StreamBrokenError."""
         self._tasks = (
-            asyncio.create_task(self._read(context)),
-            asyncio.create_task(self._write(context)),
+            asyncio.create_task(stream.read_all(self._heard)),
+            asyncio.create_task(self._write(stream)),
         )
         try:
             done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -282,19 +226,20 @@ class FollowerStream:
         self._cursors.clear()
         self._manager.remove_feed(self.session)
 
-    async def _read(self, context: Any) -> None:
-        while (request := await context.read()) is not EOF:
-            match request.WhichOneof("message"):
-                case "ack":
-                    self._acked(request.ack)
-                case "positions":
-                    self._positioned(request.positions)
-                case other:
-                    await context.abort(
-                        grpc.StatusCode.INVALID_ARGUMENT, f"message {other!r} is out of place"
-                    )
+    def _heard(self, request: replication_pb2.ReplicationFetchRequest) -> None:
+        match request.WhichOneof("message"):
+            case "ack":
+                self._acked(request.ack)
+            case "positions":
+                self._positioned(request.positions)
+            case other:
+                raise StreamBrokenError(
+                    grpc.StatusCode.INVALID_ARGUMENT,
+                    f"message {other!r} is out of place",
+                    cause="malformed",
+                )
 
-    async def _write(self, context: Any) -> None:
+    async def _write(self, stream: ServedStream) -> None:
         while True:
             await self._work.wait()
             self._work.clear()
@@ -302,7 +247,7 @@ class FollowerStream:
                 self.sequence = message.sequence
                 size_bytes = sum(len(push.records) for push in message.pushes)
                 self._unanswered.sent(message.sequence, size_bytes)
-                await context.write(message)
+                await stream.write(message)
 
     def _overdue(self, sequence: int, age_ms: int) -> None:
         logger.warning(
@@ -482,14 +427,18 @@ class FollowerStream:
         log = partition.log
         end = log.log_end_offset
         try:
-            if cursor.warmed != cursor.next_offset and (
-                job := log.cold_read(cursor.next_offset, limit)
-            ):
-                cursor.warmed = cursor.next_offset
-                self._warming.start(partition, job)
-                return 0
-            records = log.read(cursor.next_offset, budget, below=end, min_one=budget == limit)
-            next_offset = next_offset_after(records) if records else cursor.next_offset
+            found = self._manager.shared_reads.find(partition, cursor.next_offset, budget)
+            if found is None:
+                if cursor.warmed != cursor.next_offset and (
+                    job := log.cold_read(cursor.next_offset, limit)
+                ):
+                    cursor.warmed = cursor.next_offset
+                    self._warming.start(partition, job)
+                    return 0
+                found = self._read_records(
+                    partition, cursor.next_offset, budget, min_one=budget == limit
+                )
+            records, next_offset = found
         except OffsetOutOfRangeError:
             # Deleted here before it was pushed: the follower begins anew at the log's start.
             push = self._answer_for(partition.key)
@@ -512,6 +461,17 @@ class FollowerStream:
             self._add_push(message, partition, cursor).records = records
             cursor.next_offset = next_offset
         return len(records)
+
+    def _read_records(
+        self, partition: Partition, offset: int, max_bytes: int, *, min_one: bool
+    ) -> tuple[bytes, int]:
+        log = partition.log
+        records = log.read(offset, max_bytes, below=log.log_end_offset, min_one=min_one)
+        if not records:
+            return records, offset
+        next_offset = next_offset_after(records)
+        self._manager.shared_reads.was_read(partition, offset, records, next_offset)
+        return records, next_offset
 
     def _tells_late(self, partition: Partition, cursor: _Cursor) -> bool:
         """Whether a follower out of sync is to be told marks that no records came to carry."""

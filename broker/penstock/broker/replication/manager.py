@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -12,7 +11,10 @@ from penstock.broker.core.catch_up import UNLIMITED, CatchUpBudget
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage
 from penstock.broker.core.partition_events import CopyAnew, IsrChanged, OutOfSync, Role, Tick
 from penstock.broker.core.ports import AppendInfo, Log
-from penstock.broker.replication.answers import Refusals, not_enough_replicas
+from penstock.broker.replication import standing
+from penstock.broker.replication.answers import Refusals
+from penstock.broker.replication.appending import Appends, OnAppended, Target
+from penstock.broker.replication.cold_reads import warm
 from penstock.broker.replication.deadlines import Deadlines
 from penstock.broker.replication.fetch import Fetcher
 from penstock.broker.replication.follower import FollowerLinks
@@ -33,17 +35,14 @@ from penstock.broker.replication.ports import (
     Step,
     StreamOpener,
 )
-from penstock.broker.replication.purgatory import OffsetWaiters
 from penstock.broker.replication.reporting import ReplicaReporter
-from penstock.v1 import common_pb2, log_pb2, replication_pb2
+from penstock.broker.replication.shared_reads import SharedReads
+from penstock.v1 import common_pb2, log_pb2, metadata_pb2, replication_pb2
 from penstock.wire.errors import (
     BrokerFencedError,
-    DiskFullError,
     InconsistentClusterIdError,
-    InvalidRequiredAcksError,
     LeaderNotAvailableError,
     PenstockError,
-    RequestTimedOutError,
     StaleBrokerEpochError,
     StorageError,
 )
@@ -91,7 +90,7 @@ class ReplicaManager:
         self.clock_ms = clock_ms
         self.catch_up_budget = CatchUpBudget(catch_up_bytes_per_second, clock_ms())
         self.lag_max_ms = lag_max_ms
-        self._wall_clock_ms = wall_clock_ms
+        self.shared_reads = SharedReads()
         self._logs = logs
         self._image = image
         self._broker_epoch = broker_epoch
@@ -102,6 +101,7 @@ class ReplicaManager:
         self._feeds: dict[int, tuple[int, FollowerFeed]] = {}
         self._feed_count = 0
         self._fetcher = Fetcher(self._locate_for_fetch)
+        self._appends = Appends(node_id, self._locate, wall_clock_ms)
         self._deadlines = Deadlines(clock_ms, self._deadline_came)
         self._proposer = IsrProposer(node_id, broker_epoch, alter_partition, clock_ms)
         self._links = FollowerLinks(
@@ -262,23 +262,20 @@ class ReplicaManager:
         on the whole in-sync set. Raises the typed refusal; after NotLeaderError,
         NotEnoughReplicasAfterAppendError and RequestTimedOutError the batch may be in the log.
         """
-        target = self._locate(topic, topic_id, partition, current_leader_epoch)
-        replica = target.replica
-        if acks == common_pb2.ACKS_ALL and replica.under_min_isr:
-            raise not_enough_replicas(target.name, replica.isr, replica.min_isr, replica.replicas)
-        if acks not in (common_pb2.ACKS_NONE, common_pb2.ACKS_LEADER, common_pb2.ACKS_ALL):
-            raise InvalidRequiredAcksError(f"acks={acks} is not known; send 0, 1 or all")
-        try:
-            info = target.append_as_leader(records, wall_ms=self._wall_clock_ms())
-        except DiskFullError as error:
-            raise DiskFullError(f"broker {self.node_id}: {error.message}") from error
-        end_offset = info.last_offset + 1
-        if acks == common_pb2.ACKS_LEADER:
-            if target.log.durable_offset < end_offset:
-                await self._wait(target, target.durable_waiters, end_offset, timeout_ms)
-        elif acks == common_pb2.ACKS_ALL and replica.high_watermark < end_offset:
-            await self._wait(target, target.commit_waiters, end_offset, timeout_ms)
-        return info
+        return await self._appends.append(
+            Target(topic, topic_id, partition, current_leader_epoch), records, acks, timeout_ms
+        )
+
+    def begin_append(
+        self,
+        target: Target,
+        records: bytes,
+        acks: common_pb2.Acks.ValueType,
+        timeout_ms: int,
+        on_end: OnAppended,
+    ) -> None:
+        """``append`` for who does not want to wait; see Appends.begin."""
+        self._appends.begin(target, records, acks, timeout_ms, on_end)
 
     async def fetch(self, request: log_pb2.FetchRequest) -> log_pb2.FetchResponse:
         """Answer a fetch by long poll; see penstock.v1.FetchRequest."""
@@ -368,6 +365,19 @@ class ReplicaManager:
             for partition in self.partitions()
         )
 
+    def why_out_of_sync(
+        self, key: TopicIdPartition
+    ) -> Mapping[int, metadata_pb2.OutOfSyncReason.ValueType]:
+        """Why replicas of a partition are not in sync, as far as is known here.
+
+        As the leader: of every follower that is not. Else of this broker's own replica, if it can't
+        be served, in sync or not.
+        """
+        found = self._hosting.get(key)
+        if found is not None and found.is_leader:
+            return standing.of_followers(found, self.clock_ms())
+        return standing.of_own(self.node_id, key, self._reporter)
+
     def partitions(self) -> Iterator[Partition]:
         """Every partition hosted here, to look at."""
         return self._hosting.partitions()
@@ -397,10 +407,22 @@ class ReplicaManager:
                 f"anew with {known.broker_epoch}"
             )
 
-    def read_batches(
+    async def read_batches(
         self, key: TopicIdPartition, leader_epoch: int, offset: int, max_bytes: int
     ) -> bytes:
-        """Whole, verified batches from ``offset`` on, of a partition led here in this epoch."""
+        """Whole, verified batches from ``offset`` on, of a partition led here in this epoch.
+
+        A follower that is to be copied anew reads a whole log in this way, so what is not in memory
+        is read in a thread.
+        """
+        log = self._led_in(key, leader_epoch)
+        job = log.cold_read(offset, max_bytes)
+        if job is not None:
+            await warm(job)
+            log = self._led_in(key, leader_epoch)  # It may be another one's by now.
+        return log.read(offset, max_bytes, below=log.log_end_offset, min_one=True)
+
+    def _led_in(self, key: TopicIdPartition, leader_epoch: int) -> Log:
         found = self._hosting.get(key)
         if found is None:
             raise self._refusals.not_leader(key)
@@ -408,7 +430,7 @@ class ReplicaManager:
         self._refusals.check_leader_epoch(
             found.name, asked=leader_epoch, current=found.replica.leader_epoch, key=key
         )
-        return found.log.read(offset, max_bytes, below=found.log.log_end_offset, min_one=True)
+        return found.log
 
     def add_feed(self, node_id: int, feed: FollowerFeed) -> int:
         """A stream begins; its number. An earlier one of the same node is closed."""
@@ -428,6 +450,10 @@ class ReplicaManager:
         """The follower's stream of this number, while it lives."""
         entry = self._feeds.get(session)
         return None if entry is None else entry[1]
+
+    def appended(self, partition: Partition, info: AppendInfo) -> None:
+        """A producer's records are in the log of a partition led here."""
+        self.shared_reads.appended(partition, info)
 
     def flush_soon(self, log: Log) -> None:
         """Make appended records durable."""
@@ -531,22 +557,3 @@ class ReplicaManager:
 
     def _locate_for_fetch(self, request: log_pb2.FetchPartition) -> Partition:
         return self._locate_proto(request.partition, request.current_leader_epoch)
-
-    async def _wait(
-        self, target: Partition, waiters: OffsetWaiters, offset: int, timeout_ms: int
-    ) -> None:
-        try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                await waiters.add(offset)
-        except TimeoutError:
-            replica = target.replica
-            behind = sorted(
-                node_id
-                for node_id, follower in replica.followers().items()
-                if node_id in replica.maximal_isr and follower.log_end_offset < offset
-            )
-            raise RequestTimedOutError(
-                f"{target.name}: appended here, but not acknowledged by in-sync broker(s) "
-                f"{', '.join(map(str, behind)) or self.node_id} within {timeout_ms} ms; it may yet "
-                "be committed"
-            ) from None

@@ -85,6 +85,10 @@ class Host(Protocol):
         """Make appended records durable."""
         ...
 
+    def appended(self, partition: Partition, info: AppendInfo) -> None:
+        """A producer's records are in the log of a partition led here."""
+        ...
+
     def propose(self, partition: Partition) -> None:
         """Send the replica's pending proposal to the controllers."""
         ...
@@ -187,6 +191,7 @@ class Partition:
             raise
         if not info.duplicate:
             self.log_moved()
+            self._host.appended(self, info)
             for feed in self.feeds.values():
                 feed.records_ready(self, info.size_bytes)
         return info
@@ -338,15 +343,35 @@ class Partition:
                 feed = self._host.feed(session)
                 if feed is not None:
                     feed.refuse(self, self._refusal(node_id, code))
-            case LeaderLostRecords(node_id, follower_end, own_end):
-                logger.error(
-                    "leader lost records and leads no more",
-                    partition=str(self.name),
-                    leader_epoch=self.replica.leader_epoch,
-                    own_end_offset=own_end,
-                    follower=node_id,
-                    follower_end_offset=follower_end,
-                )
+            case LeaderLostRecords():
+                self._lost_records(effect)
+
+    def _lost_records(self, effect: LeaderLostRecords) -> None:
+        """What is here is less than was promised, and nobody knows what else is missing.
+
+        So the replica is given up for as long as this process lives: the controllers are told, and
+        have another one lead.
+        """
+        epoch = self.replica.leader_epoch
+        logger.error(
+            "leader lost records and leads no more",
+            partition=str(self.name),
+            leader_epoch=epoch,
+            own_end_offset=effect.own_end_offset,
+            follower=effect.node_id,
+            follower_end_offset=effect.follower_end_offset,
+            next_step="another replica in sync leads; if there is none, do not restart this broker "
+            f"before one that has more was elected (`penstock partitions elect {self.name.topic}:"
+            f"{self.name.partition} --unclean`), and look after the disk",
+        )
+        self.fail(
+            StorageError(
+                f"{self.name}: the log here ends at offset {effect.own_end_offset} and lacks "
+                f"records that it had in leader epoch {epoch}: broker {effect.node_id} has them up "
+                f"to offset {effect.follower_end_offset}. Its disk lost what it had confirmed; the "
+                "replica is offline here until the broker is restarted"
+            )
+        )
 
     def _refusal(self, node_id: int, code: ErrorCode) -> PenstockError:
         if code is ErrorCode.NOT_LEADER:

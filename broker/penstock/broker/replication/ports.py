@@ -112,8 +112,20 @@ class StreamBrokenError(Exception):
 class LeaderStream(Protocol):
     """A follower's end of the stream to a leader, whatever carries it."""
 
-    async def read(self) -> Any:
-        """The next ReplicationFetchResponse, or EOF. Raises StreamBrokenError."""
+    async def read_all(
+        self, handle: Callable[[replication_pb2.ReplicationFetchResponse], object]
+    ) -> None:
+        """Hand each message on, as soon as may be after it came, until the leader ends the stream.
+
+        Raises StreamBrokenError, and what ``handle`` raises.
+        """
+        ...
+
+    def write_now(self, message: replication_pb2.ReplicationFetchRequest) -> bool:
+        """Send a message if the stream takes one without waiting; False if not.
+
+        Raises StreamBrokenError.
+        """
         ...
 
     async def write(self, message: replication_pb2.ReplicationFetchRequest) -> None:
@@ -126,6 +138,23 @@ class LeaderStream(Protocol):
 
     async def close(self) -> None:
         """Give back all that the stream holds."""
+        ...
+
+
+class ServedStream(Protocol):
+    """A leader's end of the stream to a follower, whatever carries it."""
+
+    async def read_all(
+        self, handle: Callable[[replication_pb2.ReplicationFetchRequest], object]
+    ) -> None:
+        """Hand each message on, as soon as may be after it came, until the follower ends its side.
+
+        Raises StreamBrokenError, and what ``handle`` raises.
+        """
+        ...
+
+    async def write(self, message: replication_pb2.ReplicationFetchResponse) -> None:
+        """Send a message; returns when the stream takes another. Raises StreamBrokenError."""
         ...
 
 

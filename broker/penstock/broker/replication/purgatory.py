@@ -11,6 +11,39 @@ MIN_SWEEP: Final = 64
 """So many entries at least before it is looked which of them are given up."""
 
 
+class Call:
+    """Stands in a future's place where the end of a wait is acted on at once, not at the event
+    loop's next turn. ``on_end`` is called once, with None or with why the wait failed; it must
+    not raise.
+    """
+
+    __slots__ = ("_on_end",)
+
+    def __init__(self, on_end: Callable[[BaseException | None], object]) -> None:
+        self._on_end: Callable[[BaseException | None], object] | None = on_end
+
+    def done(self) -> bool:
+        """Whether the wait is over."""
+        return self._on_end is None
+
+    def cancel(self) -> None:
+        """Wait no longer; nothing is called."""
+        self._on_end = None
+
+    def set_result(self, _: None) -> None:
+        """The offset was passed."""
+        self._finish(None)
+
+    def set_exception(self, error: BaseException) -> None:
+        """It will not be."""
+        self._finish(error)
+
+    def _finish(self, error: BaseException | None) -> None:
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None:
+            on_end(error)
+
+
 class OffsetWaiters:
     """Requests that wait until a mark (a durable offset, a high watermark) reaches an offset.
 
@@ -24,7 +57,7 @@ class OffsetWaiters:
     __slots__ = ("_heap", "_sequence", "_sweep_at")
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._heap: list[tuple[int, int, asyncio.Future[None] | Call]] = []
         self._sequence = 0
         self._sweep_at = MIN_SWEEP
 
@@ -33,12 +66,21 @@ class OffsetWaiters:
 
     def add(self, offset: int) -> asyncio.Future[None]:
         """A future that is done once the mark is at ``offset`` or above. It may be cancelled."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._push(offset, future)
+        return future
+
+    def call(self, offset: int, on_end: Callable[[BaseException | None], object]) -> Call:
+        """The same for who wants to be called; see Call."""
+        call = Call(on_end)
+        self._push(offset, call)
+        return call
+
+    def _push(self, offset: int, waiter: asyncio.Future[None] | Call) -> None:
         if len(self._heap) >= self._sweep_at:
             self._sweep()
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._sequence += 1
-        heapq.heappush(self._heap, (offset, self._sequence, future))
-        return future
+        heapq.heappush(self._heap, (offset, self._sequence, waiter))
 
     def _sweep(self) -> None:
         """Drop what was given up. The heap doubles between two sweeps, so they cost O(1) a wait."""

@@ -69,6 +69,10 @@ class ReplicaReporter:
         """Why a replica can't be served; None when it can, or is none of this broker's."""
         return self._offline.get(key)
 
+    def is_damaged(self, key: TopicIdPartition) -> bool:
+        """Whether a replica can be served in part only."""
+        return key in self._damaged
+
     def set_offline(self, key: TopicIdPartition, reason: PenstockError) -> None:
         """The replica can't be served, for as long as this process lives."""
         self._offline[key] = reason

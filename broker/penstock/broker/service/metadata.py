@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Final
 
 import grpc
@@ -24,11 +24,22 @@ from penstock.wire.errors import (
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
 )
-from penstock.wire.ids import TopicId, format_topic_id
+from penstock.wire.ids import TopicId, TopicIdPartition, format_topic_id
 
 _PATIENCE_S: Final = 3.0  # What a first start and the first news of a controller may take.
 _HASTE_S: Final = 1.0
 """Whoever gives less asks again and again, and is told within that time why it waits."""
+
+
+WhyOutOfSync = Callable[[TopicIdPartition], Mapping[int, metadata_pb2.OutOfSyncReason.ValueType]]
+"""Why replicas of a partition are not in sync, by node id, as far as this broker knows."""
+
+
+def nobody_knows(
+    _key: TopicIdPartition,
+) -> Mapping[int, metadata_pb2.OutOfSyncReason.ValueType]:
+    """For a broker that has no replicas to tell of."""
+    return {}
 
 
 def describe_broker(
@@ -94,11 +105,13 @@ class MetadataServicer(MetadataServicerBase):
         image: MetadataImage,
         ensure_offsets_topic: Callable[[], Awaitable[Topic]],
         require_founded: Callable[[], Awaitable[None]],
+        why_out_of_sync: WhyOutOfSync = nobody_knows,
     ) -> None:
         self._node_id = node_id
         self._image = image
         self._heard = asyncio.Event()
         self._require_founded = require_founded
+        self._why_out_of_sync = why_out_of_sync
         self._ensure_offsets_topic = ensure_offsets_topic
         self._watchers: set[Watcher] = set()
         self._recent = Recent()
@@ -151,12 +164,24 @@ class MetadataServicer(MetadataServicerBase):
         else:
             described = [self._describe_name(name) for name in request.topics]
             described += [self._describe_id(topic_id) for topic_id in request.topic_ids]
+        if request.out_of_sync:
+            for topic in described:
+                self._say_why(topic)
         return metadata_pb2.DescribeTopicsResponse(
             topics=described,
             brokers=self._brokers(),
             metadata_index=image.index,
             cluster_id=image.cluster_id,
         )
+
+    def _say_why(self, topic: metadata_pb2.TopicDescription) -> None:
+        for entry in topic.partitions:
+            if len(entry.isr) == len(entry.replicas):
+                continue
+            key = TopicIdPartition(TopicId(topic.topic_id), entry.partition)
+            for node_id, reason in sorted(self._why_out_of_sync(key).items()):
+                if node_id not in entry.isr:  # What it acts on may be a moment behind the image.
+                    entry.out_of_sync.add(node_id=node_id, reason=reason)
 
     async def FindCoordinator(
         self, request: metadata_pb2.FindCoordinatorRequest, context: Any

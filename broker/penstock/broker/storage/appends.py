@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
 
 from penstock.broker.core.epoch_history import EpochHistory
 from penstock.broker.core.ports import AppendInfo
 from penstock.broker.core.producer_state import Duplicate, ProducerStage, ProducerState
+from penstock.broker.core.transactions import EndedTransaction
 from penstock.broker.storage.batches import next_header
 from penstock.broker.storage.disk import Buffer
 from penstock.broker.storage.log_files import Batch
@@ -18,6 +19,7 @@ from penstock.wire.errors import (
     InvalidRecordError,
     RecordTooLargeError,
 )
+from penstock.wire.markers import MarkerType, marker_type
 from penstock.wire.records import (
     HEADER_BYTES,
     MAX_RECORDS_BYTES,
@@ -30,6 +32,8 @@ from penstock.wire.records import (
 )
 from penstock.wire.rewriting import read_spans
 
+_AT_HAND_BYTES: Final = 64 * 1024
+
 
 class Checked(NamedTuple):
     """Batches that may be appended, the producer state once they are, and when they came."""
@@ -37,6 +41,7 @@ class Checked(NamedTuple):
     batches: list[Batch]
     producers: ProducerStage
     seen_ms: int
+    aborted: Sequence[EndedTransaction] = ()  # By marks that are among the batches.
 
 
 def check_as_leader(
@@ -59,6 +64,7 @@ def check_as_leader(
     """
     stage = producers.staged()
     batches: list[Batch] = []
+    aborted: list[EndedTransaction] = []
     duplicates: list[Duplicate] = []
     offset = base_offset
     try:
@@ -74,7 +80,9 @@ def check_as_leader(
                 _check_keyed(header, view, name)
             batch = _placed(header, view, config, now_ms, (offset, leader_epoch))
             if idempotent:
-                stage.record(batch.header, offset, seen_ms)
+                ended = stage.record(batch.header, offset, seen_ms)
+                if ended is not None and marker_type(view) is MarkerType.ABORT:
+                    aborted.append(ended)
             batches.append(batch)
             offset = batch.header.next_offset
     except CorruptRecordError as error:
@@ -86,7 +94,7 @@ def check_as_leader(
         )
     if not batches:
         return _nothing_new(duplicates)
-    return Checked(batches, stage, seen_ms)
+    return Checked(batches, stage, seen_ms, aborted)
 
 
 def _nothing_new(duplicates: list[Duplicate]) -> AppendInfo:
@@ -154,6 +162,13 @@ def _placed(
     return Batch(header, (patch, rest))
 
 
+def at_hand(batches: list[Batch]) -> bytes:
+    """The batches in one piece where copying them is cheaper than reading them again; else none."""
+    if sum([batch.size_bytes for batch in batches]) > _AT_HAND_BYTES:
+        return b""
+    return b"".join([buffer for batch in batches for buffer in batch.buffers])
+
+
 def check_leader_epoch(name: str, leader_epoch: int, history: EpochHistory) -> None:
     """Refuse to write in an epoch older than the log has."""
     if leader_epoch < history.last_epoch:
@@ -161,6 +176,19 @@ def check_leader_epoch(name: str, leader_epoch: int, history: EpochHistory) -> N
             f"{name}: leader epoch {leader_epoch} may write no more, the log has epoch "
             f"{history.last_epoch} by now"
         )
+
+
+def beginning_of(records: Buffer, *, start_offset: int, end_offset: int) -> int:
+    """Where what the leader sent must begin: at the log's end.
+
+    In an empty log the first batch may begin before: records were deleted up to within it, and
+    batches are not split.
+    """
+    if start_offset == end_offset and len(records) >= HEADER_BYTES:
+        first = parse_header(records)
+        if 0 <= first.base_offset < end_offset <= first.last_offset:
+            return first.base_offset
+    return end_offset
 
 
 def check_as_follower(
@@ -175,6 +203,7 @@ def check_as_follower(
     """The batches as the leader sent them; see Log.append_as_follower."""
     stage = producers.staged()
     batches: list[Batch] = []
+    aborted: list[EndedTransaction] = []
     offset = end_offset
     epoch = max(
         (entry.leader_epoch for entry in epochs.entries if entry.start_offset < end_offset),
@@ -192,7 +221,9 @@ def check_as_follower(
                     f"the batch at offset {offset} has leader epoch {header.leader_epoch}, but "
                     f"epoch {epoch} wrote before it"
                 )
-            stage.record(header, offset, seen_ms)
+            ended = stage.record(header, offset, seen_ms)
+            if ended is not None and marker_type(batch) is MarkerType.ABORT:
+                aborted.append(ended)
             batches.append(Batch(header, (batch,)))
             position += header.size_bytes
             offset, epoch = header.next_offset, header.leader_epoch
@@ -201,4 +232,4 @@ def check_as_follower(
             f"{name}: {error.message}, at byte {position} of what the leader sent; nothing was "
             "appended"
         ) from None
-    return Checked(batches, stage, seen_ms)
+    return Checked(batches, stage, seen_ms, aborted)

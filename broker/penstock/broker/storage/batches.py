@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
 from penstock.broker.core.epoch_history import EpochHistory
 from penstock.broker.storage.disk import Buffer
+from penstock.broker.storage.placing import Placed
 from penstock.wire.errors import CorruptRecordError
 from penstock.wire.records import HEADER_BYTES, BatchHeader, parse_header
 from penstock.wire.rewriting import is_filler, trimmed_filler
@@ -17,6 +19,8 @@ from penstock.wire.rewriting import is_filler, trimmed_filler
 _START: Final = struct.Struct(">qiibIhi")
 _MIN_LENGTH: Final = HEADER_BYTES - 12
 _MAGIC: Final = 2
+_CRC_END: Final = 21
+_CHUNK_BYTES: Final = 1024 * 1024
 
 
 class Damage(NamedTuple):
@@ -55,6 +59,40 @@ def next_header(data: Buffer, at: int, expected_offset: int, room_bytes: int) ->
             f"{room_bytes} follow"
         )
     return header
+
+
+class BrokenChainError(Exception):
+    """No batch begins at ``position``, where one should."""
+
+    def __init__(self, position: int, message: str) -> None:
+        super().__init__(message)
+        self.position = position
+        self.message = message
+
+
+def check_each(
+    read: Callable[[int, int], bytes], size_bytes: int, offset: int
+) -> Iterator[tuple[Placed, bool]]:
+    """Every batch from the beginning of a file, and whether its checksum holds.
+
+    ``read`` takes a size and a position. Where a batch is not sound all but its place may be
+    wrong. Raises BrokenChainError where the next one can't begin.
+    """
+    position, data, start = 0, b"", 0
+    while position < size_bytes:
+        left = size_bytes - position
+        if position - start + HEADER_BYTES > len(data):
+            data, start = read(min(_CHUNK_BYTES, left), position), position
+        try:
+            header = next_header(data, position - start, offset, left)
+        except CorruptRecordError as error:
+            raise BrokenChainError(position, error.message) from None
+        if position - start + header.size_bytes > len(data):
+            data, start = read(min(max(_CHUNK_BYTES, header.size_bytes), left), position), position
+        at = position - start
+        body = memoryview(data)[at + _CRC_END : at + header.size_bytes]
+        yield Placed(header, position), crc32c(body) == header.crc
+        position, offset = position + header.size_bytes, header.next_offset
 
 
 def verify_run(data: bytes, first_offset: int, *, below: int, epochs: EpochHistory) -> Verified:

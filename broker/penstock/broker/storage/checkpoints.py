@@ -42,11 +42,11 @@ def write_atomically(disk: Disk, path: Path, data: bytes) -> None:
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     try:
         write_durably(disk, temporary, data)
+        disk.rename(temporary, path)
     except OSError:
         with contextlib.suppress(OSError):  # What is left of it would take room, and is no more.
-            temporary.unlink(missing_ok=True)
+            disk.remove(temporary)
         raise
-    temporary.replace(path)
 
 
 def write_durably(disk: Disk, path: Path, data: bytes) -> None:

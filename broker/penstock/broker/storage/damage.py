@@ -19,15 +19,16 @@ from penstock.broker.storage.batches import next_header, verify_run
 from penstock.broker.storage.checkpoints import write_atomically
 from penstock.broker.storage.disk import Disk, SharedFile
 from penstock.broker.storage.index import (
-    OFFSET_ENTRY,
     TIME_ENTRY,
     IndexDamagedError,
     MemoryIndex,
+    OffsetEntry,
     TimeEntry,
     unseal,
 )
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.segment import Segment
+from penstock.broker.storage.transaction_index import TransactionIndex
 from penstock.wire.errors import CorruptRecordError
 from penstock.wire.records import HEADER_BYTES
 
@@ -52,13 +53,23 @@ Pace = Callable[[int], None]
 class Damage(NamedTuple):
     """A batch that is not sound: where it should begin, by offset and in the file.
 
-    Or a hole: what should be between the segment's last batch and the next segment.
+    Or a hole: what should be between the segment's last batch and the next segment. From
+    ``end_offset`` on batches can be read again; where the batch hides its own end, that is where
+    the index knows of one, or where the next segment begins. -1: it is not known.
     """
 
     offset: int
     position: int
     what: str
     is_hole: bool = False
+    end_offset: int = -1
+
+
+class _Place(NamedTuple):
+    """Where a batch begins in the file, and which."""
+
+    position: int
+    offset: int
 
 
 @dataclass(slots=True)
@@ -106,7 +117,9 @@ class Examination:
         self._index_paths = (
             (segment.index_path, segment.time_index_path) if segment.index is None else None
         )
-        self._entries: list[tuple[int, int]] = []
+        self._transactions_path = segment.transaction_index_path
+        self._index = None if segment.index is None else segment.index.copy()
+        self._entries: list[OffsetEntry] = []
         self._times: _TimesCheck | None = None
 
     def run(self, pace: Pace = lambda _: None) -> Findings:
@@ -124,16 +137,19 @@ class Examination:
         return findings
 
     def _load_index(self, findings: Findings) -> None:
+        if self._index is not None:
+            self._entries = self._index.entries()[::-1]
         if self._index_paths is None:
             return
         try:
             offsets, times = (path.read_bytes() for path in self._index_paths)
-            MemoryIndex.decode(offsets, times)
+            index = MemoryIndex.decode(offsets, times)
+            if self._transactions_path.exists():  # Else it is made anew when it is asked for.
+                TransactionIndex.load(self._transactions_path, self._base_offset)
         except (FileNotFoundError, IndexDamagedError):
             findings.index_is_damaged = True
             return
-        self._entries = list(OFFSET_ENTRY.iter_unpack(unseal(offsets, OFFSET_ENTRY)[0]))
-        self._entries.reverse()  # The next one is the last.
+        self._entries = index.entries()[::-1]  # The next one is the last.
         self._times = _TimesCheck(unseal(times, TIME_ENTRY)[0], self._base_offset)
 
     def _scan(self, findings: Findings, pace: Pace) -> None:
@@ -155,16 +171,22 @@ class Examination:
             except CorruptRecordError as error:
                 # Where the next one begins only its length could tell.
                 what = run.damage.what if run.damage is not None else error.message
-                findings.damages.append(Damage(offset, position, what))
+                behind = self._known_behind(position)
+            else:
+                if run.damage is None:
+                    wanted = header.size_bytes  # It is larger than what was read.
+                    continue
+                what = run.damage.what
+                behind = _Place(position + header.size_bytes, header.next_offset)
+                if not self._begins_at(behind):  # Its header names a wrong end as well.
+                    behind = self._known_behind(position)
+            end_offset = self._end_offset if behind is None else behind.offset
+            if end_offset > self._start_offset:  # Below it, epochs are not known any more.
+                damage = Damage(offset, position, what, end_offset=end_offset)
+                findings.damages.append(damage)
+            if behind is None:
                 return
-            if run.damage is None:
-                wanted = header.size_bytes  # It is larger than what was read.
-                continue
-            if header.next_offset > self._start_offset:  # Below it, epochs are not known any more.
-                findings.damages.append(Damage(offset, position, run.damage.what))
-            position, offset = position + header.size_bytes, header.next_offset
-            if not self._begins_at(position, offset):
-                return  # Its header is damaged as well, and names a wrong end.
+            position, offset = behind
         if not findings.damages:  # A damaged batch may name a wrong end; that is mended first.
             self._check_end(findings, position, offset)
 
@@ -172,13 +194,25 @@ class Examination:
         """Batches follow each other without a gap, from segment to segment too (ADR 7)."""
         hole = hole_between(offset, self._end_offset, start_offset=self._start_offset)
         if hole is not None:
-            findings.damages.append(Damage(hole.offset, position, hole.what, is_hole=True))
+            end_offset = max(self._end_offset, hole.offset + 1)
+            damage = Damage(hole.offset, position, hole.what, is_hole=True, end_offset=end_offset)
+            findings.damages.append(damage)
 
-    def _begins_at(self, position: int, offset: int) -> bool:
-        if position == self._size_bytes:
+    def _known_behind(self, position: int) -> _Place | None:
+        """Where the index knows of the next batch behind one that hides where it ends."""
+        while self._entries:
+            relative_offset, at = self._entries[-1]
+            place = _Place(at, self._base_offset + relative_offset)
+            if position < at < self._size_bytes and self._begins_at(place):
+                return place
+            self._entries.pop()
+        return None
+
+    def _begins_at(self, place: _Place) -> bool:
+        if place.position == self._size_bytes:
             return True
-        begins = self._read(_BASE_OFFSET.size, position)
-        return bool(_BASE_OFFSET.unpack(begins)[0] == offset)
+        begins = self._read(_BASE_OFFSET.size, place.position)
+        return bool(_BASE_OFFSET.unpack(begins)[0] == place.offset)
 
     def _read(self, size: int, position: int) -> bytes:
         data = self._disk.read_at(self._file.fd, size, position)
@@ -193,7 +227,7 @@ class Examination:
                 continue  # Into a damaged batch: it is looked at again once that is mended.
             [base_offset] = _BASE_OFFSET.unpack_from(sound, at - position)
             if base_offset != self._base_offset + relative_offset:
-                findings.index_is_damaged = True
+                findings.index_is_damaged |= self._index is None
 
 
 class _TimesCheck:
@@ -273,6 +307,9 @@ def mend(log: PartitionLog, segment: Segment, damage: Damage, patch: bytes) -> C
     except OSError as error:
         raise log.home.translate(error, f"mending {segment.path}") from error
     log.rewrites += 1
+    if segment.is_doubtful and segment is not log.files.active:
+        segment.index = segment.max_timestamp = None  # Made anew, now that the time can be read.
+        segment.is_doubtful = False
     file, disk = segment.file.acquire(), log.home.disk
 
     kept_as = log.directory / f"{segment.path.stem}-{damage.position}{DAMAGED_SUFFIX}"
@@ -291,7 +328,7 @@ def _keep(disk: Disk, path: Path, damaged: bytes) -> None:
     with contextlib.suppress(OSError):  # It is for people to look at, no more.
         write_atomically(disk, path, damaged)
         for oldest in kept(path.parent)[:-MAX_KEPT]:
-            oldest.unlink()
+            disk.remove(oldest)
 
 
 def kept(directory: Path) -> list[Path]:

@@ -15,6 +15,7 @@ from penstock.wire.ids import TopicIdPartition
 
 if TYPE_CHECKING:
     from penstock.broker.storage.log import PartitionLog
+    from penstock.broker.storage.log_start import Why
     from penstock.broker.storage.segment import Segment
 
 
@@ -27,6 +28,10 @@ def _keep_no_point(_key: TopicIdPartition, _offset: int) -> None:
 
 
 def _keep_no_note(_log: PartitionLog, _offset: int) -> None:
+    return None
+
+
+def _count_nothing(_why: Why, _size_bytes: int) -> None:
     return None
 
 
@@ -50,7 +55,8 @@ class DataDirectory:
     returns, ``save_soon`` makes what local state keeps of the log durable, in the background and
     soon, ``run_in_background`` runs what may take long (deleting files), ``run_soon`` what another
     turn of the loop is to do, ``damage_found`` is called when a read came upon a batch that is not
-    sound, with an offset in or near it.
+    sound, with an offset in or near it, ``segment_deleted`` for each old segment that goes, with
+    the reason and its size in bytes.
     """
 
     def __init__(
@@ -74,6 +80,7 @@ class DataDirectory:
         self.run_soon: Callable[[Callable[[], None]], None] = _run_now
         self.run_in_background: Callable[[Callable[[], None]], None] = _run_now
         self.damage_found: Callable[[PartitionLog, int], None] = _keep_no_note
+        self.segment_deleted: Callable[[Why, int], None] = _count_nothing
         self.cleaning: set[Path] = set()  # The partition directories that the cleaner works in.
         self._on_failed = on_failed
         self._open_segments: OrderedDict[Segment, None] = OrderedDict()

@@ -1,15 +1,19 @@
 """The system calls that storage makes on files, behind one object that tests replace.
 
-Every write, flush and cut goes through it, so that a test can fill the disk, break it, or know
-what a power cut would leave.
+Every write, flush and cut goes through it, and every name that is made, changed or taken away, so
+that a test can fill the disk, break it, or know what a power cut would leave. LMDB, which keeps
+local state, makes its own calls: a test sees when it commits, and can have that fail.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
 import os
+import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +28,22 @@ _SCRATCH: Final = bytearray(64 * 1024)
 # Out of space, over quota, or larger than the process or file system lets a file be: all are
 # "nothing was written, and the log is as good as before".
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+_KEEP_SIZE: Final = 1  # FALLOC_FL_KEEP_SIZE, which os.posix_fallocate does not know.
+_NOT_SUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
+
+
+def _load_fallocate() -> Callable[[int, int, int, int], int] | None:
+    """Linux's call; None elsewhere."""
+    library = ctypes.CDLL(None, use_errno=True)
+    found = getattr(library, "fallocate64", None) or getattr(library, "fallocate", None)
+    if found is not None:
+        found.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+        found.restype = ctypes.c_int
+    return found
+
+
+_fallocate: Final = _load_fallocate()
 
 
 def is_disk_full(error: BaseException) -> bool:
@@ -78,7 +98,10 @@ class Disk:
         return status.f_bavail * status.f_frsize
 
     def rename(self, source: Path, target: Path) -> None:
-        """Give a file another name, in place of what had it. Not yet on the disk."""
+        """Give a file another name, in place of the file that had it; or a directory, a free name.
+
+        Not yet on the disk.
+        """
         source.rename(target)
 
     def link(self, source: Path, target: Path) -> None:
@@ -89,9 +112,41 @@ class Disk:
         """Take a name away. Not yet on the disk."""
         path.unlink()
 
+    def make_directory(self, path: Path) -> None:
+        """Make an empty directory. Not yet on the disk. FileExistsError when there is one."""
+        path.mkdir()
+
+    def remove_directory(self, path: Path) -> None:
+        """Take an empty directory away. Not yet on the disk."""
+        path.rmdir()
+
+    def remove_tree(self, path: Path) -> None:
+        """Take a directory away with all that is in it, as far as that can be done."""
+        shutil.rmtree(path, ignore_errors=True)
+
+    def commit(self, environment: Path) -> None:
+        """LMDB is about to commit a transaction, durably, in this directory; it does so itself."""
+
     def truncate(self, fd: int, size: int) -> None:
         """Cut the file."""
         os.ftruncate(fd, size)
+
+    def allocate(self, fd: int, size: int) -> None:
+        """Have room for a file of so many bytes; its size stays what it is.
+
+        Where the system or the file system knows no such thing there is none. Raises OSError, and
+        a part may have been allocated: ``truncate`` gives back what lies behind the end.
+        """
+        while _fallocate is not None and _fallocate(fd, _KEEP_SIZE, 0, size) != 0:
+            number = ctypes.get_errno()
+            if number in _NOT_SUPPORTED:
+                return
+            if number != errno.EINTR:
+                raise OSError(number, os.strerror(number))
+
+    def allocated_bytes(self, fd: int) -> int:
+        """What the file takes up of the disk."""
+        return os.fstat(fd).st_blocks * 512
 
     def sync_data(self, fd: int) -> None:
         """Return when the file's data, and the size that makes it readable, are on the disk."""
@@ -144,6 +199,12 @@ class SharedFile:
             self._closing = True
             if self._users == 0:
                 os.close(self.fd)
+
+
+def remove_if_there(disk: Disk, path: Path) -> None:
+    """Take a name away that need not be there. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        disk.remove(path)
 
 
 def write_all(disk: Disk, fd: int, buffers: Sequence[Buffer], position: int, left: int) -> None:

@@ -73,6 +73,10 @@ class MemoryIndex:
         """The relative offset of the last batch indexed, 0 for none."""
         return self._offsets[-1] if self._offsets else 0
 
+    def entries(self) -> list[OffsetEntry]:
+        """Of the batches that are indexed, in their order."""
+        return list(map(OffsetEntry, self._offsets, self._positions))
+
     def add_offset(self, relative_offset: int, position: int) -> None:
         """Index the batch that begins at ``position``."""
         self._offsets.append(relative_offset)

@@ -8,10 +8,11 @@ checksums, so what is kept of a partition has one of ours.
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import threading
 import uuid
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -19,6 +20,7 @@ import lmdb
 from crc32c import crc32c
 
 from penstock.broker.core.last_run import RunMark
+from penstock.broker.storage.disk import Disk
 from penstock.wire.errors import StorageError
 from penstock.wire.ids import TopicId, TopicIdPartition
 
@@ -82,7 +84,8 @@ class LocalState:
     other failure the directory is not to be trusted.
     """
 
-    def __init__(self, data_directory: Path, max_bytes: int) -> None:
+    def __init__(self, data_directory: Path, max_bytes: int, disk: Disk | None = None) -> None:
+        self._disk = disk or Disk()
         path = self._path = data_directory / DIRECTORY_NAME
         self.is_new = not path.exists()
         path.mkdir(exist_ok=True)
@@ -133,21 +136,24 @@ class LocalState:
         """Whether no mark of a clean stop before is on the disk any more."""
         return not self._must_begin
 
-    def _begin(self, transaction: lmdb.Transaction) -> None:
-        if self._must_begin:
-            transaction.delete(_CLEAN_KEY)
-            transaction.put(_ID_KEY, self.directory_id)
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[lmdb.Transaction]:
+        """A transaction, committed durably at the end. It begins the run where that is left."""
+        with self._environment.begin(write=True) as transaction:
+            if self._must_begin:
+                transaction.delete(_CLEAN_KEY)
+                transaction.put(_ID_KEY, self.directory_id)
+            yield transaction
+            self._disk.commit(self._path)
+        self._must_begin = False
 
     def mark_durable_run(self, run: RunMark | None) -> None:
         """Note durably that this run acknowledges only what is on the disk, or that none does."""
-        with self._lock:
-            with self._environment.begin(write=True) as transaction:
-                self._begin(transaction)
-                if run is None:
-                    transaction.delete(_DURABLE_KEY)
-                else:
-                    transaction.put(_DURABLE_KEY, _encode_run(run))
-            self._must_begin = False
+        with self._lock, self._writing() as transaction:
+            if run is None:
+                transaction.delete(_DURABLE_KEY)
+            else:
+                transaction.put(_DURABLE_KEY, _encode_run(run))
 
     def known(self) -> set[TopicIdPartition]:
         """The partitions that something is known of."""
@@ -235,8 +241,7 @@ class LocalState:
     def _write(self, *, clean_stop: RunMark | None = None) -> None:
         if not (self._changed or self._must_begin) and clean_stop is None:
             return
-        with self._environment.begin(write=True) as transaction:
-            self._begin(transaction)
+        with self._writing() as transaction:
             for key in self._changed:
                 state, packed = self._values.get(key), _KEY.pack(*key)
                 if state is None:
@@ -246,7 +251,6 @@ class LocalState:
             if clean_stop is not None:
                 transaction.put(_CLEAN_KEY, _encode_run(clean_stop))
         self._changed.clear()
-        self._must_begin = False
 
     def close(self, clean_stop: RunMark | None) -> None:
         """Write what changed, with the mark of a clean stop if it was one, and close.

@@ -8,15 +8,19 @@ from pathlib import Path
 from penstock.broker.core.epoch_history import EpochHistory
 from penstock.broker.core.ports import AppendInfo, Buffer, EpochEnd, TimestampedOffset
 from penstock.broker.core.producer_state import ANY_PRODUCER, ProducerState
+from penstock.broker.core.transactions import EndedTransaction
 from penstock.broker.storage import appends
+from penstock.broker.storage.aborted import AbortedTransactions
 from penstock.broker.storage.batches import from_offset
 from penstock.broker.storage.checkpoints import snapshot_path, snapshots
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.flush import FlushTask
-from penstock.broker.storage.log_files import Batch, FileWrite, LogFiles, index_writes
+from penstock.broker.storage.log_files import FileWrite, LogFiles, index_writes
 from penstock.broker.storage.log_flushing import LogFlushing
 from penstock.broker.storage.log_start import LogStart
-from penstock.broker.storage.producers import Rewinding, bounded, states_at
+from penstock.broker.storage.lost_ranges import LostRange, explained
+from penstock.broker.storage.placing import Limits
+from penstock.broker.storage.producers import Expiry, Rewinding, bounded, states_at
 from penstock.broker.storage.settings import FlushPolicy, TopicLogConfig
 from penstock.broker.storage.timestamps import cold_times, first_at_or_after, largest
 from penstock.wire.errors import (
@@ -26,9 +30,7 @@ from penstock.wire.errors import (
     StorageError,
 )
 from penstock.wire.ids import LeaderEpoch, TopicIdPartition, TopicPartition
-from penstock.wire.records import HEADER_BYTES, BatchHeader, parse_header
-
-_EXPIRY_INTERVAL_MS = 600_000
+from penstock.wire.records import BatchHeader
 
 
 class PartitionLog:
@@ -68,7 +70,9 @@ class PartitionLog:
         self.internal = False
         self.opened_clean = opened_clean  # The files were as a clean stop leaves them.
         self.holes = tuple(holes)  # An offset of each that was found when it was opened.
-        self.dropped_records = dropped_records  # Segments with records, behind a hole.
+        self.noted_damage: tuple[int, ...] = ()  # As was noted before it was opened.
+        self.lost: Sequence[LostRange] = ()  # Damaged, and nobody can mend it now.
+        self.dropped_records = dropped_records  # Behind a hole, or no crash explains what was cut.
         self.cleaned_offset = min(cleaned_offset, end_offset)  # Below it no key is there twice.
         self.rewrites = 0  # Counts cuts, and batches that were mended in their place.
         self._files = files
@@ -85,8 +89,9 @@ class PartitionLog:
         )
         self._producers = bounded(producers, home)
         self._rewinding = Rewinding(home, files, epochs, name=str(partition))
+        self._aborted = AbortedTransactions(home, files, epochs, name=str(partition))
         self._as_opened = opened_clean  # Nothing has to be saved for the next start to be quick.
-        self._next_expiry_ms = home.clock_ms() + _EXPIRY_INTERVAL_MS
+        self._expiry = Expiry(home)
         self._closed: str | None = None
         self._durable_is_end = home.settings.flush_policy is not FlushPolicy.COMMIT
 
@@ -176,7 +181,7 @@ class PartitionLog:
         """Check and append a producer's batches; see Log."""
         self._check()
         appends.check_leader_epoch(self.name, leader_epoch, self._epochs)
-        seen_ms = self._expire_producers()
+        seen_ms = self._expiry.run(self._producers)
         checked = appends.check_as_leader(
             records,
             name=self.name,
@@ -191,13 +196,14 @@ class PartitionLog:
         if isinstance(checked, AppendInfo):
             return checked
         log_append_time_ms = now_ms if self.config.log_append_time else -1
-        return self._append(checked, log_append_time_ms, self._reserve_bytes(leading=True))
+        reserve_bytes, at_hand = self._reserve_bytes(leading=True), appends.at_hand(checked.batches)
+        return self._append(checked, log_append_time_ms, reserve_bytes, at_hand)
 
     def append_as_follower(self, records: Buffer) -> AppendInfo:
         """Append what the leader pushed, as it is; see Log."""
         self._check()
-        seen_ms = self._expire_producers()
-        begin = self._beginning_of(records)
+        seen_ms = self._expiry.run(self._producers)
+        begin = appends.beginning_of(records, start_offset=self._start, end_offset=self._end)
         checked = appends.check_as_follower(
             records,
             name=self.name,
@@ -221,18 +227,6 @@ class PartitionLog:
             raise
         finally:
             self._end = max(self._end, self._start)  # Whatever failed, the log is empty then.
-
-    def _beginning_of(self, records: Buffer) -> int:
-        """Where what is to be appended must begin: at the end.
-
-        In an empty log the first batch may begin before: records were deleted up to within it, and
-        batches are not split.
-        """
-        if self._start == self._end and len(records) >= HEADER_BYTES:
-            first = parse_header(records)
-            if 0 <= first.base_offset < self._end <= first.last_offset:
-                return first.base_offset
-        return self._end
 
     def _reset_files(self, offset: int) -> None:
         try:
@@ -259,7 +253,11 @@ class PartitionLog:
         )
 
     def _append(
-        self, checked: appends.Checked, log_append_time_ms: int, reserve_bytes: int
+        self,
+        checked: appends.Checked,
+        log_append_time_ms: int,
+        reserve_bytes: int,
+        at_hand: bytes = b"",
     ) -> AppendInfo:
         batches, doing = checked.batches, f"appending to {self.name}"
         size = sum(batch.size_bytes for batch in batches)
@@ -268,7 +266,8 @@ class PartitionLog:
         self.home.room.check(size, reserve_bytes, doing)
         rolls: list[int] = []
         try:
-            self._write(batches, rolls.append)
+            limits = self._limits(reserve_bytes)
+            self._files.append(batches, limits, self.config.index_interval_bytes, rolls.append)
         except OSError as error:
             self._undo_append()
             raise self.home.translate(error, doing) from error
@@ -283,13 +282,17 @@ class PartitionLog:
         for offset, state in states_at(rolls, self._producers, batches, checked.seen_ms):
             self._flushing.write_later([self._snapshot_write(state, offset)])
         checked.producers.commit()
+        self._aborted.note(checked.aborted)
         self.home.request_flush(self)
         assert base_offset == first.base_offset
-        return AppendInfo(base_offset, last.last_offset, log_append_time_ms, size)
+        return AppendInfo(base_offset, last.last_offset, log_append_time_ms, size, records=at_hand)
 
-    def _write(self, batches: Sequence[Batch], rolled: Callable[[int], None]) -> None:
-        limits = self.config.segment_bytes, self.config.segment_ms
-        self._files.append(batches, limits, self.config.index_interval_bytes, rolled)
+    def _limits(self, reserve_bytes: int) -> Limits:
+        config, preallocate = self.config, self.config.preallocate
+        if preallocate is None:
+            preallocate = self.home.settings.preallocate
+        allocate_bytes = config.segment_bytes if preallocate else 0
+        return Limits(config.segment_bytes, config.segment_ms, allocate_bytes, reserve_bytes)
 
     def _snapshot_now(self) -> FileWrite:
         return self._snapshot_write(self._producers.copy(), self._end)
@@ -304,18 +307,6 @@ class PartitionLog:
             self._files.take_back(self._end, self.config.index_interval_bytes)
         except (OSError, CorruptRecordError) as error:
             raise self.home.fail(error, f"taking back an append to {self.name}") from error
-
-    def _expire_producers(self) -> int:
-        """Forget who has long been silent; the time by which that is judged.
-
-        Not the time that records are stamped with: that may jump, and then a retry of what was
-        written a moment ago would be written again.
-        """
-        now_ms = self.home.clock_ms()
-        if now_ms >= self._next_expiry_ms:
-            self._next_expiry_ms = now_ms + _EXPIRY_INTERVAL_MS
-            self._producers.expire(now_ms, self.home.settings.producer_expiration_ms)
-        return now_ms
 
     def assign_epoch(self, leader_epoch: LeaderEpoch) -> None:
         """Note that ``leader_epoch`` begins at log_end_offset; see Log.
@@ -342,9 +333,9 @@ class PartitionLog:
             return b""
         try:
             return self._read(offset, max_bytes, below=below, min_one=min_one)
-        except CorruptRecordError:
+        except CorruptRecordError as error:
             self.home.damage_found(self, offset)
-            raise
+            raise explained(error, self.partition, self.lost, offset) from error
 
     def _read(self, offset: int, max_bytes: int, *, below: int, min_one: bool) -> bytes:
         found = self._files.locate(offset)
@@ -369,15 +360,11 @@ class PartitionLog:
         self._check_range(offset)
         if offset >= self._end:
             return None
-        indexing = self._files.indexing(offset, max_bytes)
-        if indexing is not None:
-            return indexing
-        found = self._files.locate(offset)
-        if found is None:
-            return None
-        segment, position, base_offset = found
-        self._files.remember(base_offset, segment, position)
-        return segment.cold_read(position, max_bytes)
+        try:
+            return self._files.cold_read(offset, max_bytes)
+        except CorruptRecordError as error:
+            self.home.damage_found(self, offset)
+            raise explained(error, self.partition, self.lost, offset) from error
 
     def _check_range(self, offset: int) -> None:
         if not self._start <= offset <= self._end:
@@ -405,6 +392,24 @@ class PartitionLog:
         """The record with the largest timestamp, the first of several; see Log."""
         self._check()
         return largest(self._files, start=self._start, below=min(below, self._end))
+
+    def aborted_transactions(self, offset: int, *, below: int) -> list[EndedTransaction]:
+        """The aborted transactions that have, or may have, records in that range, by their marks.
+
+        Raises OffsetOutOfRangeError, CorruptRecordError or StorageError; see ``cold_aborted``.
+        """
+        self._check()
+        self._check_range(offset)
+        return self._aborted.find(offset, min(below, self._end))
+
+    def cold_aborted(self, offset: int) -> Callable[[], None] | None:
+        """None when ``aborted_transactions`` need not read whole segments; else what does so.
+
+        That is to be called once, in any thread; raises as ``aborted_transactions``.
+        """
+        self._check()
+        self._check_range(offset)
+        return self._aborted.cold(offset)
 
     # --- old segments ----------------------------------------------------------------------------
 
@@ -457,7 +462,7 @@ class PartitionLog:
         try:
             for taken_at, path in snapshots(self.directory):
                 if taken_at > end:
-                    path.unlink()
+                    self.home.disk.remove(path)
             self._files.truncate(end, self.config.index_interval_bytes)
         except OSError as error:
             raise self.home.fail(error, f"cutting {self.name} at offset {end}") from error
@@ -476,7 +481,7 @@ class PartitionLog:
         self._begin_cut(0)
         try:
             for _, path in snapshots(self.directory):
-                path.unlink()
+                self.home.disk.remove(path)
             self._files.reset(offset)
         except OSError as error:
             raise self.home.fail(error, f"dropping what {self.name} holds") from error
@@ -498,6 +503,7 @@ class PartitionLog:
         self._as_opened = False
         self.cleaned_offset = min(self.cleaned_offset, end)
         self._flushing.cut(end)
+        self._aborted.cut()
 
     def headers(self, offset: int, end: int) -> Iterator[BatchHeader]:
         """The headers of the batches that hold offsets from ``offset`` to below ``end``."""

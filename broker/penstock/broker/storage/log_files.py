@@ -18,9 +18,15 @@ from penstock.broker.storage.cleaner.swapping import (
     put_index_in_place,
 )
 from penstock.broker.storage.data_directory import DataDirectory
-from penstock.broker.storage.disk import Buffer, Disk, SharedFile, is_disk_full
+from penstock.broker.storage.disk import (
+    Buffer,
+    Disk,
+    SharedFile,
+    is_disk_full,
+    remove_if_there,
+)
 from penstock.broker.storage.index import RELATIVE_OFFSET_MAX, MemoryIndex
-from penstock.broker.storage.placing import Placed
+from penstock.broker.storage.placing import Limits, Placed
 from penstock.broker.storage.segment import Segment
 from penstock.wire.records import BatchHeader
 
@@ -78,42 +84,36 @@ class LogFiles:
 
     # --- appending -------------------------------------------------------------------------------
 
-    def has_room_for(self, batches: Sequence[Batch], limits: tuple[int, int]) -> bool:
+    def has_room_for(self, batches: Sequence[Batch], limits: Limits) -> bool:
         """Whether all the batches go into the active segment; see ``must_roll``."""
         active = self.active
-        segment_bytes, segment_ms = limits
         size = active.size_bytes + sum([batch.size_bytes for batch in batches])
         latest_ms = max([batch.header.max_timestamp_ms for batch in batches])
         started_ms = active.roll_timestamp_ms()
         return (
-            size <= segment_bytes
+            size <= limits.segment_bytes
             and batches[-1].header.last_offset - active.base_offset <= RELATIVE_OFFSET_MAX
             and started_ms is not None
-            and latest_ms - started_ms <= segment_ms
+            and latest_ms - started_ms <= limits.segment_ms
         )
 
-    def must_roll(self, header: BatchHeader, pending: int, limits: tuple[int, int]) -> bool:
-        """Whether the batch belongs into a new segment, when ``pending`` bytes go before it.
-
-        ``limits``: the most bytes and the largest age in milliseconds, by what the batches say of
-        their time (KIP-33).
-        """
+    def must_roll(self, header: BatchHeader, pending: int, limits: Limits) -> bool:
+        """Whether the batch belongs into a new segment, when ``pending`` bytes go before it."""
         active = self.active
         size = active.size_bytes + pending
         if size == 0:
             return False
-        segment_bytes, segment_ms = limits
         started_ms = active.roll_timestamp_ms()
         return (
-            size + header.size_bytes > segment_bytes
+            size + header.size_bytes > limits.segment_bytes
             or header.last_offset - active.base_offset > RELATIVE_OFFSET_MAX
-            or (started_ms is not None and header.max_timestamp_ms - started_ms > segment_ms)
+            or (started_ms is not None and header.max_timestamp_ms - started_ms > limits.segment_ms)
         )
 
     def append(
         self,
         batches: Sequence[Batch],
-        limits: tuple[int, int],
+        limits: Limits,
         interval_bytes: int,
         rolled: Callable[[int], None],
     ) -> None:
@@ -130,13 +130,19 @@ class LogFiles:
         for batch in batches:
             if self.must_roll(batch.header, pending, limits):
                 if group:
-                    self.write(group, interval_bytes)
+                    self._write_first(group, interval_bytes, limits)
                 self.roll(batch.header.base_offset)
                 rolled(batch.header.base_offset)
                 group, pending = [], 0
             group.append(batch)
             pending += batch.size_bytes
-        self.write(group, interval_bytes)
+        self._write_first(group, interval_bytes, limits)
+
+    def _write_first(self, batches: Sequence[Batch], interval_bytes: int, limits: Limits) -> None:
+        """As ``write``, perhaps as the first into its segment, which then gets its room."""
+        if limits.allocate_bytes and not self.active.size_bytes:
+            self.active.allocate(limits.allocate_bytes, limits.reserve_bytes)
+        self.write(batches, interval_bytes)
 
     def write(self, batches: Sequence[Batch], interval_bytes: int) -> None:
         """Append batches to the active segment: all of them, or none when OSError is raised."""
@@ -152,6 +158,7 @@ class LogFiles:
     def roll(self, base_offset: int) -> None:
         """Close the active segment and begin a new one."""
         closed = self.active
+        closed.give_back()
         segment = Segment.create(self._home, self.directory, self._name, base_offset)
         closed.complete_index()
         self._unsaved_indexes[closed] = None
@@ -184,10 +191,23 @@ class LogFiles:
             return None
         return segment, placed.position, placed.header.base_offset
 
-    def indexing(self, offset: int, size: int) -> Callable[[], None] | None:
-        """None when ``locate`` need not read a whole segment; else see Segment.indexing."""
-        known = offset in self._positions
-        return None if known else self.segment_of(offset).indexing(offset, size)
+    def cold_read(self, offset: int, size: int) -> Callable[[], None] | None:
+        """None when what is read from ``offset`` on is in memory, else what brings it there.
+
+        That is to be called once, in any thread. So ``locate`` need not read a whole segment whose
+        index must be made anew. Raises CorruptRecordError.
+        """
+        indexing = None
+        if offset not in self._positions:
+            indexing = self.segment_of(offset).indexing(offset, size)
+        if indexing is not None:
+            return indexing
+        found = self.locate(offset)
+        if found is None:
+            return None
+        segment, position, base_offset = found
+        self.remember(base_offset, segment, position)
+        return segment.cold_read(position, size)
 
     def remember(self, offset: int, segment: Segment, position: int) -> None:
         """The batch with base ``offset`` begins (or will begin) there."""
@@ -276,7 +296,7 @@ class LogFiles:
     def _remove(self, segment: Segment) -> None:
         self._drop(segment)
         for path in segment.paths():
-            path.unlink(missing_ok=True)
+            remove_if_there(self._home.disk, path)
 
     def _drop(self, segment: Segment) -> None:
         segment.close_file()
@@ -440,13 +460,13 @@ def _position(segment: Segment, offset: int) -> int:
     return segment.size_bytes if placed is None else placed.position
 
 
-def deletion(paths: Sequence[Path]) -> Callable[[], None]:
+def deletion(disk: Disk, paths: Sequence[Path]) -> Callable[[], None]:
     """What deletes the files, in any thread."""
 
     def delete() -> None:
         for path in paths:
             with contextlib.suppress(OSError):  # The next start tries again.
-                path.unlink()
+                disk.remove(path)
 
     return delete
 
@@ -467,7 +487,10 @@ def _retired(disk: Disk, path: Path) -> list[Path]:
 
 def index_writes(segment: Segment, index: MemoryIndex) -> list[FileWrite]:
     """What writes a segment's index files."""
-    return [
+    writes: list[FileWrite] = [
         (segment.index_path, index.encode_offsets),
         (segment.time_index_path, index.encode_times),
     ]
+    if segment.transactions is not None:
+        writes.append((segment.transaction_index_path, segment.transactions.encode))
+    return writes

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -65,7 +64,7 @@ class NewDirectories:
         try:
             for key, (directory, metadata) in wanted.items():
                 with contextlib.suppress(FileExistsError):
-                    directory.mkdir()
+                    disk.make_directory(directory)
                     made[key] = directory
                     write_atomically(disk, directory / METADATA_FILE, metadata)
             disk.sync_directory(self._home.path)  # Once for all of them.
@@ -75,7 +74,7 @@ class NewDirectories:
                 self._made[key] = made.pop(key)
         except OSError as error:
             for directory in made.values():
-                shutil.rmtree(directory, ignore_errors=True)
+                disk.remove_tree(directory)
             return error
         return None
 
@@ -88,4 +87,4 @@ class NewDirectories:
         self._jobs.wait()
         while self._made:
             _, directory = self._made.popitem()
-            shutil.rmtree(directory, ignore_errors=True)
+            self._home.disk.remove_tree(directory)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -24,9 +23,11 @@ from penstock.broker.storage.checkpoints import (
     read_metadata,
     write_atomically,
 )
+from penstock.broker.storage.damage_notes import noted_damage
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.disk import is_disk_full
 from penstock.broker.storage.flusher import Flusher
+from penstock.broker.storage.leftovers import Content, content_of, remove
 from penstock.broker.storage.local_state import LocalState, PartitionState
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.making import NewDirectories
@@ -38,7 +39,8 @@ from penstock.wire.ids import TopicId, TopicIdPartition, TopicPartition
 
 # ``topic-N``, or ``topic-N.TOPICID`` where another topic's log had that name already.
 _PARTITION: Final = re.compile(r"(.+)-(\d+)(?:\.([0-9a-f]{32}))?")
-_DELETED_SUFFIX: Final = "-delete"
+_DELETED_SUFFIX: Final = "-delete"  # A topic's name may end so; a partition's does not.
+_DELETED: Final = re.compile(r".+-\d+\.[0-9a-f]{32}(?:\.\d+)?-delete")
 _STRAY_SUFFIX: Final = ".stray"  # No partition's name.
 _STRAY: Final = re.compile(r".+-(\d+)\.([0-9a-f]{32})(?:\.\d+)?\.stray")
 _NAME_MAX: Final = 180  # Of the topic in a name with a suffix, which has 255 at most.
@@ -121,7 +123,9 @@ class ManagedDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
             found = list(self._find())
             self._list(found)
-            state = self._state = LocalState(self.path, self.home.settings.local_state_max_bytes)
+            state = self._state = LocalState(
+                self.path, self.home.settings.local_state_max_bytes, self.home.disk
+            )
             self.was_empty = state.is_new
             self.directory_id = state.directory_id
             self._clean_stop, self._durable_run = state.clean_stop, state.durable_run
@@ -168,8 +172,8 @@ class ManagedDirectory:
             match = _PARTITION.fullmatch(directory.name)
             if not directory.is_dir() or directory.name.startswith("."):
                 continue
-            if directory.name.endswith(_DELETED_SUFFIX):
-                self._background.run(partial(shutil.rmtree, directory, ignore_errors=True))
+            if _DELETED.fullmatch(directory.name):
+                self._background.run(partial(self.home.disk.remove_tree, directory))
                 continue
             if match is None:
                 continue  # Not ours: a lost+found, an operator's copy.
@@ -287,9 +291,17 @@ class ManagedDirectory:
 
     def _without_metadata(self, directory: Path, unclear: _Unclear) -> None:
         """A crash while the partition was made leaves nothing in it; anything else is kept."""
-        logs = directory.glob("*.log")
-        if not any(path.stat().st_size or path.stem.strip("0") for path in logs):
-            shutil.rmtree(directory)
+        content = content_of(directory)
+        if content is Content.LEFTOVER:
+            remove(self.home.disk, directory)
+            return
+        if content is Content.FOREIGN:
+            _log.warning(
+                "directory_ignored",
+                directory=str(directory),
+                reason="it is called as a partition's, and holds no file of a log",
+                next_step=f"keep it elsewhere; a log of {unclear.partition} gets another name here",
+            )
             return
         self._unclear[directory] = unclear
         _log.error(
@@ -323,6 +335,7 @@ class ManagedDirectory:
                 saved.recovery_point, saved.log_start_offset, clean, saved.cleaned_offset
             ),
         )
+        log.noted_damage = noted_damage(log)
         # Never above the end: what is appended there will be other records, which nobody knows to
         # be committed when a crash finds the old value beside them.
         self._high_watermarks[key] = min(saved.high_watermark, log.log_end_offset)
@@ -344,6 +357,8 @@ class ManagedDirectory:
                 raise reason
             log = self._open_log(directory, partition, key, config, clean=False)
             del self.unopened[key]
+            for offset in (*log.holes, *log.noted_damage):
+                self.home.damage_found(log, offset)
             return log
         made = self._new.take(key)
         if made is not None:
@@ -356,7 +371,7 @@ class ManagedDirectory:
             )
         try:
             self._use_state().forget(key)
-            directory.mkdir()
+            self.home.disk.make_directory(directory)
         except (OSError, lmdb.Error) as error:
             raise self.home.translate(error, f"making {directory}") from error
         try:
@@ -365,10 +380,10 @@ class ManagedDirectory:
             self.home.disk.sync_directory(self.path)
             return self._open_log(directory, partition, key, config, clean=False)
         except OSError as error:
-            shutil.rmtree(directory, ignore_errors=True)
+            self.home.disk.remove_tree(directory)
             raise self.home.translate(error, f"making {directory}") from error
         except DiskFullError:
-            shutil.rmtree(directory, ignore_errors=True)
+            self.home.disk.remove_tree(directory)
             raise
 
     def _directory_for(self, partition: TopicPartition, key: TopicIdPartition) -> Path:
@@ -493,7 +508,7 @@ class ManagedDirectory:
     def delete(self, key: TopicIdPartition) -> None:
         """Let go of a partition for good. Raises StorageError or DiskFullError."""
         doomed = self._take_away(key, _DELETED_SUFFIX)
-        self._background.run(partial(shutil.rmtree, doomed, ignore_errors=True))
+        self._background.run(partial(self.home.disk.remove_tree, doomed))
 
     def set_aside(self, key: TopicIdPartition) -> None:
         """Let go of a partition, and keep its files where no start opens them. Raises
@@ -514,7 +529,7 @@ class ManagedDirectory:
         self._saves.changed.pop(key, None)
         target = self._free_name(directory, key, suffix)
         try:
-            directory.rename(target)
+            self.home.disk.rename(directory, target)
         except OSError as error:
             failure = self.home.translate(error, f"renaming {directory} to {target.name}")
             self.unopened[key] = directory, failure  # It is still here.

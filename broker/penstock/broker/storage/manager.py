@@ -14,6 +14,7 @@ from penstock.broker.core.ports import Log
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.disk import Disk
 from penstock.broker.storage.log import PartitionLog
+from penstock.broker.storage.log_start import Why
 from penstock.broker.storage.managed_directory import ManagedDirectory
 from penstock.broker.storage.settings import FlushPolicy, LogSettings, TopicLogConfig
 from penstock.wire.errors import DataDirectoryError, PenstockError, StorageError
@@ -23,6 +24,10 @@ _log = structlog.get_logger()
 
 
 def _ignore_damage(_log: PartitionLog, _offset: int) -> None:
+    return None
+
+
+def _ignore_deletion(_why: Why, _size_bytes: int) -> None:
     return None
 
 
@@ -41,7 +46,7 @@ class LogManager:
     on, until the process starts anew. It is called in the thread that finds out, also while
     ``open`` or ``close`` runs. ``failed`` names directories that are known not to be usable, and
     why. ``on_damage(log, offset)``: a read came upon a batch that is not sound, in the segment of
-    that offset.
+    that offset. ``on_segment_deleted(why, size_bytes)``: retention or a new log start took one.
     """
 
     def __init__(
@@ -55,6 +60,7 @@ class LogManager:
         on_directory_failed: Callable[[Path, StorageError], None] = _ignore_failure,
         disk: Disk | None = None,
         on_damage: Callable[[PartitionLog, int], None] = _ignore_damage,
+        on_segment_deleted: Callable[[Why, int], None] = _ignore_deletion,
         failed: Mapping[Path, str] | None = None,
     ) -> None:
         self._on_directory_failed = on_directory_failed
@@ -70,6 +76,8 @@ class LogManager:
             )
             for path in directories
         ]
+        for directory in self._directories:
+            directory.home.segment_deleted = on_segment_deleted
         self._broker_epoch = -1
         self._previous_broker_epoch = -1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from penstock.wire.errors import CorruptRecordError, ErrorCode
 from penstock.wire.records import BatchHeader
 
 
@@ -20,6 +21,27 @@ class Read(NamedTuple):
     data: bytes
     next_offset: int
     next_position: int
+
+
+class Limits(NamedTuple):
+    """When a segment is full, and the room that the next one gets in advance.
+
+    The age in milliseconds is by what the batches say of their time (KIP-33). An allocation leaves
+    ``reserve_bytes`` free; 0 allocates nothing.
+    """
+
+    segment_bytes: int
+    segment_ms: int
+    allocate_bytes: int = 0
+    reserve_bytes: int = 0
+
+
+class SegmentDamagedError(CorruptRecordError, code=ErrorCode.CORRUPT_MESSAGE, retriable=True):
+    """A segment has a batch that is not sound, or lacks one. ``base_offset`` is the segment's."""
+
+    def __init__(self, message: str, base_offset: int) -> None:
+        super().__init__(message)
+        self.base_offset = base_offset
 
 
 def file_name(base_offset: int, suffix: str) -> str:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from penstock.broker.core.epoch_history import EpochHistory
 from penstock.broker.core.producer_state import (
@@ -14,17 +12,16 @@ from penstock.broker.core.producer_state import (
     RESTART_GRACE_MS,
     ProducerState,
 )
-from penstock.broker.storage.batches import next_header
 from penstock.broker.storage.checkpoints import newest_snapshot
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.disk import Disk
 from penstock.broker.storage.log_files import Batch, LogFiles
+from penstock.broker.storage.walking import ChangedError, Source, headers_between
 from penstock.wire.errors import CorruptRecordError, ErrorCode, RequestTimedOutError
-from penstock.wire.records import HEADER_BYTES, BatchHeader
 
+_EXPIRY_INTERVAL_MS: Final = 600_000
 _INLINE_BYTES: Final = 256 * 1024
 """So much of a log is read for a cut at once: some milliseconds, also where batches are small."""
-_WALK_BYTES: Final = 8 * 1024
 
 
 class CutDelayedError(RequestTimedOutError, code=ErrorCode.REQUEST_TIMED_OUT, retriable=True):
@@ -65,6 +62,26 @@ def bounded(producers: ProducerState, home: DataDirectory) -> ProducerState:
     oldest_ms = now_ms - expiration_ms + min(RESTART_GRACE_MS, expiration_ms)
     producers.bound_ages(oldest_ms, now_ms)
     return producers
+
+
+class Expiry:
+    """Forgets the producers of one log that have long been silent, now and then."""
+
+    def __init__(self, home: DataDirectory) -> None:
+        self._home = home
+        self._next_ms = home.clock_ms() + _EXPIRY_INTERVAL_MS
+
+    def run(self, producers: ProducerState) -> int:
+        """Forget who is to be forgotten; the time by which that is judged.
+
+        Not the time that records are stamped with: that may jump, and then a retry of what was
+        written a moment ago would be written again.
+        """
+        now_ms = self._home.clock_ms()
+        if now_ms >= self._next_ms:
+            self._next_ms = now_ms + _EXPIRY_INTERVAL_MS
+            producers.expire(now_ms, self._home.settings.producer_expiration_ms)
+        return now_ms
 
 
 def states_at(
@@ -124,7 +141,7 @@ class Rewinding:
     def _begin(self, replay: _Replay) -> None:
         end, _ = replay.place
         replay.sources = [
-            _Source(segment.path, segment.base_offset, segment.size_bytes)
+            Source(segment.path, segment.base_offset, segment.size_bytes)
             for segment in self._files.segments_between(replay.offset, end)
         ]
         self._replay = replay
@@ -140,25 +157,13 @@ class Rewinding:
                 return bounded(replay.state, self._home)
             if isinstance(error, CorruptRecordError):
                 raise CorruptRecordError(f"{self._name}: {error.message}") from error
-            if not isinstance(error, _ChangedError):
+            if not isinstance(error, ChangedError):
                 doing = f"reading {self._name} before a cut"
                 raise self._home.translate(error, doing) from error
         raise CutDelayedError(
             f"{self._name}: what producers wrote below offset {replay.place[0]} is being read, "
             "after which the log is cut there; it goes on by itself"
         )
-
-
-class _ChangedError(Exception):
-    """A segment was cleaned or deleted while it was read: it is to be begun anew."""
-
-
-class _Source(NamedTuple):
-    """A segment to be read."""
-
-    path: Path
-    base_offset: int
-    size_bytes: int
 
 
 class _Replay:
@@ -170,7 +175,7 @@ class _Replay:
         self.place = place  # The offset to end at, and the epoch that wrote before it.
         self.state = state
         self.offset = offset
-        self.sources: list[_Source] = []
+        self.sources: list[Source] = []
         self.error: Exception | None = None
         self.is_done = False  # What else there is may be looked at then.
         self._disk = disk
@@ -178,38 +183,11 @@ class _Replay:
 
     def run(self) -> None:
         """Bring ``state`` up to the place. Raises nothing: what failed is in ``error``."""
-        begin, (end, _) = self.offset, self.place
+        end, _ = self.place
         try:
-            reached = self.sources[0].base_offset
-            for source in self.sources:
-                if source.base_offset != reached:
-                    raise _ChangedError
-                for header in self._headers(source):
-                    if begin <= header.base_offset < end:
-                        self.state.record(header, header.base_offset, self._now_ms)
-                    reached = header.next_offset
-            if reached < end:
-                raise _ChangedError
-        except FileNotFoundError:
-            self.error = _ChangedError()
+            for header in headers_between(self._disk, self.sources, self.offset, end):
+                self.state.record(header, header.base_offset, self._now_ms)
         except Exception as error:  # Whatever it is: the state is not that of the place.
             self.error = error
         finally:
             self.is_done = True
-
-    def _headers(self, source: _Source) -> Iterator[BatchHeader]:
-        end, _ = self.place
-        size, offset = source.size_bytes, source.base_offset
-        fd = self._disk.open(source.path, os.O_RDONLY)
-        try:
-            position, chunk, chunk_at = 0, b"", 0
-            while position < size and offset < end:
-                if position - chunk_at + HEADER_BYTES > len(chunk):
-                    chunk_at = position
-                    chunk = self._disk.read_at(fd, min(_WALK_BYTES, size - position), position)
-                header = next_header(chunk, position - chunk_at, offset, size - position)
-                yield header
-                position += header.size_bytes
-                offset = header.next_offset
-        finally:
-            os.close(fd)

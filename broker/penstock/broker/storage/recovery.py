@@ -1,9 +1,11 @@
 """Opening a log: after a clean stop by trusting it, after a crash by checking what may be torn.
 
 Everything below the recovery point was on the disk before the crash. What lies above may be whole,
-torn, or garbage: it is kept up to the first batch that is not sound, and the rest is cut off. What
-is kept is written again before it is flushed: a kernel that could not write it calls it clean all
-the same, so it may be in memory alone, and a flush would find nothing to do and go well.
+torn, or garbage: it is kept up to the first batch that is not sound, and the rest is cut off. A
+batch that is all there and not sound was not torn (``tearing.py``): it may have been flushed, so
+that crash is not one that cost nothing. What is kept is written again before it is flushed: a
+kernel that could not write it calls it clean all the same, so it may be in memory alone, and a
+flush would find nothing to do and go well.
 
 Below the recovery point nothing is ever cut: damage there is a failing disk, not a crash. A damaged
 batch whose header is whole stays and is refused when it is read, and so is what is missing between
@@ -24,6 +26,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from penstock.broker.core.epoch_history import EpochHistory
+from penstock.broker.storage.aborted import begin_rebuild
 from penstock.broker.storage.batches import next_header
 from penstock.broker.storage.checkpoints import (
     EPOCHS_FILE,
@@ -37,7 +40,7 @@ from penstock.broker.storage.checkpoints import (
 from penstock.broker.storage.cleaner.swapping import finish_swaps
 from penstock.broker.storage.damage import hole_between
 from penstock.broker.storage.data_directory import DataDirectory
-from penstock.broker.storage.disk import is_disk_full
+from penstock.broker.storage.disk import Disk, is_disk_full, remove_if_there
 from penstock.broker.storage.index import IndexDamagedError, MemoryIndex
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.log_files import LogFiles
@@ -46,12 +49,15 @@ from penstock.broker.storage.placing import Placed
 from penstock.broker.storage.producers import load_producers
 from penstock.broker.storage.segment import Segment
 from penstock.broker.storage.settings import TopicLogConfig
+from penstock.broker.storage.tearing import LOOKED_AT_BYTES, was_whole
+from penstock.broker.storage.transaction_index import TransactionIndex
+from penstock.broker.storage.walking import ChangedError
 from penstock.wire.errors import CorruptRecordError, StorageError
 from penstock.wire.ids import TopicIdPartition, TopicPartition
 from penstock.wire.records import HEADER_BYTES, verify_batch
 
 _LOG_NAME: Final = re.compile(r"(\d{20})\.log")
-_INDEX_NAME: Final = re.compile(r"(\d{20})\.(?:index|timeindex)")
+_INDEX_NAME: Final = re.compile(r"(\d{20})\.(?:index|timeindex|txnindex)")
 _CHUNK_BYTES: Final = 1024 * 1024
 _log = structlog.get_logger()
 
@@ -77,6 +83,7 @@ class _Opening:
     segments: list[Segment] = field(default_factory=list)
     deleted: list[Segment] = field(default_factory=list)  # Below the start: to be removed.
     dropped_records: bool = False
+    marked: list[Segment] = field(default_factory=list)  # Those found to have control batches.
     unread: int = 0  # So many of the segments were taken as they are.
     holes: list[int] = field(default_factory=list)  # Offsets in segments that do not meet the next.
     end_offset: int = 0
@@ -104,7 +111,7 @@ def open_log(
     try:
         _check_saved(opening)
         finish_swaps(home.disk, directory)
-        _remove_leftovers(directory)
+        _remove_leftovers(home.disk, directory)
         opened_clean = _find_segments(opening) or (saved.clean and _open_clean(opening))
         if not opened_clean:
             _recover(opening)
@@ -151,14 +158,14 @@ def _close(opening: _Opening) -> None:
         segment.close_file()
 
 
-def _remove_leftovers(directory: Path) -> None:
+def _remove_leftovers(disk: Disk, directory: Path) -> None:
     """Files that a crash left between two steps: half-written ones, and those of no segment."""
     names = {path.name: path for path in directory.iterdir()}
     for name, path in names.items():
         index = _INDEX_NAME.fullmatch(name)
         orphan = index is not None and f"{index[1]}.log" not in names
         if orphan or name.endswith((TEMPORARY_SUFFIX, ".deleted")):
-            path.unlink()
+            disk.remove(path)
 
 
 def _find_segments(opening: _Opening) -> bool:
@@ -235,6 +242,10 @@ def _open_clean(opening: _Opening) -> bool:
         index = active.index = MemoryIndex()
         if active.size_bytes:
             index = active.load_index()
+            if active.known_transactions() is None:
+                active.forget_transactions()
+        else:
+            active.transactions = TransactionIndex()
         end = active.base_offset
         for placed in active.walk_from_offset(active.base_offset + index.last_offset):
             end = placed.header.next_offset
@@ -275,7 +286,7 @@ def _recover(opening: _Opening) -> None:
             if end < point:
                 break  # No crash does that, so nothing is dropped for it.
             # Most likely none of it was flushed. But a flush of it can't be ruled out.
-            opening.dropped_records = any(later.size_bytes for later in segments[at:])
+            opening.dropped_records |= any(later.size_bytes for later in segments[at:])
             _drop_from(opening, at, end)
             break
         end, whole = _scan(opening, segment)
@@ -287,12 +298,29 @@ def _recover(opening: _Opening) -> None:
         )
     for taken_at, path in snapshots(opening.directory):
         if taken_at > end:
-            path.unlink()
+            opening.home.disk.remove(path)
     opening.epochs.truncate_from_end(end)
+    for segment in opening.marked:
+        _index_transactions(opening, segment)
     _save_found(opening, segments[first:-1])
     opening.home.disk.sync_directory(opening.directory)
     opening.end_offset = end
     opening.unread = first
+
+
+def _index_transactions(opening: _Opening, segment: Segment) -> None:
+    """Make the index of aborted transactions anew.
+
+    What damage below the recovery point hides of it is made when it is asked for, or refused then.
+    """
+    if segment not in opening.segments:
+        return
+    disk = opening.home.disk
+    rebuild = begin_rebuild(disk, opening.segments, segment, opening.epochs)
+    try:
+        segment.transactions = rebuild.index(segment.size_bytes)
+    except (CorruptRecordError, ChangedError):
+        segment.forget_transactions()
 
 
 def _save_found(opening: _Opening, closed: list[Segment]) -> None:
@@ -303,6 +331,7 @@ def _save_found(opening: _Opening, closed: list[Segment]) -> None:
     disk = opening.home.disk
     for segment in closed:
         segment.complete_index()
+        segment.give_back()
     try:
         for segment in closed:
             segment.save_index()
@@ -360,7 +389,7 @@ def _drop_from(opening: _Opening, at: int, end: int) -> None:
         )
         segment.close_file()
         for path in segment.paths():
-            path.unlink(missing_ok=True)
+            remove_if_there(opening.home.disk, path)
     del opening.segments[at:]
 
 
@@ -372,11 +401,14 @@ def _scan(opening: _Opening, segment: Segment) -> tuple[int, bool]:
     """
     point = opening.saved.recovery_point
     segment.index, segment.max_timestamp = MemoryIndex(), None
+    segment.transactions = TransactionIndex()
     position, offset = 0, segment.base_offset
 
     def take(placed: Placed) -> tuple[int, int]:
         _assign(opening.epochs, placed)
         segment.note(placed.header, placed.position, opening.config.index_interval_bytes)
+        if placed.header.is_control and segment not in opening.marked[-1:]:
+            opening.marked.append(segment)
         return placed.position + placed.header.size_bytes, placed.header.next_offset
 
     walk = segment.walk(0, offset)
@@ -403,7 +435,11 @@ class Cut(NamedTuple):
 
 
 def _cut_tail(opening: _Opening, segment: Segment, cut: Cut) -> None:
-    _log.warning(
+    tail = segment.read_at(min(segment.size_bytes - cut.position, LOOKED_AT_BYTES), cut.position)
+    was_acknowledged = was_whole(tail, cut.position, cut.offset)  # For all that is known.
+    opening.dropped_records |= was_acknowledged
+    tell = _log.error if was_acknowledged else _log.warning
+    tell(
         "log_tail_cut",
         partition=opening.name,
         segment=str(segment.path),
@@ -411,6 +447,7 @@ def _cut_tail(opening: _Opening, segment: Segment, cut: Cut) -> None:
         bytes=segment.size_bytes - cut.position,
         log_end_offset=cut.offset,
         reason=cut.reason,
+        is_torn=not was_acknowledged,
     )
     opening.home.disk.truncate(segment.file.fd, cut.position)
     segment.size_bytes = cut.position
@@ -508,7 +545,7 @@ def _assemble(
     epochs.truncate_from_start(start)
     for segment in opening.deleted:
         for path in segment.paths():
-            path.unlink(missing_ok=True)
+            remove_if_there(home.disk, path)
     is_saved = opening.unsaved is None
     if opening.unsaved is not None:
         files.put_back(opening.unsaved, names_changed=True)

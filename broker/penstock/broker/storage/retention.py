@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 from penstock.broker.storage.log import PartitionLog
-from penstock.broker.storage.log_start import AT_ONCE
+from penstock.broker.storage.log_start import AT_ONCE, Why
 from penstock.broker.storage.segment import Segment
 from penstock.wire.errors import CorruptRecordError
 
@@ -18,7 +18,8 @@ def delete_old(log: PartitionLog, *, high_watermark: int, now_ms: int) -> int:
     all older than ``retention.ms`` by their timestamps, and those without which the log still has
     ``retention.bytes``. When that is all of it, the active segment is closed first, so that what
     is appended next has a segment of its own. ``now_ms`` is the wall clock's. Nothing else is
-    changed here: moving the log's start is for the leader, whose followers then do the same.
+    changed here (but why they are to go is noted, for those who count them): moving the log's start
+    is for the leader, whose followers then do the same.
 
     Raises StorageError, DiskFullError or CorruptRecordError.
     """
@@ -27,7 +28,10 @@ def delete_old(log: PartitionLog, *, high_watermark: int, now_ms: int) -> int:
     every = log.files.segments
     # What lies below the start is as good as gone: it is deleted once the start is durable.
     segments = every[every.index(log.files.segment_of(log.log_start_offset)) :]
-    due = sum(1 for _ in _due(log, segments, high_watermark, now_ms))
+    due = 0
+    for segment, why in _due(log, segments, high_watermark, now_ms):
+        log.start.due(segment, why)
+        due += 1
     if due == 0:
         return log.log_start_offset
     if due == len(segments):
@@ -38,7 +42,7 @@ def delete_old(log: PartitionLog, *, high_watermark: int, now_ms: int) -> int:
 
 def _due(
     log: PartitionLog, segments: Sequence[Segment], high_watermark: int, now_ms: int
-) -> Iterator[Segment]:
+) -> Iterator[tuple[Segment, Why]]:
     config = log.config
     size_bytes = sum(segment.size_bytes for segment in segments)
     for at, segment in enumerate(segments[:AT_ONCE]):
@@ -50,7 +54,7 @@ def _due(
         too_many = 0 <= config.retention_bytes <= size_bytes
         if not too_many and not _is_expired(segment, config.retention_ms, now_ms):
             return
-        yield segment
+        yield segment, Why.SIZE if too_many else Why.TIME
 
 
 def _is_expired(segment: Segment, retention_ms: int, now_ms: int) -> bool:
@@ -63,7 +67,7 @@ def _is_expired(segment: Segment, retention_ms: int, now_ms: int) -> bool:
     newest_ms = -1
     with contextlib.suppress(CorruptRecordError):  # Where it can't be told, it is so as well.
         largest = segment.largest_timestamp()
-        newest_ms = -1 if largest is None else largest.timestamp_ms
+        newest_ms = -1 if largest is None or segment.is_doubtful else largest.timestamp_ms
     if newest_ms < 0:
         newest_ms = now_ms
         with contextlib.suppress(OSError):

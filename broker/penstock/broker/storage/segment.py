@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 from penstock.broker.core.epoch_history import EpochHistory
-from penstock.broker.storage.batches import next_header, verify_run
+from penstock.broker.storage.batches import BrokenChainError, check_each, next_header, verify_run
 from penstock.broker.storage.checkpoints import write_atomically
 from penstock.broker.storage.data_directory import DataDirectory
-from penstock.broker.storage.disk import Buffer, SharedFile, write_all
+from penstock.broker.storage.disk import Buffer, SharedFile, remove_if_there
 from penstock.broker.storage.index import (
     FileIndex,
     IndexDamagedError,
@@ -21,6 +21,8 @@ from penstock.broker.storage.index import (
     TimeEntry,
 )
 from penstock.broker.storage.placing import Placed, Read, file_name
+from penstock.broker.storage.segment_file import SegmentFile
+from penstock.broker.storage.transaction_index import TransactionIndex
 from penstock.wire.errors import CorruptRecordError, PenstockError
 from penstock.wire.records import HEADER_BYTES, BatchHeader, parse_header, verify_batch
 
@@ -32,25 +34,23 @@ _ANY_OFFSET: Final = 2**63 - 1
 NO_TIME: Final = TimeEntry(-1, 0)
 
 
-class Segment:
+class Segment(SegmentFile):
     """A file of batches, from offset ``base_offset`` on. Used on one thread.
 
     ``index`` is in memory while the segment is appended to, and until its files are written.
+    ``transactions`` is, too, and later when somebody has asked for it; None while it is only in its
+    file, or must be made anew (penstock.broker.storage.aborted).
     """
 
     __slots__ = (
-        "_file",
-        "_home",
-        "_name",
         "_prepared",
         "_times_are_checked",
-        "base_offset",
-        "directory",
         "first_timestamp_ms",
         "index",
+        "is_doubtful",
         "learned_time",
         "max_timestamp",
-        "size_bytes",
+        "transactions",
     )
 
     def __init__(
@@ -63,32 +63,26 @@ class Segment:
         size_bytes: int,
         index: MemoryIndex | None = None,
     ) -> None:
-        self._home = home
-        self._name = name  # The partition's, for messages.
-        self._file: SharedFile | None = None
+        super().__init__(home, directory, name, base_offset, size_bytes=size_bytes)
         self._prepared: Segment | None = None  # Has the index that another thread made anew.
         self._times_are_checked = False  # The time index in its file, by its checksum.
-        self.directory = directory
-        self.base_offset = base_offset
-        self.size_bytes = size_bytes
         self.index = index
+        self.is_doubtful = (
+            False  # A damaged batch hides its time from the index that was made anew.
+        )
         self.max_timestamp: TimeEntry | None = None  # None for "not known yet" or "empty".
         self.first_timestamp_ms: int | None = None
         # What another thread found for the largest timestamp, when there were so many bytes.
         self.learned_time: tuple[int, TimeEntry] | None = None
+        self.transactions: TransactionIndex | None = None
 
     @classmethod
     def create(cls, home: DataDirectory, directory: Path, name: str, base_offset: int) -> Segment:
         """A new, empty segment. Raises OSError; FileExistsError when there is one."""
         segment = cls(home, directory, name, base_offset, size_bytes=0, index=MemoryIndex())
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
-        segment._file = SharedFile(segment.path, home.disk.open(segment.path, flags))
+        segment._make()
+        segment.transactions = TransactionIndex()
         return segment
-
-    @property
-    def path(self) -> Path:
-        """The log file."""
-        return self.directory / file_name(self.base_offset, "log")
 
     @property
     def index_path(self) -> Path:
@@ -101,6 +95,11 @@ class Segment:
         return self.directory / file_name(self.base_offset, "timeindex")
 
     @property
+    def transaction_index_path(self) -> Path:
+        """The file of the aborted transactions."""
+        return self.directory / file_name(self.base_offset, "txnindex")
+
+    @property
     def file_index(self) -> FileIndex:
         """The index as it is in its files."""
         return FileIndex(self.index_path, self.time_index_path)
@@ -108,55 +107,28 @@ class Segment:
     @property
     def file(self) -> SharedFile:
         """The open log file. Raises StorageError when it can't be opened."""
-        if self._file is None:
-            try:
-                fd = self._home.disk.open(self.path, os.O_RDWR)
-            except OSError as error:
-                raise self._home.translate(error, f"opening {self.path}") from error
-            self._file = SharedFile(self.path, fd)
+        file = super().file
         if self.index is None:
             self._home.used(self)
-        return self._file
+        return file
 
     def close_file(self) -> None:
         """Close the descriptor once nobody uses it; it is opened anew when it is needed."""
         self._home.forget(self)
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        if self.index is None:  # It is on the disk, or can be made anew again.
+            self.transactions = None
+        super().close_file()
 
     def paths(self) -> list[Path]:
         """Every file of the segment."""
-        return [self.path, self.index_path, self.time_index_path]
+        return [self.path, self.index_path, self.time_index_path, self.transaction_index_path]
 
     # --- appending -------------------------------------------------------------------------------
 
-    def append(self, buffers: Sequence[Buffer], size_bytes: int) -> int:
-        """Write the buffers at the end and return where they begin.
-
-        Raises OSError; what was written of them has then been cut off again. StorageError when that
-        failed too: nobody knows then whether the next start will find them.
-        """
-        position = self.size_bytes
-        file = self.file
-        try:
-            write_all(self._home.disk, file.fd, buffers, position, size_bytes)
-        except OSError:
-            self._cut_off(file.fd, position)
-            raise
-        self.size_bytes = position + size_bytes
-        return position
-
-    def _cut_off(self, fd: int, position: int) -> None:
-        try:
-            self._home.disk.truncate(fd, position)
-        except OSError as error:
-            doing = f"cutting off what a failed append left in {self.path}"
-            raise self._home.fail(error, doing) from error
-
     def overwrite(self, data: Buffer, position: int) -> None:
         """Write what was read at ``position`` where it was. Raises OSError; nothing has changed."""
-        write_all(self._home.disk, self.file.fd, [data], position, len(data))
+        super().overwrite(data, position)
+        self._prepared = None  # It is of what was there before.
 
     def write_again(self, first: Placed, epochs: EpochHistory) -> None:
         """Read the batches from ``first`` on, check them, and write them where they are.
@@ -197,40 +169,20 @@ class Segment:
             self.index.add_time(*self.max_timestamp)
         return self.index
 
+    def known_transactions(self) -> TransactionIndex | None:
+        """The index of aborted transactions; None when it must be made anew."""
+        if self.transactions is None:
+            with contextlib.suppress(IndexDamagedError):
+                path = self.transaction_index_path
+                self.transactions = TransactionIndex.load(path, self.base_offset)
+        return self.transactions
+
+    def forget_transactions(self) -> None:
+        """The index of aborted transactions is wrong, or may become so. Raises OSError."""
+        self.transactions = None
+        remove_if_there(self._home.disk, self.transaction_index_path)
+
     # --- finding and reading ---------------------------------------------------------------------
-
-    def damaged(self, position: int, what: str) -> CorruptRecordError:
-        """The error that names the place."""
-        return CorruptRecordError(
-            f"{self._name}: {what} (segment {self.path}, byte {position}); it is not served, and "
-            "mended once another replica is in sync"
-        )
-
-    def read_at(self, size: int, position: int) -> bytes:
-        """The bytes of the log file. Raises StorageError."""
-        file = self.file
-        try:
-            return self._home.disk.read_at(file.fd, size, position)
-        except OSError as error:
-            raise self._home.translate(error, f"reading {self.path}") from error
-
-    def cold_read(self, position: int, size: int) -> Callable[[], None] | None:
-        """What reads the bytes into the page cache, in any thread; None when they are there."""
-        file, disk = self.file, self._home.disk
-        size = min(size, self.size_bytes - position)
-        if disk.is_cached(file.fd, position, size):
-            return None
-        file.acquire()
-
-        def warm() -> None:
-            try:
-                disk.read_at(file.fd, size, position)
-            except OSError:
-                return  # The read proper will say so.
-            finally:
-                file.release()
-
-        return warm
 
     def walk(self, position: int, offset: int, end: int | None = None) -> Iterator[Placed]:
         """The batches from ``position`` on, whose first must have base offset ``offset``.
@@ -304,14 +256,19 @@ class Segment:
         return end
 
     def rebuild_index(self, interval_bytes: int = _MENDED_INTERVAL_BYTES) -> MemoryIndex:
-        """Make the index anew from the log, in memory.
+        """Make the index anew from the log, in memory, and see which batches are sound.
 
-        Raises CorruptRecordError where the log itself is damaged.
+        Raises CorruptRecordError where it can't be told where batches begin.
         """
         index = self.index = MemoryIndex()
         self.max_timestamp = self.first_timestamp_ms = None
-        for placed in self.walk(0, self.base_offset):
-            self.note(placed.header, placed.position, interval_bytes)
+        self.is_doubtful = False
+        try:
+            for placed, is_sound in check_each(self.read_at, self.size_bytes, self.base_offset):
+                self.note(placed.header, placed.position, interval_bytes)
+                self.is_doubtful |= not is_sound
+        except BrokenChainError as error:
+            raise self.damaged(error.position, error.message) from None
         return index
 
     def indexing(self, offset: int, size: int) -> Callable[[], None] | None:
@@ -332,7 +289,7 @@ class Segment:
         """
         file = self.file.acquire()
         twin = Segment(
-            self._home, self.directory, self._name, self.base_offset, size_bytes=self.size_bytes
+            self._home, self.directory, self.name, self.base_offset, size_bytes=self.size_bytes
         )
         twin._file = file
 
@@ -358,17 +315,24 @@ class Segment:
     def mend_index(self) -> MemoryIndex:
         """Make a closed segment's index anew, in its files as well.
 
-        Raises CorruptRecordError where the log itself is damaged.
+        Not in files as long as it is doubtful: they are believed later. A damaged one of aborted
+        transactions goes, to be made anew when it is asked for. Raises CorruptRecordError where the
+        log itself is damaged.
         """
         prepared, self._prepared = self._prepared, None
         if prepared is not None and prepared.size_bytes == self.size_bytes:
             index = self.index = prepared.complete_index()
             self.max_timestamp = prepared.max_timestamp
             self.first_timestamp_ms = prepared.first_timestamp_ms
+            self.is_doubtful = prepared.is_doubtful
         else:
             index = self.rebuild_index()
             self.complete_index()
+        if self.is_doubtful:
+            return index
         try:
+            if self.known_transactions() is None:
+                self.forget_transactions()
             self.save_index()
         except OSError:
             return index  # It stays in memory then.
@@ -380,6 +344,9 @@ class Segment:
         assert self.index is not None
         write_atomically(self._home.disk, self.index_path, self.index.encode_offsets())
         write_atomically(self._home.disk, self.time_index_path, self.index.encode_times())
+        if self.transactions is not None:
+            data = self.transactions.encode()
+            write_atomically(self._home.disk, self.transaction_index_path, data)
 
     def read(
         self,
@@ -427,7 +394,7 @@ class Segment:
                 self.max_timestamp, self._times_are_checked = self.learned_time[1], True
                 return self.max_timestamp
             try:
-                self.max_timestamp = self._largest_in_file()
+                self.max_timestamp = self.largest_in_file()
             except IndexDamagedError:
                 self.mend_index()
                 self.max_timestamp = self.max_timestamp or NO_TIME
@@ -443,21 +410,7 @@ class Segment:
             and self.size_bytes > 0
         )
 
-    def learn_time(self, home: DataDirectory) -> None:
-        """Find the largest timestamp for the log's thread, in any other; raises nothing.
-
-        ``home`` is one of that thread's own. What is damaged is left for ``largest_timestamp``.
-        """
-        size_bytes = self.size_bytes
-        copy = _Detached(home, self.directory, self._name, self.base_offset, size_bytes=size_bytes)
-        try:
-            self.learned_time = size_bytes, copy._largest_in_file()
-        except (IndexDamagedError, PenstockError):
-            return
-        finally:
-            copy.close_file()
-
-    def _largest_in_file(self) -> TimeEntry:
+    def largest_in_file(self) -> TimeEntry:
         """The last entry of the time index. Retention deletes by it, so it must not be too small.
 
         Raises IndexDamagedError when that can't be ruled out.
@@ -502,7 +455,7 @@ class Segment:
 
         Raises IndexDamagedError, or CorruptRecordError where the log itself is damaged.
         """
-        largest = self.max_timestamp or self._largest_in_file()
+        largest = self.max_timestamp or self.largest_in_file()
         if self.index is None:  # Otherwise it was damaged, and has been made anew.
             self.index = self.file_index.load()
         self.max_timestamp = None if largest == NO_TIME else largest
@@ -553,10 +506,21 @@ class Segment:
         relative = offset - self.base_offset
         index.truncate(relative)
         self._refresh_timestamps(relative)
+        if self.transactions is not None:
+            self.transactions.truncate(offset)
 
     def activate(self, interval_bytes: int) -> None:
-        """Take the index into memory, so that the segment can be appended to or cut."""
+        """Take the indexes into memory, so that the segment can be appended to or cut.
+
+        That of aborted transactions goes when it is damaged: nobody needs it as long as nobody asks
+        for it. Raises OSError when its file stays.
+        """
         self._prepared = None
+        transactions = self.known_transactions()
+        if transactions is None:
+            self.forget_transactions()
+        else:
+            self.transactions = transactions.copy()  # As the one below.
         if self.index is not None:
             self.index = self.index.copy()  # A flush may be writing the old one.
             return
@@ -585,12 +549,3 @@ class Segment:
             header = next(self.walk(0, self.base_offset)).header
             self.first_timestamp_ms = header.max_timestamp_ms
         return self.first_timestamp_ms
-
-
-class _Detached(Segment):
-    """A segment whose files are looked at beside the log. Nothing of it is made anew."""
-
-    __slots__ = ()
-
-    def mend_index(self) -> MemoryIndex:
-        raise IndexDamagedError(f"{self.index_path} is damaged")

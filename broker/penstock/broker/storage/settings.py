@@ -38,6 +38,8 @@ class LogSettings:
     # that would leave less than half: what leaders took has room on disks that are as large. The
     # rest is for the cluster's own topics, local state and the controller. 0: no limit.
     min_free_bytes: int = 0
+    # Whether segments get their room on the disk in advance, where the topic says nothing of it.
+    preallocate: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,7 @@ class TopicLogConfig:
     min_compaction_lag_ms: int
     max_compaction_lag_ms: int
     delete_retention_ms: int
+    preallocate: bool | None = None  # None: as the broker's settings say.
 
     @classmethod
     def of(cls, configs: Mapping[str, str]) -> TopicLogConfig:
@@ -91,4 +94,5 @@ class TopicLogConfig:
             min_compaction_lag_ms=integer_config(configs, "min.compaction.lag.ms"),
             max_compaction_lag_ms=integer_config(configs, "max.compaction.lag.ms"),
             delete_retention_ms=integer_config(configs, "delete.retention.ms"),
+            preallocate={"true": True, "false": False}.get(config_value(configs, "preallocate")),
         )

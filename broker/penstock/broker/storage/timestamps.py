@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 from penstock.broker.core.ports import TimestampedOffset
 from penstock.broker.storage.data_directory import DataDirectory
+from penstock.broker.storage.index import IndexDamagedError, MemoryIndex
 from penstock.broker.storage.log_files import LogFiles
 from penstock.broker.storage.placing import Placed
 from penstock.broker.storage.segment import Segment
-from penstock.wire.errors import CorruptRecordError
+from penstock.wire.errors import CorruptRecordError, PenstockError
 from penstock.wire.records import Record, decode_batch
 
 
@@ -27,9 +28,33 @@ def cold_times(home: DataDirectory, files: LogFiles, below: int) -> Callable[[],
     def learn() -> None:
         own = DataDirectory(home.path, home.settings, home.clock_ms, disk=home.disk)
         for segment in unknown:
-            segment.learn_time(own)
+            _learn_time(segment, own)
 
     return learn
+
+
+class _Detached(Segment):
+    """A segment whose files are looked at beside the log. Nothing of it is made anew."""
+
+    __slots__ = ()
+
+    def mend_index(self) -> MemoryIndex:
+        raise IndexDamagedError(f"{self.index_path} is damaged")
+
+
+def _learn_time(segment: Segment, home: DataDirectory) -> None:
+    """Find the largest timestamp for the log's thread, in any other; raises nothing.
+
+    ``home`` is one of that thread's own. What is damaged is left for ``largest_timestamp``.
+    """
+    size, base_offset = segment.size_bytes, segment.base_offset
+    copy = _Detached(home, segment.directory, segment.name, base_offset, size_bytes=size)
+    try:
+        segment.learned_time = size, copy.largest_in_file()
+    except (IndexDamagedError, PenstockError):
+        return
+    finally:
+        copy.close_file()
 
 
 def first_at_or_after(

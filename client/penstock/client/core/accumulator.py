@@ -117,7 +117,7 @@ class Batch(Generic[D]):
         middle = self.record_count // 2
         parts = []
         for first, last in ((0, middle), (middle, self.record_count)):
-            part = Batch[D](self.partition, self.created_ms, self.deadline_ms)
+            part: Batch[D] = Batch(self.partition, self.created_ms, self.deadline_ms)
             for record in records[first:last]:
                 part.builder.append(record.timestamp_ms, record.key, record.value, record.headers)
             part.deliveries = self.deliveries[first:last]
@@ -192,7 +192,7 @@ class Accumulator(Generic[D]):
         queue = self._queues.get(partition)
         if queue is None:
             queue = self._queues[partition] = deque()
-        batch = queue[-1] if queue else None
+        batch: Batch[D] | None = queue[-1] if queue else None
         fresh = (
             batch is None
             or batch.closed
@@ -201,7 +201,7 @@ class Accumulator(Generic[D]):
         if fresh:
             if batch is not None:
                 batch.closed = True
-            batch = Batch[D](partition, now_ms, now_ms + self._delivery_timeout_ms)
+            batch = Batch(partition, now_ms, now_ms + self._delivery_timeout_ms)
         assert batch is not None
         batch.builder.append(*record)
         batch.deliveries.append(Delivery(future, record.timestamp_ms))

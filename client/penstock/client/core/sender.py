@@ -529,7 +529,7 @@ class Sender(Generic[D]):
             batch.last_epoch = leader.leader_epoch
             entries.append(Entry(batch, leader.leader_epoch))
         self._correlation_id += 1
-        request = _Request[D](now_ms, list(entries), now_ms)
+        request: _Request[D] = _Request(now_ms, list(entries), now_ms)
         self._requests.setdefault(node_id, {})[self._correlation_id] = request
         self._effects.append(SendRequest(node_id, self._correlation_id, tuple(entries)))
 

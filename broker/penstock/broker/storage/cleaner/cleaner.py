@@ -15,6 +15,7 @@ import structlog
 
 from penstock.broker.core.epoch_history import EpochHistory
 from penstock.broker.storage.cleaner.copying import copy
+from penstock.broker.storage.cleaner.counting import Counts, Uncounted
 from penstock.broker.storage.cleaner.filtering import Filter
 from penstock.broker.storage.cleaner.offset_map import OffsetMap
 from penstock.broker.storage.cleaner.planning import Plan, close_overdue, plan_for
@@ -29,6 +30,7 @@ from penstock.broker.storage.cleaner.reading import (
 from penstock.broker.storage.cleaner.swapping import SwapFiles, commit, finish
 from penstock.broker.storage.cleaner.throttle import Throttle
 from penstock.broker.storage.log import PartitionLog
+from penstock.broker.storage.placing import SegmentDamagedError
 from penstock.broker.storage.segment import Segment
 from penstock.broker.storage.settings import CleanerSettings
 from penstock.wire.errors import CorruptRecordError, PenstockError
@@ -69,6 +71,9 @@ class LogCleaner:
 
     Everything is called on the event loop. There the cleaner decides and swaps; it reads, copies
     and syncs in its own threads, at most ``io_max_bytes_per_second`` of all of them together.
+
+    ``dirtiest_ratio`` is how much of the dirtiest log was dirty, of all that could be cleaned when
+    the cleaner last looked: 0 to 1. Safe to read on any thread.
     """
 
     def __init__(
@@ -76,9 +81,12 @@ class LogCleaner:
         logs: Logs,
         settings: CleanerSettings,
         *,
+        counts: Counts | None = None,
         wall_clock_ms: Callable[[], int] = _wall_ms,
     ) -> None:
+        self.dirtiest_ratio = 0.0
         self._logs = logs
+        self._counts = counts or Uncounted()
         self._settings = settings
         self._wall_clock_ms = wall_clock_ms
         self._stopping = threading.Event()
@@ -90,6 +98,11 @@ class LogCleaner:
         # Logs that can't be cleaned: as they were then, and when they are tried again all the same.
         self._uncleanable: dict[TopicIdPartition, tuple[_Extent, int]] = {}
         self._horizons_ms: dict[TopicIdPartition, int] = {}  # When tombstones may go next.
+
+    @property
+    def uncleanable_count(self) -> int:
+        """How many logs grow because they can't be cleaned. Safe on any thread."""
+        return len(self._uncleanable)
 
     async def start(self) -> None:
         """Begin to clean."""
@@ -132,23 +145,28 @@ class LogCleaner:
 
     async def _dirtiest(self) -> Plan | None:
         best: Plan | None = None
+        dirtiest_ratio = 0.0
         logs = self._logs.logs()
-        here = {log.key for log in logs}
-        for known in (self._uncleanable, self._horizons_ms):
-            for gone in known.keys() - here:
-                del known[gone]
+        for gone in self._uncleanable.keys() - {log.key for log in logs if log.config.compacts}:
+            del self._uncleanable[gone]
+        for gone in self._horizons_ms.keys() - {log.key for log in logs}:
+            del self._horizons_ms[gone]
         for number, log in enumerate(logs):
             if number % _LOOKED_AT_ONCE == _LOOKED_AT_ONCE - 1:
                 await asyncio.sleep(0)
             plan = self._plan(log)
-            if plan is not None and (best is None or _urgency(plan) > _urgency(best)):
+            if plan is None:
+                continue
+            dirtiest_ratio = max(dirtiest_ratio, plan.dirty_ratio)
+            if self._is_due(plan) and (best is None or _urgency(plan) > _urgency(best)):
                 best = plan
+        self.dirtiest_ratio = dirtiest_ratio
         if best is None or best.log.key in self._busy or best.log.is_closed:
             return None  # Another worker was quicker.
         return best
 
     def _plan(self, log: PartitionLog) -> Plan | None:
-        """The plan for a log that is due."""
+        """The plan for a log that may be cleaned."""
         if not log.config.compacts or log.is_closed or log.home.failure is not None:
             return None
         now_ms = self._wall_clock_ms()
@@ -157,13 +175,14 @@ class LogCleaner:
         try:
             close_overdue(log, now_ms)
             high_watermark = self._logs.high_watermark(log.key)
-            plan = plan_for(log, high_watermark=high_watermark, now_ms=now_ms)
+            return plan_for(log, high_watermark=high_watermark, now_ms=now_ms)
         except PenstockError as error:
             self._give_up(log, error.message)
             return None
-        if plan is None:
-            return None
-        return plan if plan.is_due or now_ms >= self._horizons_ms.get(log.key, _NEVER) else None
+
+    def _is_due(self, plan: Plan) -> bool:
+        horizon_ms = self._horizons_ms.get(plan.log.key, _NEVER)
+        return plan.is_due or self._wall_clock_ms() >= horizon_ms
 
     # --- one log ---------------------------------------------------------------------------------
 
@@ -176,12 +195,15 @@ class LogCleaner:
             _log.debug("clean_abandoned", partition=log.name, reason=str(reason))
             return False
         except (CorruptRecordError, MapTooSmallError) as error:
+            _tell_of_damage(log, error)
             self._give_up(log, str(error))
         except PenstockError as error:
+            self._counts.failed()
             _log.warning("log_not_cleaned", partition=log.name, reason=error.message)
             return False
         except OSError as error:
             if not log.is_closed:  # Else its directory has another name by now.
+                self._counts.failed()
                 failure = log.home.translate(error, f"cleaning {log.name}")
                 _log.warning("log_not_cleaned", partition=log.name, reason=failure.message)
             return False
@@ -192,14 +214,15 @@ class LogCleaner:
         return True
 
     def _give_up(self, log: PartitionLog, reason: str) -> None:
+        self._counts.failed()
         self._uncleanable[log.key] = _extent(log), self._wall_clock_ms() + _TRY_AGAIN_MS
         _log.error(
             "log_not_cleanable",
             partition=log.name,
             reason=reason,
-            next_step="it grows until this is mended: a damaged replica is, from another one, once "
-            "the scrubber has come to it; for lack of memory raise "
-            "log.cleaner.dedupe.buffer.bytes and restart the broker",
+            next_step="it grows until this is mended: a damaged replica is, from another one, and "
+            "then cleaned; for lack of memory raise log.cleaner.dedupe.buffer.bytes and restart "
+            "the broker",
         )
 
     def _is_given_up(self, log: PartitionLog, now_ms: int) -> bool:
@@ -216,6 +239,7 @@ class LogCleaner:
             epochs=EpochHistory(log.epochs.entries),
             log_start_offset=log.log_start_offset,
             is_stopping=self._stopping.is_set,
+            counts=self._counts,
         )
         latest = _map_of(settings.dedupe_buffer_bytes // settings.threads)
         try:
@@ -235,6 +259,8 @@ class LogCleaner:
             latest.close()
         self._horizons_ms[log.key] = batches.horizon_ms
         log.cleaned_up_to(end_offset)
+        self._uncleanable.pop(log.key, None)
+        self._counts.cleaned(self._wall_clock_ms())
         _log.info(
             "log_cleaned",
             partition=log.name,
@@ -328,6 +354,12 @@ def _map_of(size_bytes: int) -> OffsetMap:
         return OffsetMap(size_bytes)
     except OSError as error:  # Which tells of memory, and nothing of the disk.
         raise _AbandonedError(f"no memory for {size_bytes} bytes: {error}") from error
+
+
+def _tell_of_damage(log: PartitionLog, error: Exception) -> None:
+    """Have what the cleaner came upon mended, as what a read or the scrubber did."""
+    if isinstance(error, SegmentDamagedError) and not log.is_closed:
+        log.home.damage_found(log, error.base_offset)
 
 
 def _extent(log: PartitionLog) -> _Extent:

@@ -13,6 +13,7 @@ from penstock.broker.storage.cleaner.reading import Reading, Source, read_batche
 from penstock.broker.storage.cleaner.swapping import SwapFiles
 from penstock.broker.storage.disk import Buffer
 from penstock.broker.storage.index import MemoryIndex, TimeEntry
+from penstock.broker.storage.transaction_index import TransactionIndex, joined
 from penstock.wire.records import BatchHeader, parse_header
 from penstock.wire.rewriting import filler, is_filler
 
@@ -54,10 +55,12 @@ def copy(
     try:
         writer = _Writer(fd, reading, interval_bytes)
         changed = len(sources) > 1
+        marked = False
         count = 0
         for source in sources:
             for header, batch in read_batches(source, reading):
                 count += 1
+                marked |= header.is_control
                 kept = batches.apply(header, batch)
                 changed |= kept is not batch and not is_filler(header)
                 if kept is None:
@@ -73,7 +76,21 @@ def copy(
     if changed:
         write_durably(reading.disk, files.cleaned_index, writer.index.encode_offsets())
         write_durably(reading.disk, files.cleaned_time_index, writer.index.encode_times())
+        _write_transactions(sources, reading, files, marked=marked)
     return Copied(writer.size_bytes, changed)
+
+
+def _write_transactions(
+    sources: Sequence[Source], reading: Reading, files: SwapFiles, *, marked: bool
+) -> None:
+    """Marks, and what they decide about, stay where they are: so do the entries of the index."""
+    index: TransactionIndex | None = TransactionIndex()
+    if marked:
+        paths = [source.file.path.with_suffix(".txnindex") for source in sources]
+        bases = [source.base_offset for source in sources]
+        index = joined(list(zip(paths, bases, strict=True)))
+    if index is not None:
+        write_durably(reading.disk, files.cleaned_transaction_index, index.encode())
 
 
 class _Writer:
@@ -142,6 +159,7 @@ class _Writer:
         self._reading.throttle.spend(len(data))
         while data:
             written = self._reading.disk.write_at(self._fd, [data], position)
+            self._reading.counts.written(written)
             data, position = data[written:], position + written
 
     def finish(self) -> None:

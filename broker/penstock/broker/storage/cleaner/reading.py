@@ -9,10 +9,12 @@ from typing import Final
 from penstock.broker.core.epoch_history import EpochHistory
 from penstock.broker.core.producer_state import ProducerState
 from penstock.broker.storage.batches import next_header
+from penstock.broker.storage.cleaner.counting import Counts
 from penstock.broker.storage.cleaner.filtering import is_protected
 from penstock.broker.storage.cleaner.offset_map import OffsetMap
 from penstock.broker.storage.cleaner.throttle import Throttle
 from penstock.broker.storage.disk import Disk, SharedFile
+from penstock.broker.storage.placing import SegmentDamagedError
 from penstock.wire.errors import CorruptRecordError
 from penstock.wire.records import HEADER_BYTES, MAX_RECORDS_BYTES, BatchHeader, verify_batch
 from penstock.wire.rewriting import read_spans
@@ -50,12 +52,13 @@ class Reading:
     epochs: EpochHistory
     log_start_offset: int
     is_stopping: Callable[[], bool]
+    counts: Counts
 
 
 def read_batches(source: Source, reading: Reading) -> Iterator[tuple[BatchHeader, memoryview]]:
     """Every batch of a segment, verified as it is for readers.
 
-    Raises CorruptRecordError with the place, OSError or CleaningStoppedError.
+    Raises SegmentDamagedError with the place, OSError or CleaningStoppedError.
     """
     chunk = _Chunk(source, reading)
     position, offset = 0, source.base_offset
@@ -70,16 +73,17 @@ def read_batches(source: Source, reading: Reading) -> Iterator[tuple[BatchHeader
             verify_batch(batch)
             _check_epoch(header, reading)
         except CorruptRecordError as error:
-            raise CorruptRecordError(
-                f"{error.message} (segment {source.file.path}, byte {position})"
+            raise SegmentDamagedError(
+                f"{error.message} (segment {source.file.path}, byte {position})", source.base_offset
             ) from None
         yield header, batch
         position += header.size_bytes
         offset = header.next_offset
     if offset != source.end_offset:
-        raise CorruptRecordError(
+        raise SegmentDamagedError(
             f"the batches end at offset {offset}, not at {source.end_offset} (segment "
-            f"{source.file.path})"
+            f"{source.file.path})",
+            source.base_offset,
         )
 
 
@@ -112,6 +116,7 @@ class _Chunk:
             self._reading.throttle.spend(wanted)
             fd = self._source.file.fd
             self._data = self._reading.disk.read_at(fd, wanted, position)
+            self._reading.counts.read(len(self._data))
             self._at, start = position, 0
         return memoryview(self._data)[start : start + size]
 

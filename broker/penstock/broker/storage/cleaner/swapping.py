@@ -9,8 +9,8 @@ step                                         where                   what a cras
 2 rename ``.log.cleaned`` to ``.log.swap``,  a cleaner's thread      the new, by ``finish_swaps``,
   sync the directory                                                 as from here on
 3 link the swap file as ``BASE.log``, its    the event loop          the new
-  index as ``BASE.index``; rename the other
-  old files to ``.deleted``
+  indexes as ``BASE.index`` and so on;
+  rename the other old files to ``.deleted``
 4 sync the directory, then remove the swap   a cleaner's thread      the new
   file, those, and the producer snapshots
   between BASE and END
@@ -39,6 +39,7 @@ from penstock.broker.storage.placing import file_name
 CLEANED_SUFFIX: Final = ".cleaned"
 _SWAP_NAME: Final = re.compile(r"(\d{20})-(\d{20})\.log\.swap")
 _LOG_NAME: Final = re.compile(r"(\d{20})\.log")
+_INDEX_SUFFIXES: Final = ("index", "timeindex", "txnindex")
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
 
@@ -68,6 +69,11 @@ class SwapFiles(NamedTuple):
         return self._name(f"timeindex{CLEANED_SUFFIX}")
 
     @property
+    def cleaned_transaction_index(self) -> Path:
+        """The index of its aborted transactions; not there when it is to be made anew."""
+        return self._name(f"txnindex{CLEANED_SUFFIX}")
+
+    @property
     def swap(self) -> Path:
         """The batches, once they count in place of the old ones."""
         return self._name("log.swap")
@@ -81,7 +87,13 @@ class SwapFiles(NamedTuple):
 
         The first name goes first: then a thread that is about to do step 2 can't do it any more.
         """
-        for path in (self.cleaned_log, self.swap, self.cleaned_index, self.cleaned_time_index):
+        for path in (
+            self.cleaned_log,
+            self.swap,
+            self.cleaned_index,
+            self.cleaned_time_index,
+            self.cleaned_transaction_index,
+        ):
             with contextlib.suppress(FileNotFoundError):
                 disk.remove(path)
 
@@ -102,9 +114,14 @@ def put_in_place(disk: Disk, files: SwapFiles) -> None:
 
 
 def put_index_in_place(disk: Disk, files: SwapFiles) -> None:
-    """Step 3, of their index. Raises OSError."""
+    """Step 3, of their indexes. Raises OSError."""
     disk.rename(files.cleaned_index, files.final("index"))
     disk.rename(files.cleaned_time_index, files.final("timeindex"))
+    try:
+        disk.rename(files.cleaned_transaction_index, files.final("txnindex"))
+    except FileNotFoundError:
+        with contextlib.suppress(FileNotFoundError):
+            disk.remove(files.final("txnindex"))
 
 
 def _link_over(disk: Disk, source: Path, target: Path) -> None:
@@ -148,15 +165,15 @@ def finish_swaps(disk: Disk, directory: Path) -> None:
 
 
 def _finish(disk: Disk, files: SwapFiles, names: set[str]) -> None:
-    """Put the new segment in place, without the index, which is made anew when it is needed."""
-    for suffix in ("index", "timeindex"):
+    """Put the new segment in place, without indexes, which are made anew when they are needed."""
+    for suffix in _INDEX_SUFFIXES:
         with contextlib.suppress(FileNotFoundError):
             disk.remove(files.final(suffix))
     gone = set()
     for name in names:
         match = _LOG_NAME.fullmatch(name)
         if match is not None and files.base_offset < int(match[1]) < files.end_offset:
-            for suffix in ("index", "timeindex", "log"):
+            for suffix in (*_INDEX_SUFFIXES, "log"):
                 with contextlib.suppress(FileNotFoundError):
                     disk.remove(files.directory / file_name(int(match[1]), suffix))
             gone.add(name)

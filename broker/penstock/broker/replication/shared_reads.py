@@ -1,0 +1,74 @@
+"""What was just appended, or read for one follower, kept for those that lack the same."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final, NamedTuple
+
+from penstock.broker.core.ports import AppendInfo
+from penstock.broker.replication.partition import Partition
+
+MAX_BYTES: Final = 2 * 1024 * 1024
+"""All that is kept, on one broker: of a push of 1 MB for one follower what another needs next."""
+
+
+class _Kept(NamedTuple):
+    records: bytes
+    next_offset: int
+    end_offset: int
+    leader_epoch: int
+
+
+class SharedReads:
+    """The last reads and small appends: followers in sync ask for the same bytes one after the
+    other, and what was verified once need not be read and verified again. Used on one event loop.
+    """
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._kept: OrderedDict[tuple[Partition, int], _Kept] = OrderedDict()
+        self._size_bytes = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of what is kept."""
+        return self._size_bytes
+
+    def find(self, partition: Partition, offset: int, max_bytes: int) -> tuple[bytes, int] | None:
+        """What was read at ``offset``, and the offset after it, if a read would give the same now.
+
+        Nothing when the log has grown or was deleted there since, or is led in another epoch: in
+        one epoch a leader's log is never cut.
+        """
+        kept = self._kept.get((partition, offset))
+        if (
+            kept is None
+            or len(kept.records) > max_bytes
+            or kept.end_offset != partition.log.log_end_offset
+            or kept.leader_epoch != partition.replica.leader_epoch
+            or offset < partition.log.log_start_offset
+        ):
+            return None
+        return kept.records, kept.next_offset
+
+    def appended(self, partition: Partition, info: AppendInfo) -> None:
+        """The partition's log ends with this now."""
+        if info.records and partition.feeds:
+            self._keep(partition, info.base_offset, info.records, info.last_offset + 1)
+
+    def was_read(self, partition: Partition, offset: int, records: bytes, next_offset: int) -> None:
+        """``records``, up to ``next_offset``, were read just now for one of the followers."""
+        if len(records) <= self._max_bytes and len(partition.feeds) > 1:
+            self._keep(partition, offset, records, next_offset)
+
+    def _keep(self, partition: Partition, offset: int, records: bytes, next_offset: int) -> None:
+        former = self._kept.pop((partition, offset), None)
+        if former is not None:
+            self._size_bytes -= len(former.records)
+        self._kept[partition, offset] = _Kept(
+            records, next_offset, partition.log.log_end_offset, partition.replica.leader_epoch
+        )
+        self._size_bytes += len(records)
+        while self._size_bytes > self._max_bytes:
+            _, oldest = self._kept.popitem(last=False)
+            self._size_bytes -= len(oldest.records)

@@ -1,0 +1,154 @@
+"""Prometheus metrics of a broker's disks: retention, the cleaner, the scrubber."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from penstock.broker.storage.log_start import Why
+
+if TYPE_CHECKING:
+    from penstock.broker.scrubber import Round, Scrubber
+    from penstock.broker.storage.cleaner.cleaner import LogCleaner
+
+
+class StorageMetrics:
+    """What is counted of segments that are deleted, cleaned and scrubbed. Safe on any thread."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry: Final = registry
+        self.cleaning = CleanerMetrics(registry)
+        self.scrubbing = ScrubberMetrics(registry)
+        segments = Counter(
+            "penstock_retention_deleted_segments",
+            "Old segments deleted, by reason",
+            ["reason"],
+            registry=registry,
+        )
+        size = Counter(
+            "penstock_retention_deleted_bytes",
+            "Bytes of the old segments deleted, by reason",
+            ["reason"],
+            registry=registry,
+        )
+        self._deleted = {
+            why: (segments.labels(reason=why.value), size.labels(reason=why.value)) for why in Why
+        }
+
+    def segment_deleted(self, why: Why, size_bytes: int) -> None:
+        """Count an old segment that goes."""
+        segments, size = self._deleted[why]
+        segments.inc()
+        size.inc(size_bytes)
+
+
+class CleanerMetrics:
+    """The Counts of a LogCleaner. Safe on any thread."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry: Final = registry
+        self._cleans = Counter(
+            "penstock_cleaner_cleans", "Logs that were compacted", registry=registry
+        )
+        self._failures = Counter(
+            "penstock_cleaner_failures", "Compactions that failed", registry=registry
+        )
+        self._read_bytes = Counter(
+            "penstock_cleaner_read_bytes", "Bytes of segments read to compact", registry=registry
+        )
+        self._written_bytes = Counter(
+            "penstock_cleaner_written_bytes",
+            "Bytes of segments written by compaction",
+            registry=registry,
+        )
+        self._last_clean = Gauge(
+            "penstock_cleaner_last_clean_timestamp_seconds",
+            "When a log was compacted last, in seconds since 1970; 0: not since the start",
+            registry=registry,
+        )
+
+    def watch(self, cleaner: LogCleaner) -> None:
+        """Show how dirty the logs are, asked in the metrics' own thread. To be called once."""
+        Gauge(
+            "penstock_cleaner_dirtiest_ratio",
+            "How much of the dirtiest log that can be compacted is dirty, 0 to 1",
+            registry=self._registry,
+        ).set_function(lambda: cleaner.dirtiest_ratio)
+        Gauge(
+            "penstock_cleaner_uncleanable_partitions",
+            "Logs that can't be compacted, and grow",
+            registry=self._registry,
+        ).set_function(lambda: cleaner.uncleanable_count)
+
+    def read(self, size_bytes: int) -> None:
+        """Count what was read."""
+        self._read_bytes.inc(size_bytes)
+
+    def written(self, size_bytes: int) -> None:
+        """Count what was written."""
+        self._written_bytes.inc(size_bytes)
+
+    def cleaned(self, now_ms: int) -> None:
+        """Count a log that was compacted."""
+        self._cleans.inc()
+        self._last_clean.set(now_ms / 1000)
+
+    def failed(self) -> None:
+        """Count a log that was not."""
+        self._failures.inc()
+
+
+class ScrubberMetrics:
+    """The Counts of a Scrubber. Safe on any thread."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry: Final = registry
+        self._read_bytes = Counter(
+            "penstock_scrubber_read_bytes", "Bytes of segments scrubbed", registry=registry
+        )
+        self._damaged = Counter(
+            "penstock_scrubber_damaged_segments",
+            "Segments that the scrubber found damaged, or whose index files were",
+            registry=registry,
+        )
+
+    def watch(self, scrubber: Scrubber, directories: Sequence[Path]) -> None:
+        """Show how far each round is, asked in the metrics' own thread. To be called once."""
+        share = Gauge(
+            "penstock_scrubber_progress_ratio",
+            "How many of a data directory's partitions the newest round has read, 0 to 1",
+            ["directory"],
+            registry=self._registry,
+        )
+        began = Gauge(
+            "penstock_scrubber_round_start_timestamp_seconds",
+            "When the newest round began, in seconds since 1970",
+            ["directory"],
+            registry=self._registry,
+        )
+        for path in directories:
+            share.labels(directory=str(path)).set_function(_of(scrubber, path, _share))
+            began.labels(directory=str(path)).set_function(_of(scrubber, path, _began_s))
+
+    def scrubbed(self, size_bytes: int) -> None:
+        """Count what was read."""
+        self._read_bytes.inc(size_bytes)
+
+    def segment_damaged(self) -> None:
+        """Count a segment that is not as it should be."""
+        self._damaged.inc()
+
+
+def _of(scrubber: Scrubber, path: Path, what: Callable[[Round], float]) -> Callable[[], float]:
+    return lambda: what(scrubber.round(path))
+
+
+def _share(one: Round) -> float:
+    return one.share
+
+
+def _began_s(one: Round) -> float:
+    return one.began_ms / 1000
