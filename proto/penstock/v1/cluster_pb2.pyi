@@ -1100,7 +1100,9 @@ class AlterPartitionEntry(google.protobuf.message.Message):
     leader_epoch: builtins.int
     """The leader epoch that the leader leads in; another is refused."""
     partition_epoch: builtins.int
-    """The partition epoch that the wish is based on; another is refused."""
+    """The partition epoch that the wish is based on; another is refused. A wish that is refused for one
+    of its members (INELIGIBLE_REPLICA) uses it up, since metadata.version 4.
+    """
     @property
     def new_isr(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___IsrMember]:
         """The new in-sync set."""

@@ -63,7 +63,10 @@ class Writer:
             self.failures.append(error)
             return
         metadata: RecordMetadata = future.result()  # type: ignore[attr-defined] # as above
-        self.acknowledged[metadata.partition, metadata.offset] = value
+        at = metadata.partition, metadata.offset
+        if self.acknowledged.setdefault(at, value) != value:
+            told = f"{self.acknowledged[at]!r} and {value!r} were both acknowledged at {at}"
+            self.failures.append(AssertionError(told))
         self.count += 1
 
     def stop(self) -> None:

@@ -326,6 +326,12 @@ class Checkers:
                     not took_effect or not refusal,
                     f"an in-sync set was changed by broker {body.node_id}, though {refusal}",
                 )
+                require(
+                    answer.error.code != ErrorCode.INELIGIBLE_REPLICA
+                    or answer.partition.partition_epoch > entry.partition_epoch,
+                    f"broker {body.node_id} may ask again in partition epoch "
+                    f"{entry.partition_epoch} for what it was refused: {answer.error.message}",
+                )
 
     def _check_brokers(
         self,

@@ -477,6 +477,12 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "if broker.fenced:",
         "if False:",
     ),
+    "refused in-sync sets asked for again": Mutant(
+        "an in-sync set that was refused for a member may take effect later",
+        partition_commands._use_up,
+        "draft.metadata_version >= REFUSALS_USE_UP_EPOCHS_SINCE",
+        "False",
+    ),
     "earlier lives in sync": Mutant(
         "a broker that registered anew since it caught up is in sync (KIP-903)",
         partition_commands._ineligible,

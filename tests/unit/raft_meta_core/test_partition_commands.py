@@ -82,14 +82,69 @@ def test_the_default_min_isr_comes_with_the_answer_that_makes_the_replica_set_la
         ({"node": 2}, ErrorCode.NOT_LEADER),
         ({"partition_epoch": 1}, ErrorCode.INVALID_UPDATE_VERSION),
         ({"partition_epoch": -1}, ErrorCode.INVALID_UPDATE_VERSION),
-        ({"epochs": {2: 1}}, ErrorCode.INELIGIBLE_REPLICA),
-        ({"epochs": {1: 1}}, ErrorCode.INELIGIBLE_REPLICA),
     ],
 )
 def test_a_wish_without_authority_is_refused(driver: Driver, changes: dict, code: int) -> None:
     before = driver.partition()
     assert refusal(driver.alter([1, 2], **changes))[0] == code
     assert driver.partition() == before
+
+
+@pytest.mark.parametrize("member", [1, 2])
+def test_a_member_of_another_registration_is_refused(driver: Driver, member: int) -> None:
+    before = driver.partition()
+    refused = driver.alter([1, 2], epochs={member: 1})
+    assert refusal(refused)[0] == ErrorCode.INELIGIBLE_REPLICA
+    assert driver.partition() == before._replace(partition_epoch=1)
+
+
+def test_a_wish_refused_for_a_member_is_judged_only_once(driver: Driver) -> None:
+    driver.alter([1, 2])
+    driver.fence(3)
+    before = driver.partition()
+    refused = driver.alter([1, 2, 3])
+    assert refusal(refused)[0] == ErrorCode.INELIGIBLE_REPLICA
+    used_up = before._replace(partition_epoch=before.partition_epoch + 1)
+    assert driver.partition() == used_up
+    answered = refused.alter_partition.partitions[0].partition
+    assert answered.partition_epoch == used_up.partition_epoch, "so the leader knows at once"
+    driver.unfence(3)
+    late = driver.alter([1, 2, 3], partition_epoch=before.partition_epoch)
+    assert refusal(late)[0] == ErrorCode.INVALID_UPDATE_VERSION
+    assert driver.partition() == used_up
+    assert refusal(driver.alter([1, 2, 3])) == (0, "")
+
+
+def test_of_one_command_each_partition_has_its_own_refusal(driver: Driver) -> None:
+    driver.create("other", [[1, 2, 4]], number=2)
+    driver.fence(3)
+    body = cluster_pb2.AlterPartitionCommand(**driver.about(1))
+    for topic, isr in ((1, [1, 2, 3]), (2, [1, 2])):
+        entry = body.partitions.add(
+            topic_id=topic_id(topic),
+            partition=0,
+            partition_epoch=driver.partition(topic=topic).partition_epoch,
+        )
+        for node in isr:
+            epoch = driver.state.brokers[node].broker_epoch
+            entry.new_isr.add(node_id=node, broker_epoch=epoch)
+    answers = driver.ok(alter_partition=body).alter_partition.partitions
+    assert [answer.error.code for answer in answers] == [ErrorCode.INELIGIBLE_REPLICA, 0]
+    assert (driver.partition().isr, driver.partition().partition_epoch) == ((1, 2), 2)
+    assert (driver.partition(topic=2).isr, driver.partition(topic=2).partition_epoch) == ((1, 2), 1)
+
+
+@pytest.mark.parametrize("level", [1, 2, 3])
+def test_before_metadata_version_4_a_refusal_changes_nothing(level: int) -> None:
+    driver = Driver(brokers=3, metadata_version=level)
+    driver.create(assignments=[[1, 2, 3]])
+    driver.fence(3)
+    before = driver.state.snapshot()
+    refused = driver.alter([1, 2, 3])
+    assert refusal(refused)[0] == ErrorCode.INELIGIBLE_REPLICA
+    after = cluster_pb2.ClusterSnapshot.FromString(driver.state.snapshot())
+    was = cluster_pb2.ClusterSnapshot.FromString(before)
+    assert after.metadata.partitions == was.metadata.partitions
 
 
 @pytest.mark.parametrize("isr", [[], [2, 3], [1, 1], [1, 4], [1, 2, 2, 3]])

@@ -13,6 +13,7 @@ from penstock.raft_meta.core.cluster_state import Applied, ClusterState
 from penstock.raft_meta.core.model import NO_LEADER, Partition
 from penstock.raft_meta.core.versions import METADATA_VERSION, SoftwareTooOldError
 from penstock.v1 import cluster_pb2
+from penstock.wire.errors import ErrorCode
 from tests.unit.raft_meta_core.histories import History, histories, play, records, versions
 from tests.unit.raft_meta_core.metadata_driver import CLUSTER, Driver, incarnation, topic_id
 
@@ -63,6 +64,9 @@ class Checked(Driver):
         for key, now in self.state.all_partitions():
             if key in before:
                 check_step(before[key], now, applied.result.HasField("alter_reassignments"))
+        if applied.result.HasField("alter_partition") and self.state.metadata_version >= 4:
+            command = cluster_pb2.Command.FromString(payload).alter_partition
+            check_judged_once(command, applied.result.alter_partition)
         if applied.result.HasField("allocate_producer_ids"):
             block = applied.result.allocate_producer_ids
             ids = range(block.first_producer_id, block.first_producer_id + block.count)
@@ -79,6 +83,19 @@ def check_min_isrs(old: cluster_pb2.MetadataDelta, new: cluster_pb2.MetadataDelt
         known = before.get((record.topic_id, record.partition), record)
         same = known.min_insync_replicas == record.min_insync_replicas
         assert same or known.partition_epoch < record.partition_epoch
+
+
+def check_judged_once(
+    command: cluster_pb2.AlterPartitionCommand, result: cluster_pb2.AlterPartitionResult
+) -> None:
+    """What is not a matter of the partition epoch alone is judged once in each."""
+    for entry, answer in zip(command.partitions, result.partitions, strict=True):
+        if not answer.HasField("error"):
+            changed = answer.partition.partition_epoch > entry.partition_epoch
+            isr = {member.node_id for member in entry.new_isr}
+            assert changed or isr == set(answer.partition.isr), "another sending may change it yet"
+        elif answer.error.code == ErrorCode.INELIGIBLE_REPLICA:
+            assert answer.partition.partition_epoch > entry.partition_epoch
 
 
 def check_step(before: Partition, now: Partition, asked: bool) -> None:

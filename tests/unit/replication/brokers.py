@@ -260,6 +260,7 @@ class Brokers:
             known = self.records[member.node_id]
             stale = known.fenced or known.broker_epoch != member.broker_epoch
             if stale or member.node_id in record.offline_replicas:
+                self.change(entry.partition)
                 raise IneligibleReplicaError(f"broker {member.node_id} may not join")
         self.change(entry.partition, isr=[member.node_id for member in entry.new_isr])
 

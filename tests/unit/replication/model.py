@@ -134,14 +134,20 @@ class Node:
 class Cluster:
     """Nodes 1..n, a controller, and the queues between them."""
 
-    def __init__(self, nodes: int, *, min_isr: int, told: bool = True) -> None:
-        """``told``: states carry the min ISR, as all but older controllers have it."""
+    def __init__(
+        self, nodes: int, *, min_isr: int, told: bool = True, used_up: bool = True
+    ) -> None:
+        """``told``: states carry the min ISR, as all but older controllers have it. ``used_up``: a
+        proposal refused for a member uses up the partition epoch, as since metadata.version 4.
+        """
+        self.used_up = used_up
         self.min_isr = min_isr
         self.now_ms = 0
         self.sessions = 0
         self.broker_epochs = 0
         self.value = 0
         self.isr_changes = 0
+        self.refusals = 0
         replicas = tuple(range(1, nodes + 1))
         self.state = PartitionState(
             1, 0, 0, replicas, frozenset(replicas), min_isr=min_isr if told else 0
@@ -151,6 +157,7 @@ class Cluster:
             (a, b): deque() for a in replicas for b in replicas if a != b
         }
         self.proposals: deque[tuple[int, IsrProposal]] = deque()
+        self.given_up: deque[tuple[int, IsrProposal]] = deque()
         self.answers: dict[int, deque[ProposalAnswered]] = {n: deque() for n in replicas}
         self.committed: list[tuple[int, int]] = []
         self.nodes: dict[int, Node] = {}
@@ -173,9 +180,11 @@ class Cluster:
     def commit(self, leader: int, isr: frozenset[int]) -> None:
         assert isr
         assert leader == -1 or leader in isr
+        if (leader, isr) != (self.state.leader, self.state.isr):
+            self.raise_epoch(leader, isr)
+
+    def raise_epoch(self, leader: int, isr: frozenset[int]) -> None:
         state = self.state
-        if (leader, isr) == (state.leader, state.isr):
-            return
         self.state = PartitionState(
             leader,
             state.leader_epoch + (leader != state.leader),
@@ -198,6 +207,19 @@ class Cluster:
         if leader in self.state.isr and self.brokers[leader].eligible:
             self.commit(leader, self.state.isr)
 
+    def sends_twice(self) -> None:
+        """Another sending of the next proposal is on its way, and comes much later."""
+        if self.proposals:
+            self.given_up.append(self.proposals[0])
+
+    def late_sending(self) -> None:
+        """The last that was given up arrives. Nobody waits for the answer."""
+        if self.given_up:
+            self.proposals.appendleft(self.given_up.pop())
+            node_id, _ = self.proposals[0]
+            self.decide()
+            self.answers[node_id].pop()
+
     def decide(self) -> None:
         """Take one proposal, as the controllers do when they apply it."""
         node_id, proposal = self.proposals.popleft()
@@ -212,10 +234,43 @@ class Cluster:
             for member, epoch in proposal.members
         ):
             error = ErrorCode.INELIGIBLE_REPLICA
+            self.refusals += 1
+            if self.used_up:
+                self.raise_epoch(state.leader, state.isr)
         else:
             self.isr_changes += 1
             self.commit(state.leader, proposal.isr)
+            for member in self.state.isr:
+                durable = self.nodes[member].log.durable_offset
+                assert durable >= len(self.committed), f"node {member} is in sync with {durable}"
         self.answers[node_id].append(ProposalAnswered(proposal, error, self.state, self.now_ms))
+
+    def fence(self, node_id: int) -> None:
+        """The controllers hear nothing of a process that lives, unless it is the last in sync."""
+        if not self.nodes[node_id].alive or self.state.isr == {node_id}:
+            return
+        self.brokers[node_id] = BrokerStatus(self.nodes[node_id].broker_epoch, eligible=False)
+        self.brokers_changed()
+        self.withdraw(node_id)
+
+    def unfence(self, node_id: int) -> None:
+        """They hear of it again."""
+        if self.nodes[node_id].alive and not self.brokers[node_id].eligible:
+            self.brokers[node_id] = BrokerStatus(self.nodes[node_id].broker_epoch, eligible=True)
+            self.brokers_changed()
+            self.lead_again(node_id)
+
+    def withdraw(self, node_id: int) -> None:
+        rest = self.state.isr - {node_id}
+        live = sorted(n for n in rest if self.brokers[n].eligible)
+        leader = self.state.leader
+        if leader == node_id:
+            leader = live[0] if live else -1
+        self.commit(leader, rest or self.state.isr)
+
+    def lead_again(self, node_id: int) -> None:
+        if self.state.leader == -1 and node_id in self.state.isr:
+            self.commit(node_id, self.state.isr)
 
     def crash(self, node_id: int, *, wipe: bool) -> None:
         """The process dies, and perhaps its disk, unless that is the last one in sync."""
@@ -228,14 +283,10 @@ class Cluster:
             if target == node_id:
                 queue.clear()  # What it sent itself is on its way and may yet arrive.
         self.brokers[node_id] = BrokerStatus(node.broker_epoch, eligible=False)
-        rest = self.state.isr - {node_id}
-        live = sorted(n for n in rest if self.brokers[n].eligible)
-        leader = self.state.leader
-        if leader == node_id:
-            leader = live[0] if live else -1
+        others_in_sync = self.state.isr != {node_id}
         self.brokers_changed()
-        self.commit(leader, rest or self.state.isr)
-        if wipe and rest:
+        self.withdraw(node_id)
+        if wipe and others_in_sync:
             node.log = ModelLog()
 
     def restart(self, node_id: int) -> None:
@@ -254,8 +305,7 @@ class Cluster:
         self.answers[node_id].clear()
         self.tell(node_id)
         self.brokers_changed()
-        if self.state.leader == -1 and node_id in self.state.isr:
-            self.commit(node_id, self.state.isr)
+        self.lead_again(node_id)
 
     # --- Nodes -----------------------------------------------------------------------------------
 
@@ -440,6 +490,7 @@ class Cluster:
         """Restart everybody and let everything happen until nothing does."""
         for node_id in self.nodes:
             self.restart(node_id)
+            self.unfence(node_id)
         for _ in range(60):
             self.settle_metadata()
             for node in self.nodes.values():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Mapping
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,19 +29,45 @@ WEIGHTS = {
     "tick": 2,
     "crash": 1,
     "restart": 2,
+    "fence": 2,
+    "unfence": 3,
+    "late": 1,
 }
+
+
+FENCED_AGAIN_AND_AGAIN = {
+    **WEIGHTS,
+    "crash": 0,
+    "elect": 0,
+    "push": 40,
+    "deliver": 160,
+    "flush": 40,
+    "append": 6,
+    "retry": 1,
+    "propose": 10,
+    "decide": 3,
+    "answer": 10,
+    "tick": 4,
+    "fence": 6,
+    "unfence": 8,
+    "late": 8,
+}
+"""Who is refused is let in again soon, and what was sent before arrives."""
 
 
 class Schedule:
     """Draws steps that can happen; which is up to the seed."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(
+        self, seed: int, weights: Mapping[str, int] = WEIGHTS, *, used_up: bool = True
+    ) -> None:
         self.random = random.Random(seed)
         told = self.random.random() < 0.8
-        self.cluster = Cluster(3, min_isr=self.random.randint(1, 3), told=told)
+        min_isr = self.random.randint(1, 3)
+        self.cluster = Cluster(3, min_isr=min_isr, told=told, used_up=used_up)
         self.names = list(WEIGHTS)
         # Each run stresses something else.
-        self.weights = [weight * self.random.choice((0.3, 1, 1, 2)) for weight in WEIGHTS.values()]
+        self.weights = [weight * self.random.choice((0.3, 1, 1, 2)) for weight in weights.values()]
         self.high_watermarks: dict[tuple[int, int, int], int] = {}
 
     def step(self) -> None:
@@ -80,6 +108,8 @@ class Schedule:
 
     def decide(self) -> None:
         if self.cluster.proposals:
+            if self.random.random() < 0.5:
+                self.cluster.sends_twice()
             self.cluster.decide()
 
     def answer(self) -> None:
@@ -99,6 +129,17 @@ class Schedule:
 
     def restart(self) -> None:
         self.cluster.restart(self.node_id())
+
+    def fence(self) -> None:
+        node_id = self.node_id()
+        if node_id != self.cluster.state.leader or self.random.random() < 0.1:
+            self.cluster.fence(node_id)
+
+    def unfence(self) -> None:
+        self.cluster.unfence(self.node_id())
+
+    def late(self) -> None:
+        self.cluster.late_sending()
 
     def check(self) -> None:
         for member in self.cluster.nodes.values():
@@ -126,8 +167,10 @@ class Schedule:
             assert log.records[:offset] == leader.log.records[:offset]
 
 
-def run(seed: int, length: int = 1000) -> Schedule:
-    schedule = Schedule(seed)
+def run(
+    seed: int, weights: Mapping[str, int] = WEIGHTS, *, length: int = 1000, used_up: bool = True
+) -> Schedule:
+    schedule = Schedule(seed, weights, used_up=used_up)
     for _ in range(length):
         schedule.step()
     cluster = schedule.cluster
@@ -147,6 +190,22 @@ def run(seed: int, length: int = 1000) -> Schedule:
 @given(st.integers(0, 2**32))
 def test_nothing_committed_is_lost_and_all_logs_agree_in_the_end(seed: int) -> None:
     run(seed)
+
+
+def test_a_wish_that_was_given_up_puts_nobody_in_sync() -> None:
+    refusals = sum(run(seed, FENCED_AGAIN_AND_AGAIN).cluster.refusals for seed in range(300))
+    assert refusals > 20
+
+
+def test_it_would_if_its_refusal_left_the_partition_epoch_where_it_was() -> None:
+    """The schedules can show what metadata.version 4 is for."""
+
+    def run_all() -> None:
+        for seed in range(300):
+            run(seed, FENCED_AGAIN_AND_AGAIN, used_up=False)
+
+    with pytest.raises(AssertionError, match=r"is in sync with|committed otherwise"):
+        run_all()
 
 
 def test_the_schedules_reach_what_they_are_for() -> None:

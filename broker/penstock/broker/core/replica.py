@@ -415,6 +415,12 @@ class Replica:
 
     def _proposal_answered(self, event: ProposalAnswered) -> list[Effect]:
         leadership = self._leadership
+        if (
+            leadership is not None
+            and leadership.pending == event.proposal
+            and event.error is ErrorCode.INELIGIBLE_REPLICA
+        ):  # Until the metadata say why, it would wish for the same, in each new partition epoch.
+            leadership.retry_at_ms = event.now_ms + REFUSAL_PAUSE_MS
         if event.state is not None and self._is_news(event.state):
             if not event.state.min_isr:
                 return []  # The metadata will bring the state, and the min ISR to go with it.
@@ -423,7 +429,8 @@ class Replica:
             return []  # Settled by the metadata, or a matter for the metadata (topic deleted).
         if event.state.partition_epoch < self.partition_epoch:
             return []  # Said before what is known here: the outcome is still open.
-        # Settled on the very state it was based on: it has changed nothing and never will.
+        # Settled on the very state it was based on: it has changed nothing and never will. (Below
+        # metadata.version 4 no refusal for a member raises the epoch: see replication.md.)
         leadership.pending = None
         leadership.retry_at_ms = event.now_ms + REFUSAL_PAUSE_MS
         return self._advance_high_watermark()

@@ -18,10 +18,10 @@ from penstock.broker.storage.flush import FlushTask
 from penstock.broker.storage.log_files import FileWrite, LogFiles, index_writes
 from penstock.broker.storage.log_flushing import LogFlushing
 from penstock.broker.storage.log_start import LogStart
-from penstock.broker.storage.lost_ranges import LostRange, explained
+from penstock.broker.storage.lost_ranges import LostRange, telling
 from penstock.broker.storage.producers import Expiry, Rewinding, begun_at, bounded, states_at
 from penstock.broker.storage.settings import FlushPolicy, TopicLogConfig
-from penstock.broker.storage.timestamps import cold_times, first_at_or_after, largest
+from penstock.broker.storage.timestamps import Span, cold_times, first_at_or_after, largest
 from penstock.wire.errors import (
     CorruptRecordError,
     DiskFullError,
@@ -324,11 +324,8 @@ class PartitionLog:
         below = min(below, self._end)
         if offset >= below:
             return b""
-        try:
+        with telling(self, offset):
             return self._read(offset, max_bytes, below=below, min_one=min_one)
-        except CorruptRecordError as error:
-            self.home.damage_found(self, offset)
-            raise explained(error, self.partition, self.lost, offset) from error
 
     def _read(self, offset: int, max_bytes: int, *, below: int, min_one: bool) -> bytes:
         found = self._files.locate(offset)
@@ -353,11 +350,8 @@ class PartitionLog:
         self._check_range(offset)
         if offset >= self._end:
             return None
-        try:
+        with telling(self, offset):
             return self._files.cold_read(offset, max_bytes)
-        except CorruptRecordError as error:
-            self.home.damage_found(self, offset)
-            raise explained(error, self.partition, self.lost, offset) from error
 
     def _check_range(self, offset: int) -> None:
         if not self._start <= offset <= self._end:
@@ -376,15 +370,18 @@ class PartitionLog:
 
     def offset_for_timestamp(self, timestamp_ms: int, *, below: int) -> TimestampedOffset | None:
         """The first record at or after a time; see Log. Reads the batch it finds."""
-        self._check()
-        return first_at_or_after(
-            self._files, timestamp_ms, start=self._start, below=min(below, self._end)
-        )
+        return self._search(lambda span: first_at_or_after(self._files, timestamp_ms, span), below)
 
     def max_timestamp(self, *, below: int) -> TimestampedOffset | None:
         """The record with the largest timestamp, the first of several; see Log."""
+        return self._search(lambda span: largest(self._files, span), below)
+
+    def _search(
+        self, find: Callable[[Span], TimestampedOffset | None], below: int
+    ) -> TimestampedOffset | None:
         self._check()
-        return largest(self._files, start=self._start, below=min(below, self._end))
+        with telling(self):
+            return find(Span(self._start, min(below, self._end), self._end, self.holes))
 
     def aborted_transactions(self, offset: int, *, below: int) -> list[EndedTransaction]:
         """The aborted transactions that have, or may have, records in that range, by their marks.

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
+from penstock.broker.storage.placing import SegmentDamagedError
 from penstock.wire.errors import CorruptRecordError
 from penstock.wire.ids import TopicPartition
+
+if TYPE_CHECKING:
+    from penstock.broker.storage.log import PartitionLog
 
 
 class LostRange(NamedTuple):
@@ -51,3 +56,22 @@ def explained(
                 f"mend that ({one.reason}); {way_on(partition, one.end_offset)}"
             )
     return error
+
+
+@contextlib.contextmanager
+def telling(log: PartitionLog, offset: int = -1) -> Iterator[None]:
+    """Have damage mended that is come upon in here, and who asked told what is lost.
+
+    It is at ``offset``, or where the error says.
+    """
+    try:
+        yield
+    except CorruptRecordError as error:
+        if offset < 0 and isinstance(error, SegmentDamagedError):
+            offset = error.offset
+        if offset >= 0:
+            log.home.damage_found(log, offset)
+        told = explained(error, log.partition, log.lost, offset)
+        if told is error:
+            raise
+        raise told from error

@@ -37,11 +37,11 @@ class Limits(NamedTuple):
 
 
 class SegmentDamagedError(CorruptRecordError, code=ErrorCode.CORRUPT_MESSAGE, retriable=True):
-    """A segment has a batch that is not sound, or lacks one. ``base_offset`` is the segment's."""
+    """A segment has a batch that is not sound, or lacks one; ``offset`` is one of the segment's."""
 
-    def __init__(self, message: str, base_offset: int) -> None:
+    def __init__(self, message: str, offset: int) -> None:
         super().__init__(message)
-        self.base_offset = base_offset
+        self.offset = offset
 
 
 def file_name(base_offset: int, suffix: str) -> str:

@@ -20,7 +20,7 @@ from penstock.broker.storage.index import (
     OffsetEntry,
     TimeEntry,
 )
-from penstock.broker.storage.placing import Placed, Read, file_name
+from penstock.broker.storage.placing import Placed, Read, SegmentDamagedError, file_name
 from penstock.broker.storage.segment_file import SegmentFile
 from penstock.broker.storage.transaction_index import TransactionIndex
 from penstock.wire.errors import CorruptRecordError, PenstockError
@@ -28,6 +28,7 @@ from penstock.wire.records import HEADER_BYTES, BatchHeader, parse_header, verif
 
 _MENDED_INTERVAL_BYTES: Final = 4096
 _WALK_BYTES: Final = 8 * 1024  # A walk over headers reads so much at once.
+_AT_ONCE_BYTES: Final = 256 * 1024  # A search reads no more to make an index anew.
 _AGAIN_BYTES: Final = 1024 * 1024  # What is written again is read in pieces of about this size.
 _PREPARING: Final = threading.Lock()  # One at a time: it is the processor that they share.
 _ANY_OFFSET: Final = 2**63 - 1
@@ -51,6 +52,7 @@ class Segment(SegmentFile):
         "learned_time",
         "max_timestamp",
         "transactions",
+        "was_made_anew",
     )
 
     def __init__(
@@ -67,11 +69,10 @@ class Segment(SegmentFile):
         self._prepared: Segment | None = None  # Has the index that another thread made anew.
         self._times_are_checked = False  # The time index in its file, by its checksum.
         self.index = index
-        self.is_doubtful = (
-            False  # A damaged batch hides its time from the index that was made anew.
-        )
+        self.is_doubtful = False  # A damaged batch hides its time from the index made anew.
         self.max_timestamp: TimeEntry | None = None  # None for "not known yet" or "empty".
         self.first_timestamp_ms: int | None = None
+        self.was_made_anew = False  # The index: of a closed segment, and by this process.
         # What another thread found for the largest timestamp, when there were so many bytes.
         self.learned_time: tuple[int, TimeEntry] | None = None
         self.transactions: TransactionIndex | None = None
@@ -295,13 +296,7 @@ class Segment(SegmentFile):
 
         def prepare() -> None:
             try:
-                with _PREPARING:
-                    ready = self._prepared
-                    if ready is None:
-                        twin.rebuild_index()
-                        self._prepared = twin
-                    else:
-                        twin.index = ready.index  # Whose file may be closed by now.
+                twin.index = self.prepare(twin)
                 placed = twin.position_of(offset) if size else None
                 if placed is not None:
                     self._home.disk.read_at(file.fd, size, placed.position)
@@ -312,6 +307,18 @@ class Segment(SegmentFile):
 
         return prepare
 
+    def prepare(self, twin: Segment) -> MemoryIndex | None:
+        """Read all of the segment for ``mend_index``, in any thread, unless that was done.
+
+        ``twin`` is of the same file, and that thread's. Raises PenstockError or OSError.
+        """
+        with _PREPARING:
+            ready = self._prepared
+            if ready is None:
+                twin.rebuild_index()
+                ready = self._prepared = twin
+            return ready.index
+
     def mend_index(self) -> MemoryIndex:
         """Make a closed segment's index anew, in its files as well.
 
@@ -320,6 +327,7 @@ class Segment(SegmentFile):
         log itself is damaged.
         """
         prepared, self._prepared = self._prepared, None
+        self.was_made_anew = True
         if prepared is not None and prepared.size_bytes == self.size_bytes:
             index = self.index = prepared.complete_index()
             self.max_timestamp = prepared.max_timestamp
@@ -338,6 +346,16 @@ class Segment(SegmentFile):
             return index  # It stays in memory then.
         self.index = None
         return index
+
+    def _mend_index_if_quick(self) -> MemoryIndex:
+        """As ``mend_index``, where little must be read for it; else SegmentDamagedError is raised.
+
+        Repairs is told of that, and has it done in a thread.
+        """
+        if self._prepared is None and self.size_bytes > _AT_ONCE_BYTES:
+            what = f"{self.name}: the index of {self.path} is damaged and made anew now; ask again"
+            raise SegmentDamagedError(what, self.base_offset)
+        return self.mend_index()
 
     def save_index(self) -> None:
         """Write the index files. Raises OSError."""
@@ -382,10 +400,11 @@ class Segment(SegmentFile):
 
     # --- time ------------------------------------------------------------------------------------
 
-    def largest_timestamp(self) -> TimeEntry | None:
+    def largest_timestamp(self, *, quickly: bool = False) -> TimeEntry | None:
         """The segment's largest timestamp and the first batch that has it; None when empty.
 
-        NO_TIME when there are batches, but none has a record.
+        NO_TIME when there are batches, but none has a record. ``quickly``: raise
+        SegmentDamagedError rather than read much for an index that must be made anew.
         """
         if self.max_timestamp is None and self.size_bytes:
             if self.index is not None:
@@ -396,19 +415,9 @@ class Segment(SegmentFile):
             try:
                 self.max_timestamp = self.largest_in_file()
             except IndexDamagedError:
-                self.mend_index()
+                _ = self._mend_index_if_quick() if quickly else self.mend_index()
                 self.max_timestamp = self.max_timestamp or NO_TIME
         return self.max_timestamp
-
-    @property
-    def needs_time(self) -> bool:
-        """Whether ``largest_timestamp`` would have to look into files."""
-        return (
-            self.max_timestamp is None
-            and self.index is None
-            and self.learned_time is None
-            and self.size_bytes > 0
-        )
 
     def largest_in_file(self) -> TimeEntry:
         """The last entry of the time index. Retention deletes by it, so it must not be too small.
@@ -485,7 +494,7 @@ class Segment(SegmentFile):
             if entry is not None:
                 self._check_time(entry, is_sealed=False)  # Of the file as a whole it was known.
         except IndexDamagedError:
-            return find(self.mend_index())
+            return find(self._mend_index_if_quick())
         return entry
 
     def _walk_from_batch(self, entry: TimeEntry | None) -> Iterator[Placed]:
@@ -516,6 +525,7 @@ class Segment(SegmentFile):
         for it. Raises OSError when its file stays.
         """
         self._prepared = None
+        self.was_made_anew = False
         transactions = self.known_transactions()
         if transactions is None:
             self.forget_transactions()

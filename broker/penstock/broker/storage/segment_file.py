@@ -108,12 +108,12 @@ class SegmentFile:
         """Write what was read at ``position`` where it was. Raises OSError; nothing has changed."""
         write_all(self._home.disk, self.file.fd, [data], position, len(data))
 
-    def damaged(self, position: int, what: str) -> SegmentDamagedError:
-        """The error that names the place."""
+    def damaged(self, position: int, what: str, offset: int = -1) -> SegmentDamagedError:
+        """The error that names the place; ``offset`` is what is missing, if that is known."""
         return SegmentDamagedError(
             f"{self.name}: {what} (segment {self.path}, byte {position}); it is not served, and "
             "mended once another replica is in sync",
-            self.base_offset,
+            max(offset, self.base_offset),
         )
 
     def read_at(self, size: int, position: int) -> bytes:

@@ -298,6 +298,33 @@ def _fenced_again_and_again() -> tuple[Fault, ...]:
     return tuple(sorted(faults, key=lambda fault: fault.at_ms))
 
 
+def _used_up_by_nothing(*_: object) -> None:
+    return None
+
+
+def _caught_up_while_fenced() -> tuple[Fault, ...]:
+    """A member catches up while it is fenced, and is behind again once it is let in.
+
+    It stays fenced while it acts late on the metadata; the others learn of all that later still.
+    """
+    faults: list[Fault] = []
+    for number, member in enumerate((1, 2, 3)):
+        at_ms = 500 + 4000 * number
+        others = [node for node in (1, 2, 3) if node != member]
+        faults += [
+            Fault(at_ms, "slow disk", (member,), 2100),
+            Fault(at_ms + 1000, "late metadata", (member,), 1400),
+            *(Fault(at_ms + 1000, "late metadata", (node,), 1800) for node in others),
+            *(
+                Fault(at_ms + reset_ms, "reset", (member, node))
+                for reset_ms in (1020, 1110, 1200)
+                for node in others
+            ),
+            Fault(at_ms + 2300, "slow disk", (member,), 3200),
+        ]
+    return tuple(sorted(faults, key=lambda fault: fault.at_ms))
+
+
 _REPORTED: Final = vars(partition_commands)["_REPORTED"]
 
 
@@ -456,6 +483,15 @@ BUGS: Final[dict[str, Bug]] = {
         (),
         {**_NO_LOSS, "nodes": (1, 2, 3), "partitions": 3, "min_isr": 1, "late": 0.5},
         _fenced_again_and_again(),
+    ),
+    "refused-wishes-use-up-nothing": Bug(
+        "an in-sync set that was refused for a member may be asked for in the same partition epoch",
+        partition_commands,
+        "_use_up",
+        _used_up_by_nothing,
+        (),
+        {**_NO_LOSS, "nodes": (1, 2, 3), "partitions": 3, "min_isr": 1, "left_over": 0.9},
+        _caught_up_while_fenced(),
     ),
     "unclean-restart-is-forgotten": Bug(
         "who restarted uncleanly stays an eligible leader (KIP-966)",

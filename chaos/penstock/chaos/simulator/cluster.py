@@ -61,7 +61,9 @@ class Cluster:
         self.seed = seed
         self.scheduler = scheduler
         self._plan = plan
-        self.network = Network(scheduler, Random(f"{seed}/network"), late=plan.late)
+        self.network = Network(
+            scheduler, Random(f"{seed}/network"), late=plan.late, left_over=plan.left_over
+        )
         self.quorum = Quorum(scheduler, self.network, Random(f"{seed}/quorum"), CONTROLLERS)
         self.nodes = {
             node_id: Node(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from penstock.broker.core.partition_events import FollowerAcked, FollowerPositioned
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _MAX_IN_FLIGHT: Final = 2
 _PUSH_BYTES: Final = 600  # A few batches: a backlog takes several pushes.
 _MARKS_LINGER_MS: Final = 20
+_CLOSING_MS: Final = (0, 40)
 
 
 @dataclass(slots=True)
@@ -30,10 +32,10 @@ class _Cursor:
 
 
 class Feed:
-    """One follower's stream at its leader."""
+    """One follower's stream at its leader. ``session`` counts those that said whose they are."""
 
-    def __init__(self, broker: SimulatedBroker, end: End, session: int) -> None:
-        self.session = session
+    def __init__(self, broker: SimulatedBroker, end: End) -> None:
+        self.session = -1
         self.node_id = -1
         self._broker = broker
         self._end = end
@@ -47,11 +49,16 @@ class Feed:
         self._sequence = 0
         self._lingering = False
         end.on_message = self._received
-        end.on_broken = lambda: broker.feeds.remove(session)
+        end.on_broken = lambda: broker.feeds.remove(self.session)
 
     def close(self) -> None:
         """End the stream."""
         self._end.close()
+
+    def ended(self) -> None:
+        """Push nothing more: what it pushed may be hosted here no longer."""
+        for known in (self._cursors, self._growing, self._marks):
+            known.clear()
 
     def start(self, partition: SimulatedPartition, offset: int) -> None:
         """Push from ``offset`` on."""
@@ -204,20 +211,32 @@ class Feeds:
 
     def accept(self, end: End) -> None:
         """A follower opened a stream."""
-        self._count += 1
-        self._feeds[self._count] = Feed(self._broker, end, self._count)
+        Feed(self._broker, end)
 
     def greeted(self, feed: Feed) -> None:
-        """A stream said whose it is: earlier ones of the same node end."""
+        """A stream said whose it is: earlier ones of the same node end.
+
+        They are read until then, so that what came on them counts among what comes on this one.
+        """
         for session, other in list(self._feeds.items()):
             if other.node_id == feed.node_id and other is not feed:
-                other.close()
-                self.remove(session)
+                delay_ms = self._broker.rng.randint(*_CLOSING_MS)
+                self._broker.after(delay_ms, partial(self._close, session))
+        self._count += 1
+        feed.session = self._count
+        self._feeds[feed.session] = feed
+
+    def _close(self, session: int) -> None:
+        feed = self._feeds.get(session)
+        if feed is not None:
+            feed.close()
+            self.remove(session)
 
     def remove(self, session: int) -> None:
         """A stream is over."""
         feed = self._feeds.pop(session, None)
         if feed is not None:
+            feed.ended()
             for partition in self._broker.partitions.values():
                 if partition.feeds.get(feed.node_id) == session:
                     del partition.feeds[feed.node_id]

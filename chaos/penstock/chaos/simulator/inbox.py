@@ -15,7 +15,9 @@ class _Process(Protocol):
 class Inbox(Generic[Message]):
     """Messages in their order, each acted on at once, but while the process is busy with others.
 
-    ``act`` is told of each message when its time has come.
+    ``act`` is told of each message when its time has come. What has waited is acted on one message
+    a step: the checkers look at what a process has done after each, and what it was for no longer
+    than a step they would not see.
     """
 
     def __init__(self, process: _Process, act: Callable[[Message], None]) -> None:
@@ -23,6 +25,7 @@ class Inbox(Generic[Message]):
         self._act = act
         self._waiting: list[Message] = []
         self._busy = 0  # With so many things that take a while.
+        self._going_on = False  # The next step is to come.
 
     def take(self, message: Message) -> None:
         """Act on it, after all that came before."""
@@ -39,5 +42,13 @@ class Inbox(Generic[Message]):
         self._work()
 
     def _work(self) -> None:
-        while self._waiting and not self._busy:
-            self._act(self._waiting.pop(0))
+        if not self._waiting or self._busy or self._going_on:
+            return
+        self._act(self._waiting.pop(0))
+        if self._waiting:
+            self._going_on = True
+            self._process.after(0, self._go_on)
+
+    def _go_on(self) -> None:
+        self._going_on = False
+        self._work()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -60,7 +59,7 @@ class Link:
         self._leader = leader
         self._end: End | None = None
         self._to_state: dict[TopicIdPartition, None] = {}
-        self._acks: deque[tuple[int, tuple[Applied, ...]]] = deque()
+        self._acks: list[tuple[int, tuple[Applied, ...]]] = []
         self._closed = False
         self._attempts = 0
         self._connect()
@@ -122,12 +121,13 @@ class Link:
         self.pump()
 
     def pump(self) -> None:
-        """Send what is ready: acks of what is durable, and positions of durable logs."""
+        """Send what is ready: acks of what is durable, in any order; positions of durable logs."""
         end = self._end
         if end is None:
             return
-        while self._acks and all(applied.is_settled for applied in self._acks[0][1]):
-            sequence, applied = self._acks.popleft()
+        settled = [ack for ack in self._acks if all(applied.is_settled for applied in ack[1])]
+        self._acks = [ack for ack in self._acks if ack not in settled]
+        for sequence, applied in settled:
             entries = tuple(
                 (
                     entry.partition.key,

@@ -41,18 +41,22 @@ class Weather:
     """How the network is: probabilities per request, and delays in milliseconds."""
 
     late: float
+    left_over: float
     lost: float = 0.02
     doubled: float = 0.05
+    late_openings: float = 0.02  # Of streams.
     delay_ms: tuple[int, int] = (1, 4)
     late_ms: tuple[int, int] = (50, 800)
+    left_over_ms: tuple[int, int] = (50, 4000)  # After the call was given up.
+    left_behind_ms: tuple[int, int] = (0, 600)  # After the sender ended.
 
 
 class Network:
     """Who can reach whom, and how fast."""
 
-    def __init__(self, scheduler: Scheduler, rng: Random, *, late: float) -> None:
+    def __init__(self, scheduler: Scheduler, rng: Random, *, late: float, left_over: float) -> None:
         self.scheduler = scheduler
-        self.weather = Weather(late)
+        self.weather = Weather(late, left_over)
         self.processes: dict[int, Process] = {}
         self.slow_ms: dict[int, int] = {}  # Nodes whose network is slow: by how much at most.
         self._cut: set[tuple[int, int]] = set()  # Between nodes.
@@ -73,7 +77,7 @@ class Network:
     def calm(self) -> None:
         """Nothing is lost, doubled or late any more."""
         self.heal()
-        self.weather = Weather(lost=0, doubled=0, late=0)
+        self.weather = Weather(late=0, left_over=0, lost=0, doubled=0, late_openings=0)
 
     def linked(self, source: int, target: int) -> bool:
         """What is sent from one node arrives at the other."""
@@ -101,7 +105,11 @@ class Network:
         *,
         timeout_ms: int,
     ) -> None:
-        """Ask another node once. ``on_answer`` gets the answer, or None when there was none."""
+        """Ask another node once. ``on_answer`` gets the answer, or None when there was none.
+
+        A second sending may arrive after the first, and at controllers one long after the call was
+        given up.
+        """
         waiting = True
 
         def finish(answer: Any) -> None:
@@ -126,6 +134,9 @@ class Network:
         self._send(source.address, target, arrive)
         if self._rng.random() < self.weather.doubled:
             self._send(source.address, target, arrive)
+        if target < 0 and self._rng.random() < self.weather.left_over:
+            delay_ms = timeout_ms + self._rng.randint(*self.weather.left_over_ms)
+            self.scheduler.after(delay_ms, arrive, node=abs(target))
         self.scheduler.after(timeout_ms, lambda: finish(None), node=abs(source.address))
 
     def _send(self, source: int, target: int, arrive: Callable[[], None]) -> None:
@@ -144,7 +155,10 @@ class Network:
     # Streams.
 
     def connect(self, source: Process, target: int, service: str) -> End:
-        """Open a stream. It breaks at once, or after a while, when nobody is there."""
+        """Open a stream. It breaks at once, or after a while, when nobody is there.
+
+        Where that takes long it is given up, and may be taken after the one that came in its place.
+        """
         near, far = End(self, source), End(self, None)
         near.peer, far.peer = far, near
         near.target, far.target = target, source.address
@@ -161,9 +175,26 @@ class Network:
                 self._ends.setdefault(target, []).append(far)
                 process.accept(service, far)
                 near.pump()
+            elif near.queue:
+                self._take_what_is_left(near, process, service)
 
-        self.scheduler.after(self.delay_ms(source.address, target), arrive, node=abs(target))
+        delay_ms = self.delay_ms(source.address, target)
+        if self._rng.random() < self.weather.late_openings:
+            delay_ms += self._rng.randint(*self.weather.late_ms)
+            near.lose(self._rng.randint(1, delay_ms))
+        self.scheduler.after(delay_ms, arrive, node=abs(target))
         return near
+
+    def _take_what_is_left(self, near: End, process: Process, service: str) -> None:
+        """A stream was given up before it was taken: what was sent on it is read all the same."""
+        assert near.owner is not None
+        far = End(self, process)
+        far.peer, far.target = near, near.owner.address
+        self._ends.setdefault(process.address, []).append(far)
+        process.accept(service, far)
+        while near.queue and far.is_open:
+            far.on_message(near.queue.popleft())
+        far.lose(self.delay_ms(process.address, far.target))
 
     def reset(self, one: int, other: int) -> None:
         """Break every stream between two nodes, as something between them that forgets may do.
@@ -188,15 +219,19 @@ class Network:
         return self._rng.randint(*_GIVE_UP_MS)
 
     def ended(self, process: Process, *, silently: bool) -> None:
-        """A process ended: the kernel closes its connections, unless the power went."""
+        """A process ended: the kernel closes its connections, unless the power went.
+
+        Of what it has sent a part may still arrive, after its successor has spoken even.
+        """
         ends = self._ends.pop(process.address, [])
         for end in ends:
-            end.is_open = False
-            end.queue.clear()
-            if silently or not self.linked(process.address, end.target):
-                end.peer.lose(self.give_up_ms())
+            linked = self.linked(process.address, end.target)
+            arriving = self._rng.randint(0, len(end.queue)) if linked else 0
+            delay_ms = end.leave_over(arriving, self._rng.randint(*self.weather.left_behind_ms))
+            if silently or not linked:
+                end.peer.lose(delay_ms + self.give_up_ms())
             else:
-                end.peer.lose(self.delay_ms(process.address, end.target))
+                end.peer.lose(delay_ms + self.delay_ms(process.address, end.target))
 
     def closed(self, end: End) -> None:
         """Forget a closed end."""
@@ -275,14 +310,21 @@ class End:
 
     def break_off(self, arriving: int, delay_ms: int) -> None:
         """Break now; the first messages that wait arrive nevertheless, and the end of it later."""
-        for _ in range(max(0, len(self.queue) - arriving)):
-            self.queue.pop()
-        self.is_open = False
         self._network.closed(self)
-        self._hand_over(delay_ms)
+        self.leave_over(arriving, delay_ms)
         self.peer.lose(delay_ms + 1)
         if self.owner is not None and self.owner.alive:
             self.on_broken()
+
+    def leave_over(self, arriving: int, delay_ms: int) -> int:
+        """This end is no more; the first messages that wait arrive. When all have, if any will."""
+        for _ in range(max(0, len(self.queue) - arriving)):
+            self.queue.pop()
+        self.is_open = False
+        if not self.queue:
+            return 0
+        self._hand_over(delay_ms)
+        return delay_ms
 
     def _hand_over(self, delay_ms: int = 0) -> None:
         rest = list(self.queue)

@@ -18,7 +18,9 @@ class Plan:
 
     ``min_isr`` is None where the topic has the default, which goes by the number of replicas.
     ``flush_policy`` is commit, interval or os. ``unclean``: the topic allows elections that may
-    lose records, and an operator orders some. ``late``: the share of requests that are overtaken.
+    lose records, and an operator orders some. ``late``: the share of requests that are overtaken;
+    ``left_over``: of those to controllers, the share that arrives once more long after its call was
+    given up.
     """
 
     nodes: tuple[int, ...]
@@ -28,6 +30,7 @@ class Plan:
     unclean: bool
     kinds: frozenset[str]
     late: float = 0.02
+    left_over: float = 0.02
 
     def __str__(self) -> str:
         unclean = ", unclean elections" if self.unclean else ""

@@ -8,6 +8,7 @@ from penstock.raft_meta.core import election
 from penstock.raft_meta.core.broker_commands import require_registration
 from penstock.raft_meta.core.model import NO_LEADER, Broker, Partition
 from penstock.raft_meta.core.tables import Draft, PartitionKey
+from penstock.raft_meta.core.versions import REFUSALS_USE_UP_EPOCHS_SINCE
 from penstock.v1 import cluster_pb2
 from penstock.wire.errors import (
     ElectionNotNeededError,
@@ -45,6 +46,8 @@ def alter_partition(
 ) -> None:
     """Change in-sync sets as their leader wishes, each partition for itself.
 
+    A leader may send a wish again and again, and give it up once it is answered: what is judged by
+    the registrations of its members is judged once, for its partition epoch is over then.
     NEW_LEADER_ELECTED says that the change took effect and that it ended the leadership: the
     leader shuts down, or the replicas have moved, and now another in-sync replica can lead.
     """
@@ -65,7 +68,11 @@ def _alter_one(draft: Draft, leader: Broker, entry: cluster_pb2.AlterPartitionEn
     key = (entry.topic_id, entry.partition)
     name, partition = require_partition(draft, *key)
     _check_authority(name, partition, leader, entry)
-    wanted = _checked_members(draft, name, partition, leader, entry)
+    wanted = _checked_members(name, partition, leader, entry)
+    why_not = _why_ineligible(draft, partition, leader, entry)
+    if why_not:
+        _use_up(draft, key, partition)
+        raise IneligibleReplicaError(f"{why_not}: not in sync for {name}")
     if leader.in_controlled_shutdown and any(draft.usable(node) for node in wanted):
         wanted.discard(leader.node_id)
     rules = draft.rules_of(key, partition.replication_factor)
@@ -106,8 +113,18 @@ def _check_authority(
         )
 
 
+def _use_up(draft: Draft, key: PartitionKey, partition: Partition) -> None:
+    """Raise the partition epoch, and nothing else: the leader gives the refused wish up.
+
+    Who may be in sync is no matter of the partition epoch. Another sending of the same wish, that
+    comes once the member is let in again, would put it in sync with what it had when it was wished
+    for, and the leader has gone on without it since.
+    """
+    if draft.metadata_version >= REFUSALS_USE_UP_EPOCHS_SINCE:
+        draft.put_partition(key, election.bumped(partition, led_before_by=partition.leader))
+
+
 def _checked_members(
-    draft: Draft,
     name: str,
     partition: Partition,
     leader: Broker,
@@ -122,13 +139,20 @@ def _checked_members(
         )
     if leader.node_id not in wanted:
         raise InvalidRequestError(f"the in-sync set {members[:100]} of {name} lacks its leader")
+    return wanted
+
+
+def _why_ineligible(
+    draft: Draft, partition: Partition, leader: Broker, entry: cluster_pb2.AlterPartitionEntry
+) -> str:
+    """Which of the members may not be in sync, and why; or nothing."""
     for member in entry.new_isr:
         why = _ineligible(draft, member, leader)
         if member.node_id in partition.offline:
             why = "has said that its replica is offline"
         if why:
-            raise IneligibleReplicaError(f"broker {member.node_id} {why}: not in sync for {name}")
-    return wanted
+            return f"broker {member.node_id} {why}"
+    return ""
 
 
 def _ineligible(draft: Draft, member: cluster_pb2.IsrMember, leader: Broker) -> str:

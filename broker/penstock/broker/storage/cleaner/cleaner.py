@@ -359,7 +359,7 @@ def _map_of(size_bytes: int) -> OffsetMap:
 def _tell_of_damage(log: PartitionLog, error: Exception) -> None:
     """Have what the cleaner came upon mended, as what a read or the scrubber did."""
     if isinstance(error, SegmentDamagedError) and not log.is_closed:
-        log.home.damage_found(log, error.base_offset)
+        log.home.damage_found(log, error.offset)
 
 
 def _extent(log: PartitionLog) -> _Extent:
