@@ -113,6 +113,7 @@ class Broker:
                 flush_interval_ms=config.flush_interval_ms,
                 min_free_bytes=config.log_min_free_bytes,
                 preallocate=config.log_preallocate,
+                segment_bytes=config.log_segment_bytes,
             ),
             self._on_durable,
             steady_clock_ms(),

@@ -148,6 +148,12 @@ class NodeConfig:
     )
     flush_interval_ms: int = _key(1000, "How often flush.policy=interval flushes.", low=10)
     log_min_free_bytes: int = _shared("log.min.free.bytes")
+    log_segment_bytes: int = _key(
+        1024 * 1024 * 1024,
+        "A segment is closed at this size, where the topic's segment.bytes says nothing.",
+        low=4096,
+        high=2**31 - 1,
+    )
     log_preallocate: bool = _key(
         False,
         "Whether a segment gets all of its segment.bytes on the disk with its first record, where "

@@ -115,7 +115,7 @@ _KEYS: Final = (
     ConfigKey(
         "segment.bytes",
         "1073741824",
-        "A segment is closed at this size.",
+        "A segment is closed at this size. Unless set, log.segment.bytes of each broker holds.",
         integer(4096, 2**31 - 1),
     ),
     ConfigKey(

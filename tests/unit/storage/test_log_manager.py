@@ -17,7 +17,7 @@ from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.manager import LogManager
 from penstock.broker.storage.settings import FlushPolicy, LogSettings
 from penstock.wire.errors import DataDirectoryError, RecordTooLargeError, StorageError
-from penstock.wire.ids import TopicId, TopicIdPartition
+from penstock.wire.ids import LeaderEpoch, TopicId, TopicIdPartition
 from tests.support import eventually
 from tests.unit.storage.storage_kit import EVERYTHING, BrokenDisk, Clock, batch, values_of
 
@@ -559,3 +559,20 @@ async def test_a_flush_that_fails_during_the_close_leaves_no_clean_marker(kit: K
     manager.close()
     assert kit.failed == [kit.paths[0]]
     assert kit.open().previous_broker_epoch() == -1
+
+
+async def test_segments_are_as_large_as_the_node_says_unless_the_topic_does(kit: Kit) -> None:
+    manager = kit.open(segment_bytes=4096)
+    key, own = TopicIdPartition(ONE, 0), {"segment.bytes": "1000000"}
+    log = manager.get_or_create("a", 0, ONE, {}, internal=False, is_new=True)
+    sizes = []
+    for configs in ({}, own, {}):
+        manager.update_configs(ONE, configs)
+        before = len(log.files.segments)
+        for _ in range(6):
+            log.append_as_leader(batch("x" * 1000), LeaderEpoch(0), now_ms=1)
+        sizes.append(len(log.files.segments) - before)
+    assert sizes == [1, 0, 2]
+    assert manager.get(key) is log
+    with pytest.raises(RecordTooLargeError, match=r"segment\.bytes is 4096"):
+        log.append_as_leader(batch("x" * 5000), LeaderEpoch(0), now_ms=1)

@@ -66,6 +66,7 @@ class LogManager:
         self._on_directory_failed = on_directory_failed
         self._failed_before = dict(failed or {})
         # For good: no log counts for more than what is on the disk.
+        self._settings = settings
         self._waits_for_disk = settings.flush_policy is FlushPolicy.COMMIT
         self._directories = [
             ManagedDirectory(
@@ -232,7 +233,7 @@ class LogManager:
         every directory must say that it has it not. DiskFullError.
         """
         key = TopicIdPartition(TopicId(topic_id), partition)
-        config = TopicLogConfig.of(configs)
+        config = TopicLogConfig.of(configs, self._settings)
         holder = self._holding(key)
         if holder is not None:
             holder.home.check()
@@ -299,7 +300,7 @@ class LogManager:
 
     def update_configs(self, topic_id: bytes, configs: Mapping[str, str]) -> None:
         """The topic's configs have changed; they hold for the next append."""
-        config = TopicLogConfig.of(configs)
+        config = TopicLogConfig.of(configs, self._settings)
         for log in self.logs():
             if log.key.topic_id == topic_id:
                 log.config = config

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from penstock.wire.topic_config import cleanup_policies, config_value, integer_config
 
@@ -40,6 +41,9 @@ class LogSettings:
     min_free_bytes: int = 0
     # Whether segments get their room on the disk in advance, where the topic says nothing of it.
     preallocate: bool = False
+    # How large segments grow of topics that do not say. The less, the more files; the more, the
+    # later retention and compaction get at what is old.
+    segment_bytes: int = 1024 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +59,9 @@ class CleanerSettings:
     dedupe_buffer_bytes: int = 128 * 1024 * 1024
     # So long after nothing was dirty enough it is looked for again.
     backoff_ms: int = 15_000
+
+
+_DEFAULT_SETTINGS: Final = LogSettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,12 +84,19 @@ class TopicLogConfig:
     preallocate: bool | None = None  # None: as the broker's settings say.
 
     @classmethod
-    def of(cls, configs: Mapping[str, str]) -> TopicLogConfig:
-        """The values in force; ``configs`` are those set on the topic, validated before."""
+    def of(
+        cls, configs: Mapping[str, str], settings: LogSettings = _DEFAULT_SETTINGS
+    ) -> TopicLogConfig:
+        """The values in force; ``configs`` are those set on the topic, validated before.
+
+        ``settings`` stand in where the topic says nothing.
+        """
         policies = cleanup_policies(configs)
         return cls(
             max_message_bytes=integer_config(configs, "max.message.bytes"),
-            segment_bytes=integer_config(configs, "segment.bytes"),
+            segment_bytes=integer_config(configs, "segment.bytes")
+            if "segment.bytes" in configs
+            else settings.segment_bytes,
             segment_ms=integer_config(configs, "segment.ms"),
             index_interval_bytes=integer_config(configs, "index.interval.bytes"),
             log_append_time=config_value(configs, "message.timestamp.type") == "LogAppendTime",
