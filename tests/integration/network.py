@@ -39,9 +39,11 @@ class Network:
         self._cuts: dict[int, Cut] = {}
         self._open: set[_Connection] = set()
         self._closed = False
-        self._listeners = [socket.create_server((host, port)) for port in ports]
-        for listener in self._listeners:
-            threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+        self._listeners: list[socket.socket] = []
+        for port in ports:
+            listener = socket.create_server((host, port))
+            self._listeners.append(listener)
+            threading.Thread(target=self._accept, args=(listener, port), daemon=True).start()
 
     def cut(self, who: int, how: Cut) -> None:
         """Let nothing pass between that one and the node from now on."""
@@ -77,13 +79,13 @@ class Network:
             self._changed.wait_for(lambda: self._closed or self._cuts.get(who) is not Cut.SILENT)
             return not self._closed and who not in self._cuts
 
-    def _accept(self, listener: socket.socket) -> None:
+    def _accept(self, listener: socket.socket, port: int) -> None:
         while True:
             try:
                 near, address = listener.accept()
             except OSError:
                 return
-            made = _Connection(self, near, self._whose(address[1]), listener.getsockname()[1])
+            made = _Connection(self, near, self._whose(address[1]), port)
             with self._changed:
                 self._open.add(made)
             threading.Thread(target=made.run, daemon=True).start()
