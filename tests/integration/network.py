@@ -156,7 +156,8 @@ def owners(cluster: Cluster) -> Callable[[int], int]:
         for node in cluster.nodes.values():
             if node.process is None or not node.alive:
                 continue
-            with contextlib.suppress(psutil.Error):
+            # One that dies just now has no table of connections: that is no error of psutil's own.
+            with contextlib.suppress(psutil.Error, OSError):
                 used = psutil.Process(node.process.pid).net_connections(kind="tcp")
                 if any(one.laddr.port == port and one.raddr for one in used):
                     return node.node_id
