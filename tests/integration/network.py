@@ -7,9 +7,8 @@ import enum
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterable
-
-import psutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 from tests.integration.cluster import Cluster
 
@@ -39,9 +38,11 @@ class Network:
         self._cuts: dict[int, Cut] = {}
         self._open: set[_Connection] = set()
         self._closed = False
-        self._listeners = [socket.create_server((host, port)) for port in ports]
-        for listener in self._listeners:
-            threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+        self._listeners: list[socket.socket] = []
+        for port in ports:
+            listener = socket.create_server((host, port))
+            self._listeners.append(listener)
+            threading.Thread(target=self._accept, args=(listener, port), daemon=True).start()
 
     def cut(self, who: int, how: Cut) -> None:
         """Let nothing pass between that one and the node from now on."""
@@ -77,13 +78,13 @@ class Network:
             self._changed.wait_for(lambda: self._closed or self._cuts.get(who) is not Cut.SILENT)
             return not self._closed and who not in self._cuts
 
-    def _accept(self, listener: socket.socket) -> None:
+    def _accept(self, listener: socket.socket, port: int) -> None:
         while True:
             try:
                 near, address = listener.accept()
             except OSError:
                 return
-            made = _Connection(self, near, self._whose(address[1]), listener.getsockname()[1])
+            made = _Connection(self, near, self._whose(address[1]), port)
             with self._changed:
                 self._open.add(made)
             threading.Thread(target=made.run, daemon=True).start()
@@ -151,13 +152,30 @@ def owners(cluster: Cluster) -> Callable[[int], int]:
     """Which node connects from a port: its id, and 0 for anybody else."""
 
     def whose(port: int) -> int:
+        sockets = {f"socket:[{inode}]" for inode in _inodes(port)}
         for node in cluster.nodes.values():
-            if node.process is None or not node.alive:
-                continue
-            with contextlib.suppress(psutil.Error):
-                used = psutil.Process(node.process.pid).net_connections(kind="tcp")
-                if any(one.laddr.port == port and one.raddr for one in used):
-                    return node.node_id
+            if node.process is not None and not sockets.isdisjoint(_files(node.process.pid)):
+                return node.node_id
         return 0
 
     return whose
+
+
+def _inodes(port: int) -> Iterator[str]:
+    """The sockets that are connected from that port, as the kernel has them.
+
+    Not by psutil: it needs socket.inet_ntop, which pysyncobj puts one for Windows in the place of.
+    """
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            _, local, remote, *others = line.split()
+            if int(local.rpartition(":")[2], 16) == port and not remote.endswith(":0000"):
+                yield others[6]
+
+
+def _files(pid: int) -> Iterator[str]:
+    """What a process has open. It may end meanwhile."""
+    with contextlib.suppress(OSError):
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                yield str(descriptor.readlink())

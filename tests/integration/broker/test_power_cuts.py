@@ -29,7 +29,6 @@ SEED = 1
 
 @pytest.fixture
 def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
-    # Segments so small that many are closed and begun under the load.
     settings = {"flush.policy": request.param, "leader.imbalance.enable": False}
     made = Cluster(tmp_path, settings=settings)
     for node in made.nodes.values():
@@ -95,6 +94,7 @@ def rounds() -> Sequence[random.Random | None]:
 def test_with_flush_policy_commit_nothing_acknowledged_is_lost(
     cluster: Cluster, tmp_path: Path
 ) -> None:
+    # Segments so small that many are closed and begun under the load.
     configs = {"min.insync.replicas": "2", "segment.bytes": "4096"}
     with AdminClient(cluster.bootstrap) as admin:
         admin.create_topic(TOPIC, PARTITIONS, 3, configs)
