@@ -25,6 +25,7 @@ from tests.unit.storage.storage_kit import (
     FullDisk,
     PowerCutDisk,
     batch,
+    lose_power,
     open_in,
     read_all,
     records_of,
@@ -341,6 +342,27 @@ def test_what_was_cut_never_follows_what_was_written_after_the_cut(tmp_path: Pat
         found = open_in(crashed)
         assert values_of(found) in ([fill], [fill, fill[:-1] + "D"]), seed
         found.close(save=False)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_a_recovery_found_outlives_a_power_cut_that_comes_next(
+    tmp_path: Path, seed: int
+) -> None:
+    """Nobody looks for it any more: all of it lies below the recovery point then."""
+    disk = PowerCutDisk()
+    log = open_in(tmp_path, disk=disk)
+    for number in range(30):
+        log.append_as_leader(batch("x" * 100), number // 10, now_ms=1)
+    epochs = log.epochs.entries
+    crash(log)  # Of the process: the names of the new segments are in memory alone.
+    log = open_in(tmp_path, disk=disk)
+    saved = SavedState(log.recovery_point)
+    assert saved.recovery_point == 30
+    crash(log)
+    disk = lose_power(tmp_path, disk, random.Random(seed))
+    log = open_in(tmp_path, disk=disk, saved=saved)
+    assert values_of(log) == ["x" * 100] * 30
+    assert (log.epochs.entries, log.holes, log.noted_damage) == (epochs, (), ())
 
 
 @pytest.mark.parametrize("how", ["missing", "garbage", "stale", "empty"])
