@@ -294,6 +294,60 @@ async def test_a_log_that_does_not_open_voids_the_mark_for_this_run_and_the_next
     assert open_logs(tmp_path / "a").previous_broker_epoch() == -1
 
 
+async def test_a_log_that_stays_shut_does_not_spoil_the_clean_stop_of_the_others(
+    open_logs: Open, tmp_path: Path
+) -> None:
+    manager = open_logs(tmp_path / "a")
+    manager.record_broker_epoch(3)
+    bad = await write(manager, "x")
+    good = await write(manager, "y", partition=1)
+    crash(manager, tmp_path / "a")
+    path = bad.directory / "00000000000000000000.log"
+    sound = path.read_bytes()
+    path.write_bytes(sound[:-1])
+    manager = open_logs(tmp_path / "a")
+    assert manager.previous_broker_epoch() == -1, "the run before had it, and may have led it"
+    manager.record_broker_epoch(4)
+    manager.close()
+    manager = open_logs(tmp_path / "a")
+    assert list(manager.unopened()) == [bad.key]
+    assert manager.previous_broker_epoch() == 4, "that run did not have it"
+    assert [log.opened_clean for log in manager.logs()] == [True]
+    manager.record_broker_epoch(5)
+    manager.close()
+    path.write_bytes(sound + b"torn")
+    manager = open_logs(tmp_path / "a")
+    assert manager.previous_broker_epoch() == -1, "whatever it is that was put there"
+    opened = {log.key: log.opened_clean for log in manager.logs()}
+    assert opened == {bad.key: False, good.key: True}, "nobody had looked at it to its end"
+    assert path.read_bytes() == sound
+    manager.record_broker_epoch(6)
+    manager.close()
+    manager = open_logs(tmp_path / "a")
+    assert manager.previous_broker_epoch() == 6
+    assert [log.opened_clean for log in manager.logs()] == [True, True]
+
+
+async def test_a_log_that_opens_no_more_after_a_clean_stop_voids_its_mark(
+    open_logs: Open, tmp_path: Path
+) -> None:
+    """Though another one was shut all the time."""
+    manager = open_logs(tmp_path / "a")
+    manager.record_broker_epoch(3)
+    paths = [
+        (await write(manager, "x", partition=partition)).directory / "00000000000000000000.log"
+        for partition in range(2)
+    ]
+    crash(manager, tmp_path / "a")
+    for epoch, path in enumerate(paths, 4):
+        path.write_bytes(path.read_bytes()[:-1])
+        manager = open_logs(tmp_path / "a")
+        assert manager.previous_broker_epoch() == -1
+        manager.record_broker_epoch(epoch)
+        manager.close()
+    assert open_logs(tmp_path / "a").previous_broker_epoch() == 5
+
+
 async def test_a_disk_that_failed_voids_the_mark_of_all(open_logs: Open, tmp_path: Path) -> None:
     paths = tmp_path / "a", tmp_path / "b"
     disk = BrokenDisk()

@@ -8,6 +8,7 @@ from pathlib import Path
 import lmdb
 import pytest
 
+from penstock.broker.core.last_run import RunMark
 from penstock.broker.storage.local_state import DIRECTORY_NAME, LocalState, PartitionState
 from penstock.wire.errors import StorageError
 from penstock.wire.ids import TopicId, TopicIdPartition
@@ -94,3 +95,61 @@ def test_a_partition_made_anew_has_nothing_of_what_was_damaged(tmp_path: Path) -
     assert state.get(KEY) == PartitionState()
     state.close(None)
     assert stored(tmp_path) == b""
+
+
+def test_a_clean_stop_says_which_partitions_were_shut_until_the_next_run_begins(
+    tmp_path: Path,
+) -> None:
+    saved(tmp_path)
+    opened(tmp_path).close(RunMark(7, frozenset()), {KEY})
+    assert PartitionState.decode(PACKED, stored(tmp_path)) is None, "so earlier versions read it"
+    state = opened(tmp_path)
+    assert (state.left_shut, state.get(KEY), state.get(OTHER)) == ({KEY}, STATE, STATE)
+    assert state.clean_stop is not None
+    state.begin_run()
+    state.close(None)
+    state = opened(tmp_path)
+    assert (state.left_shut, state.get(KEY), state.clean_stop) == (set(), STATE, None)
+    state.close(None, {KEY})
+    assert opened(tmp_path).left_shut == set(), "after no clean stop none is opened as it is"
+
+
+def test_no_bit_that_flips_opens_what_was_left_shut(tmp_path: Path) -> None:
+    saved(tmp_path)
+    opened(tmp_path).close(RunMark(7, frozenset()), {KEY})
+    sound = stored(tmp_path)
+    for bit in range(8 * len(sound)):
+        damaged = bytearray(sound)
+        damaged[bit // 8] ^= 1 << bit % 8
+        stored(tmp_path, bytes(damaged))
+        state = opened(tmp_path)
+        with pytest.raises(StorageError, match="fails its checksum"):
+            state.get(KEY)
+        state.begin_run()
+        state.close(None)
+        assert stored(tmp_path) == damaged, "it is not forgotten"
+
+
+def test_a_damaged_partition_stays_damaged_over_a_clean_stop(tmp_path: Path) -> None:
+    saved(tmp_path)
+    damaged = stored(tmp_path)[:-1]
+    stored(tmp_path, damaged)
+    opened(tmp_path).close(RunMark(7, frozenset()), {KEY})
+    assert stored(tmp_path) == damaged
+
+
+def test_nothing_gets_known_by_being_shut(tmp_path: Path) -> None:
+    saved(tmp_path)
+    unknown = TopicIdPartition(KEY.topic_id, 5)
+    opened(tmp_path).close(RunMark(7, frozenset()), {unknown})
+    assert opened(tmp_path).known() == {KEY, OTHER}
+
+
+def test_a_mark_of_the_run_takes_that_of_what_was_shut_away_too(tmp_path: Path) -> None:
+    saved(tmp_path)
+    opened(tmp_path).close(RunMark(7, frozenset()), {KEY})
+    state = opened(tmp_path)
+    state.mark_durable_run(RunMark(8, frozenset()))
+    del state  # A crash, before anything else was written.
+    state = opened(tmp_path)
+    assert (state.clean_stop, state.left_shut, state.get(KEY)) == (None, set(), STATE)

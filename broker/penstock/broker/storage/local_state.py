@@ -3,7 +3,8 @@
 Per partition: high watermark, log start offset, recovery point, up to where it was cleaned. Per
 directory: an id, the mark of a clean stop, and the mark of a run that acknowledges only what is on
 the disk (penstock.broker.core.last_run). Lives in ``.state`` beside the partitions. LMDB has no
-checksums, so what is kept of a partition has one of ours.
+checksums, so what is kept of a partition has one of ours. A clean stop marks those that stayed
+shut; an earlier version takes that for damage, and keeps them shut.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ _KEY: Final = struct.Struct(">16sI")
 _VALUE: Final = struct.Struct(">qqqq")
 _VALUE_BEFORE: Final = struct.Struct(">qqq")  # Without the last; as long as nothing was cleaned.
 _CHECKSUM: Final = struct.Struct(">I")  # Of key and value, after the value.
+_SHUT: Final = b"shut"  # After the checksum: a clean stop says nothing of this one.
 _EPOCH: Final = struct.Struct(">q")
+_SHUT_BYTES: Final = _VALUE.size + _CHECKSUM.size + len(_SHUT)
 _CLEAN_KEY: Final = b"clean-shutdown"  # Shorter than any partition's key, as the next.
 _DURABLE_KEY: Final = b"durable-run"
 _ID_KEY: Final = b"directory-id"
@@ -98,6 +101,7 @@ class LocalState:
         self._values: dict[TopicIdPartition, PartitionState] = {}
         self._changed: set[TopicIdPartition] = set()
         self._damaged: set[TopicIdPartition] = set()  # Not what was written, and so nothing.
+        self.left_shut: set[TopicIdPartition] = set()  # By the clean stop before.
         self.clean_stop: RunMark | None = None  # These two as they were found.
         self.durable_run: RunMark | None = None
         self.directory_id = uuid.uuid4().bytes  # Unless it has one.
@@ -110,16 +114,19 @@ class LocalState:
             self.durable_run = _decode_run(transaction.get(_DURABLE_KEY))
             self._must_begin = self.clean_stop is not None or transaction.get(_ID_KEY) is None
             self.directory_id = transaction.get(_ID_KEY, self.directory_id)
-            for key, value in transaction.cursor():
+            for key, data in transaction.cursor():
                 if len(key) == _KEY.size:
                     topic_id, partition = _KEY.unpack(key)
                     partition_key = TopicIdPartition(TopicId(topic_id), partition)
-                    state = PartitionState.decode(key, value)
+                    is_shut = len(data) == _SHUT_BYTES and data.endswith(_SHUT)
+                    state = PartitionState.decode(key, data[: -len(_SHUT)] if is_shut else data)
                     if state is None:
                         self._damaged.add(partition_key)
                     else:
                         self._values[partition_key] = state
-                        if state.encode(key) != value:  # It has no checksum yet.
+                        if is_shut and self.clean_stop is not None:
+                            self.left_shut.add(partition_key)
+                        if state.encode(key) != data:  # It has no checksum yet, or was shut.
                             self._changed.add(partition_key)
 
     def begin_run(self) -> None:
@@ -238,7 +245,9 @@ class LocalState:
         if self._must_begin:
             self._write()
 
-    def _write(self, *, clean_stop: RunMark | None = None) -> None:
+    def _write(
+        self, *, clean_stop: RunMark | None = None, shut: Collection[TopicIdPartition] = ()
+    ) -> None:
         if not (self._changed or self._must_begin) and clean_stop is None:
             return
         with self._writing() as transaction:
@@ -249,16 +258,22 @@ class LocalState:
                 else:
                     transaction.put(packed, state.encode(packed))
             if clean_stop is not None:
+                for key in shut:
+                    # One that nothing is known of is never opened as it is, nor a damaged one.
+                    if key in self._values:
+                        packed = _KEY.pack(*key)
+                        transaction.put(packed, self._values[key].encode(packed) + _SHUT)
                 transaction.put(_CLEAN_KEY, _encode_run(clean_stop))
         self._changed.clear()
 
-    def close(self, clean_stop: RunMark | None) -> None:
+    def close(self, clean_stop: RunMark | None, shut: Collection[TopicIdPartition] = ()) -> None:
         """Write what changed, with the mark of a clean stop if it was one, and close.
 
-        The environment is closed whatever happens.
+        That mark does not count for the partitions in ``shut``, which nobody has looked at to their
+        end. The environment is closed whatever happens.
         """
         try:
             with self._lock:
-                self._write(clean_stop=clean_stop)
+                self._write(clean_stop=clean_stop, shut=shut)
         finally:
             self._environment.close()

@@ -92,6 +92,7 @@ class ManagedDirectory:
         self._clean_stop: RunMark | None = None  # Of the run before, as is the next.
         self._durable_run: RunMark | None = None
         self._is_whole = False  # What that run left is here, as far as it can be told.
+        self._left_shut: set[TopicIdPartition] = set()  # By the clean stop of that run.
         self.directory_id = b""  # Once it is open.
         self.was_empty = False
         self.is_listed = False  # Every partition in it is known, open or not.
@@ -130,6 +131,7 @@ class ManagedDirectory:
             self.directory_id = state.directory_id
             self._clean_stop, self._durable_run = state.clean_stop, state.durable_run
             self._is_whole = not self._unclear
+            self._left_shut = state.left_shut
             self._find_strays()
             known = state.known()
             self._begin_run(state)
@@ -249,7 +251,7 @@ class ManagedDirectory:
     ) -> None:
         stopped = self._clean_stop is not None
         try:
-            clean = stopped and is_known
+            clean = stopped and is_known and key not in self._left_shut
             log = self._open_log(directory, partition, key, _DEFAULTS, clean=clean)
         except (StorageError, DiskFullError) as error:
             self.home.check()
@@ -261,8 +263,12 @@ class ManagedDirectory:
         self._is_whole = self._is_whole and as_left and not (log.dropped_records or log.holes)
 
     def as_found(self) -> FoundDirectory:
-        """What the start found of the run before."""
-        whole = self._is_whole and self.home.failure is None and not self.has_unopened
+        """What the start found of the run before.
+
+        A partition that was shut all through that run had no part in what it acknowledged.
+        """
+        whole = self._is_whole and self.home.failure is None
+        whole = whole and not self._unclear and self._left_shut.issuperset(self.unopened)
         return FoundDirectory(self.directory_id, self._clean_stop, self._durable_run, whole)
 
     def mark_durable_run(self, run: RunMark | None) -> None:
@@ -564,12 +570,12 @@ class ManagedDirectory:
             for key in self.logs:
                 self._note(key)
             state, self._state = self._state, None
-            state.close(stop if clean else None)
+            state.close(stop if clean else None, self.unopened)
         except (OSError, lmdb.Error) as error:
             self.home.translate(error, "saving local state at the stop")
 
     def _close_logs(self) -> bool:
-        """Close every log; whether the next start may open all that is here as it is."""
+        """Close every log; whether the next start may open as they are all that were open."""
         saved = self.home.failure is None
         for log in self.logs.values():
             try:
@@ -577,4 +583,4 @@ class ManagedDirectory:
             except (StorageError, DiskFullError) as error:
                 _log.error("log_not_closed", partition=log.name, reason=error.message)
                 saved = False
-        return saved and not self.has_unopened  # Those nobody has checked to their end.
+        return saved and not self._unclear  # Whose records nobody knows to have been left out.
