@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import random
+import struct
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
+from penstock.broker.storage import tearing
+from penstock.broker.storage.disk import Buffer
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.recovery import SavedState
 from penstock.broker.storage.tearing import SECTOR_BYTES
-from penstock.wire.records import iter_batches
+from penstock.wire.errors import CorruptRecordError
+from penstock.wire.records import HEADER_BYTES, iter_batches
 from tests.unit.storage.storage_kit import (
     PARTITION,
     PowerCutDisk,
@@ -69,11 +73,27 @@ def test_a_bit_that_flipped_in_a_flushed_batch_is_no_torn_write(
         log = found(tmp_path, bytes(data))
     assert log.log_end_offset == number
     [line] = [line for line in lines if line["event"] == "log_tail_cut"]
-    if field == "length up" and number == 2:
-        # As a write that the end of the file tore: nobody can tell.
-        assert not log.dropped_records
-        return
     assert (log.dropped_records, line["is_torn"]) == (True, False)
+
+
+def test_the_search_for_the_next_batch_comes_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record may hold what looks like the beginnings of many batches, each up to its end."""
+    header = bytearray(b"\1" * HEADER_BYTES)
+    data = bytearray(b"\xff" * HEADER_BYTES)
+    size = 1 << 20
+    while len(data) + HEADER_BYTES < size:
+        struct.pack_into(">qiib", header, 0, 1000, size - len(data) - 12, 0, 2)
+        data += header
+    data += bytes(size - len(data))
+    checked: list[int] = []
+
+    def verify(batch: Buffer) -> None:
+        checked.append(len(batch))
+        raise CorruptRecordError("not one")
+
+    monkeypatch.setattr(tearing, "verify_batch", verify)
+    assert tearing.was_whole(bytes(data), 0, 5), "it is not even a header"
+    assert size < sum(checked) <= tearing.MAX_CHECKED_BYTES
 
 
 def test_a_whole_batch_of_an_older_epoch_was_not_torn_either(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from crc32c import crc32c
+
 from penstock.broker.storage.batches import next_header
 from penstock.wire.errors import CorruptRecordError
 from penstock.wire.records import HEADER_BYTES, parse_header, verify_batch
@@ -21,6 +23,10 @@ SECTOR_BYTES: Final = 512
 LOOKED_AT_BYTES: Final = 16 * 1024 * 1024
 """So much of a file is looked at: a batch of more can't be told from one that the file cuts off."""
 
+MAX_CHECKED_BYTES: Final = 4 * LOOKED_AT_BYTES
+"""So many bytes are checked in search of a batch, which may be made to look like many of them."""
+
+_CRC_END: Final = 21  # The checksum of a batch is of all that comes after it.
 _OFFSET_BYTES: Final = 8
 _SHARED_BYTES: Final = 5  # So much of a base offset is as in the one before, nearly always.
 
@@ -47,20 +53,26 @@ def _end(data: bytes, offset: int) -> int | None:
     if following is not None:
         return following
     try:
-        next_header(data, 0, offset, 1 << 62)
+        header = next_header(data, 0, offset, 1 << 62)
     except CorruptRecordError:
         return HEADER_BYTES  # Not even that is as it was written.
-    return None  # It goes on behind the end of the file, as far as anybody knows.
+    # Its length, which no checksum covers, says that it goes on behind the end of the file.
+    is_last = crc32c(memoryview(data)[_CRC_END:]) == header.crc
+    return len(data) if is_last else None
 
 
 def _next_batch(data: bytes, offset: int) -> int | None:
-    """Where in ``data`` a sound batch of a later offset begins."""
+    """Where in ``data`` a sound batch of a later offset begins; None when none was found."""
+    left = MAX_CHECKED_BYTES
     shared = re.escape(offset.to_bytes(_OFFSET_BYTES)[:_SHARED_BYTES])
     for found in re.finditer(b"(?=%b.{11}\x02)" % shared, data[1:], re.DOTALL):
         at = found.start() + 1
         try:
             header = parse_header(data, at)
             if header.base_offset > offset and header.size_bytes <= len(data) - at:
+                left -= header.size_bytes
+                if left < 0:
+                    return None
                 verify_batch(memoryview(data)[at : at + header.size_bytes])
                 return at
         except CorruptRecordError:
