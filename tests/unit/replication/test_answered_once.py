@@ -51,7 +51,7 @@ def test_the_timeout_of_an_append_that_was_acknowledged_says_nothing(
         waiters, outcomes = begun(acks)
         waiters.release(1)
         assert outcomes == [INFO]
-        await asyncio.sleep(2 * TIMEOUT_S)
+        await asyncio.sleep(2 * TIMEOUT_S)  # Of virtual time.
         assert outcomes == [INFO]
 
     run_virtually(main())
@@ -62,7 +62,7 @@ def test_nor_does_that_of_one_whose_leader_was_deposed(acks: common_pb2.Acks.Val
     async def main() -> None:
         waiters, outcomes = begun(acks)
         waiters.fail(lambda: NotLeaderError("another one leads"))
-        await asyncio.sleep(2 * TIMEOUT_S)
+        await asyncio.sleep(2 * TIMEOUT_S)  # Of virtual time.
         assert [type(outcome) for outcome in outcomes] == [NotLeaderError]
 
     run_virtually(main())
@@ -75,7 +75,7 @@ def test_an_acknowledgement_that_comes_after_the_timeout_says_nothing(
 ) -> None:
     async def main() -> None:
         waiters, outcomes = begun(acks)
-        await asyncio.sleep(2 * TIMEOUT_S)
+        await asyncio.sleep(2 * TIMEOUT_S)  # Of virtual time.
         assert [type(outcome) for outcome in outcomes] == [RequestTimedOutError]
         if deposed:
             waiters.fail(lambda: NotLeaderError("another one leads"))

@@ -17,6 +17,11 @@ from tests.unit.replication.virtual_loop import run_virtually
 SETTLED_S = 0.1  # Of virtual time, which passes once all that is ready was done.
 
 
+async def settled() -> None:
+    """Return when all that is ready was done, and what that made ready."""
+    await asyncio.sleep(SETTLED_S)  # It takes virtual time alone.
+
+
 class HeldStream:
     """A stream to a leader that is played by the test."""
 
@@ -114,7 +119,7 @@ class FollowerUnderTest:
         assert change is not None
         for _ in self.manager.on_metadata(change):
             pass  # All of it at once.
-        await asyncio.sleep(SETTLED_S)
+        await settled()
         return self.streams[-1]
 
     @property
@@ -146,12 +151,12 @@ def test_an_ack_says_nothing_of_a_partition_that_follows_in_a_newer_epoch() -> N
         assert stream.positions() == [(0, 0)]
         assert stream.push is not None
         stream.push(push_of(1, b"a"))
-        await asyncio.sleep(SETTLED_S)
+        await settled()
         assert node.log.log_end_offset == 1
         assert stream.acks() == [], "it is not durable yet"
         assert await node.follow(1) is stream
         node.logs.release()
-        await asyncio.sleep(SETTLED_S)
+        await settled()
         assert stream.acks() == [(1, [])], "the push is answered, and nothing said with it"
         assert stream.positions() == [(0, 0), (1, 1)]
         await node.manager.stop()
@@ -167,7 +172,7 @@ def test_an_ack_in_the_same_epoch_says_what_is_durable() -> None:
         assert stream.push is not None
         stream.push(push_of(1, b"a"))
         node.logs.release()
-        await asyncio.sleep(SETTLED_S)
+        await settled()
         assert stream.acks() == [(1, [(0, 1)])]
         await node.manager.stop()
 
@@ -186,7 +191,7 @@ def test_a_position_is_stated_once_all_of_the_log_is_durable() -> None:
         await node.follow(1)
         assert stream.positions() == [(0, 0)], "it has a record that it could lose with its power"
         node.logs.release()
-        await asyncio.sleep(SETTLED_S)
+        await settled()
         assert stream.positions() == [(0, 0), (1, 1)]
         await node.manager.stop()
 
