@@ -11,6 +11,9 @@ from typing import Final
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.disk import Buffer, SharedFile, write_all
 from penstock.broker.storage.placing import SegmentDamagedError, file_name
+from penstock.wire.errors import CorruptRecordError
+from penstock.wire.records import HEADER_BYTES, parse_header
+from penstock.wire.topic_config import MAX_MESSAGE_BYTES
 
 _WORTH_BYTES: Final = 1024 * 1024  # Less than this is what file systems do by themselves.
 
@@ -125,19 +128,36 @@ class SegmentFile:
             raise self._home.translate(error, f"reading {self.path}") from error
 
     def cold_read(self, position: int, size: int) -> Callable[[], None] | None:
-        """What reads the bytes into the page cache, in any thread; None when they are there."""
+        """What reads the bytes into the page cache, in any thread; None when they are there.
+
+        All of the batch that begins there, if that is larger: a read returns it whole.
+        """
         file, disk = self.file, self._home.disk
-        size = min(size, self.size_bytes - position)
+        room = self.size_bytes - position
+        size = min(size, room)
         if disk.is_cached(file.fd, position, size):
-            return None
+            left = _left(self.read_at(HEADER_BYTES, position), size) if size < room else 0
+            if left == 0 or disk.is_cached(file.fd, position + size, min(left, room - size)):
+                return None
         file.acquire()
 
         def warm() -> None:
             try:
-                disk.read_at(file.fd, size, position)
+                left = _left(disk.read_at(file.fd, size, position), size)
+                if left:
+                    disk.read_at(file.fd, min(left, room - size), position + size)
             except OSError:
                 return  # The read proper will say so.
             finally:
                 file.release()
 
         return warm
+
+
+def _left(beginning: bytes, size: int) -> int:
+    """What of a batch comes after its first ``size`` bytes; 0 where no read would go so far."""
+    try:
+        header = parse_header(beginning)
+    except CorruptRecordError:
+        return 0  # The read proper will say so, as below.
+    return header.size_bytes - size if size < header.size_bytes <= MAX_MESSAGE_BYTES else 0
