@@ -104,6 +104,7 @@ class LeaderLink:
 
     def follow(self, partition: Partition) -> None:
         """Follow a partition; its position is stated when ``state`` is called."""
+        assert not partition.closed, f"{partition.name} is here no more"
         self.followed[partition.key] = Following(partition, partition.replica.leader_epoch)
 
     def unfollow(self, key: TopicIdPartition) -> None:
