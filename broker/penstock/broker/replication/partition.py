@@ -23,6 +23,7 @@ from penstock.broker.core.partition_events import (
     OutOfSync,
     ProposeIsr,
     RefuseFollower,
+    ReplicaRemoved,
     Role,
     RoleChanged,
     StartPush,
@@ -218,6 +219,7 @@ class Partition:
     def close(self) -> None:
         """The replica is no longer hosted here: everybody who waits is answered."""
         self.closed = True
+        self.replica.handle(ReplicaRemoved())
         self._release_all()
         self._refuse_feeds()
 
