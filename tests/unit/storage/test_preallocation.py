@@ -64,6 +64,23 @@ def test_a_segment_gets_its_room_with_its_first_record_and_keeps_what_it_needs(
     assert (log.opened_clean, values_of(log)) == (True, ["a", "b", "c"])
 
 
+def test_a_start_gives_back_what_a_crash_left_allocated_of_a_closed_segment(
+    tmp_path: Path,
+) -> None:
+    """A power cut may undo that it was given back: nothing but a later flush would have it kept."""
+    disk = Allocating()
+    log = open_in(tmp_path, config=CONFIG, disk=disk)
+    log.append_as_leader(batch("a"), EPOCH, now_ms=1)
+    closed = log.files.active
+    log.roll()
+    log.append_as_leader(batch("b"), EPOCH, now_ms=1)
+    log.close(save=False)
+    disk.allocated[log_name(0)] = SIZE
+    log = open_in(tmp_path, config=CONFIG, disk=disk)
+    assert disk.allocated == {log_name(0): closed.size_bytes, log_name(1): SIZE}
+    assert values_of(log) == ["a", "b"]
+
+
 def test_nothing_is_allocated_by_default(tmp_path: Path) -> None:
     assert TopicLogConfig.of({}).preallocate is None
     assert not LogSettings().preallocate

@@ -69,7 +69,7 @@ class PartitionLog:
         self.internal = False
         self.opened_clean = opened_clean  # The files were as a clean stop leaves them.
         self.holes = tuple(holes)  # An offset of each that was found when it was opened.
-        self.noted_damage: tuple[int, ...] = ()  # As was noted before it was opened.
+        self.noted_damage: tuple[int, ...] = ()  # Before it was opened, or found then.
         self.lost: Sequence[LostRange] = ()  # Damaged, and nobody can mend it now.
         self.dropped_records = dropped_records  # Behind a hole, or no crash explains what was cut.
         self.cleaned_offset = min(cleaned_offset, end_offset)  # Below it no key is there twice.
