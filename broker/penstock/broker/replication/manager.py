@@ -507,6 +507,7 @@ class ReplicaManager:
     def _dropped(self, partition: Partition) -> None:
         self._links.unfollow(partition.key)
         self._proposer.forget(partition)
+        self.shared_reads.forget(partition)
         if partition.is_leader:
             self._tell_listeners(partition, partition.replica.leader_epoch, leading=False)
 
