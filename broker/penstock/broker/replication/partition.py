@@ -126,6 +126,10 @@ class Host(Protocol):
         """The replica can't be served, for as long as this process lives."""
         ...
 
+    def records_lost(self) -> None:
+        """A disk of this broker lost records that it had confirmed."""
+        ...
+
     @property
     def clock_ms(self) -> Callable[[], int]:
         """A monotonic clock."""
@@ -352,8 +356,9 @@ class Partition:
         """What is here is less than was promised, and nobody knows what else is missing.
 
         So the replica is given up for as long as this process lives: the controllers are told, and
-        have another one lead.
+        have another one lead. They learn at the next start too that not all is here.
         """
+        self._host.records_lost()
         epoch = self.replica.leader_epoch
         logger.error(
             "leader lost records and leads no more",
