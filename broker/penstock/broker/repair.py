@@ -17,7 +17,7 @@ from penstock.broker.leader_reads import LeaderReads
 from penstock.broker.replication.fetch import next_offset_after
 from penstock.broker.replication.ports import ChannelFactory
 from penstock.broker.storage.damage import Damage, Examination, Findings, mend, patch_of
-from penstock.broker.storage.damage_notes import noting
+from penstock.broker.storage.damage_notes import noted_damage, noting
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.lost_ranges import LostRange, way_on
 from penstock.broker.storage.segment import Segment
@@ -32,7 +32,8 @@ from penstock.wire.ids import TopicIdPartition
 logger = structlog.get_logger()
 
 ASK_AGAIN_S: Final = 60.0
-"""So often a damaged replica that nobody can stand in for is looked at again."""
+"""So often a damaged replica that nobody can stand in for is looked at again, and a note written
+that found no room; and after no longer a fault of this module's own is got over."""
 
 GIVEN_UP_S: Final = 3600.0
 """After so long what could not be mended is tried again, or as soon as another one leads."""
@@ -100,6 +101,10 @@ class Repairs:
     What can't be mended now (the leader has it not either, or nobody else is in sync) is told, and
     tried again after an hour, or as soon as another replica leads or is in sync, or the records up
     to behind it were deleted.
+
+    What is known to be damaged is kept until it was seen to be whole, whatever goes wrong: the note
+    beside the segments goes, and the replica is called sound, only when all that was found, and all
+    that the note named, is.
     """
 
     def __init__(
@@ -125,7 +130,9 @@ class Repairs:
         self._tasks: dict[TopicIdPartition, asyncio.Task[None]] = {}
         # Of those that can't be mended now: what is lost, by segment.
         self._lost: dict[TopicIdPartition, dict[int, list[LostRange]]] = {}
-        self._noted: dict[TopicIdPartition, frozenset[int]] = {}  # The same, as it is on the disk.
+        self._noted: dict[TopicIdPartition, frozenset[int]] = {}  # Segments, as it is on the disk.
+        # What there was no room to note, and when to try that again, by the event loop's clock.
+        self._not_noted: dict[TopicIdPartition, tuple[frozenset[int], float]] = {}
         self._told: set[tuple[TopicIdPartition, int]] = set()
         self._moved = asyncio.Event()  # Set, and replaced, when the metadata moved on.
         self._stopped = False
@@ -154,13 +161,13 @@ class Repairs:
         if base_offset in waiting:
             return
         waiting.add(base_offset)
+        if key not in self._tasks:
+            self._tasks[key] = asyncio.create_task(self._run(key))
+        else:
+            self._look_again()  # It is noted at once, whatever the task waits for.
         if offset in log.holes or offset in log.noted_damage:
             what = f"{log.name}: it was damaged at its start, at or after offset {offset}"
             self._replicas.set_damaged(key, CorruptRecordError(what))
-        if key not in self._tasks:
-            self._tasks[key] = asyncio.create_task(self._run(key))
-        elif key in self._lost:
-            self._look_again()
 
     def on_metadata(self) -> None:
         """The metadata have moved on: another may lead what is damaged here."""
@@ -187,26 +194,43 @@ class Repairs:
     # --- one partition ---------------------------------------------------------------------------
 
     async def _run(self, key: TopicIdPartition) -> None:
-        reads = self._reads()
+        reads, backoff_s = self._reads(), _MIN_BACKOFF_S
         try:
-            await self._mend_all(key, self._segments[key], reads)
-        except Exception:
-            # Of what is not mended nobody may be told that it is sound.
-            logger.exception("mending failed", topic_partition_id=str(key))
-        else:
-            self._replicas.set_sound(key)
+            while not await self._mend_unless_at_fault(key, reads):
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(2 * backoff_s, ASK_AGAIN_S)
         finally:
             del self._segments[key], self._tasks[key]
             self._lost.pop(key, None)
             self._noted.pop(key, None)
+            self._not_noted.pop(key, None)
             await reads.close()
 
+    async def _mend_unless_at_fault(self, key: TopicIdPartition, reads: LeaderReads) -> bool:
+        """Mend all of it, and say so; False after an error that nobody has thought of.
+
+        It may be of one segment only, or of one answer. What is damaged is known all the same.
+        """
+        try:
+            await self._mend_all(key, self._segments[key], reads)
+            self._replicas.set_sound(key)
+        except Exception:
+            logger.exception("mending failed", topic_partition_id=str(key))
+            return False
+        return True
+
     async def _mend_all(self, key: TopicIdPartition, waiting: set[int], reads: LeaderReads) -> None:
-        """Mend these segments, and those that come in meanwhile; or until the log is gone."""
+        """Mend these segments, and those that come in meanwhile; or until the log is gone.
+
+        And those that the note names: it is about to be written anew.
+        """
         backoff_s, told = _MIN_BACKOFF_S, ""
         given_up: set[int] = set()  # For now.
+        if (log := self._get_log(key)) is not None:
+            for offset in await asyncio.to_thread(noted_damage, log):
+                waiting.add(log.files.segment_of(offset).base_offset)
         while (log := self._get_log(key)) is not None:
-            await self._note(log, frozenset(waiting))
+            await self._note(log)
             if not waiting:
                 log.holes = log.noted_damage = ()
                 return
@@ -242,30 +266,47 @@ class Repairs:
         if log.lost:
             self._lost[log.key] = lost
 
-    async def _note(self, log: PartitionLog, waiting: frozenset[int]) -> None:
+    async def _note(self, log: PartitionLog) -> None:
         """Have a restart know what is damaged. For want of room it is tried again before long."""
-        if self._noted.get(log.key) == waiting:
+        key, now_s = log.key, asyncio.get_running_loop().time()
+        waiting = frozenset(self._segments[key])
+        refused, again_at_s = self._not_noted.get(key, (None, now_s))
+        if self._noted.get(key) == waiting or (refused == waiting and now_s < again_at_s):
             return
         try:
             await asyncio.to_thread(noting(log, waiting))
         except OSError as error:
+            self._not_noted[key] = waiting, now_s + ASK_AGAIN_S
             if log.is_closed:
                 return  # Its directory has another name by now.
             failure = log.home.translate(error, f"noting what is damaged of {log.name}")
             logger.warning("damage not noted", partition=log.name, reason=failure.message)
         else:
-            self._noted[log.key] = waiting
+            self._noted[key] = waiting
+            self._not_noted.pop(key, None)
 
     async def _until_worth_another_try(self, log: PartitionLog, waiting: set[int]) -> None:
         known = self._what_may_help(log, waiting)
+        clock_s = asyncio.get_running_loop().time
+        until_s = clock_s() + GIVEN_UP_S
+        while (
+            (left_s := until_s - clock_s()) > 0
+            and self._get_log(log.key) is log
+            and self._what_may_help(log, waiting) == known
+            and all(one.end_offset > log.log_start_offset for one in log.lost)
+        ):
+            await self._until_moved(log, min(left_s, ASK_AGAIN_S))
+
+    async def _until_moved(self, log: PartitionLog, timeout_s: float) -> None:
+        """Until something has moved, or so long. What is damaged is noted first.
+
+        Not to be given up while it notes that in a thread: there must not be two.
+        """
+        moved = self._moved
+        await self._note(log)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(GIVEN_UP_S):
-                while (
-                    self._get_log(log.key) is log
-                    and self._what_may_help(log, waiting) == known
-                    and all(one.end_offset > log.log_start_offset for one in log.lost)
-                ):
-                    await self._moved.wait()
+            async with asyncio.timeout(timeout_s):
+                await moved.wait()
 
     def _what_may_help(self, log: PartitionLog, waiting: set[int]) -> tuple[object, ...]:
         """What is another when it is worth while to try again what could not be mended."""
@@ -350,10 +391,7 @@ class Repairs:
             self._replicas.set_damaged(key, CorruptRecordError(f"{log.name}: {damage.what}"))
             if self._is_alone(key):
                 raise CannotBeMendedError("no other replica is in sync", *damages)
-            moved = self._moved
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(ASK_AGAIN_S):
-                    await moved.wait()
+            await self._until_moved(log, ASK_AGAIN_S)
 
     async def _mend(
         self, log: PartitionLog, segment: Segment, damage: Damage, reads: LeaderReads

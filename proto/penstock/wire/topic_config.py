@@ -23,6 +23,9 @@ from penstock.wire.errors import InvalidConfigError
 
 MAX_PARTITIONS_PER_TOPIC: Final = 10_000
 
+MAX_MESSAGE_BYTES: Final = 32 * 1024 * 1024
+"""What max.message.bytes may be at most: no log has a larger batch, header included."""
+
 
 def _cleanup_policy(text: str) -> frozenset[str]:
     policies = frozenset(part.strip() for part in text.split(","))
@@ -66,7 +69,7 @@ _KEYS: Final = (
         "max.message.bytes",
         "1048588",
         "The largest record batch that the topic takes, in bytes.",
-        integer(61, 32 * 1024 * 1024),
+        integer(61, MAX_MESSAGE_BYTES),
     ),
     ConfigKey(
         "message.timestamp.type",

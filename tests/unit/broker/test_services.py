@@ -16,7 +16,7 @@ from penstock.broker.replication.appending import OnAppended, Target
 from penstock.broker.service.admin import AdminServicer
 from penstock.broker.service.health import HealthServicer
 from penstock.broker.service.log import LogServicer
-from penstock.broker.service.producing import MAX_PENDING_REQUESTS
+from penstock.broker.service.producing import MAX_PENDING_REQUESTS, Producing
 from penstock.broker.service.reassignments import ReplicaEnds
 from penstock.broker.service.transactions import TransactionsServicer
 from penstock.broker.topics import OffsetsTopic
@@ -229,6 +229,27 @@ async def test_a_failing_partition_is_answered_and_the_stream_lives(
     got = [answer async for answer in servicer.Produce(requests(produce(1), produce(2)), None)]
     assert [answer.partitions[0].error.code for answer in got] == [code, code]
     assert got[0].partitions[0].base_offset == -1
+
+
+def test_a_second_outcome_of_a_partition_is_not_taken_for_that_of_another() -> None:
+    ends: list[OnAppended] = []
+    logs: Any = FakeLogs()
+    logs.begin_append = lambda *arguments: ends.append(arguments[-1])
+    request = produce(1)
+    request.partitions.add().CopyFrom(request.partitions[0])
+    answers: list[log_pb2.ProduceResponse] = []
+    Producing(logs, BrokerMetrics(), lambda _: None).begin(request, answers.append)
+    first, second = ends
+    first(AppendInfo(5, 5, -1, 1))
+    first(RequestTimedOutError("too late"))
+    assert not answers, "of the second partition nothing is known yet"
+    second(AppendInfo(6, 6, -1, 1))
+    second(RequestTimedOutError("too late"))
+    [answer] = answers
+    assert [(entry.base_offset, entry.error.code) for entry in answer.partitions] == [
+        (5, 0),
+        (6, 0),
+    ]
 
 
 async def test_the_clusters_own_topics_are_written_by_nobody_else() -> None:

@@ -8,8 +8,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+import structlog
 from grpc import StatusCode, aio
 
+from penstock.broker.replication.follower import LeaderLink
 from penstock.broker.replication.leader import MAX_IN_FLIGHT, FollowerStream
 from penstock.broker.replication.ports import EOF
 from penstock.v1 import cluster_pb2, common_pb2, replication_pb2
@@ -173,3 +175,26 @@ async def test_a_cluster_that_is_not_known_yet_is_no_other_cluster(
             await call.write(replication_pb2.ReplicationFetchRequest(hello=hello))
             assert await asyncio.wait_for(call.code(), 5) is status
             assert reason in await call.details()
+
+
+# --- What breaks the follower's own end ----------------------------------------------------------
+
+
+async def test_what_breaks_the_writer_of_a_follower_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(link: LeaderLink) -> Any:
+        raise RuntimeError("a fault of ours")
+
+    async with running(2) as brokers:
+        with structlog.testing.capture_logs() as logs:
+            monkeypatch.setattr(LeaderLink, "_take_positions", fails)
+            brokers.create_topic()
+            await eventually(lambda: any("exc_info" in line for line in logs))
+        told = [line for line in logs if "exc_info" in line]
+        assert {str(line["exc_info"]) for line in told} == {"a fault of ours"}
+        assert {(line["event"], line["leader"]) for line in told} == {
+            ("replication stream failed", 1)
+        }
+        monkeypatch.undo()
+        await brokers[1].append(b"a")  # It goes on.

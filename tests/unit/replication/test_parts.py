@@ -149,6 +149,7 @@ class FakePartition:
         self.name = f"t-{number}"
         self.replica = SimpleNamespace(pending=IsrProposal(3, 7, ((1, 11), (2, 12))))
         self.events: list[ProposalAnswered] = []
+        self.closed = False
         self.settles = True
 
     def handle(self, event: ProposalAnswered) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -82,3 +83,21 @@ def test_the_oldest_make_room_and_what_is_too_large_is_not_kept() -> None:
     assert reads.size_bytes == 8
     reads.was_read(places[0], 7, bytes(11), 10)
     assert reads.find(places[0], 7, 100) is None
+
+
+def test_of_what_is_here_no_more_nothing_is_kept() -> None:
+    reads, one, other = SharedReads(max_bytes=10), partition(), partition()
+    reads.was_read(one, 3, b"a", 5)
+    reads.was_read(one, 7, b"abc", 10)
+    reads.was_read(other, 7, b"abcd", 10)
+    reads.forget(one)
+    reads.forget(one)
+    assert reads.find(one, 7, 3) is None
+    assert reads.find(other, 7, 4) == (b"abcd", 10)
+    assert reads.size_bytes == 4
+    reads.was_read(other, 3, bytes(10), 10)  # What it crowds out is known no more either.
+    reads.forget(other)
+    assert reads.size_bytes == 0
+    gone = weakref.ref(other)
+    del other
+    assert gone() is None

@@ -10,14 +10,15 @@ import pytest
 
 from penstock.broker.core.producer_state import ProducerState
 from penstock.broker.storage import producers
-from penstock.broker.storage.checkpoints import snapshots
+from penstock.broker.storage.checkpoints import newest_snapshot, snapshots
 from penstock.broker.storage.disk import Disk
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.producers import CutDelayedError
-from penstock.wire.errors import CorruptRecordError, StorageError
+from penstock.wire.errors import CorruptRecordError, DiskFullError, StorageError
 from tests.unit.storage.storage_kit import (
     EVERYTHING,
     BrokenDisk,
+    NoRoom,
     batch,
     open_in,
     read_all,
@@ -193,3 +194,22 @@ def test_the_largest_time_is_that_of_what_a_cut_left(tmp_path: Path, cut: int) -
     known = log.files.active.largest_timestamp()
     assert known is not None
     assert known.timestamp_ms == largest
+
+
+def test_a_roll_that_outlives_its_append_keeps_what_the_producers_had_written(
+    tmp_path: Path,
+) -> None:
+    disk = NoRoom()
+    log = open_in(tmp_path, disk=disk)
+    log.append_as_leader(batch("a" * 500, producer=(7, 0, 0)), 0, now_ms=1)
+    disk.full, disk.only = {"write"}, "1.log"
+    with pytest.raises(DiskFullError):
+        log.append_as_leader(batch("b" * 500, producer=(7, 0, 1)), 0, now_ms=1)
+    disk.full = set()
+    log.append_as_leader(batch("b" * 500, producer=(7, 0, 1)), 0, now_ms=1)
+    log.flush()
+    assert [segment.base_offset for segment in log.files.segments] == [0, 1]
+    found = newest_snapshot(log.directory, 1, log.epochs)
+    assert found is not None
+    state, end_offset = found
+    assert (end_offset, state.last_batches(2)) == (1, {7: 0})

@@ -19,6 +19,7 @@ from penstock.broker.storage.damage_notes import (
     read_note,
 )
 from penstock.broker.storage.manager import LogManager
+from penstock.broker.storage.recovery import SavedState
 from penstock.broker.storage.settings import LogSettings
 from penstock.wire.ids import LeaderEpoch, TopicId, TopicIdPartition
 from tests.support import eventually
@@ -29,6 +30,7 @@ from tests.unit.storage.storage_kit import (
     Clock,
     FullDisk,
     batch,
+    open_in,
     read_all,
 )
 from tests.unit.storage.test_damage import filled, flip
@@ -179,3 +181,27 @@ async def test_a_disk_that_can_not_take_the_note_fails(kit: Kit) -> None:
     kit.read_damaged()
     await eventually(lambda: kit.log.home.failure is not None)
     assert "sound" not in kit.controllers.reports
+
+
+async def test_a_damaged_leader_epoch_that_a_recovery_finds_is_mended(kit: Kit) -> None:
+    """In the segment that is appended to: the only one of what was flushed that it reads."""
+    root = kit.log.directory.parent
+    for value in ("a", "b", "c"):
+        data = batch(value, base_offset=kit.log.log_end_offset, leader_epoch=kit.log.last_epoch)
+        for log in (kit.log, kit.leader):
+            log.append_as_follower(data)
+    kit.log.flush()
+    point, epochs = kit.log.recovery_point, kit.log.epochs.entries
+    placed = kit.log.files.active.position_of(point - 2)
+    assert placed is not None
+    path = kit.log.files.active.path
+    kit.log.close(save=False)
+    flip(path, placed.position + 13)
+    kit.log = open_in(root, saved=SavedState(recovery_point=point))
+    assert kit.log.noted_damage == (point - 2,)
+    kit.found(kit.log, point - 2)
+    assert kit.controllers.reports == ["damaged"], "before the broker is let in"
+    await kit.until_over()
+    assert kit.controllers.reports[-1] == "sound"
+    assert read_all(kit.log) == read_all(kit.leader)
+    assert kit.log.epochs.entries == epochs

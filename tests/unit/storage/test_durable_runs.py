@@ -145,6 +145,25 @@ async def test_a_log_with_a_hole_lost_something(
     assert told == [("t-0", 1)]  # Which has it copied from another replica.
 
 
+async def test_a_flushed_leader_epoch_that_is_not_as_it_was_is_told_of_as_other_damage(
+    open_logs: Open, tmp_path: Path
+) -> None:
+    """As where a bit of a record has turned: all that was acknowledged is here, but damaged."""
+    manager = open_logs(tmp_path / "a")
+    manager.record_broker_epoch(17)
+    log = await write(manager, "x", "y")
+    crash(manager, tmp_path / "a")
+    path = log.directory / "00000000000000000000.log"
+    data = bytearray(path.read_bytes())
+    data[len(batch("x")) + 13] ^= 4
+    path.write_bytes(data)
+    manager = open_logs(tmp_path / "a")
+    assert manager.previous_broker_epoch() == 17
+    told: list[tuple[str, int]] = []
+    tell_of_damage(manager, lambda log, offset: told.append((log.name, offset)))
+    assert told == [("t-0", 1)]
+
+
 @pytest.mark.parametrize("behind_a_hole", [b"", batch("x")])
 async def test_records_dropped_behind_a_hole_may_have_been_acknowledged(
     open_logs: Open, tmp_path: Path, behind_a_hole: bytes

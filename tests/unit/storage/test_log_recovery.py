@@ -25,6 +25,7 @@ from tests.unit.storage.storage_kit import (
     FullDisk,
     PowerCutDisk,
     batch,
+    lose_power,
     open_in,
     read_all,
     records_of,
@@ -95,13 +96,80 @@ def test_a_bit_flipped_above_the_recovery_point_costs_no_sound_batch_before_it(
     data[at] ^= 1 << bit
     path.write_bytes(data)
     log = open_in(tmp_path, saved=SavedState(recovery_point=point))
-    # A flip in the leader epoch, which no checksum covers, may leave the records as they were.
     kept = records_of(read_all(log))
-    assert kept == sound[: len(kept)]
-    assert len(kept) >= max(before, 2)
+    # No checksum covers the leader epoch, and above the recovery point nothing else tells what it
+    # was: a newer one may have begun there. The batches after it, of an older one, are cut then.
+    in_epoch = 12 <= at - sum(ends[:before]) < 16
+    is_newer = in_epoch and parse_header(data, sum(ends[:before])).leader_epoch > 1
+    assert kept == sound[: before + is_newer]
+    newer = 1 if is_newer else 0
+    assert len(log.epochs.entries) == 1 + newer
+    assert log.epochs.entries[0] == (1, 0)
+    assert log.noted_damage == ()
     log.append_as_leader(batch("next"), log.last_epoch, now_ms=1)
     assert values_of(log)[-1] == "next"
     log.close(save=False)
+
+
+EPOCH_AT = 12  # Where a batch's header has its leader epoch, of four bytes.
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("bit", range(32))
+def test_a_bit_flipped_in_a_flushed_leader_epoch_is_damage_and_no_news(
+    tmp_path: Path, number: int, bit: int
+) -> None:
+    """The checkpoint was flushed with the batches, and has a checksum."""
+    log = filled(tmp_path, "one", "two", "three", epoch=5, flush=True)
+    log.append_as_leader(batch("four"), 6, now_ms=1)
+    crash(log)
+    path = newest_segment(tmp_path)
+    data = bytearray(path.read_bytes())
+    sizes = [view.nbytes for _, view in iter_batches(bytes(data))]
+    data[sum(sizes[:number]) + EPOCH_AT + 3 - bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
+    with capture_logs() as lines:
+        log = open_in(tmp_path, saved=SavedState(recovery_point=3))
+    assert log.epochs.entries == ((5, 0), (6, 3))
+    assert (log.log_end_offset, log.dropped_records) == (4, False)
+    assert log.noted_damage == (number,), "Repairs are told of it"
+    told = [line for line in lines if line["event"] == "log_has_a_damaged_batch"]
+    assert [line["offset"] for line in told] == [number]
+    assert path.read_bytes() == bytes(data), "it stays as it is"
+    for offset, value in enumerate(["one", "two", "three", "four"]):
+        if offset == number:
+            with pytest.raises(CorruptRecordError, match="leader epoch"):
+                log.read(offset, 1, below=EVERYTHING)
+        else:
+            assert values_of_batch(log, offset) == [value]
+    log.assign_epoch(7)
+    log.close(save=False)
+
+
+def test_an_epoch_that_a_cut_has_undone_is_not_held_against_what_follows(tmp_path: Path) -> None:
+    """The checkpoint still has it, from the recovery point on, which the cut has lowered."""
+    log = filled(tmp_path, "one", epoch=1)
+    log.append_as_leader(batch("two"), 5, now_ms=1)
+    log.flush()
+    log.truncate_to(1)
+    log.append_as_follower(batch("other", base_offset=1, leader_epoch=3))
+    crash(log)
+    log = open_in(tmp_path, saved=SavedState(recovery_point=1))
+    assert values_of(log) == ["one", "other"]
+    assert log.epochs.entries == ((1, 0), (3, 1))
+    assert log.noted_damage == ()
+
+
+def test_batches_below_the_start_of_the_log_have_epochs_that_nobody_knows(tmp_path: Path) -> None:
+    log = filled(tmp_path, "one", epoch=1)
+    log.append_as_leader(batch("two"), 2, now_ms=1)
+    log.append_as_leader(batch("three"), 3, now_ms=1)
+    log.advance_log_start(2)
+    log.flush()
+    crash(log)
+    log = open_in(tmp_path, saved=SavedState(recovery_point=3, log_start_offset=2))
+    assert log.epochs.entries == ((3, 2),)
+    assert log.noted_damage == ()
 
 
 def test_damaged_records_below_the_recovery_point_stay_and_are_refused_on_reading(
@@ -274,6 +342,27 @@ def test_what_was_cut_never_follows_what_was_written_after_the_cut(tmp_path: Pat
         found = open_in(crashed)
         assert values_of(found) in ([fill], [fill, fill[:-1] + "D"]), seed
         found.close(save=False)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_a_recovery_found_outlives_a_power_cut_that_comes_next(
+    tmp_path: Path, seed: int
+) -> None:
+    """Nobody looks for it any more: all of it lies below the recovery point then."""
+    disk = PowerCutDisk()
+    log = open_in(tmp_path, disk=disk)
+    for number in range(30):
+        log.append_as_leader(batch("x" * 100), number // 10, now_ms=1)
+    epochs = log.epochs.entries
+    crash(log)  # Of the process: the names of the new segments are in memory alone.
+    log = open_in(tmp_path, disk=disk)
+    saved = SavedState(log.recovery_point)
+    assert saved.recovery_point == 30
+    crash(log)
+    disk = lose_power(tmp_path, disk, random.Random(seed))
+    log = open_in(tmp_path, disk=disk, saved=saved)
+    assert values_of(log) == ["x" * 100] * 30
+    assert (log.epochs.entries, log.holes, log.noted_damage) == (epochs, (), ())
 
 
 @pytest.mark.parametrize("how", ["missing", "garbage", "stale", "empty"])

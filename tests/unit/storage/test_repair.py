@@ -302,19 +302,6 @@ async def test_what_is_given_up_is_tried_again_as_soon_as_another_leads(
     assert read_all(kit.log) == read_all(kit.leader)
 
 
-async def test_after_a_fault_of_its_own_the_replica_is_not_called_sound(kit: Kit) -> None:
-    kit.refusals = [RuntimeError("a fault")]
-    flip(kit.log.files.segments[0].path, 70)
-    with capture_logs() as lines:
-        kit.read_damaged()
-        await kit.until_over()
-    assert "mending failed" in [line["event"] for line in lines]
-    assert kit.controllers.reports == ["damaged"]
-    kit.read_damaged()
-    await kit.until_over()
-    assert kit.controllers.reports == ["damaged", "sound"]
-
-
 async def test_a_leader_whose_log_begins_later_is_asked_again(
     kit: Kit, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -171,6 +171,15 @@ class LogFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaRemoved:
+    """This node has the replica no more, nor its log: nothing that comes later is for it.
+
+    What is on its way still comes, such as the answer to a wish. Acted on, it would have a log that
+    is gone stated to a leader, who would take this node for one that has it.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class FollowerPositioned:
     """A follower stated its position. ``session`` counts the streams of followers upwards."""
 
@@ -242,6 +251,7 @@ Event = (
     | BrokersChanged
     | LogAdvanced
     | LogFailed
+    | ReplicaRemoved
     | FollowerPositioned
     | FollowerAcked
     | ProposalAnswered

@@ -40,6 +40,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
@@ -75,6 +76,10 @@ _HEAD: Final = struct.Struct(">4sHIqiqI")
 _CRC_FROM: Final = 10
 _ENTRY: Final = struct.Struct(">qhqIB")
 _BATCH: Final = struct.Struct(">qiiq")
+# An entry with its batches in one go, by how many these are: of thousands it is made at once.
+_ENTRIES: Final = [
+    struct.Struct(_ENTRY.format + _BATCH.format[1:] * kept).pack for kept in range(BATCHES_KEPT + 1)
+]
 
 
 class ProducerBatch(NamedTuple):
@@ -288,12 +293,13 @@ class ProducerState:
         """
         entries = {}
         for producer_id, entry in self._entries.items():
-            batches = tuple(one for one in entry.batches if one.last_offset < offset)
-            if len(batches) == len(entry.batches):
+            if not entry.batches or entry.batches[-1].last_offset < offset:
                 entries[producer_id] = entry
-            elif batches:
+            elif batches := tuple(one for one in entry.batches if one.last_offset < offset):
                 count = batches[-1].last_offset_delta + 1
-                entries[producer_id] = replace(entry, batches=batches, contiguous=count)
+                entries[producer_id] = ProducerEntry(
+                    entry.producer_epoch, batches, entry.last_seen_ms, count
+                )
         return ProducerState(entries, self.forgotten_up_to)
 
     def handed_over(self, offset: int) -> bytes:
@@ -327,16 +333,17 @@ class ProducerState:
             )
         ]
         for producer_id, entry in self._entries.items():
+            kept = len(entry.batches)
             parts.append(
-                _ENTRY.pack(
+                _ENTRIES[kept](
                     producer_id,
                     entry.producer_epoch,
                     entry.last_seen_ms,
                     entry.contiguous,
-                    len(entry.batches),
+                    kept,
+                    *chain.from_iterable(entry.batches),
                 )
             )
-            parts += (_BATCH.pack(*batch) for batch in entry.batches)
         parts.append(transactions)
         data = bytearray(b"".join(parts))
         struct.pack_into(">I", data, 6, crc32c(memoryview(data)[_CRC_FROM:]))

@@ -6,6 +6,7 @@ role      event                  what follows
 any       PartitionChanged       by leader: AssignEpoch and lead; follow and StatePosition; or
                                  OFFLINE. Same leader epoch: only in-sync set and min ISR are taken
 any       LogFailed              OFFLINE for good
+any       ReplicaRemoved         nothing any more, whatever comes
 leader    LogAdvanced            high watermark; the lag clocks of followers
 leader    FollowerPositioned     StartPush, Diverge or RefuseFollower
 leader    FollowerAcked          high watermark; ProposeIsr when the follower caught up
@@ -63,6 +64,7 @@ from penstock.broker.core.partition_events import (
     ProposeIsr,
     Pushed,
     RefuseFollower,
+    ReplicaRemoved,
     Role,
     RoleChanged,
     StartPush,
@@ -94,6 +96,7 @@ class Replica:
         self._log = log
         self._lag_max_ms = lag_max_ms
         self._failed = False
+        self._removed = False
         self._isr: frozenset[int] = frozenset()
         self._replicas: tuple[int, ...] = ()
         self._brokers: Mapping[int, BrokerStatus] = {}
@@ -162,6 +165,8 @@ class Replica:
 
     def handle(self, event: Event) -> list[Effect]:  # noqa: C901 - one case for each event.
         """Take one event; the effects are in the order in which they are to be carried out."""
+        if self._removed:
+            return []
         match event:
             case LogAdvanced():
                 return self._log_advanced(event)
@@ -186,6 +191,8 @@ class Replica:
                 return self._propose(event.now_ms, shrink=True)
             case LogFailed():
                 return self._log_failed()
+            case ReplicaRemoved():
+                return self._remove()
             case CopyAnew():
                 return self._copy_anew()
 
@@ -279,6 +286,10 @@ class Replica:
         self._failed = True
         # It may have stepped down before, since it lost records.
         return [] if self.role is Role.OFFLINE else self._step_down()
+
+    def _remove(self) -> list[Effect]:
+        self._removed = True
+        return []
 
     def _step_down(self) -> list[Effect]:
         self.role = Role.OFFLINE

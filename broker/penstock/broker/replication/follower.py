@@ -104,6 +104,7 @@ class LeaderLink:
 
     def follow(self, partition: Partition) -> None:
         """Follow a partition; its position is stated when ``state`` is called."""
+        assert not partition.closed, f"{partition.name} is here no more"
         self.followed[partition.key] = Following(partition, partition.replica.leader_epoch)
 
     def unfollow(self, key: TopicIdPartition) -> None:
@@ -224,16 +225,20 @@ class LeaderLink:
             self._to_state = dict.fromkeys(self.followed)
             self._wake.set()
             writer = asyncio.create_task(self._write(stream))
-            writer.add_done_callback(lambda _: stream.cancel())
+            writer.add_done_callback(partial(self._writer_ended, stream))
             try:
                 await stream.read_all(partial(self._pushed, stream))
             finally:
                 writer.cancel()
                 await asyncio.wait((writer,))
-            if not writer.cancelled():
-                writer.result()
         finally:
             await stream.close()
+
+    def _writer_ended(self, stream: LeaderStream, writer: asyncio.Task[None]) -> None:
+        """Have the reader end too. It learns only that the stream is over: why is said here."""
+        stream.cancel()
+        if not writer.cancelled() and (error := writer.exception()) is not None:
+            logger.error("replication stream failed", leader=self.leader_id, exc_info=error)
 
     async def _write(self, stream: LeaderStream) -> None:
         # When the stream breaks, the reader learns why.

@@ -93,7 +93,10 @@ class IsrProposer:
             return False
         for (partition, proposal), result in zip(batch, results, strict=True):
             self._answered(partition, proposal, result)
-        return all(partition.replica.pending is not proposal for partition, proposal in batch)
+        return all(
+            partition.closed or partition.replica.pending is not proposal
+            for partition, proposal in batch
+        )
 
     def _answered(
         self,

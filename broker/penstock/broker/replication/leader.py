@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -15,6 +14,7 @@ from penstock.broker.core.partition_events import Diverge, FollowerAcked, Follow
 from penstock.broker.core.ports import EpochEnd
 from penstock.broker.replication.cold_reads import Warming
 from penstock.broker.replication.fetch import next_offset_after
+from penstock.broker.replication.follower_answers import FollowerAnswers
 from penstock.broker.replication.partition import FollowerFeed, Partition
 from penstock.broker.replication.ports import ServedStream, StreamBrokenError
 from penstock.broker.replication.shared_reads import SharedReads
@@ -43,7 +43,6 @@ MARKS_LINGER_S: Final = 0.05
 """So long a high watermark waits for records to travel with before it goes alone."""
 
 _MAX_MARKS: Final = 2000
-_MAX_ANSWERS: Final = 2000
 
 _MAX_PAUSE_MS: Final = 1000
 """So long at most catching up pauses before it looks anew at the rate that it is given."""
@@ -64,6 +63,10 @@ class LeaderSide(Protocol):
         self, key: TopicIdPartition, leader_epoch: int, offset: int, max_bytes: int
     ) -> bytes:
         """Whole, verified batches from ``offset`` on. Raises PenstockError."""
+        ...
+
+    def not_leader(self, key: TopicIdPartition) -> PenstockError:
+        """The error for requests to a partition that is not led here."""
         ...
 
     def add_feed(self, node_id: int, feed: FollowerFeed) -> int:
@@ -148,7 +151,7 @@ class FollowerStream:
         self._marks: dict[Partition, None] = {}
         self._marks_timer: asyncio.TimerHandle | None = None
         self._marks_due = False
-        self._answers: deque[replication_pb2.ReplicaPush] = deque()
+        self._answers = FollowerAnswers(manager.not_leader)
         self.sequence = 0  # Pushes sent so far.
         self._unanswered = Unanswered(manager.clock_ms, manager.lag_max_ms, self._overdue)
         self._work = asyncio.Event()
@@ -167,17 +170,19 @@ class FollowerStream:
         self._diverge(partition, effect.end)
 
     def _diverge(self, partition: Partition, end: EpochEnd) -> None:
-        push = self._answer_for(partition.key)
-        push.diverging_epoch.leader_epoch = end.leader_epoch
-        push.diverging_epoch.end_offset = end.end_offset
-        if end.leader_epoch < 0:  # It begins anew, and will not see what is deleted.
-            push.producers = partition.log.producers_below(end.end_offset)
+        stated_epoch = self._stated_epochs.get(partition.key, -1)
+        self._answers.diverge(partition, stated_epoch, end)
         self._drop(partition)
+        self._work.set()
 
     def refuse(self, partition: Partition, error: PenstockError) -> None:
         """Tell the follower that it is not served, and forget it."""
-        self._answer_for(partition.key).error.CopyFrom(error.to_proto())
+        self._refuse(partition.key, error)
         self._drop(partition)
+
+    def _refuse(self, key: TopicIdPartition, error: PenstockError) -> None:
+        self._answers.refuse(key, self._stated_epochs.get(key, -1), error)
+        self._work.set()
 
     def records_ready(self, partition: Partition, size_bytes: int) -> None:
         """The log has grown."""
@@ -252,9 +257,12 @@ class FollowerStream:
             self._work.clear()
             while (message := self._next_message()) is not None:
                 self.sequence = message.sequence
-                size_bytes = sum(len(push.records) for push in message.pushes)
+                size_bytes = sum(len(push.records) + len(push.producers) for push in message.pushes)
                 self._unanswered.sent(message.sequence, size_bytes)
                 await stream.write(message)
+                if self._answers:
+                    # It need not have waited, and the next ones take long to make.
+                    await asyncio.sleep(0)
 
     def _overdue(self, sequence: int, age_ms: int) -> None:
         logger.warning(
@@ -269,6 +277,7 @@ class FollowerStream:
         for stop in positions.stop:
             key = _key(stop)
             self._stated_epochs.pop(key, None)
+            self._answers.withdraw(key)
             partition = self._manager.hosted(key)
             if partition is not None:
                 self._drop(partition)
@@ -276,10 +285,11 @@ class FollowerStream:
         for position in positions.start:
             key = _key(position.partition)
             self._stated_epochs[key] = position.leader_epoch
+            self._answers.withdraw(key)
             partition = self._manager.hosted(key)
             if partition is None:
                 unknown = UnknownTopicOrPartitionError(f"no replica of {key} is here (yet)")
-                self._answer_for(key).error.CopyFrom(unknown.to_proto())
+                self._refuse(key, unknown)
                 continue
             partition.handle(
                 FollowerPositioned(
@@ -319,15 +329,6 @@ class FollowerStream:
             partition.log_start_moved()
 
     # --- Messages ---------------------------------------------------------------------------
-
-    def _answer_for(self, key: TopicIdPartition) -> replication_pb2.ReplicaPush:
-        # In the epoch that the follower stated: it ignores any other.
-        push = replication_pb2.ReplicaPush(leader_epoch=self._stated_epochs.get(key, -1))
-        push.partition.topic_id = key.topic_id
-        push.partition.partition = key.partition
-        self._answers.append(push)
-        self._work.set()
-        return push
 
     def _drop(self, partition: Partition) -> None:
         self._cursors.pop(partition, None)
@@ -374,10 +375,7 @@ class FollowerStream:
     def _in_sync_message(self) -> replication_pb2.ReplicationFetchResponse:
         message = replication_pb2.ReplicationFetchResponse(sequence=self.sequence + 1)
         # Not all of a hundred thousand at once: there must be room for the largest batch.
-        left = MAX_PUSH_BYTES
-        while self._answers and len(message.pushes) < _MAX_ANSWERS and left > 0:
-            left -= len(self._answers[0].producers)
-            message.pushes.append(self._answers.popleft())
+        self._answers.take(message, MAX_PUSH_BYTES)
         self._push_turns(message, self._growing, MAX_PUSH_BYTES)
         if message.pushes or self._marks_due:
             self._push_marks(message)

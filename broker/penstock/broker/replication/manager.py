@@ -487,6 +487,10 @@ class ReplicaManager:
         """The replica can't be served, for as long as this process lives."""
         self._reporter.set_offline(partition.key, error)
 
+    def records_lost(self) -> None:
+        """A disk of this broker lost records that it had confirmed."""
+        self._logs.doubt_run()
+
     def isr_changed(self, change: IsrChanged) -> None:
         """Have it counted."""
         self._on_isr_changed(change)
@@ -507,6 +511,7 @@ class ReplicaManager:
     def _dropped(self, partition: Partition) -> None:
         self._links.unfollow(partition.key)
         self._proposer.forget(partition)
+        self.shared_reads.forget(partition)
         if partition.is_leader:
             self._tell_listeners(partition, partition.replica.leader_epoch, leading=False)
 

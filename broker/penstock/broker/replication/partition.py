@@ -23,6 +23,7 @@ from penstock.broker.core.partition_events import (
     OutOfSync,
     ProposeIsr,
     RefuseFollower,
+    ReplicaRemoved,
     Role,
     RoleChanged,
     StartPush,
@@ -125,6 +126,10 @@ class Host(Protocol):
         """The replica can't be served, for as long as this process lives."""
         ...
 
+    def records_lost(self) -> None:
+        """A disk of this broker lost records that it had confirmed."""
+        ...
+
     @property
     def clock_ms(self) -> Callable[[], int]:
         """A monotonic clock."""
@@ -218,6 +223,7 @@ class Partition:
     def close(self) -> None:
         """The replica is no longer hosted here: everybody who waits is answered."""
         self.closed = True
+        self.replica.handle(ReplicaRemoved())
         self._release_all()
         self._refuse_feeds()
 
@@ -350,8 +356,9 @@ class Partition:
         """What is here is less than was promised, and nobody knows what else is missing.
 
         So the replica is given up for as long as this process lives: the controllers are told, and
-        have another one lead.
+        have another one lead. They learn at the next start too that not all is here.
         """
+        self._host.records_lost()
         epoch = self.replica.leader_epoch
         logger.error(
             "leader lost records and leads no more",

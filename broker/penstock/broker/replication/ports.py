@@ -75,6 +75,10 @@ class LogStore(Protocol):
         """
         ...
 
+    def doubt_run(self) -> None:
+        """A disk lost what it had confirmed. The next start does not say that all is there."""
+        ...
+
     def high_watermark(self, key: TopicIdPartition) -> int:
         """The high watermark kept last, 0 for none."""
         ...

@@ -27,6 +27,7 @@ class SharedReads:
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
         self._kept: OrderedDict[tuple[Partition, int], _Kept] = OrderedDict()
+        self._offsets: dict[Partition, set[int]] = {}  # Of what is kept, by whose it is.
         self._size_bytes = 0
 
     @property
@@ -61,14 +62,24 @@ class SharedReads:
         if len(records) <= self._max_bytes and len(partition.feeds) > 1:
             self._keep(partition, offset, records, next_offset)
 
+    def forget(self, partition: Partition) -> None:
+        """The partition is here no more."""
+        for offset in self._offsets.pop(partition, ()):
+            self._size_bytes -= len(self._kept.pop((partition, offset)).records)
+
     def _keep(self, partition: Partition, offset: int, records: bytes, next_offset: int) -> None:
         former = self._kept.pop((partition, offset), None)
         if former is not None:
             self._size_bytes -= len(former.records)
+        self._offsets.setdefault(partition, set()).add(offset)
         self._kept[partition, offset] = _Kept(
             records, next_offset, partition.log.log_end_offset, partition.replica.leader_epoch
         )
         self._size_bytes += len(records)
         while self._size_bytes > self._max_bytes:
-            _, oldest = self._kept.popitem(last=False)
+            (owner, at), oldest = self._kept.popitem(last=False)
             self._size_bytes -= len(oldest.records)
+            offsets = self._offsets[owner]
+            offsets.remove(at)
+            if not offsets:
+                del self._offsets[owner]

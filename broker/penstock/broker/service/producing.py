@@ -73,6 +73,8 @@ class Producing:
 
         def ended(at: int, outcome: AppendInfo | BaseException) -> None:
             nonlocal left
+            if results[at] is not None:
+                return  # Or it would count for a partition of which nothing is known yet.
             results[at] = self._result(request.partitions[at], outcome)
             left -= 1
             if not left:

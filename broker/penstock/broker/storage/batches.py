@@ -14,6 +14,7 @@ from penstock.broker.storage.placing import Placed
 from penstock.wire.errors import CorruptRecordError
 from penstock.wire.records import HEADER_BYTES, BatchHeader, parse_header
 from penstock.wire.rewriting import is_filler, trimmed_filler
+from penstock.wire.topic_config import MAX_MESSAGE_BYTES
 
 # Base offset, length, leader epoch, magic, CRC, attributes, last offset delta.
 _START: Final = struct.Struct(">qiibIhi")
@@ -45,6 +46,8 @@ class Verified(NamedTuple):
 def next_header(data: Buffer, at: int, expected_offset: int, room_bytes: int) -> BatchHeader:
     """The header at ``at``, which must begin at ``expected_offset`` and fit into the room left.
 
+    A length that no batch can have, whatever a topic's configs are or were, is damage: nobody is to
+    read so much for one bit that flipped, since the checksum tells only once all of it is there.
     Raises CorruptRecordError that says what does not fit, without a place.
     """
     header = parse_header(data, at)
@@ -53,12 +56,25 @@ def next_header(data: Buffer, at: int, expected_offset: int, room_bytes: int) ->
             f"the batch has offsets {header.base_offset} to {header.last_offset}, but "
             f"{expected_offset} comes next"
         )
+    if header.size_bytes > MAX_MESSAGE_BYTES:
+        raise CorruptRecordError(
+            f"the batch at offset {expected_offset} has {header.size_bytes} bytes, but none has "
+            f"more than {MAX_MESSAGE_BYTES}"
+        )
     if header.size_bytes > room_bytes:
         raise CorruptRecordError(
             f"the batch at offset {expected_offset} has {header.size_bytes} bytes, but only "
             f"{room_bytes} follow"
         )
     return header
+
+
+def goes_on_behind(header: BatchHeader, position: int, following: int) -> str:
+    """What is wrong where another batch begins before the one at ``position`` would end."""
+    return (
+        f"the batch at offset {header.base_offset} has {header.size_bytes} bytes, but the index "
+        f"knows of a batch that begins {following - position} bytes behind its beginning"
+    )
 
 
 class BrokenChainError(Exception):

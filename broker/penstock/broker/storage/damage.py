@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from penstock.broker.core.epoch_history import EpochHistory
-from penstock.broker.storage.batches import next_header, verify_run
+from penstock.broker.storage.batches import goes_on_behind, next_header, verify_run
 from penstock.broker.storage.checkpoints import write_atomically
 from penstock.broker.storage.disk import Disk, SharedFile
 from penstock.broker.storage.index import (
@@ -30,7 +30,7 @@ from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.segment import Segment
 from penstock.broker.storage.transaction_index import TransactionIndex
 from penstock.wire.errors import CorruptRecordError
-from penstock.wire.records import HEADER_BYTES
+from penstock.wire.records import HEADER_BYTES, BatchHeader
 
 DAMAGED_SUFFIX: Final = ".damaged"
 MAX_KEPT: Final = 8
@@ -167,7 +167,7 @@ class Examination:
                 continue
             rest = data[run.size_bytes :]
             try:
-                header = next_header(rest, 0, offset, self._size_bytes - position)
+                header = self._header(rest, position, offset)
             except CorruptRecordError as error:
                 # Where the next one begins only its length could tell.
                 what = run.damage.what if run.damage is not None else error.message
@@ -189,6 +189,19 @@ class Examination:
             position, offset = behind
         if not findings.damages:  # A damaged batch may name a wrong end; that is mended first.
             self._check_end(findings, position, offset)
+
+    def _header(self, data: bytes, position: int, offset: int) -> BatchHeader:
+        """The header that must follow. Raises CorruptRecordError, also where the batch would go on
+        behind one that the index knows of: so much need not be read to see that.
+        """
+        header = next_header(data, 0, offset, self._size_bytes - position)
+        for relative_offset, at in reversed(self._entries):
+            if at > position:
+                place = _Place(at, self._base_offset + relative_offset)
+                if at < position + header.size_bytes and self._begins_at(place):
+                    raise CorruptRecordError(goes_on_behind(header, position, at))
+                break
+        return header
 
     def _check_end(self, findings: Findings, position: int, offset: int) -> None:
         """Batches follow each other without a gap, from segment to segment too (ADR 7)."""

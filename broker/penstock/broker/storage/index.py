@@ -94,6 +94,13 @@ class MemoryIndex:
         at = bisect_right(self._offsets, relative_offset) - 1
         return OffsetEntry(self._offsets[at], self._positions[at]) if at >= 0 else START
 
+    def next_offset(self, relative_offset: int) -> OffsetEntry | None:
+        """The first entry behind the offset; None when there is none."""
+        at = bisect_right(self._offsets, relative_offset)
+        return (
+            OffsetEntry(self._offsets[at], self._positions[at]) if at < len(self._offsets) else None
+        )
+
     def floor_time(self, timestamp_ms: int) -> TimeEntry | None:
         """The last entry whose timestamp is at or before the one given."""
         at = bisect_right(self._times, timestamp_ms) - 1
@@ -179,17 +186,22 @@ class FileIndex:
 
     def floor_offset(self, relative_offset: int) -> OffsetEntry:
         """As MemoryIndex. Raises IndexDamagedError."""
-        found = _floor(self._offsets_path, OFFSET_ENTRY, 0, relative_offset)
+        found, _ = _around(self._offsets_path, OFFSET_ENTRY, 0, relative_offset)
         return OffsetEntry(*found) if found else START
+
+    def next_offset(self, relative_offset: int) -> OffsetEntry | None:
+        """As MemoryIndex. Raises IndexDamagedError."""
+        _, found = _around(self._offsets_path, OFFSET_ENTRY, 0, relative_offset)
+        return OffsetEntry(*found) if found else None
 
     def floor_time(self, timestamp_ms: int) -> TimeEntry | None:
         """As MemoryIndex. Raises IndexDamagedError."""
-        found = _floor(self._times_path, TIME_ENTRY, 0, timestamp_ms)
+        found, _ = _around(self._times_path, TIME_ENTRY, 0, timestamp_ms)
         return TimeEntry(*found) if found else None
 
     def last_time_below(self, relative_offset: int) -> TimeEntry | None:
         """As MemoryIndex. Raises IndexDamagedError."""
-        found = _floor(self._times_path, TIME_ENTRY, 1, relative_offset - 1)
+        found, _ = _around(self._times_path, TIME_ENTRY, 1, relative_offset - 1)
         return TimeEntry(*found) if found else None
 
     def check_times(self) -> TimesFile:
@@ -230,8 +242,11 @@ def unseal(data: bytes, entry: struct.Struct) -> tuple[bytes, bool]:
     return entries, True
 
 
-def _floor(path: Path, entry: struct.Struct, column: int, wanted: int) -> tuple[int, int] | None:
-    """The last entry of the file whose ``column`` is at most ``wanted``."""
+_Entry = tuple[int, int] | None
+
+
+def _around(path: Path, entry: struct.Struct, column: int, wanted: int) -> tuple[_Entry, _Entry]:
+    """The last entry of the file whose ``column`` is at most ``wanted``, and the one behind it."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -241,16 +256,17 @@ def _floor(path: Path, entry: struct.Struct, column: int, wanted: int) -> tuple[
         if size % entry.size not in (0, _CHECKSUM.size):
             raise IndexDamagedError(f"{path} is cut short")
         low, high = 0, size // entry.size
-        found: tuple[int, int] | None = None
+        found: _Entry = None
+        following: _Entry = None
         while low < high:
             middle = (low + high) // 2
             values = entry.unpack(os.pread(fd, entry.size, middle * entry.size))
             if values[column] <= wanted:
                 found, low = values, middle + 1
             else:
-                high = middle
+                following, high = values, middle
     except (OSError, struct.error) as error:
         raise IndexDamagedError(f"{path}: {error}") from None
     finally:
         os.close(fd)
-    return found
+    return found, following

@@ -69,7 +69,7 @@ class PartitionLog:
         self.internal = False
         self.opened_clean = opened_clean  # The files were as a clean stop leaves them.
         self.holes = tuple(holes)  # An offset of each that was found when it was opened.
-        self.noted_damage: tuple[int, ...] = ()  # As was noted before it was opened.
+        self.noted_damage: tuple[int, ...] = ()  # Before it was opened, or found then.
         self.lost: Sequence[LostRange] = ()  # Damaged, and nobody can mend it now.
         self.dropped_records = dropped_records  # Behind a hole, or no crash explains what was cut.
         self.cleaned_offset = min(cleaned_offset, end_offset)  # Below it no key is there twice.
@@ -270,6 +270,8 @@ class PartitionLog:
             self._files.append(batches, limits, self.config.index_interval_bytes, rolls.append)
         except OSError as error:
             self._undo_append()
+            if self._end in rolls:  # The segment before stays closed: nothing was in the new one.
+                self._flushing.write_later([self._snapshot_now()])
             raise self.home.translate(error, doing) from error
         self.home.room.used(size, reserve_bytes)
         self._as_opened = False
@@ -278,7 +280,7 @@ class PartitionLog:
         if last.leader_epoch != self._epochs.last_epoch:
             for batch in batches:
                 self._assign(batch.header.leader_epoch, batch.header.base_offset)
-        # Not before all of it is there: an append that is taken back closed no segment.
+        # Not before all of it is there: an append that is taken back may take back what it rolled.
         for offset, state in states_at(rolls, self._producers, batches, checked.seen_ms):
             self._flushing.write_later([self._snapshot_write(state, offset)])
         checked.producers.commit()

@@ -139,7 +139,7 @@ class LogFiles:
         self._write_first(group, interval_bytes, limits)
 
     def _write_first(self, batches: Sequence[Batch], interval_bytes: int, limits: Limits) -> None:
-        """As ``write``, perhaps as the first into its segment, which then gets its room."""
+        """As ``write``; a segment gets its room, if there is some, with what is first in it."""
         if limits.allocate_bytes and not self.active.size_bytes:
             self.active.allocate(limits.allocate_bytes, limits.reserve_bytes)
         self.write(batches, interval_bytes)
@@ -158,7 +158,8 @@ class LogFiles:
     def roll(self, base_offset: int) -> None:
         """Close the active segment and begin a new one."""
         closed = self.active
-        closed.give_back()
+        if closed.give_back():
+            self._unsynced[closed] = None  # Else a power cut could let it keep what it has left.
         segment = Segment.create(self._home, self.directory, self._name, base_offset)
         closed.complete_index()
         self._unsaved_indexes[closed] = None

@@ -335,7 +335,7 @@ class ManagedDirectory:
                 saved.recovery_point, saved.log_start_offset, clean, saved.cleaned_offset
             ),
         )
-        log.noted_damage = noted_damage(log)
+        log.noted_damage += noted_damage(log)  # Beside what the opening came upon.
         # Never above the end: what is appended there will be other records, which nobody knows to
         # be committed when a crash finds the old value beside them.
         self._high_watermarks[key] = min(saved.high_watermark, log.log_end_offset)

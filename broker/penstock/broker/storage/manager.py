@@ -81,13 +81,26 @@ class LogManager:
             directory.home.segment_deleted = on_segment_deleted
         self._broker_epoch = -1
         self._previous_broker_epoch = -1
+        self._is_doubted = False  # For good: what is missing is not found by registering anew.
 
     def _failed(self, path: Path, error: StorageError) -> None:
         _log.error("data_directory_failed", directory=str(path), reason=error.message)
         # A disk that failed may have lost what it said it had.
+        self._take_marks_away()
+        self._on_directory_failed(path, error)
+
+    def doubt_run(self) -> None:
+        """A disk was found to have lost what it had confirmed: the next start is to say so.
+
+        Nothing that this run leaves proves any more that all it acknowledged is here, whatever
+        stop follows. Every directory is told, since the disk may forget that as well.
+        """
+        self._is_doubted = True
+        self._take_marks_away()
+
+    def _take_marks_away(self) -> None:
         for directory in self._directories:
             directory.doubt_run()
-        self._on_directory_failed(path, error)
 
     # --- life ------------------------------------------------------------------------------------
 
@@ -142,7 +155,8 @@ class LogManager:
         whole = not any(
             directory.home.failure or directory.has_unopened for directory in self._directories
         )
-        run = self._run() if whole and self._waits_for_disk else None
+        durable = whole and self._waits_for_disk and not self._is_doubted
+        run = self._run() if durable else None
         for directory in self._directories:
             directory.mark_durable_run(run)
 
@@ -154,9 +168,10 @@ class LogManager:
         """Flush and close everything, and leave the mark of a clean stop. Blocks.
 
         No stop is clean while a directory has failed: the next start may be without it, and must
-        not be taken for one that lost nothing. on_durable is not called any more.
+        not be taken for one that lost nothing. Nor is that of a run that is doubted. on_durable is
+        not called any more.
         """
-        stop = None if self.failed_directories else self._run()
+        stop = None if self.failed_directories or self._is_doubted else self._run()
         for directory in self._directories:
             directory.close(stop)
 

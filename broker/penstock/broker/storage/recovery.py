@@ -10,7 +10,8 @@ flush would find nothing to do and go well.
 Below the recovery point nothing is ever cut: damage there is a failing disk, not a crash. A damaged
 batch whose header is whole stays and is refused when it is read, and so is what is missing between
 two segments; where the chain of headers is broken in the part that is read, or ends too early, the
-log does not open, so that the replica is copied anew and not taken for a shorter, sound one.
+log does not open, so that the replica is copied anew and not taken for a shorter, sound one. Which
+leader epochs wrote there the checkpoint says, not the headers (``found_epochs.py``).
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from penstock.broker.storage.cleaner.swapping import finish_swaps
 from penstock.broker.storage.damage import hole_between
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.disk import Disk, is_disk_full, remove_if_there
+from penstock.broker.storage.found_epochs import FoundEpochs
 from penstock.broker.storage.index import IndexDamagedError, MemoryIndex
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.log_files import LogFiles
@@ -88,6 +90,7 @@ class _Opening:
     holes: list[int] = field(default_factory=list)  # Offsets in segments that do not meet the next.
     end_offset: int = 0
     epochs: EpochHistory = field(default_factory=EpochHistory)
+    found_epochs: FoundEpochs | None = None  # After a crash, where these come from.
     unsaved: list[Segment] | None = None  # Those a flush must save the indexes of, if it is due.
 
 
@@ -276,8 +279,14 @@ def _recover(opening: _Opening) -> None:
     # written yet; those of the segments before it were.
     below = [segment for segment in segments if segment.base_offset < point]
     first = max(0, len(below) - 1)
-    opening.epochs = _known_epochs(opening, segments[:first])
-    opening.epochs.truncate_from_end(segments[first].base_offset)
+    epochs = FoundEpochs(
+        opening.name,
+        opening.directory,
+        trusted=segments[:first],
+        read_from=segments[first].base_offset,
+        recovery_point=point,
+    )
+    opening.found_epochs, opening.epochs = epochs, epochs.history
     end = segments[first].base_offset
     whole = True
     for at in range(first, len(segments)):
@@ -289,7 +298,7 @@ def _recover(opening: _Opening) -> None:
             opening.dropped_records |= any(later.size_bytes for later in segments[at:])
             _drop_from(opening, at, end)
             break
-        end, whole = _scan(opening, segment)
+        end, whole = _scan(opening, segment, epochs)
         _sync(opening, segment)
     if end < point:
         raise CorruptRecordError(
@@ -354,27 +363,6 @@ def _sync(opening: _Opening, segment: Segment) -> None:
         raise opening.home.fail(error, f"flushing {segment.path}") from error
 
 
-def _known_epochs(opening: _Opening, trusted: list[Segment]) -> EpochHistory:
-    """The checkpoint's history, or where that is damaged what the trusted segments tell."""
-    try:
-        return EpochHistory(read_epochs(opening.directory))
-    except (CheckpointDamagedError, ValueError):
-        pass
-    history = EpochHistory()
-    for segment in trusted:
-        for placed in segment.walk(0, segment.base_offset):
-            _assign(history, placed)
-        segment.close_file()
-    return history
-
-
-def _assign(history: EpochHistory, placed: Placed) -> None:
-    try:
-        history.assign(placed.header.leader_epoch, placed.header.base_offset)
-    except ValueError as error:
-        raise CorruptRecordError(str(error)) from None
-
-
 def _drop_from(opening: _Opening, at: int, end: int) -> None:
     """Delete the segments from number ``at`` on, the last first: what they followed was cut."""
     for segment in reversed(opening.segments[at:]):
@@ -391,7 +379,7 @@ def _drop_from(opening: _Opening, at: int, end: int) -> None:
     del opening.segments[at:]
 
 
-def _scan(opening: _Opening, segment: Segment) -> tuple[int, bool]:
+def _scan(opening: _Opening, segment: Segment, epochs: FoundEpochs) -> tuple[int, bool]:
     """Read a segment, make its index and cut it before the first batch that is not sound.
 
     The offset where it ends, and whether all of it was sound. Below the recovery point only the
@@ -403,7 +391,7 @@ def _scan(opening: _Opening, segment: Segment) -> tuple[int, bool]:
     position, offset = 0, segment.base_offset
 
     def take(placed: Placed) -> tuple[int, int]:
-        _assign(opening.epochs, placed)
+        epochs.take(segment, placed.header)
         segment.note(placed.header, placed.position, opening.config.index_interval_bytes)
         if placed.header.is_control and segment not in opening.marked[-1:]:
             opening.marked.append(segment)
@@ -547,7 +535,7 @@ def _assemble(
     is_saved = opening.unsaved is None
     if opening.unsaved is not None:
         files.put_back(opening.unsaved, names_changed=True)
-    return PartitionLog(
+    log = PartitionLog(
         home,
         files,
         partition=partition,
@@ -570,3 +558,6 @@ def _assemble(
         producers=load_producers(files, end, epochs, home.clock_ms()),
         cleaned_offset=opening.saved.cleaned_offset,
     )
+    if opening.found_epochs is not None:
+        log.noted_damage = opening.found_epochs.damaged
+    return log

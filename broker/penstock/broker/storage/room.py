@@ -56,6 +56,10 @@ class Room:
             return False
         return reserve_bytes <= 0 or self._left() - size_bytes >= reserve_bytes
 
+    def ask_again(self) -> None:
+        """Have the file system asked next time: much more was taken, or freed, than appends say."""
+        self._asked_ms = None
+
     def check(self, size_bytes: int, reserve_bytes: int, doing: str) -> None:
         """Raise DiskFullError unless it fits."""
         if not self.fits(size_bytes, reserve_bytes):

@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Final
 
 from penstock.broker.core.epoch_history import EpochHistory
-from penstock.broker.storage.batches import BrokenChainError, check_each, next_header, verify_run
+from penstock.broker.storage.batches import (
+    BrokenChainError,
+    check_each,
+    goes_on_behind,
+    next_header,
+    verify_run,
+)
 from penstock.broker.storage.checkpoints import write_atomically
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.disk import Buffer, SharedFile, remove_if_there
@@ -390,6 +396,7 @@ class Segment(SegmentFile):
         if header.size_bytes > max_bytes:
             if not min_one:
                 return Read(b"", offset, position)
+            self._check_end(header, position)
             data = self.read_at(header.size_bytes, position)
         run = verify_run(data, offset, below=below, epochs=epochs)
         if run.damage is not None and run.size_bytes == 0:
@@ -397,6 +404,18 @@ class Segment(SegmentFile):
         if run.size_bytes != len(data):
             data = data[: run.size_bytes]
         return Read(data, run.next_offset, position + run.size_bytes)
+
+    def _check_end(self, header: BatchHeader, position: int) -> None:
+        """Raise SegmentDamagedError where a batch would go on behind one that the index knows."""
+        index = self.index if self.index is not None else self.file_index
+        try:
+            entry = index.next_offset(header.base_offset - self.base_offset)
+            if entry is None or not position < entry.position < position + header.size_bytes:
+                return
+            self._check_entry(entry)
+        except IndexDamagedError:
+            return  # It can't tell; whoever searches in it has it made anew.
+        raise self.damaged(position, goes_on_behind(header, position, entry.position))
 
     # --- time ------------------------------------------------------------------------------------
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+import structlog
+
 from penstock.broker.storage.data_directory import DataDirectory
-from penstock.broker.storage.disk import Buffer, SharedFile, write_all
+from penstock.broker.storage.disk import Buffer, SharedFile, is_disk_full, write_all
 from penstock.broker.storage.placing import SegmentDamagedError, file_name
+from penstock.wire.errors import CorruptRecordError
+from penstock.wire.records import HEADER_BYTES, parse_header
+from penstock.wire.topic_config import MAX_MESSAGE_BYTES
 
 _WORTH_BYTES: Final = 1024 * 1024  # Less than this is what file systems do by themselves.
+_log = structlog.get_logger()
 
 
 class SegmentFile:
@@ -61,25 +66,46 @@ class SegmentFile:
             self._file = None
 
     def allocate(self, size_bytes: int, reserve_bytes: int) -> None:
-        """Have room on the disk for so many bytes, and leave ``reserve_bytes`` free.
+        """Have room on the disk for so many bytes, if that leaves ``reserve_bytes`` free.
 
-        Raises OSError, and nothing is allocated; StorageError when it could not be given back.
+        Where it does not the segment grows as others do: appends are not refused for what they do
+        not need yet. Raises OSError when the disk fails, StorageError when a part of the room could
+        not be given back.
         """
-        if not self._home.room.fits(size_bytes, reserve_bytes):
-            what = f"{size_bytes} bytes for {self.path} would leave less than log.min.free.bytes"
-            raise OSError(errno.ENOSPC, what)
-        file = self.file
+        file, room = self.file, self._home.room
+        room.ask_again()  # In a second the segments of many partitions may begin.
+        if not room.fits(size_bytes, reserve_bytes):
+            self._grows_as_needed(size_bytes, "it would leave less than log.min.free.bytes")
+            return
         try:
             self._home.disk.allocate(file.fd, size_bytes)
-        except OSError:
+        except OSError as error:
             self._cut_off(file.fd, self.size_bytes)
-            raise
+            if not is_disk_full(error):
+                raise
+            self._grows_as_needed(size_bytes, str(error))
+        finally:
+            room.ask_again()
 
-    def give_back(self) -> None:
-        """Free what was allocated and not written, also by an earlier process. Raises OSError."""
+    def _grows_as_needed(self, wanted_bytes: int, reason: str) -> None:
+        _log.warning(
+            "segment_not_preallocated",
+            segment=str(self.path),
+            wanted_bytes=wanted_bytes,
+            reason=reason,
+        )
+
+    def give_back(self) -> bool:
+        """Free what was allocated and not written, also by an earlier process; whether it did.
+
+        Raises OSError. It is for the caller to sync.
+        """
         disk, file = self._home.disk, self.file
-        if disk.allocated_bytes(file.fd) - self.size_bytes > _WORTH_BYTES:
-            disk.truncate(file.fd, self.size_bytes)
+        if disk.allocated_bytes(file.fd) - self.size_bytes <= _WORTH_BYTES:
+            return False
+        disk.truncate(file.fd, self.size_bytes)
+        self._home.room.ask_again()
+        return True
 
     def append(self, buffers: Sequence[Buffer], size_bytes: int) -> int:
         """Write the buffers at the end and return where they begin.
@@ -125,19 +151,36 @@ class SegmentFile:
             raise self._home.translate(error, f"reading {self.path}") from error
 
     def cold_read(self, position: int, size: int) -> Callable[[], None] | None:
-        """What reads the bytes into the page cache, in any thread; None when they are there."""
+        """What reads the bytes into the page cache, in any thread; None when they are there.
+
+        All of the batch that begins there, if that is larger: a read returns it whole.
+        """
         file, disk = self.file, self._home.disk
-        size = min(size, self.size_bytes - position)
+        room = self.size_bytes - position
+        size = min(size, room)
         if disk.is_cached(file.fd, position, size):
-            return None
+            left = _left(self.read_at(HEADER_BYTES, position), size) if size < room else 0
+            if left == 0 or disk.is_cached(file.fd, position + size, min(left, room - size)):
+                return None
         file.acquire()
 
         def warm() -> None:
             try:
-                disk.read_at(file.fd, size, position)
+                left = _left(disk.read_at(file.fd, size, position), size)
+                if left:
+                    disk.read_at(file.fd, min(left, room - size), position + size)
             except OSError:
                 return  # The read proper will say so.
             finally:
                 file.release()
 
         return warm
+
+
+def _left(beginning: bytes, size: int) -> int:
+    """What of a batch comes after its first ``size`` bytes; 0 where no read would go so far."""
+    try:
+        header = parse_header(beginning)
+    except CorruptRecordError:
+        return 0  # The read proper will say so, as below.
+    return header.size_bytes - size if size < header.size_bytes <= MAX_MESSAGE_BYTES else 0

@@ -361,7 +361,7 @@ class Checkers:
             elif node_id == anew and node_id in (*before.isr, *before.elr):
                 runs = self._disks[node_id].runs
                 heard = runs.heard_epoch == self._registered.get(node_id)
-                if heard and not runs.was_doubted:
+                if heard and not runs.was_doubted and place not in self._damaged:
                     self._set_back.add(place)
 
     def _partition_changed(

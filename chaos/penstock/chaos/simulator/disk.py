@@ -383,7 +383,7 @@ class MemoryLog:
         return True
 
     def producers_below(self, offset: int) -> bytes:
-        """See Log."""
+        """Nothing, as of more producers than are handed over: see simulator.md."""
         return b""
 
     def truncate_fully_and_start_at(self, offset: int, producers: bytes = b"") -> None:

@@ -20,6 +20,7 @@ from penstock.broker.core.partition_events import (
     ProposeIsr,
     Pushed,
     RefuseFollower,
+    ReplicaRemoved,
     Role,
     RoleChanged,
     StartPush,
@@ -96,8 +97,6 @@ class SimulatedPartition:
 
     def handle(self, event: Event) -> None:
         """Hand an event to the state machine and do what it asks for."""
-        if self.closed:
-            return
         self.broker.touch(self)
         touched_log = False
         effects = self.replica.handle(event)
@@ -117,6 +116,7 @@ class SimulatedPartition:
     def close(self) -> None:
         """It is hosted here no longer: nothing more happens to it."""
         self.closed = True
+        self.replica.handle(ReplicaRemoved())
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

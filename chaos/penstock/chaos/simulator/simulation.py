@@ -31,6 +31,7 @@ from penstock.v1 import cluster_pb2
 from penstock.wire.ids import TopicIdPartition
 
 FAULTS_UNTIL_MS: Final = 12_000
+ASK_AGAIN_MS: Final = 500
 RECOVERY_MS: Final = 30_000
 
 
@@ -159,7 +160,7 @@ class Simulation:
         for node_id in self.plan.nodes:
             self.cluster.start(node_id)
         self._until("the brokers are there", 20_000, self._all_unfenced)
-        self._strikes.create_topic(TOPIC, self.plan.partitions)
+        self._ask_for_topic()
         self._until("the topic is there", 5_000, self._all_host)
         for fault in self.faults:
             self.scheduler.after(fault.at_ms, partial(self._strike, fault))
@@ -195,6 +196,12 @@ class Simulation:
             touched.clear()
             self.checkers.after_step(partitions)
         return False
+
+    def _ask_for_topic(self) -> None:
+        """As an operator does: again, where a broker was fenced for a moment or nobody led."""
+        if self.cluster.metadata().topic(TOPIC) is None:
+            self._strikes.create_topic(TOPIC, self.plan.partitions)
+            self.scheduler.after(ASK_AGAIN_MS, self._ask_for_topic)
 
     def _until(self, what: str, patience_ms: int, condition: Callable[[], bool]) -> None:
         def reached() -> bool:

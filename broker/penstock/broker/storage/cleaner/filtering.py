@@ -28,6 +28,7 @@ from penstock.broker.storage.cleaner.offset_map import OffsetMap
 from penstock.broker.storage.disk import Buffer
 from penstock.wire.records import MAX_RECORDS_BYTES, BatchHeader
 from penstock.wire.rewriting import Span, emptied, is_filler, read_spans, with_only
+from penstock.wire.topic_config import MAX_MESSAGE_BYTES
 
 _FOREVER: Final = 2**63 - 1
 
@@ -63,7 +64,9 @@ class Filter:
             if kept and len(kept) == header.record_count and horizon_ms is None:
                 return batch
             if kept:
-                return with_only(header, records, kept, delete_horizon_ms=horizon_ms)
+                filtered = with_only(header, records, kept, delete_horizon_ms=horizon_ms)
+                # Its producer may have compressed it better: then all of its records stay.
+                return filtered if len(filtered) <= MAX_MESSAGE_BYTES else batch
         if is_filler(header) or header.base_offset < self.last_batches.get(
             header.producer_id, _FOREVER
         ):

@@ -1,0 +1,51 @@
+"""What a replica must not take for known: marks of before a cut, and whom the metadata name."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.broker.core.partition_events import (
+    AppendRecords,
+    BrokersChanged,
+    HighWatermarkChanged,
+    LogAdvanced,
+    ProposeIsr,
+    Pushed,
+    StatePosition,
+    TruncateTo,
+)
+from penstock.broker.core.ports import EpochEnd
+from tests.unit.replication.test_replica import (
+    brokers,
+    follower,
+    leader,
+    log_of,
+    position,
+    push,
+)
+
+
+def test_the_leaders_marks_of_before_a_cut_count_no_more_until_the_logs_agree_again() -> None:
+    log = log_of((4, 5))
+    replica = follower(log)
+    # Its disk was full: the records came to nothing, what the leader said with them is known.
+    assert replica.handle(push(5, records=b"x", high_watermark=9)) == [AppendRecords(b"x")]
+    cut = Pushed(5, 9, 0, 0, b"", EpochEnd(4, 3))
+    assert replica.handle(cut) == [TruncateTo(3), StatePosition()]
+    log.truncate_to(3)
+    assert replica.handle(LogAdvanced(0)) == []
+    assert replica.high_watermark == 0, "what is left may have to be cut further"
+    assert replica.handle(push(3, high_watermark=9)) == [HighWatermarkChanged(3)]
+
+
+@pytest.mark.parametrize("known", [9, 7, 3])
+def test_a_wish_names_the_registration_under_which_a_member_spoke(known: int) -> None:
+    """One that registered anew may have lost what it said it had (KIP-903): the controllers must
+    see whom the leader means, whichever of the two the metadata here know of.
+    """
+    replica = leader(log_of((4, 2)), high_watermark=2, isr=(1, 3))
+    replica.handle(position(3, 2, 4, broker_epoch=7))
+    replica.handle(BrokersChanged(brokers(n3=known), 0))
+    effect = replica.handle(position(2, 2, 4))[-1]
+    assert isinstance(effect, ProposeIsr)
+    assert effect.proposal.members == ((1, 1), (2, 2), (3, 7))
