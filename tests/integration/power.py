@@ -107,8 +107,8 @@ class RememberingDisk(disk.Disk):
             _Synced(path.readlink().parent).write(os.fstat(fd).st_ino, content)
 
     def sync_directory(self, path: Path) -> None:
-        if path.parent.name != "logs":
-            return  # Of all partitions: their directories stay.
+        if path.parent.name != "logs" or path.name.startswith("."):
+            return  # Of all partitions, or of what LMDB keeps: their directories stay.
         with self._lock:
             _Synced(path).write_names()
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from penstock.broker.storage.disk import Disk, make_directories
 from penstock.wire.errors import DataDirectoryError, ErrorCode, InconsistentClusterIdError
 
 META_FILE: Final = "meta.json"
@@ -63,7 +64,7 @@ def format_directory(path: Path, cluster_id: str, node_id: int, *, may_found: bo
     """
     wanted = DirectoryMeta(cluster_id, node_id, may_found=may_found)
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        make_directories(Disk(), path)
         if (path / META_FILE).exists():
             check_directory(path, wanted)
             if may_found:

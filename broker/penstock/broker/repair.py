@@ -332,9 +332,10 @@ class Repairs:
             segment = _segment_at(log, base_offset)
             if segment is None:
                 return  # It was deleted, or cut away.
+            rewrites = log.rewrites
             findings = await self._examine(log, segment)
-            if _segment_at(log, base_offset) is not segment:
-                continue
+            if _segment_at(log, base_offset) is not segment or log.rewrites != rewrites:
+                continue  # It was cut, and may have grown again: it may be sound.
             if not findings.damages:
                 if findings.index_is_damaged:
                     await mend_index(log, segment)
@@ -342,8 +343,8 @@ class Repairs:
             self._tell(log, segment, findings)
             await self._until_out_of_sync(log, findings.damages)
             for damage in findings.damages:
-                if _segment_at(log, base_offset) is not segment:
-                    break  # All of it was copied anew.
+                if _segment_at(log, base_offset) is not segment or log.rewrites != rewrites:
+                    break  # It was cut, or all of it was copied anew.
                 mended[damage.offset] += 1
                 if mended[damage.offset] > _ATTEMPTS:
                     raise CannotBeMendedError(
@@ -351,7 +352,7 @@ class Repairs:
                         "damaged all the same: the disk or the memory is at fault",
                         damage,
                     )
-                await self._mend(log, segment, damage, reads)
+                rewrites += await self._mend(log, segment, damage, reads)
 
     async def _examine(self, log: PartitionLog, segment: Segment) -> Findings:
         examination = Examination(log, segment)
@@ -395,11 +396,15 @@ class Repairs:
 
     async def _mend(
         self, log: PartitionLog, segment: Segment, damage: Damage, reads: LeaderReads
-    ) -> None:
+    ) -> int:
+        """Mend it; how often the segment was written for that: not at all if it was cut meanwhile,
+        or all was copied anew.
+        """
+        rewrites = log.rewrites
         if damage.is_hole:
             what = "there is no place for what is missing between two segments"
             await self._copy_anew(log, reads, damage, what)
-            return
+            return 0
         try:
             sound = await reads.read(log.key, damage.offset)
         except CorruptRecordError as error:
@@ -410,14 +415,13 @@ class Repairs:
             if damage.offset >= log.log_start_offset:
                 raise  # The leader's log begins later, or ends before: this one follows soon.
             sound = b""  # Nobody has what was deleted, but it is in the way of a sound segment.
-        cut = damage.position >= segment.size_bytes
-        if cut or _segment_at(log, segment.base_offset) is not segment:
-            return  # It is looked at again.
+        if log.rewrites != rewrites or _segment_at(log, segment.base_offset) is not segment:
+            return 0  # It is looked at again.
         patch = patch_of(log, segment, damage, sound)
         if patch is None:
             what = "the leader's batches do not fit in the place of the damaged ones"
             await self._copy_anew(log, reads, damage, what)
-            return
+            return 0
         sync = mend(log, segment, damage, patch)
         try:
             await asyncio.to_thread(sync)
@@ -432,6 +436,7 @@ class Repairs:
             segment=str(segment.path),
             bytes=len(patch),
         )
+        return 1
 
     async def _copy_anew(
         self, log: PartitionLog, reads: LeaderReads, damage: Damage, reason: str

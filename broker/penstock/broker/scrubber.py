@@ -199,10 +199,12 @@ class Scrubber:
     async def _examine(self, log: PartitionLog, segment: Segment) -> None:
         loop = asyncio.get_running_loop()
         try:
-            examination = Examination(log, segment)
-            findings = await loop.run_in_executor(self._threads, examination.run, self._pace)
-            if segment not in log.files.segments or self._ending.is_set():
-                return
+            rewrites = -1
+            while rewrites != log.rewrites:  # Cut under it, a sound segment may seem damaged.
+                rewrites, examination = log.rewrites, Examination(log, segment)
+                findings = await loop.run_in_executor(self._threads, examination.run, self._pace)
+                if segment not in log.files.segments or self._ending.is_set():
+                    return
             if findings.error is not None:
                 raise log.home.translate(findings.error, f"reading {segment.path}")
             if findings.damages or findings.index_is_damaged:

@@ -15,6 +15,7 @@ from penstock.broker.replication.connecting import ReplicationConnector
 from penstock.broker.replication.frame_server import FrameServer
 from penstock.broker.replication.manager import ReplicaManager
 from penstock.broker.replication.partition import Partition
+from penstock.broker.replication.reporting import REPORTS_SINCE
 from penstock.broker.replication.servicer import ReplicationServicer
 from penstock.raft_meta.authentication import PeerAuthentication
 from penstock.raft_meta.connecting import NodeConnector
@@ -32,6 +33,7 @@ from penstock.wire.ids import TopicId, TopicIdPartition
 from penstock.wire.records import RecordData, encode_batch
 from penstock.wire.topic_config import effective_min_isr
 from penstock.wire.transport import SERVER_OPTIONS
+from tests.support import eventually
 from tests.unit.replication.memory_log import MemoryLog, MemoryLogs
 
 CLUSTER_ID = "cluster"
@@ -319,6 +321,25 @@ class Brokers:
     async def restart(self, node_id: int) -> BrokerProcess:
         return await self.start(node_id, self.brokers[node_id].logs)
 
+    def wrongly_offline(self) -> list[tuple[int, int]]:
+        """Node and partition of every replica on record as offline that its broker finds sound.
+
+        Of brokers that hear the controllers and are heard. At rest there must be none. A leader is
+        passed over: it tells why its followers are out of sync, and not of itself.
+        """
+        heard = self.controllers_answer and self.metadata_version >= REPORTS_SINCE
+        return [
+            (node_id, number)
+            for node_id, broker in self.brokers.items()
+            for number, record in self.partitions.items()
+            if heard
+            and not broker.deaf
+            and node_id in record.offline_replicas
+            and (found := broker.manager.hosted(TopicIdPartition(TOPIC_ID, number))) is not None
+            and not found.is_leader
+            and not broker.manager.why_out_of_sync(found.key)
+        ]
+
     def isr(self, partition: int = 0) -> set[int]:
         return set(self.partitions[partition].isr)
 
@@ -332,6 +353,7 @@ async def running(
         for node_id in range(1, nodes + 1):
             await brokers.start(node_id)
         yield brokers
+        await eventually(lambda: not brokers.wrongly_offline())
     finally:
         for broker in brokers.brokers.values():
             if not broker.stopped:

@@ -146,6 +146,7 @@ class FakePartition:
 
     def __init__(self, number: int) -> None:
         self.key = TopicIdPartition(TOPIC_ID, number)
+        self.closed = False
         self.name = f"t-{number}"
         self.replica = SimpleNamespace(pending=IsrProposal(3, 7, ((1, 11), (2, 12))))
         self.events: list[ProposalAnswered] = []

@@ -15,12 +15,16 @@ from penstock.broker.core.partition_events import (
     PartitionChanged,
     PartitionState,
     ProposalAnswered,
+    Role,
+    RoleChanged,
+    StatePosition,
     Tick,
 )
 from penstock.v1 import cluster_pb2, controller_pb2
-from penstock.wire.errors import NewLeaderElectedError
+from penstock.wire.errors import ErrorCode, NewLeaderElectedError
 from tests.support import eventually
 from tests.unit.replication.brokers import KEY, Brokers, running
+from tests.unit.replication.test_replica import joining, state
 
 
 class Moves:
@@ -79,3 +83,18 @@ async def test_a_replica_that_was_removed_acts_on_nothing(monkeypatch: pytest.Mo
             LogFailed(),
         ):
             assert gone.replica.handle(event) == []
+
+
+def test_an_answer_that_names_another_leader_deposes_at_once_and_says_no_more() -> None:
+    replica, wish = joining()
+    deposed = state(leader=2, epoch=6, version=12)
+    refusal = ProposalAnswered(wish.proposal, ErrorCode.FENCED_LEADER_EPOCH, deposed, 0)
+    assert replica.handle(refusal) == [RoleChanged(Role.OFFLINE, 1, 5)]
+    assert replica.handle(refusal) == []
+    # What comes before in the metadata may have moved the replica away and back.
+    assert replica.handle(PartitionChanged(state(version=11, isr=(1, 2)), 2, 0)) == []
+    assert replica.role is Role.OFFLINE
+    assert replica.handle(PartitionChanged(deposed, 2, 0)) == [
+        RoleChanged(Role.FOLLOWER, 2, 6),
+        StatePosition(),
+    ]

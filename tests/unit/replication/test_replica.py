@@ -445,15 +445,6 @@ def test_a_refusal_for_an_old_version_leaves_the_wish_open_until_the_newer_state
     assert replica.handle(newer) == [isr_changed(1, 2, 3, joined=(3,))]
 
 
-def test_an_answer_that_names_another_leader_deposes_at_once() -> None:
-    replica, wish = joining()
-    deposed = state(leader=2, epoch=6, version=12)
-    refusal = ProposalAnswered(wish.proposal, ErrorCode.FENCED_LEADER_EPOCH, deposed, 0)
-    assert replica.handle(refusal) == [RoleChanged(Role.FOLLOWER, 2, 6), StatePosition()]
-    assert replica.handle(PartitionChanged(state(version=11, isr=(1, 2)), 2, 0)) == []
-    assert replica.role is Role.FOLLOWER
-
-
 # --- Roles ---------------------------------------------------------------------------------------
 
 

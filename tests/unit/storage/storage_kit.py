@@ -356,7 +356,8 @@ class PowerCutDisk(Disk):
 
     def sync_directory(self, path: Path) -> None:
         self._count()
-        self._names[path.stat().st_ino] = self._now(path)
+        if not path.name.startswith("."):  # What LMDB has committed is there, and so are its files.
+            self._names[path.stat().st_ino] = self._now(path)
 
     def _now(self, path: Path) -> _Names:
         names = _Names()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.storage.damage import Examination
+from penstock.broker.storage.damage import Examination, mend
 from penstock.broker.storage.disk import Disk
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.segment import Segment
@@ -115,3 +115,17 @@ def test_an_index_that_cannot_be_made_leaves_the_error_to_the_read(tmp_path: Pat
     in_a_thread(log.cold_read(300, 1000))
     with pytest.raises(CorruptRecordError):
         log.read(300, 1000, below=EVERYTHING)
+
+
+def test_an_index_made_of_a_damaged_segment_is_not_used_once_that_is_mended(tmp_path: Path) -> None:
+    log, segment = closed(tmp_path, LoopDisk())
+    largest, sound = segment.largest_timestamp(), segment.path.read_bytes()
+    data = bytearray(sound)
+    data[35] ^= 0x40  # The first batch's largest timestamp: it is as late as can be.
+    segment.path.write_bytes(data)
+    in_a_thread(log.cold_read(300, 1000))
+    [damage] = Examination(log, segment).run().damages
+    mend(log, segment, damage, sound[: parse_header(sound).size_bytes])()
+    segment.mend_index()
+    assert (segment.is_doubtful, segment.largest_timestamp()) == (False, largest)
+    assert not Examination(log, segment).run().index_is_damaged

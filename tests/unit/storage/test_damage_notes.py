@@ -18,6 +18,7 @@ from penstock.broker.storage.damage_notes import (
     noting,
     read_note,
 )
+from penstock.broker.storage.disk import Disk
 from penstock.broker.storage.manager import LogManager
 from penstock.broker.storage.recovery import SavedState
 from penstock.broker.storage.settings import LogSettings
@@ -69,6 +70,22 @@ def test_every_bit_that_flips_in_a_note_is_found(tmp_path: Path) -> None:
         path.write_bytes(sound[:size])
         with pytest.raises(CheckpointDamagedError):
             read_note(tmp_path, TOPIC_ID)
+
+
+def test_the_name_of_a_note_is_on_the_disk_before_it_is_relied_on(tmp_path: Path) -> None:
+    class NamesDisk(Disk):
+        """Knows the names that a power cut leaves."""
+
+        kept: frozenset[str] = frozenset()
+
+        def sync_directory(self, path: Path) -> None:
+            super().sync_directory(path)
+            self.kept = frozenset(one.name for one in path.iterdir())
+
+    log = filled(tmp_path)
+    disk = log.home.disk = NamesDisk()
+    noting(log, (0,))()
+    assert NOTE_FILE in disk.kept
 
 
 def test_a_note_that_can_not_be_read_makes_every_segment_suspect(tmp_path: Path) -> None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import struct
 from pathlib import Path
 
 import lmdb
 import pytest
 
+from penstock.broker.storage.disk import Disk, make_directories
 from penstock.broker.storage.local_state import DIRECTORY_NAME, LocalState, PartitionState
+from penstock.broker.storage.manager import LogManager
+from penstock.broker.storage.settings import LogSettings
 from penstock.wire.errors import StorageError
 from penstock.wire.ids import TopicId, TopicIdPartition
+from tests.unit.storage.storage_kit import Clock
 
 KEY = TopicIdPartition(TopicId(b"0123456789abcdef"), 3)
 OTHER = TopicIdPartition(KEY.topic_id, 4)
@@ -94,3 +100,83 @@ def test_a_partition_made_anew_has_nothing_of_what_was_damaged(tmp_path: Path) -
     assert state.get(KEY) == PartitionState()
     state.close(None)
     assert stored(tmp_path) == b""
+
+
+class Naming(Disk):
+    """Notes in their order which directories are made and synced, and when LMDB commits."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.calls: list[tuple[str, str]] = []
+        self.failing = ""
+
+    def _note(self, call: str, path: Path) -> None:
+        self.calls.append((call, str(path.relative_to(self._root))))
+
+    def make_directory(self, path: Path) -> None:
+        self._note("make", path)
+        super().make_directory(path)
+
+    def sync_directory(self, path: Path) -> None:
+        self._note("sync", path)
+        if path.name == self.failing:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().sync_directory(path)
+
+    def commit(self, environment: Path) -> None:
+        self._note("commit", environment)
+
+
+def test_every_directory_above_a_new_one_is_on_the_disk_before_it(tmp_path: Path) -> None:
+    disk = Naming(tmp_path)
+    make_directories(disk, tmp_path / "disks" / "a")
+    assert disk.calls == [("make", "disks"), ("sync", "."), ("make", "disks/a"), ("sync", "disks")]
+    disk.calls.clear()
+    make_directories(disk, tmp_path / "disks" / "a")
+    assert disk.calls == []
+
+
+def test_a_directory_whose_name_could_not_be_synced_is_made_again(tmp_path: Path) -> None:
+    disk = Naming(tmp_path)
+    disk.failing = "disks"
+    with pytest.raises(OSError, match="Input/output"):
+        make_directories(disk, tmp_path / "disks" / "a")
+    disk.calls.clear()
+    disk.failing = ""
+    make_directories(disk, tmp_path / "disks" / "a")
+    assert disk.calls == [("make", "disks/a"), ("sync", "disks")]
+
+
+def test_a_file_in_the_place_of_a_directory_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "a"):
+        with pytest.raises(OSError, match=r"File exists|Not a directory"):
+            make_directories(Disk(), path)
+
+
+def test_local_state_is_committed_where_a_power_cut_finds_it(tmp_path: Path) -> None:
+    disk = Naming(tmp_path)
+    names = [("sync", DIRECTORY_NAME), ("sync", ".")]
+    LocalState(tmp_path, 1 << 20, disk)._environment.close()  # It crashed before it began.
+    assert disk.calls == [("make", DIRECTORY_NAME), *names]
+    disk.calls.clear()
+    state = LocalState(tmp_path, 1 << 20, disk)
+    state.begin_run()
+    assert disk.calls == [*names, ("commit", DIRECTORY_NAME)]
+    state.close(None)
+    disk.calls.clear()
+    LocalState(tmp_path, 1 << 20, disk).close(None)
+    assert ("sync", DIRECTORY_NAME) not in disk.calls
+
+
+def test_the_name_of_a_data_directory_is_on_the_disk_before_what_is_in_it(tmp_path: Path) -> None:
+    disk = Naming(tmp_path)
+    manager = LogManager(
+        [tmp_path / "disks" / "a"], LogSettings(), lambda _: None, Clock(), disk=disk
+    )
+    manager.open()
+    manager.close()
+    first_commit = disk.calls.index(("commit", "disks/a/.state"))
+    assert {call for call in disk.calls[:first_commit] if call[0] == "sync"} == {
+        ("sync", path) for path in (".", "disks", "disks/a", "disks/a/.state")
+    }

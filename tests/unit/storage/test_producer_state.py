@@ -17,8 +17,9 @@ from penstock.wire.errors import (
     InvalidProducerEpochError,
     OutOfOrderSequenceError,
 )
+from penstock.wire.markers import MarkerType
 from penstock.wire.records import BatchHeader, parse_header
-from tests.unit.storage.storage_kit import batch
+from tests.unit.storage.storage_kit import batch, mark, transactional
 
 WRAP = 2**31
 
@@ -181,6 +182,17 @@ def test_a_stage_sees_its_own_batches_and_leaves_the_state_alone_until_commit() 
     assert isinstance(state.check(header(1)), Append)
     stage.commit()
     assert state.check(header(1)) == Duplicate(1, 1)
+
+
+def test_a_silent_producer_is_known_as_long_as_its_transaction_is_open() -> None:
+    """Who ends it must know its epoch, and whoever was fenced must not be let in meanwhile."""
+    state = ProducerState()
+    state.record(parse_header(transactional(producer=(7, 3, 0))), 0, now_ms=1000)
+    assert state.expire(now_ms=90_000, expiration_ms=5000) == 0
+    with pytest.raises(InvalidProducerEpochError):
+        state.check(header(1, epoch=2))
+    state.record(parse_header(mark(MarkerType.ABORT, 7)), 1, now_ms=90_000)
+    assert state.expire(now_ms=95_000, expiration_ms=5000) == 1
 
 
 def test_a_silent_producer_is_forgotten_and_then_begins_anywhere() -> None:

@@ -1,4 +1,4 @@
-"""No damage that is known is forgotten: not after a fault, nor without room to note it."""
+"""No damage that is known is forgotten, whatever fails; and none is seen in what is sound."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.broker import repair
+from penstock.broker import repair, scrubber
 from penstock.broker.storage.damage import Examination
 from penstock.broker.storage.damage_notes import NOTE_FILE, noted_damage, noting
-from penstock.wire.ids import TopicIdPartition
+from penstock.broker.storage.log import PartitionLog
+from penstock.broker.storage.segment import Segment
+from penstock.wire.ids import LeaderEpoch, TopicIdPartition
 from tests.support import eventually
-from tests.unit.storage.storage_kit import FullDisk, read_all
+from tests.unit.storage.storage_kit import FullDisk, batch, read_all, values_of
 from tests.unit.storage.test_damage import filled, flip
-from tests.unit.storage.test_repair import Kit
+from tests.unit.storage.test_repair import Disks, Kit, Reads
 
 
 @pytest.fixture
@@ -145,3 +147,70 @@ async def test_a_full_disk_is_not_written_to_whenever_the_metadata_move(kit: Kit
             kit.on_metadata()
             await asyncio.sleep(0)
     assert [line["event"] for line in lines].count("damage not noted") == 1
+
+
+# --- logs that are cut while they are looked at ---------------------------------------------------
+
+
+def cut_and_regrown(log: PartitionLog, segment: Segment) -> None:
+    """Other batches, of a newer leader epoch, come where the segment had its own."""
+    log.truncate_to(segment.base_offset + 1)
+    assert log.log_end_offset == segment.base_offset
+    for number in range(12):
+        log.append_as_leader(batch(f"other value {number}", "y" * 33), LeaderEpoch(5), now_ms=0)
+    log.flush()
+    assert segment in log.files.segments[:-1]
+
+
+class LateExamination(Examination):
+    """Reads a segment that was cut, and has grown again, since it was to be looked at."""
+
+    def __init__(self, log: PartitionLog, segment: Segment) -> None:
+        super().__init__(log, segment)
+        if log.epochs.last_epoch != 5:
+            cut_and_regrown(log, segment)
+
+
+async def test_what_a_cut_log_seems_to_lack_is_not_reported_as_damaged(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repair, "Examination", LateExamination)
+    kit.found(kit.log, 0)
+    await kit.until_over()
+    assert kit.log.epochs.last_epoch == 5
+    assert kit.controllers.reports == ["sound"]
+    assert kit.counts == {"damaged": 0, "mended": 0}
+
+
+async def test_the_scrubber_finds_no_damage_in_a_log_that_is_cut_under_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scrubber, "Examination", LateExamination)
+    disks = Disks(tmp_path, 1)
+    [log] = disks.logs.values()
+    made = disks.scrubber()
+    await made.start()
+    await eventually(lambda: disks.progress() is not None)
+    await made.stop()
+    assert log.epochs.last_epoch == 5
+    assert disks.found == []
+
+
+async def test_nothing_is_written_into_a_log_that_was_cut_while_the_leader_was_asked(
+    kit: Kit,
+) -> None:
+    segment = kit.log.files.segments[0]
+
+    class Slow(Reads):
+        async def read(self, key: TopicIdPartition, offset: int) -> bytes:
+            records = await super().read(key, offset)
+            cut_and_regrown(kit.log, segment)
+            return records
+
+    kit._reads = lambda: Slow(kit)
+    flip(segment.path, 70)
+    kit.found(kit.log, 0)
+    await kit.until_over()
+    assert kit.counts == {"damaged": 1, "mended": 0}
+    assert kit.controllers.reports == ["damaged", "sound"]
+    assert values_of(kit.log)[::2] == [f"other value {number}" for number in range(12)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -220,6 +221,55 @@ def test_a_cut_takes_the_marks_away_and_opens_their_transactions_again(tmp_path:
     assert log.producers.transactions.first_offset(8) == 3
     log.append_as_follower(mark(ABORT, 7, base_offset=4, leader_epoch=2))
     assert found_in(log) == [EndedTransaction(7, 0, 4, 3)]
+
+
+def test_a_flush_writes_the_marks_that_there_were_when_it_began(tmp_path: Path) -> None:
+    log = spread(tmp_path)
+    path = log.files.segments[1].transaction_index_path
+    task = log.begin_flush()
+    encode = dict(task.writes)[path]
+    before = encode()
+    log.truncate_to(4)  # While the flush is in another thread.
+    assert encode() == before
+    task.run()
+    log.finish_flush(task)
+    assert found_in(log) == []
+
+
+def with_a_mark_that_says_commit(log: PartitionLog, segment: int) -> None:
+    """A bit flips in the segment's mark, so that it commits what was aborted."""
+    path = log.files.segments[segment].path
+    data = bytearray(path.read_bytes())
+    [at] = (match.start() for match in re.finditer(rb"\x08\0\0\0\0", data))
+    data[at + 4] ^= int(COMMIT)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("position", [22, 50])
+def test_of_a_damaged_mark_no_index_is_made_anew(tmp_path: Path, position: int) -> None:
+    """One that is not taken for a mark, or whose producer is another one."""
+    log = spread(tmp_path)
+    path = log.files.segments[2].path
+    data = bytearray(path.read_bytes())
+    data[position] ^= 0x20
+    path.write_bytes(data)
+    log.close(save=True)
+    log.files.segments[2].transaction_index_path.unlink()
+    log = open_in(tmp_path, saved=SavedState(7, clean=True))
+    with pytest.raises(CorruptRecordError, match="CRC"):
+        found_in(log)
+
+
+def test_after_a_crash_what_a_damaged_mark_hides_is_refused_and_not_taken_for_committed(
+    tmp_path: Path,
+) -> None:
+    log = spread(tmp_path)
+    with_a_mark_that_says_commit(log, 2)
+    log.flush()
+    log.close(save=False)
+    log = open_in(tmp_path, saved=SavedState(7))
+    with pytest.raises(CorruptRecordError, match="CRC"):
+        found_in(log)
 
 
 def test_deleted_segments_take_their_indexes_with_them(tmp_path: Path) -> None:

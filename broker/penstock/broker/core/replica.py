@@ -11,7 +11,8 @@ leader    LogAdvanced            high watermark; the lag clocks of followers
 leader    FollowerPositioned     StartPush, Diverge or RefuseFollower
 leader    FollowerAcked          high watermark; ProposeIsr when the follower caught up
 leader    Tick                   ProposeIsr without those that lag for too long
-leader    ProposalAnswered       act on the committed state; wish again later when refused
+leader    ProposalAnswered       act on the committed state; wish again later when refused;
+                                 OFFLINE when deposed, until the metadata say what comes
 leader    BrokersChanged         ProposeIsr with those that caught up and may join now
 leader    LagMaxChanged          ProposeIsr without those that lag for too long
 follower  Pushed                 AppendRecords, TruncateTo..., StatePosition, high watermark
@@ -433,6 +434,8 @@ class Replica:
         ):  # Until the metadata say why, it would wish for the same, in each new partition epoch.
             leadership.retry_at_ms = event.now_ms + REFUSAL_PAUSE_MS
         if event.state is not None and self._is_news(event.state):
+            if event.state.leader_epoch != self.leader_epoch:
+                return self._deposed(event)
             if not event.state.min_isr:
                 return []  # The metadata will bring the state, and the min ISR to go with it.
             return self._partition_changed(event.state, event.state.min_isr, event.now_ms)
@@ -445,6 +448,17 @@ class Replica:
         leadership.pending = None
         leadership.retry_at_ms = event.now_ms + REFUSAL_PAUSE_MS
         return self._advance_high_watermark()
+
+    def _deposed(self, answer: ProposalAnswered) -> list[Effect]:
+        """Lead no longer, and wait for the metadata to say what comes instead.
+
+        They come in order, an answer may be ahead of them. In between the replica may have been
+        moved away and given back: whoever followed by the answer would come into the in-sync set
+        with the log that the metadata then have deleted.
+        """
+        assert answer.state is not None
+        assert answer.state.leader_epoch > self.leader_epoch, "a newer state of an older leadership"
+        return [] if self._leadership is None else self._step_down()
 
     # --- Follower -------------------------------------------------------------------------
 

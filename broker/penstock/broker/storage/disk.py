@@ -207,6 +207,31 @@ def remove_if_there(disk: Disk, path: Path) -> None:
         disk.remove(path)
 
 
+def make_directories(disk: Disk, path: Path) -> None:
+    """Make a directory where there is none, and those above it; their names are on the disk then.
+
+    Else a power cut could take a directory in which files had long been synced. Raises OSError;
+    a directory whose name could not be synced is then gone again.
+    """
+    missing = []
+    at = path
+    while not at.is_dir():
+        missing.append(at)
+        at = at.parent
+    for directory in reversed(missing):
+        try:
+            disk.make_directory(directory)
+        except FileExistsError:
+            if not directory.is_dir():
+                raise
+        try:
+            disk.sync_directory(directory.parent)
+        except OSError:
+            with contextlib.suppress(OSError):
+                disk.remove_directory(directory)
+            raise
+
+
 def write_all(disk: Disk, fd: int, buffers: Sequence[Buffer], position: int, left: int) -> None:
     """Write the buffers, of ``left`` bytes together, one after the other. Raises OSError."""
     pending = list(buffers)

@@ -88,7 +88,8 @@ class LocalState:
         self._disk = disk or Disk()
         path = self._path = data_directory / DIRECTORY_NAME
         self.is_new = not path.exists()
-        path.mkdir(exist_ok=True)
+        if self.is_new:
+            self._disk.make_directory(path)
         self._environment = lmdb.open(
             str(path), map_size=max_bytes, max_dbs=0, max_readers=8, meminit=False
         )
@@ -103,12 +104,15 @@ class LocalState:
         self.directory_id = uuid.uuid4().bytes  # Unless it has one.
         self._must_begin = True
         self._load()
+        if not self._has_id:
+            self._sync_names()
 
     def _load(self) -> None:
         with self._environment.begin() as transaction:
             self.clean_stop = _decode_run(transaction.get(_CLEAN_KEY))
             self.durable_run = _decode_run(transaction.get(_DURABLE_KEY))
-            self._must_begin = self.clean_stop is not None or transaction.get(_ID_KEY) is None
+            self._has_id = transaction.get(_ID_KEY) is not None
+            self._must_begin = self.clean_stop is not None or not self._has_id
             self.directory_id = transaction.get(_ID_KEY, self.directory_id)
             for key, value in transaction.cursor():
                 if len(key) == _KEY.size:
@@ -121,6 +125,15 @@ class LocalState:
                         self._values[partition_key] = state
                         if state.encode(key) != value:  # It has no checksum yet.
                             self._changed.add(partition_key)
+
+    def _sync_names(self) -> None:
+        """Before the first commit: LMDB syncs what is in its files, and not that they are there."""
+        try:
+            self._disk.sync_directory(self._path)
+            self._disk.sync_directory(self._path.parent)
+        except OSError:
+            self._environment.close()
+            raise
 
     def begin_run(self) -> None:
         """Take the mark of the clean stop away: from here on a crash is a crash.

@@ -25,7 +25,7 @@ from penstock.broker.storage.checkpoints import (
 )
 from penstock.broker.storage.damage_notes import noted_damage
 from penstock.broker.storage.data_directory import DataDirectory
-from penstock.broker.storage.disk import is_disk_full
+from penstock.broker.storage.disk import is_disk_full, make_directories
 from penstock.broker.storage.flusher import Flusher
 from penstock.broker.storage.leftovers import Content, content_of, remove
 from penstock.broker.storage.local_state import LocalState, PartitionState
@@ -120,7 +120,7 @@ class ManagedDirectory:
         A partition that can't be opened is in ``unopened`` with the reason.
         """
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_directories(self.home.disk, self.path)
             found = list(self._find())
             self._list(found)
             state = self._state = LocalState(

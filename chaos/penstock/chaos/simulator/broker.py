@@ -20,6 +20,7 @@ from penstock.broker.core.partition_events import (
     Role,
 )
 from penstock.broker.core.replica import Replica
+from penstock.broker.core.replica_reports import ReplicaReports
 from penstock.chaos.simulator.controller import CLUSTER_ID
 from penstock.chaos.simulator.disk import Disk
 from penstock.chaos.simulator.feeds import Feeds
@@ -30,7 +31,7 @@ from penstock.chaos.simulator.partition import SimulatedPartition
 from penstock.chaos.simulator.repair import ReadBatches, Repairs
 from penstock.chaos.simulator.scheduler import Clock, Scheduler, Timer
 from penstock.v1 import cluster_pb2, controller_pb2
-from penstock.wire.errors import ErrorCode, PenstockError
+from penstock.wire.errors import ErrorCode, PenstockError, StorageError
 from penstock.wire.ids import TopicId, TopicIdPartition
 from penstock.wire.topic_config import effective_min_isr
 
@@ -39,6 +40,7 @@ SESSION_TIMEOUT_MS: Final = 1500
 LAG_MAX_MS: Final = 700
 ACKS_ALL: Final = -1
 _CALL_TIMEOUT_MS: Final = 1000
+_FAILED: Final = StorageError("the disk failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,7 @@ class SimulatedBroker:
         self.may_stop = False
         self.feeds = Feeds(self)
         self.links = Links(self)
+        self.reports = ReplicaReports(node_id, self.image)
         self.repairs = Repairs(self)
         self._lease = Lease(SESSION_TIMEOUT_MS)
         self._previous_epoch = self.disk.runs.begin()
@@ -255,7 +258,10 @@ class SimulatedBroker:
             self._drop(key, ordered=ordered or moved)
             return
         if key in self._failed_logs and key not in self.partitions:
-            return  # What its disk has of it may come back: it is not made anew.
+            # What its disk has of it may come back: it is not made anew.
+            self.reports.set_offline(key, _FAILED)
+            return
+        self.reports.compare(key)
         partition = self.partitions.get(key)
         if partition is None:
             log = self.disk.log(key)
@@ -278,6 +284,7 @@ class SimulatedBroker:
 
     def _drop(self, key: TopicIdPartition, *, ordered: bool) -> None:
         """As penstock.broker.replication.hosting does: delete on an order, or on a proof."""
+        self.reports.forget(key)
         partition = self.partitions.pop(key, None)
         if partition is None:
             return
@@ -311,50 +318,29 @@ class SimulatedBroker:
             if partition is not None and key not in self._failed_logs:
                 self._failed_logs.add(key)
                 self.disk.failed.add(key)
+                self.reports.set_offline(key, _FAILED)
                 partition.handle(LogFailed())
         self.report()
 
     # What the controllers are told of replicas.
 
     def report(self) -> None:
-        """Tell the controllers how replicas are until the metadata show it, as ReplicaReporter."""
+        """Tell the controllers what is due, one report at a time, as ReplicaReporter does."""
         if self._reporting or not self._caught_up:
             return
-        due = {
-            key: state
-            for key in sorted({*self._failed_logs, *self.partitions})
-            if (state := self._state_to_report(key)) is not None
-        }
-        if not due:
-            return
-        self._reporting = True
-        report = cluster_pb2.ReportReplicasCommand(
-            node_id=self.node_id,
-            broker_epoch=self.broker_epoch,
-            replicas=[
-                cluster_pb2.ReplicaReport(
-                    topic_id=key.topic_id, partition=key.partition, state=state
-                )
-                for key, state in due.items()
-            ],
-        )
-        self._command(lambda _: self._retry(self._report_again), report_replicas=report)
+        command = self.reports.next_report(self.broker_epoch)
+        if command is not None:
+            self._reporting = True
+            self._command(self._reported, report_replicas=command)
 
-    def _report_again(self) -> None:
+    def _reported(self, result: cluster_pb2.CommandResult | None) -> None:
         self._reporting = False
-        self.report()
-
-    def _state_to_report(self, key: TopicIdPartition) -> cluster_pb2.ReplicaState.ValueType | None:
-        record = self.image.partition_by_id(key)
-        if record is None or self.node_id not in record.replicas:
-            return None
-        told = self.node_id in record.offline_replicas
-        if key in self._failed_logs:
-            return None if told else cluster_pb2.REPLICA_STATE_OFFLINE
-        if self.repairs.is_damaged(key):
-            others = set(record.isr).difference(record.offline_replicas, (self.node_id,))
-            return cluster_pb2.REPLICA_STATE_DAMAGED if others and not told else None
-        return cluster_pb2.REPLICA_STATE_ONLINE if told else None
+        taken = result is not None and not result.HasField("error")
+        self.reports.answered(taken=taken)
+        if taken:
+            self.report()
+        else:
+            self._retry(self.report)
 
     # Registration and heartbeats.
 

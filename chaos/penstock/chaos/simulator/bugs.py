@@ -302,6 +302,11 @@ def _used_up_by_nothing(*_: object) -> None:
     return None
 
 
+def _follows_by_the_answer(replica: Replica, answer: ProposalAnswered) -> list[Effect]:
+    assert answer.state is not None
+    return replica._partition_changed(answer.state, answer.state.min_isr, answer.now_ms)
+
+
 def _caught_up_while_fenced() -> tuple[Fault, ...]:
     """A member catches up while it is fenced, and is behind again once it is let in.
 
@@ -492,6 +497,14 @@ BUGS: Final[dict[str, Bug]] = {
         (),
         {**_NO_LOSS, "nodes": (1, 2, 3), "partitions": 3, "min_isr": 1, "left_over": 0.9},
         _caught_up_while_fenced(),
+    ),
+    "answers-make-followers": Bug(
+        "a leader follows the next one by the answer to its wish, ahead of its metadata",
+        Replica,
+        "_deposed",
+        _follows_by_the_answer,
+        ("move", "late metadata"),
+        {**_NO_LOSS, "nodes": (1, 2, 3), "partitions": 1, "min_isr": 1},
     ),
     "unclean-restart-is-forgotten": Bug(
         "who restarted uncleanly stays an eligible leader (KIP-966)",

@@ -456,3 +456,5 @@ class Checkers:
             check(log.log_end_offset == committed.end, f"{who} is not up to date")
             check(partition.replica.high_watermark == committed.end, f"{who}: a late watermark")
             self._compare(partition, committed, committed.end, who)
+            on_record = partition.broker.node_id in self.partitions[partition.key].offline
+            check(not on_record, f"{who} is sound, and on record as offline")

@@ -97,7 +97,8 @@ class SimulatedPartition:
 
     def handle(self, event: Event) -> None:
         """Hand an event to the state machine and do what it asks for."""
-        self.broker.touch(self)
+        if not self.closed:
+            self.broker.touch(self)
         touched_log = False
         effects = self.replica.handle(event)
         if isinstance(event, Pushed) and not _asks_again(effects):
@@ -249,7 +250,7 @@ class SimulatedPartition:
     def _answered(self, *, again: bool) -> None:
         """A proposal was answered, or must be made again."""
         self._proposing = False
-        if again and self.replica.pending is not None:
+        if again and self.replica.pending is not None and not self.closed:
             self._propose()
 
     def _arm(self) -> None:

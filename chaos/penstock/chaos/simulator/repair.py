@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from penstock.wire.errors import ErrorCode
+from penstock.wire.errors import CorruptRecordError, ErrorCode
 from penstock.wire.ids import TopicIdPartition
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ _SCRUB_MS: Final = (1500, 4000)
 _FLUSH_MS: Final = (1, 30)
 _TIMEOUT_MS: Final = 500
 _GIVEN_UP_MS: Final = 2000
+_DAMAGED: Final = CorruptRecordError("a batch is not sound")
 _BEYOND_REPAIR: Final = (ErrorCode.CORRUPT_MESSAGE, ErrorCode.OFFSET_OUT_OF_RANGE)
 
 
@@ -43,10 +44,6 @@ class Repairs:
         if broker.place.scrubs:
             self._scrub_later()
 
-    def is_damaged(self, key: TopicIdPartition) -> bool:
-        """The replica is to be mended."""
-        return key in self._damaged
-
     def found(self, partition: SimulatedPartition) -> None:
         """A batch of the log is not sound. Called again and again."""
         key = partition.key
@@ -54,6 +51,7 @@ class Repairs:
             return
         self._broker.note(f"{key.partition} on {self._broker.node_id}: damage is found")
         self._damaged.add(key)
+        self._broker.reports.set_damaged(key, _DAMAGED)
         self._broker.report()
         self._go_on(key)
 
@@ -80,6 +78,7 @@ class Repairs:
         offset = None if partition is None else partition.log.first_damage()
         if partition is None or offset is None:
             self._damaged.discard(key)
+            self._broker.reports.set_sound(key)
             self._broker.report()
             return
         record = self._broker.image.partition_by_id(key)
