@@ -303,7 +303,8 @@ class ConsumerConfig(CommonConfig):
     session_timeout_ms: int = _bounded(45_000, 1)
     """The coordinator removes a member that is silent for so long."""
     default_api_timeout_ms: int = _bounded(60_000, 1)
-    """How long commit(), position() and the like may take."""
+    """How long commit(), position() and the like may take, and a damaged batch is asked for again
+    before a poll raises CorruptRecordError."""
     key_deserializer: SerializerName | Deserializer = "bytes"
     """Makes keys of bytes."""
     value_deserializer: SerializerName | Deserializer = "bytes"

@@ -141,7 +141,8 @@ class Consumer:
         Waits up to ``timeout_ms`` (None: without bound) for the first; then returns what is
         there, maybe nothing. Records of a partition come in order. Marks what earlier polls
         returned as processed. Runs rebalance listeners. Raises NoOffsetError, CorruptRecordError
-        (naming partition and offset; ``seek`` past it to go on), SerializationError,
+        (naming partition and offset, after ``default_api_timeout_ms`` of asking the leader again;
+        it goes on being asked, or ``seek`` past it), SerializationError,
         UnknownTopicOrPartitionError, FencedInstanceIdError, BootstrapError. The first call
         connects and may take longer.
         What is likely to mend (a partition without a leader, a coordinator that moves) is waited

@@ -67,6 +67,7 @@ class FetchLoop:
                 prefetch_max_bytes=config.prefetch_max_bytes,
                 max_wait_ms=config.fetch_max_wait_ms,
                 request_timeout_ms=config.request_timeout_ms,
+                damage_patience_ms=config.default_api_timeout_ms,
             ),
             cluster.metadata,
             Backoff(
@@ -90,7 +91,7 @@ class FetchLoop:
     def take(self, limit: int, convert: Convert) -> list[ConsumerRecord]:
         """Records for the application; fetches on at once in the room they leave."""
         try:
-            return self.fetcher.take(limit, convert)
+            return self.fetcher.take(limit, convert, now_ms())
         finally:
             self.handle(Woken())
 

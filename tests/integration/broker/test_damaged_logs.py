@@ -11,9 +11,9 @@ import pytest
 
 from penstock.broker.storage.checkpoints import read_metadata
 from penstock.broker.storage.damage_notes import NOTE_FILE, encode_note
-from penstock.client import AdminClient
+from penstock.client import AdminClient, Consumer
 from penstock.client.descriptions import PartitionDescription
-from penstock.wire.errors import ErrorCode
+from penstock.wire.errors import CorruptRecordError, ErrorCode
 from penstock.wire.ids import TopicPartition
 from penstock.wire.records import RecordData, encode_batch
 from tests.integration.cluster import Cluster, free_ports
@@ -159,6 +159,36 @@ def test_a_bit_that_flips_under_a_running_leader_is_found_by_reading(cluster: Sc
     assert cluster.metric(1, "penstock_mended_batches_total") == 1
 
 
+def test_a_consumer_that_runs_into_a_bit_that_flipped_gets_everything_once_and_in_order(
+    cluster: Scrubbed,
+) -> None:
+    cluster.start()
+    fill(cluster, "t", [1, 2, 3])
+    flip(cluster.closed_segments(1, "t")[2])
+    read: list[bytes] = []
+    # Answers of a few records each, so that it runs while the leader comes upon the damage.
+    with Consumer(
+        cluster.bootstrap,
+        topics="t",
+        auto_offset_reset="earliest",
+        max_partition_fetch_bytes=1_000,
+        prefetch_max_bytes=1_000,
+    ) as consumer:
+        deadline = time.monotonic() + TIMEOUT_S
+        while len(read) < RECORDS:
+            read += [record.value for record in consumer.poll(500, max_records=1)]
+            assert time.monotonic() < deadline, f"only {len(read)} records came"
+        assert read == values()
+        write(cluster.nodes[leader(cluster, "t")].address, "t", batch_of([b"after"]))
+        wait_until(
+            lambda: [record.value for record in consumer.poll(500)] == [b"after"],
+            "it reads on from the new leader",
+            TIMEOUT_S,
+        )
+    assert leader(cluster, "t") in (2, 3)
+    wait_until(lambda: in_order(cluster, "t"), "it is in sync again", TIMEOUT_S)
+
+
 def test_the_only_replica_serves_what_is_sound_and_refuses_the_rest(cluster: Scrubbed) -> None:
     cluster.scrub(2)
     cluster.start()
@@ -178,6 +208,19 @@ def test_the_only_replica_serves_what_is_sound_and_refuses_the_rest(cluster: Scr
     assert "t-0" in message
     assert str(cluster.closed_segments(2, "t")[1]) in message
     assert not produce_at(address, "t", batch_of([b"more"])).HasField("error")
+    with Consumer(
+        cluster.bootstrap, topics="t", auto_offset_reset="earliest", default_api_timeout_ms=5_000
+    ) as consumer:
+        read: list[bytes] = []
+        while len(read) < refused[0]:
+            read += [record.value for record in consumer.poll(None)]
+        for _ in range(2):
+            with pytest.raises(CorruptRecordError, match=f"t-0, offset {refused[0]}: .*asked for"):
+                consumer.poll(None)
+        consumer.seek(TopicPartition("t", 0), refused[0] + 1)
+        while len(read) < RECORDS:
+            read += [record.value for record in consumer.poll(None)]
+        assert read == [*values()[: refused[0]], *values()[refused[0] + 1 :], b"more"]
     assert described(cluster, "t").offline == ()
     # Once another replica were in sync it would be asked; nobody is, so nothing was mended.
     assert cluster.metric(2, "penstock_mended_batches_total") == 0

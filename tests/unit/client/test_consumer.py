@@ -236,7 +236,7 @@ async def test_a_corrupt_batch_names_its_place_and_can_be_skipped(cluster: FakeC
     base, following, data = log.batches[1]
     log.batches[1] = (base, following, data[:-1] + bytes([data[-1] ^ 1]))
     async with AsyncConsumer(
-        cluster.bootstrap, topics="t", auto_offset_reset="earliest"
+        cluster.bootstrap, topics="t", auto_offset_reset="earliest", default_api_timeout_ms=100
     ) as consumer:
         assert values(await read(consumer, 1)) == [b"0"]
         for _ in range(2):
@@ -258,7 +258,7 @@ async def test_an_answer_that_is_garbage_is_reported_not_swallowed(cluster: Fake
 
     cluster.on_fetch = garbage
     async with AsyncConsumer(
-        cluster.bootstrap, topics="t", auto_offset_reset="earliest"
+        cluster.bootstrap, topics="t", auto_offset_reset="earliest", default_api_timeout_ms=100
     ) as consumer:
         with pytest.raises(CorruptRecordError, match="t-0, at or after offset 0"):
             await read(consumer, 1)

@@ -30,6 +30,7 @@ from penstock.client.core.subscription import Position
 from penstock.client.model import ConsumerRecord
 from penstock.v1 import metadata_pb2
 from penstock.wire.errors import (
+    CorruptRecordError,
     NetworkError,
     NotLeaderError,
     OffsetOutOfRangeError,
@@ -40,6 +41,7 @@ from penstock.wire.records import Record, RecordData, encode_batch
 
 T0 = TopicPartition("t", 0)
 T1 = TopicPartition("t", 1)
+PATIENCE_MS = 60_000.0
 
 
 def batch(base: int, count: int) -> bytes:
@@ -79,6 +81,7 @@ def make(
             prefetch_max_bytes=prefetch_max_bytes,
             max_wait_ms=500,
             request_timeout_ms=10_000,
+            damage_patience_ms=PATIENCE_MS,
         ),
         metadata,
         Backoff(20, 200, lambda: 0.5),
@@ -101,9 +104,9 @@ def test_it_fetches_ahead_and_hands_out_in_order() -> None:
     assert isinstance(following, SendFetch)
     assert following.wanted[0].offset == 10
     assert following.wanted[0].last_fetched_epoch == 0
-    assert [record.offset for record in fetcher.take(4, convert)] == [3, 4, 5, 6]
+    assert [record.offset for record in fetcher.take(4, convert, 0)] == [3, 4, 5, 6]
     assert fetcher.cursor(T0) == 7
-    assert [record.offset for record in fetcher.take(99, convert)] == [7, 8, 9]
+    assert [record.offset for record in fetcher.take(99, convert, 0)] == [7, 8, 9]
     assert fetcher.cursor(T0) == 10
     fetcher.validate()
 
@@ -113,8 +116,8 @@ def test_it_stops_fetching_a_partition_whose_buffer_is_full() -> None:
     [fetch] = start(fetcher)
     answer = FetchAnswered(fetch.fetch_id, (Fetched(T0, None, batch(0, 5)),))
     assert fetcher.handle(answer, 1) == []
-    fetcher.take(5, convert)
-    fetcher.take(1, convert)  # Finds the buffer empty.
+    fetcher.take(5, convert, 0)
+    fetcher.take(1, convert, 0)  # Finds the buffer empty.
     assert [type(effect) for effect in fetcher.handle(Woken(), 2)] == [SendFetch]
 
 
@@ -123,7 +126,7 @@ def test_an_answer_that_a_seek_overtook_is_dropped() -> None:
     [fetch] = start(fetcher)
     fetcher.handle(PositionFound(T0, Position(7)), 1)
     effects = fetcher.handle(FetchAnswered(fetch.fetch_id, (Fetched(T0, None, batch(0, 5)),)), 2)
-    assert fetcher.take(99, convert) == []
+    assert fetcher.take(99, convert, 0) == []
     [again] = [effect for effect in effects if isinstance(effect, SendFetch)]
     assert again.wanted[0].offset == 7
 
@@ -205,7 +208,7 @@ def test_partitions_of_a_broker_share_a_fetch() -> None:
     assert isinstance(second, SendFetch)
     fetcher.handle(FetchAnswered(1, (Fetched(T0, None, batch(0, 1)),)), 1)
     effects = fetcher.handle(FetchAnswered(2, (Fetched(T1, None, batch(0, 1)),)), 1)
-    assert len(fetcher.take(99, convert)) == 2
+    assert len(fetcher.take(99, convert, 0)) == 2
     assert all(isinstance(effect, SendFetch) for effect in effects)
 
 
@@ -253,7 +256,7 @@ class Brokers:
                 self.answer(fetch)
 
     def take(self, limit: int) -> None:
-        for record in self.fetcher.take(limit, convert):
+        for record in self.fetcher.take(limit, convert, 0):
             name = TopicPartition("t", record.partition)
             assert record.offset == self.seen[name]
             self.seen[name] += 1
@@ -347,7 +350,7 @@ class World:
             self.seen = self.seen[:back]
             self.feed(PositionFound(T0, Position(back)))
         elif choice < 0.8:
-            taken = self.fetcher.take(self.chance.randint(1, 10), convert)
+            taken = self.fetcher.take(self.chance.randint(1, 10), convert, self.now)
             self.seen += [record.offset for record in taken]
         self.feed(Woken())
 
@@ -357,11 +360,17 @@ class World:
         elif fetch.node_id != self.leader:
             refused = Fetched(T0, NotLeaderError("moved"), b"")
             self.feed(FetchAnswered(fetch.fetch_id, (refused,)))
+        elif self.chance.random() < 0.1:
+            damaged = Fetched(T0, CorruptRecordError("a bit flipped"), b"")
+            self.feed(FetchAnswered(fetch.fetch_id, (damaged,)))
         else:
             left = [data for end, data in self.batches if end > fetch.wanted[0].offset]
             cut = b"".join(left)[: self.chance.choice((90, 200, 400))]
             first = left[0] if left else b""
             data = cut if len(cut) >= len(first) else first  # At least one whole batch.
+            if first and self.chance.random() < 0.1:  # What the checksum covers comes damaged.
+                place = self.chance.randrange(17, len(first))
+                data = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
             self.feed(FetchAnswered(fetch.fetch_id, (Fetched(T0, None, data),)))
 
 
@@ -389,10 +398,10 @@ def test_a_position_is_given_up_when_another_topic_has_the_name() -> None:
         FetchAnswered(fetch.fetch_id, (Fetched(T0, None, batch(0, 5)),)), 1
     )
     assert isinstance(following, SendFetch)
-    fetcher.take(2, convert)
+    fetcher.take(2, convert, 0)
     metadata.apply(led((1, 0), index=2, topic_id=NEW_ID), 2)
     assert fetcher.handle(Woken(), 2) == [MadeAnew(T0, 2)]
-    assert fetcher.take(99, convert) == []
+    assert fetcher.take(99, convert, 0) == []
     assert fetcher.cursor(T0) is None
     # What the old topic still answers is of no use, and nothing is fetched meanwhile.
     late = FetchAnswered(following.fetch_id, (Fetched(T0, None, batch(5, 5)),))

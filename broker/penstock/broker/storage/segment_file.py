@@ -138,7 +138,7 @@ class SegmentFile:
         """The error that names the place; ``offset`` is what is missing, if that is known."""
         return SegmentDamagedError(
             f"{self.name}: {what} (segment {self.path}, byte {position}); it is not served, and "
-            "mended once another replica is in sync",
+            "mended from another replica that is in sync, as soon as there is one",
             max(offset, self.base_offset),
         )
 

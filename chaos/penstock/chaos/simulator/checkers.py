@@ -22,6 +22,7 @@ from penstock.chaos.simulator.partition import SimulatedPartition
 from penstock.raft_meta.core.cluster_state import ClusterState
 from penstock.raft_meta.core.model import NO_LEADER, Broker, Partition
 from penstock.wire.ids import TopicId, TopicIdPartition
+from penstock.wire.records import parse_header
 
 __all__ = ["Checkers", "CommittedLog", "Violation", "check"]
 
@@ -253,7 +254,11 @@ class Checkers:
             if header.base_offset >= committed.end:
                 break
             known = committed.batch_at(header.base_offset)
-            if known != data and header.base_offset not in contents.flipped:
+            if known != data and not (
+                known is not None
+                and header.base_offset in contents.flipped
+                and header.leader_epoch == parse_header(known).leader_epoch
+            ):
                 break
             agreed = header.next_offset
         return min(agreed, contents.end, committed.end)
@@ -456,5 +461,6 @@ class Checkers:
             check(log.log_end_offset == committed.end, f"{who} is not up to date")
             check(partition.replica.high_watermark == committed.end, f"{who}: a late watermark")
             self._compare(partition, committed, committed.end, who)
-            on_record = partition.broker.node_id in self.partitions[partition.key].offline
+            known = self.partitions.get(partition.key)
+            on_record = known is not None and partition.broker.node_id in known.offline
             check(not on_record, f"{who} is sound, and on record as offline")

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 
 from penstock.chaos.simulator.disk import Batch
-from penstock.wire.records import decode_batch
+from penstock.wire.records import decode_batch, parse_header
 
 
 class Violation(AssertionError):  # noqa: N818 - it is what it is called everywhere.
@@ -35,8 +35,11 @@ class CommittedLog:
     ends: list[int] = field(default_factory=list)  # Of the batches; the next offsets.
     batches: list[bytes] = field(default_factory=list)
     values: dict[bytes, int] = field(default_factory=dict)  # Record values and their offsets.
-    newest: dict[bytes, tuple[int, int]] = field(default_factory=dict)
-    """Of each producer the number of its last record, and its offset."""
+    newest: dict[tuple[bytes, int, int], tuple[int, int]] = field(default_factory=dict)
+    """Of each producer, under each of its ids and epochs, the last record's number and offset.
+
+    Who takes another id has given up what may still be on its way under the one before.
+    """
 
     def batch_at(self, offset: int) -> bytes | None:
         """The batch that begins at ``offset``."""
@@ -62,6 +65,8 @@ class CommittedLog:
         self.ends.append(next_offset)
         self.batches.append(data)
         self.end = next_offset
+        header = parse_header(data)
+        identity = header.producer_id, header.producer_epoch
         for record in decode_batch(data):
             value = bytes(record.value or b"")
             earlier = self.values.get(value, record.offset)
@@ -72,19 +77,19 @@ class CommittedLog:
                 earlier == record.offset or earlier < self.deleted,
                 f"{who}: {value!r} is committed twice, at {earlier} and {record.offset}",
             )
-            self._check_order(value, record.offset, who)
+            self._check_order(value, record.offset, identity, who)
 
-    def _check_order(self, value: bytes, offset: int, who: str) -> None:
+    def _check_order(self, value: bytes, offset: int, identity: tuple[int, int], who: str) -> None:
         producer, _, number = value.rpartition(b"-")
         if not producer:
             return
-        last, last_offset = self.newest.get(producer, (-1, -1))
+        last, last_offset = self.newest.get((producer, *identity), (-1, -1))
         check(
             int(number) > last or last_offset < self.deleted,
             f"{who}: {value!r} is committed at {offset}, but number {last} of the same producer "
             f"before it, at {last_offset}",
         )
-        self.newest[producer] = (int(number), offset)
+        self.newest[producer, *identity] = (int(number), offset)
 
     def fork(self, offset: int, leader_epoch: int) -> CommittedLog:
         """What is left when a leader goes on with no more than what lies below ``offset``."""

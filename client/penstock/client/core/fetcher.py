@@ -10,9 +10,9 @@ and dropped. The shell feeds events and carries out effects; records leave throu
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from penstock.client.core.backoff import Backoff
@@ -34,6 +34,7 @@ from penstock.client.core.fetch_events import (
     SendFetch,
     Wanted,
 )
+from penstock.client.core.lane import Lane
 from penstock.client.core.leader_watch import no_leader
 from penstock.client.core.metadata_cache import MetadataCache
 from penstock.client.core.subscription import Position
@@ -46,53 +47,13 @@ from penstock.wire.errors import (
     UnknownTopicOrPartitionError,
 )
 from penstock.wire.ids import TopicPartition
-from penstock.wire.records import Record, decode_batch, iter_batches, parse_header
+from penstock.wire.records import Record
 
 _MAX_FETCHES_PER_NODE: Final = 3
 _SLOW_MARGIN_MS: Final = 1_000.0
-_NOWHERE: Final = Position(-1)
 
 Convert = Callable[[TopicPartition, Record, int, bytes], ConsumerRecord]
 """Makes the application's record; may raise (a deserialiser's failure)."""
-
-
-@dataclass(slots=True)
-class _Chunk:
-    """Fetched bytes not yet taken; ``at`` is where in them the next batch begins."""
-
-    data: bytes
-    at: int = 0
-
-
-@dataclass(slots=True)
-class _Lane:
-    """One partition."""
-
-    position: Position | None = None  # What is fetched next.
-    cursor: Position = _NOWHERE  # What is handed out next.
-    topic_id: bytes = b""  # What the positions belong to.
-    generation: int = 0
-    paused: bool = False
-    chunks: deque[_Chunk] = field(default_factory=deque)
-    decoded: deque[Record] = field(default_factory=deque)
-    decoded_next: Position = _NOWHERE  # Where the decoded batch ends.
-    buffered_bytes: int = 0
-    fetch_id: int = -1
-    error: PenstockError | None = None
-    attempts: int = 0
-    retry_at_ms: float = float("-inf")
-    failed_epoch: int = -1
-    last_error: PenstockError | None = None
-
-    def clear(self) -> None:
-        """Drop what was fetched; an answer on its way is none of ours."""
-        self.generation += 1
-        self.chunks.clear()
-        self.decoded.clear()
-        self.buffered_bytes = 0
-        self.error = None
-        self.attempts = 0
-        self.retry_at_ms = float("-inf")
 
 
 @dataclass(slots=True)
@@ -115,6 +76,7 @@ class FetcherSettings:
     prefetch_max_bytes: int
     max_wait_ms: float
     request_timeout_ms: float
+    damage_patience_ms: float  # Damage is told when it is there for so long.
 
 
 class Fetcher:
@@ -126,7 +88,7 @@ class Fetcher:
         self._settings = settings
         self._metadata = metadata
         self._backoff = backoff
-        self._lanes: dict[TopicPartition, _Lane] = {}
+        self._lanes: dict[TopicPartition, Lane] = {}
         self._fetches: dict[int, _Fetch] = {}
         self._next_fetch_id = 0
         self._turn = 0
@@ -235,10 +197,11 @@ class Fetcher:
         for partition in partitions:
             self._lanes[partition].paused = paused
 
-    def take(self, limit: int, convert: Convert) -> list[ConsumerRecord]:
+    def take(self, limit: int, convert: Convert, now_ms: float) -> list[ConsumerRecord]:
         """Up to ``limit`` records, in order within each partition, in turns between them.
 
-        Raises a partition's error when its turn comes and nothing else was taken before.
+        Raises a partition's error when its turn comes and nothing else was taken before. What a
+        damaged batch has it want done comes out of the next ``handle``.
         """
         taken: list[ConsumerRecord] = []
         order = [name for name, lane in self._lanes.items() if not lane.paused]
@@ -247,25 +210,28 @@ class Fetcher:
         for partition in order[start:] + order[:start]:
             if len(taken) >= limit:
                 break
+            lane = self._lanes[partition]
             try:
-                self._take_from(partition, self._lanes[partition], limit, convert, taken)
+                self._take_from(partition, lane, limit, convert, taken, now_ms=now_ms)
             except PenstockError:
                 if not taken:
                     raise
+            if not taken:
+                lane.complain()
         return taken
 
     def _take_from(
         self,
         partition: TopicPartition,
-        lane: _Lane,
+        lane: Lane,
         limit: int,
         convert: Convert,
         taken: list[ConsumerRecord],
+        *,
+        now_ms: float,
     ) -> None:
         while len(taken) < limit:
-            if not lane.decoded and not self._decode_next(partition, lane):
-                if lane.error is not None:
-                    raise lane.error
+            if not lane.decoded and not self._decode_next(partition, lane, now_ms):
                 return
             decoded = lane.decoded
             epoch, topic_id = lane.decoded_next.leader_epoch, lane.topic_id
@@ -275,37 +241,18 @@ class Fetcher:
             if not decoded:
                 lane.cursor = lane.decoded_next
 
-    def _decode_next(self, partition: TopicPartition, lane: _Lane) -> bool:
-        """Decode batches until one has records to hand out; False when there is none."""
-        while lane.chunks:
-            chunk = lane.chunks[0]
-            if chunk.at >= len(chunk.data):
-                lane.chunks.popleft()
-                lane.buffered_bytes -= len(chunk.data)
-                continue
-            header = parse_header(chunk.data, chunk.at)
-            batch = memoryview(chunk.data)[chunk.at : chunk.at + header.size_bytes]
-            try:
-                records = [] if header.is_control else decode_batch(batch)
-            except CorruptRecordError as error:
-                raise CorruptRecordError(
-                    f"partition {partition}, offset {lane.cursor.offset}: {error.message}. Seek "
-                    f"to {header.next_offset} to read on after the batch"
-                ) from None
-            chunk.at += header.size_bytes
-            cursor = lane.cursor.offset
-            lane.decoded = deque(record for record in records if record.offset >= cursor)
-            lane.decoded_next = Position(max(header.next_offset, cursor), header.leader_epoch)
-            if lane.decoded:
-                return True
-            lane.cursor = lane.decoded_next
-        return False
+    def _decode_next(self, partition: TopicPartition, lane: Lane, now_ms: float) -> bool:
+        try:
+            return lane.decode_next(partition)
+        except CorruptRecordError as error:
+            self._damaged(partition, lane, error, now_ms)
+            return False
 
     # --- events -----------------------------------------------------------------------------
 
     def _added(self, event: Added, now_ms: float) -> None:
         for partition in event.partitions:
-            self._lanes.setdefault(partition, _Lane())
+            self._lanes.setdefault(partition, Lane())
 
     def _removed(self, event: Removed, now_ms: float) -> None:
         for partition in event.partitions:
@@ -325,7 +272,7 @@ class Fetcher:
             for partition, lane in self._lanes.items():
                 self._check_topic(partition, lane)
 
-    def _check_topic(self, partition: TopicPartition, lane: _Lane) -> None:
+    def _check_topic(self, partition: TopicPartition, lane: Lane) -> None:
         """Give the position up if it is one of another topic than has the name now."""
         topic_id = self._metadata.topic_id(partition.topic)
         if lane.position is None or topic_id in (b"", lane.topic_id):
@@ -370,7 +317,7 @@ class Fetcher:
         self._release(event.fetch_id)
         self._effects.append(RefreshMetadata(avoid=fetch.node_id))
 
-    def _lane_of(self, fetch: _Fetch, fetch_id: int, partition: TopicPartition) -> _Lane | None:
+    def _lane_of(self, fetch: _Fetch, fetch_id: int, partition: TopicPartition) -> Lane | None:
         """The lane that a fetch was made for, if it still is what it was then."""
         lane = self._lanes.get(partition)
         if lane is None or lane.fetch_id != fetch_id:
@@ -382,7 +329,7 @@ class Fetcher:
             if lane.fetch_id == fetch_id:
                 lane.fetch_id = -1
 
-    def _take_over(self, lane: _Lane, result: Fetched, node_id: int, now_ms: float) -> None:
+    def _take_over(self, lane: Lane, result: Fetched, node_id: int, now_ms: float) -> None:
         if result.error is not None:
             self._refused(lane, result, result.error, now_ms)
             return
@@ -398,49 +345,38 @@ class Fetcher:
             self._effects.append(OutOfRange(result.partition, lane.position.offset, offset, why))
             lane.position = None
             return
+        lane.complaint = None
         if result.records:
-            self._buffer(lane, result)
+            try:
+                lane.buffer(result.partition, result.records)
+            except CorruptRecordError as error:
+                self._damaged(result.partition, lane, error, now_ms)
 
-    def _buffer(self, lane: _Lane, result: Fetched) -> None:
-        assert lane.position is not None
-        end = 0
-        position = lane.position
-        try:
-            for header, batch in iter_batches(result.records, allow_torn_tail=True):
-                end += len(batch)
-                if header.next_offset > position.offset:
-                    position = Position(header.next_offset, header.leader_epoch)
-        except CorruptRecordError as error:
-            lane.error = CorruptRecordError(
-                f"partition {result.partition}, at or after offset {position.offset}: "
-                f"{error.message}"
-            )
-        if end == 0 and lane.error is None:
-            lane.error = CorruptRecordError(
-                f"partition {result.partition}, offset {position.offset}: the answer holds no "
-                "whole batch"
-            )
-        if end and position.offset > lane.position.offset:
-            lane.chunks.append(_Chunk(result.records[:end]))
-            lane.buffered_bytes += end
-            lane.position = position
-
-    def _refused(self, lane: _Lane, result: Fetched, error: PenstockError, now_ms: float) -> None:
+    def _refused(self, lane: Lane, result: Fetched, error: PenstockError, now_ms: float) -> None:
         assert lane.position is not None
         if isinstance(error, OffsetOutOfRangeError):
             self._effects.append(OutOfRange(result.partition, lane.position.offset, -1, error))
             lane.position = None
         elif isinstance(error, CorruptRecordError):
-            lane.error = CorruptRecordError(
-                f"partition {result.partition}, offset {lane.position.offset}: {error.message}"
-            )
+            where = f"partition {result.partition}, offset {lane.position.offset}"
+            found = CorruptRecordError(f"{where}: {error.message}", leader=error.leader)
+            self._damaged(result.partition, lane, found, now_ms)
         elif error.retriable:
             self._retry_later(result.partition, lane, error, now_ms)
         else:
             lane.error = error
 
+    def _damaged(
+        self, partition: TopicPartition, lane: Lane, error: CorruptRecordError, now_ms: float
+    ) -> None:
+        """Ask for it again: another replica leads soon, or this one is mended."""
+        patience_ms = self._settings.damage_patience_ms
+        told = lane.note_damage(partition, error, now_ms=now_ms, patience_ms=patience_ms)
+        self._retry_later(partition, lane, told, now_ms)
+        self._effects.append(RefreshMetadata(avoid=-1))
+
     def _retry_later(
-        self, partition: TopicPartition, lane: _Lane, error: PenstockError, now_ms: float
+        self, partition: TopicPartition, lane: Lane, error: PenstockError, now_ms: float
     ) -> None:
         lane.last_error = error
         leader = self._metadata.leader(partition)
@@ -483,7 +419,7 @@ class Fetcher:
         busy: dict[int, int] = defaultdict(int)
         for fetch in self._fetches.values():
             busy[fetch.node_id] += 1
-        by_node: dict[int, list[tuple[TopicPartition, _Lane, int]]] = defaultdict(list)
+        by_node: dict[int, list[tuple[TopicPartition, Lane, int]]] = defaultdict(list)
         need_news = False
         for partition, lane in self._lanes.items():
             if not self._may_fetch(lane):
@@ -502,7 +438,7 @@ class Fetcher:
             self._effects.append(RefreshMetadata(avoid=-1))
 
     def _share_room(
-        self, by_node: Mapping[int, list[tuple[TopicPartition, _Lane, int]]], now_ms: float
+        self, by_node: Mapping[int, list[tuple[TopicPartition, Lane, int]]], now_ms: float
     ) -> None:
         """Fetch as far as what is buffered and what answers may bring stays within the bound.
 
@@ -544,7 +480,7 @@ class Fetcher:
         # However tight the bound, one partition's answer at a time must do.
         return self._room >= wanted_bytes or not (self._fetches or self.buffered_bytes)
 
-    def _may_fetch(self, lane: _Lane) -> bool:
+    def _may_fetch(self, lane: Lane) -> bool:
         return (
             lane.position is not None
             and not lane.paused
@@ -556,7 +492,7 @@ class Fetcher:
     def _send(
         self,
         node_id: int,
-        lanes: list[tuple[TopicPartition, _Lane, int]],
+        lanes: list[tuple[TopicPartition, Lane, int]],
         max_bytes: int,
         now_ms: float,
     ) -> None:
