@@ -12,12 +12,11 @@ import ctypes
 import errno
 import os
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
-
-import lmdb
 
 Buffer = bytes | bytearray | memoryview
 
@@ -51,9 +50,11 @@ def is_disk_full(error: BaseException) -> bool:
 
     Also of LMDB's: its transaction is void then, and the environment is as it was before.
     """
-    if isinstance(error, lmdb.MapFullError):
+    # Not imported: what only makes directories (the ``penstock`` command) does without it.
+    lmdb = sys.modules.get("lmdb")
+    if lmdb is not None and isinstance(error, lmdb.MapFullError):
         return True
-    if isinstance(error, lmdb.Error):
+    if lmdb is not None and isinstance(error, lmdb.Error):
         # Older releases give no code, but have a class for ENOSPC.
         return getattr(error, "code", None) in _FULL or isinstance(error, lmdb.DiskError)
     return isinstance(error, OSError) and error.errno in _FULL
