@@ -13,6 +13,7 @@ class Runs:
         self.heard_epoch = -1  # The last broker epoch that a process here was told.
         self.was_doubted = False  # In that run the disk failed.
         self._number = 0  # Of the disk in this place.
+        self._reported = -1  # By the process that runs.
         self._clean: RunMark | None = None
         self._durable: RunMark | None = None
         self._is_whole = True
@@ -26,7 +27,8 @@ class Runs:
         known = any(mark is not None for mark in marks)
         found = [FoundDirectory(bytes([self._number]), *marks, self._is_whole)] if known else []
         self._clean, self._is_whole = None, True
-        return epoch_to_report(found)
+        self._reported = epoch_to_report(found)
+        return self._reported
 
     def registered(self, broker_epoch: int, *, failed: bool) -> None:
         """The process has its broker epoch; maybe the disk has ``failed`` by then."""
@@ -34,8 +36,11 @@ class Runs:
         self.heard_epoch, self.was_doubted = broker_epoch, failed
 
     def stopped(self, broker_epoch: int) -> None:
-        """The process stopped cleanly, and flushed all."""
-        self._clean = self._mark(broker_epoch)
+        """The process stopped cleanly, and flushed all.
+
+        One that was never registered (-1) leaves what the one before had.
+        """
+        self._clean = self._mark(broker_epoch if broker_epoch >= 0 else self._reported)
 
     def doubt(self) -> None:
         """The disk fails: in every other run it can still take the mark away."""
