@@ -184,14 +184,20 @@ def test_after_a_crash_all_that_lies_above_the_recovery_point_is_indexed(tmp_pat
     assert found_in(log) == FOUND
 
 
-def test_an_index_made_anew_in_a_thread_takes_in_what_came_meanwhile(tmp_path: Path) -> None:
-    spread(tmp_path).close(save=True)
-    for path in (tmp_path / str(PARTITION)).glob("*.txnindex"):
+def warmed_without_indexes(root: Path) -> PartitionLog:
+    """A log that lost its indexes, and for which a thread has read what makes them anew."""
+    spread(root).close(save=True)
+    for path in (root / str(PARTITION)).glob("*.txnindex"):
         path.unlink()
-    log = open_in(tmp_path, saved=SavedState(7, clean=True))
+    log = open_in(root, saved=SavedState(7, clean=True))
     warm = log.cold_aborted(0)
     assert warm is not None
     warm()
+    return log
+
+
+def test_an_index_made_anew_in_a_thread_takes_in_what_came_meanwhile(tmp_path: Path) -> None:
+    log = warmed_without_indexes(tmp_path)
     log.append_as_follower(transactional("x", producer=(9, 0, 0), base_offset=7))
     log.append_as_follower(mark(ABORT, 9, base_offset=8))
     assert log.cold_aborted(0) is None
@@ -199,13 +205,7 @@ def test_an_index_made_anew_in_a_thread_takes_in_what_came_meanwhile(tmp_path: P
 
 
 def test_a_cut_makes_void_what_was_read_before_it(tmp_path: Path) -> None:
-    spread(tmp_path).close(save=True)
-    for path in (tmp_path / str(PARTITION)).glob("*.txnindex"):
-        path.unlink()
-    log = open_in(tmp_path, saved=SavedState(7, clean=True))
-    warm = log.cold_aborted(0)
-    assert warm is not None
-    warm()
+    log = warmed_without_indexes(tmp_path)
     log.truncate_to(5)
     log.append_as_follower(mark(COMMIT, 7, base_offset=5, leader_epoch=2))
     log.append_as_follower(batch("plain", base_offset=6, leader_epoch=2))

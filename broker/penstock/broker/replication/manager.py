@@ -13,7 +13,7 @@ from penstock.broker.core.partition_events import CopyAnew, IsrChanged, OutOfSyn
 from penstock.broker.core.ports import AppendInfo, Log
 from penstock.broker.replication import standing
 from penstock.broker.replication.answers import Refusals
-from penstock.broker.replication.appending import Appends, OnAppended, Target
+from penstock.broker.replication.appending import Appends, Target
 from penstock.broker.replication.cold_reads import warm
 from penstock.broker.replication.deadlines import Deadlines
 from penstock.broker.replication.fetch import Fetcher
@@ -102,6 +102,7 @@ class ReplicaManager:
         self._feed_count = 0
         self._fetcher = Fetcher(self._locate_for_fetch)
         self._appends = Appends(node_id, self._locate, wall_clock_ms)
+        self.begin_append = self._appends.begin  # ``append`` for who does not want to wait.
         self._deadlines = Deadlines(clock_ms, self._deadline_came)
         self._proposer = IsrProposer(node_id, broker_epoch, alter_partition, clock_ms)
         self._links = FollowerLinks(
@@ -265,17 +266,6 @@ class ReplicaManager:
         return await self._appends.append(
             Target(topic, topic_id, partition, current_leader_epoch), records, acks, timeout_ms
         )
-
-    def begin_append(
-        self,
-        target: Target,
-        records: bytes,
-        acks: common_pb2.Acks.ValueType,
-        timeout_ms: int,
-        on_end: OnAppended,
-    ) -> None:
-        """``append`` for who does not want to wait; see Appends.begin."""
-        self._appends.begin(target, records, acks, timeout_ms, on_end)
 
     async def fetch(self, request: log_pb2.FetchRequest) -> log_pb2.FetchResponse:
         """Answer a fetch by long poll; see penstock.v1.FetchRequest."""
