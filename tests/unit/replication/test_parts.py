@@ -210,6 +210,21 @@ async def test_one_request_at_a_time_and_the_rest_goes_together() -> None:
     await proposer.stop()
 
 
+async def test_who_was_removed_meanwhile_holds_nobody_else_up() -> None:
+    controllers = FakeControllers()
+    controllers.gate.set()
+    proposer = proposer_for(controllers)
+    gone, here = FakePartition(0), FakePartition(1)
+    gone.settles = False  # What was removed acts on no answer.
+    for closed in (False, True):
+        gone.closed = closed
+        batch = [(one, IsrProposal(3, 7, ((1, 11), (2, 12)))) for one in (gone, here)]
+        for one, proposal in batch:
+            one.replica.pending = proposal
+        settled = await proposer._send(batch)  # type: ignore[arg-type]
+        assert settled is closed, "else all of them pause"
+
+
 async def test_an_unknown_outcome_is_asked_for_again_until_it_is_known() -> None:
     controllers = FakeControllers()
     controllers.gate.set()
