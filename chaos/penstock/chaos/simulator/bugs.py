@@ -15,16 +15,17 @@ from penstock.broker.core.last_run import FoundDirectory, epoch_to_report
 from penstock.broker.core.partition_events import Effect, ProposalAnswered, Role, TruncateTo
 from penstock.broker.core.partition_leader import Leadership
 from penstock.broker.core.ports import EpochEnd
-from penstock.broker.core.producer_state import Append, Duplicate, ProducerState
+from penstock.broker.core.producer_state import (
+    ProducerStage,
+    ProducerState,
+)
 from penstock.broker.core.replica import Replica
-from penstock.chaos.simulator import contents, disk, links, memory_log, runs
+from penstock.chaos.simulator import contents, disk, links, memory_log, producer_bugs, runs
 from penstock.chaos.simulator.faults import Fault
 from penstock.chaos.simulator.simulation import Report, Simulation
 from penstock.raft_meta.core import broker_commands, election, partition_commands, reassignment
 from penstock.raft_meta.core.model import Broker, Partition
 from penstock.v1 import cluster_pb2
-from penstock.wire.errors import OutOfOrderSequenceError
-from penstock.wire.records import BatchHeader
 
 _NO_LOSS: Final[Mapping[str, object]] = {"flush_policy": "commit", "unclean": False}
 
@@ -176,24 +177,6 @@ def _end_without_flush(log: Any) -> int:
 
 def _no_epochs(_: EpochHistory, leader_epoch: int, log_end_offset: int) -> EpochEnd:
     return EpochEnd(leader_epoch, log_end_offset)
-
-
-# --- Producers -------------------------------------------------------------------------------
-
-
-def _never_a_duplicate(_: ProducerState, __: BatchHeader, ___: object) -> Append:
-    return Append()
-
-
-_check_sequence = vars(ProducerState)["_check"]
-
-
-def _gaps_are_taken(self: ProducerState, header: BatchHeader, *rest: Any) -> Append | Duplicate:
-    try:
-        found: Append | Duplicate = _check_sequence(self, header, *rest)
-    except OutOfOrderSequenceError:
-        return Append()
-    return found
 
 
 # --- The disk --------------------------------------------------------------------------------
@@ -442,13 +425,29 @@ BUGS: Final[dict[str, Bug]] = {
         "a retried batch is appended a second time",
         ProducerState,
         "_check",
-        _never_a_duplicate,
+        producer_bugs.never_a_duplicate,
     ),
     "sequence-gaps-are-taken": Bug(
         "a batch is appended though the one before it has not come",
         ProducerState,
         "_check",
-        _gaps_are_taken,
+        producer_bugs.gaps_are_taken,
+    ),
+    "old-retries-are-appended-again": Bug(
+        "a batch is appended again that is older than the five that are remembered",
+        ProducerState,
+        "_check_order",
+        staticmethod(producer_bugs.what_is_older_than_the_last_five_is_taken),
+        (),
+        {**_NO_LOSS, "late": 0.0},
+    ),
+    "silent-producers-are-forgotten": Bug(
+        "a producer is forgotten as soon as four others have written after it",
+        ProducerStage,
+        "commit",
+        producer_bugs.only_who_wrote_last_is_known,
+        ("another producer",),
+        {**_NO_LOSS, "late": 0.0},
     ),
     "unsound-tail-is-kept": Bug(
         "a log is opened without a look at the checksums of its tail",

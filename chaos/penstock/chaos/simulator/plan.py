@@ -19,8 +19,8 @@ class Plan:
     ``min_isr`` is None where the topic has the default, which goes by the number of replicas.
     ``flush_policy`` is commit, interval or os. ``unclean``: the topic allows elections that may
     lose records, and an operator orders some. ``late``: the share of requests that are overtaken;
-    ``left_over``: of those to controllers, the share that arrives once more long after its call was
-    given up.
+    ``left_over``: of those to controllers and of what producers send, the share that arrives once
+    more long after its call was given up.
     """
 
     nodes: tuple[int, ...]
