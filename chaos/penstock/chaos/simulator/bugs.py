@@ -449,6 +449,23 @@ BUGS: Final[dict[str, Bug]] = {
         ("another producer",),
         {**_NO_LOSS, "late": 0.0},
     ),
+    "producers-are-not-handed-over": Bug(
+        "who begins anew behind deleted records knows nothing of their producers",
+        ProducerState,
+        "handed_over",
+        producer_bugs.nothing_is_handed_over,
+        (),
+        {**_NO_LOSS, "nodes": (1, 2, 3), "partitions": 1, "hands_over": True, "left_over": 0.9},
+        producer_bugs.emptied_behind_deleted_records(),
+    ),
+    "producers-of-later-records-are-handed-over": Bug(
+        "who begins anew is told of batches that it has not copied yet",
+        ProducerState,
+        "handed_over",
+        producer_bugs.all_is_handed_over,
+        ("delete records", "lost disk", "move", "kill leader", "slow network"),
+        {**_NO_LOSS, "hands_over": True},
+    ),
     "unsound-tail-is-kept": Bug(
         "a log is opened without a look at the checksums of its tail",
         contents,

@@ -75,6 +75,7 @@ class Report:
             "of what an unharmed disk had": self.passed_over,
             f"runs with flush.policy {self.plan.flush_policy}": 1,
             "runs with unclean elections": int(self.plan.unclean),
+            "runs with too many producers": int(not self.plan.hands_over),
         }
         return Counter(figures) + Counter(f"fault: {fault.kind}" for fault in self.faults)
 
