@@ -1,8 +1,8 @@
-"""Rules about producers left out, for penstock.chaos.simulator.bugs."""
+"""Rules left out of what is known of producers."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from penstock.broker.core.producer_state import (
     Append,
@@ -12,20 +12,19 @@ from penstock.broker.core.producer_state import (
     ProducerState,
 )
 from penstock.chaos.simulator.faults import Fault
+from penstock.chaos.simulator.known_bug import NO_LOSS, Bug
 from penstock.wire.errors import DuplicateSequenceError, OutOfOrderSequenceError
 from penstock.wire.records import BatchHeader
 
 
-def never_a_duplicate(_: ProducerState, __: BatchHeader, ___: object) -> Append:
-    """Whatever comes is new."""
+def _never_a_duplicate(_: ProducerState, __: BatchHeader, ___: object) -> Append:
     return Append()
 
 
 _check_sequence = vars(ProducerState)["_check"]
 
 
-def gaps_are_taken(self: ProducerState, header: BatchHeader, *rest: Any) -> Append | Duplicate:
-    """What comes out of order is taken."""
+def _gaps_are_taken(self: ProducerState, header: BatchHeader, *rest: Any) -> Append | Duplicate:
     try:
         found: Append | Duplicate = _check_sequence(self, header, *rest)
     except OutOfOrderSequenceError:
@@ -36,8 +35,7 @@ def gaps_are_taken(self: ProducerState, header: BatchHeader, *rest: Any) -> Appe
 _check_order = ProducerState._check_order
 
 
-def what_is_older_than_the_last_five_is_taken(header: BatchHeader, entry: ProducerEntry) -> None:
-    """Of what is in the log only the last five batches are refused."""
+def _what_is_older_than_the_last_five_is_taken(header: BatchHeader, entry: ProducerEntry) -> None:
     try:
         _check_order(header, entry)
     except DuplicateSequenceError:
@@ -47,8 +45,7 @@ def what_is_older_than_the_last_five_is_taken(header: BatchHeader, entry: Produc
 _commit_stage = ProducerStage.commit
 
 
-def only_who_wrote_last_is_known(self: ProducerStage) -> None:
-    """Four producers are remembered: those that wrote last."""
+def _only_who_wrote_last_is_known(self: ProducerStage) -> None:
     _commit_stage(self)
     state = self._state
     last = {producer: entry.batches[-1].last_offset for producer, entry in state._entries.items()}
@@ -57,7 +54,7 @@ def only_who_wrote_last_is_known(self: ProducerStage) -> None:
         state.forgotten_up_to = max(state.forgotten_up_to, producer)
 
 
-def emptied_behind_deleted_records() -> tuple[Fault, ...]:
+def _emptied_behind_deleted_records() -> tuple[Fault, ...]:
     """Producers end, what they wrote is deleted, and a leader begins anew and leads again."""
     faults: list[Fault] = []
     for number, node in enumerate((1, 2, 3)):
@@ -71,11 +68,58 @@ def emptied_behind_deleted_records() -> tuple[Fault, ...]:
     return tuple(faults)
 
 
-def nothing_is_handed_over(_: ProducerState, __: int) -> bytes:
-    """Who begins anew takes any first sequence."""
+def _nothing_is_handed_over(_: ProducerState, __: int) -> bytes:
     return b""
 
 
-def all_is_handed_over(self: ProducerState, offset: int) -> bytes:
-    """Who begins anew takes what it has not copied yet for what is in its log."""
+def _all_is_handed_over(self: ProducerState, offset: int) -> bytes:
     return self.encode(offset, -1) if offset else b""
+
+
+PRODUCER_BUGS: Final[dict[str, Bug]] = {
+    "retries-are-appended-again": Bug(
+        "a retried batch is appended a second time",
+        ProducerState,
+        "_check",
+        _never_a_duplicate,
+    ),
+    "sequence-gaps-are-taken": Bug(
+        "a batch is appended though the one before it has not come",
+        ProducerState,
+        "_check",
+        _gaps_are_taken,
+    ),
+    "old-retries-are-appended-again": Bug(
+        "a batch is appended again that is older than the five that are remembered",
+        ProducerState,
+        "_check_order",
+        staticmethod(_what_is_older_than_the_last_five_is_taken),
+        (),
+        {**NO_LOSS, "late": 0.0},
+    ),
+    "silent-producers-are-forgotten": Bug(
+        "a producer is forgotten as soon as four others have written after it",
+        ProducerStage,
+        "commit",
+        _only_who_wrote_last_is_known,
+        ("another producer",),
+        {**NO_LOSS, "late": 0.0},
+    ),
+    "producers-are-not-handed-over": Bug(
+        "who begins anew behind deleted records knows nothing of their producers",
+        ProducerState,
+        "handed_over",
+        _nothing_is_handed_over,
+        (),
+        {**NO_LOSS, "nodes": (1, 2, 3), "partitions": 1, "hands_over": True, "left_over": 0.9},
+        _emptied_behind_deleted_records(),
+    ),
+    "producers-of-later-records-are-handed-over": Bug(
+        "who begins anew is told of batches that it has not copied yet",
+        ProducerState,
+        "handed_over",
+        _all_is_handed_over,
+        ("delete records", "lost disk", "move", "kill leader", "slow network"),
+        {**NO_LOSS, "hands_over": True},
+    ),
+}
