@@ -109,7 +109,7 @@ _REPORTED: Final = vars(partition_commands)["_REPORTED"]
 
 
 def _emptied_while_it_joins() -> tuple[Fault, ...]:
-    """Nodes that lose their disks when they come back in sync, and a leader that hears nothing."""
+    """Nodes that lose their disks when they come back in sync, and copy all anew slowly."""
     faults: list[Fault] = []
     for number, (node, leader) in enumerate(((4, 1), (5, 2), (4, 3), (5, 1), (4, 5), (5, 4)) * 2):
         at_ms = 1500 + 750 * number
@@ -117,6 +117,7 @@ def _emptied_while_it_joins() -> tuple[Fault, ...]:
             Fault(at_ms, "power loss", (node,), 60),
             Fault(at_ms + 420, "lost disk", (node,), 60),
             Fault(at_ms + 430, "one way", (leader, node), 900),
+            Fault(at_ms + 430, "slow disk", (node,), 900),
         ]
     return tuple(faults)
 
