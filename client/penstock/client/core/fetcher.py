@@ -348,7 +348,7 @@ class Fetcher:
         lane.complaint = None
         if result.records:
             try:
-                lane.buffer(result.partition, result.records)
+                lane.buffer(result.partition, result.records, result.records_crc)
             except CorruptRecordError as error:
                 self._damaged(result.partition, lane, error, now_ms)
 
