@@ -17,7 +17,7 @@ from penstock.broker.core.partition_leader import Leadership
 from penstock.broker.core.ports import EpochEnd
 from penstock.broker.core.producer_state import Append, Duplicate, ProducerState
 from penstock.broker.core.replica import Replica
-from penstock.chaos.simulator import disk, links, runs
+from penstock.chaos.simulator import contents, disk, links, memory_log, runs
 from penstock.chaos.simulator.faults import Fault
 from penstock.chaos.simulator.simulation import Report, Simulation
 from penstock.raft_meta.core import broker_commands, election, partition_commands, reassignment
@@ -452,14 +452,14 @@ BUGS: Final[dict[str, Bug]] = {
     ),
     "unsound-tail-is-kept": Bug(
         "a log is opened without a look at the checksums of its tail",
-        disk,
+        contents,
         "is_sound",
         _everything_is_sound,
         ("power loss", "power loss everywhere", "kill leader", "slow disk"),
     ),
     "flipped-bits-are-served": Bug(
         "what is read is not compared with its checksum",
-        disk,
+        memory_log,
         "is_served",
         _everything_is_sound,
         ("bit flip", "kill", "slow network"),

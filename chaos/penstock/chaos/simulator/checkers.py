@@ -16,8 +16,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from penstock.broker.core.partition_events import Role
-from penstock.chaos.simulator.disk import Contents, Disk, MemoryLog
+from penstock.chaos.simulator.contents import Contents
+from penstock.chaos.simulator.disk import Disk
 from penstock.chaos.simulator.history import CommittedLog, Violation, check
+from penstock.chaos.simulator.memory_log import MemoryLog
 from penstock.chaos.simulator.partition import SimulatedPartition
 from penstock.raft_meta.core.cluster_state import ClusterState
 from penstock.raft_meta.core.model import NO_LEADER, Broker, Partition
