@@ -118,7 +118,8 @@ class Lane:
         position = self.position
         if crc is not None and checksum(records) != crc:
             raise CorruptRecordError(
-                f"partition {partition}, offset {position.offset}: the answer was damaged on its way"
+                f"partition {partition}, offset {position.offset}: the answer was damaged on its "
+                "way"
             )
         begins: BatchHeader | None = None
         end = 0
