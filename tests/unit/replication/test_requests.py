@@ -142,7 +142,10 @@ async def test_an_error_of_one_partition_answers_at_once() -> None:
         request.partitions.add(partition=where(7), current_leader_epoch=-1)
         results = (await brokers[1].manager.fetch(request)).partitions
         assert [result.error.code for result in results] == [0, 3]
-        assert "has no partition 7, it has 1" in results[1].error.message
+        assert (
+            "has no partition 7; it has 1, from 0 to 0; next: name one of these"
+            in results[1].error.message
+        )
 
 
 async def test_a_waiting_fetch_learns_of_the_new_leader() -> None:

@@ -168,7 +168,7 @@ class Fetcher:
             if count:
                 return UnknownTopicOrPartitionError(
                     f"topic {partition.topic!r} has no partition {partition.partition}; it has 0 "
-                    f"to {count - 1}"
+                    f"to {count - 1}; next: name one of these"
                 )
         return None
 
