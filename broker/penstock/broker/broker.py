@@ -223,6 +223,8 @@ class Broker:
                 log.warning("stopping without having handed the leaderships over")
         while self._undo:
             await self._undo.pop()()
+        if self._failed.done():
+            self._failed.exception()  # A start that failed has said why; asyncio need not.
 
     async def wait_failed(self) -> None:
         """Wait for ever, or raise what makes this broker unfit to go on."""

@@ -28,8 +28,9 @@ from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.disk import is_disk_full, make_directories
 from penstock.broker.storage.flusher import Flusher
 from penstock.broker.storage.leftovers import Content, content_of, remove
-from penstock.broker.storage.local_state import LocalState, PartitionState
+from penstock.broker.storage.local_state import LocalState, LocalStateDamagedError, PartitionState
 from penstock.broker.storage.log import PartitionLog
+from penstock.broker.storage.lost_state import tell_of_missing_state, without_damaged_state
 from penstock.broker.storage.making import NewDirectories
 from penstock.broker.storage.recovery import SavedState, copy_anew, open_log
 from penstock.broker.storage.saving import Saves, in_next_turn
@@ -127,7 +128,9 @@ class ManagedDirectory:
             state = self._state = LocalState(
                 self.path, self.home.settings.local_state_max_bytes, self.home.disk
             )
-            self.was_empty = state.is_new
+            self.was_empty = state.is_blank and not self.has_unopened
+            if state.is_blank and found:
+                tell_of_missing_state(self.path, len(found))
             self.directory_id = state.directory_id
             self._clean_stop, self._durable_run = state.clean_stop, state.durable_run
             self._is_whole = not self._unclear
@@ -142,6 +145,8 @@ class ManagedDirectory:
             maybe_here = {key for key in known if key.partition in unclear}
             state.keep_only({*self.logs, *self.unopened, *maybe_here})
             self._save_all()
+        except LocalStateDamagedError as error:
+            raise self.home.fail(error, "opening it", without_damaged_state(self.path)) from error
         except (OSError, lmdb.Error) as error:
             raise self.home.fail(error, "opening it") from error
 

@@ -346,6 +346,10 @@ def _emptied_while_it_joins() -> tuple[Fault, ...]:
     return tuple(faults)
 
 
+def _whoever_comes_last(*_: object) -> None:
+    return None
+
+
 _withdraw = vars(broker_commands)["_withdraw"]
 
 
@@ -513,6 +517,14 @@ BUGS: Final[dict[str, Bug]] = {
         _all_restarts_are_clean,
         ("power loss", "kill", "kill leader", "slow network"),
         {"flush_policy": "os", "unclean": False},
+    ),
+    "late-registrations-count": Bug(
+        "the late request of an earlier process takes the place of the one that registered since",
+        broker_commands,
+        "_require_newest",
+        _whoever_comes_last,
+        ("kill", "power loss", "restart"),
+        {**_NO_LOSS, "late": 0.5},
     ),
     "crashes-without-loss-are-unclean": Bug(
         "a crash that cost nothing counts as one that may have, under flush.policy=commit as well",

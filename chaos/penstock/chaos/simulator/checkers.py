@@ -63,6 +63,8 @@ class Checkers:
         self._damaged: dict[tuple[int, TopicIdPartition], int] = {}  # By whose broker epoch.
         self._registered: dict[int, int] = {}  # The brokers' epochs, as the controllers have them.
         self._may_lose: dict[tuple[TopicIdPartition, int], list[int]] = {}
+        self.processes: list[bytes] = []  # The brokers' incarnation ids, as they began.
+        self._newest_process: dict[int, int] = {}  # By broker: its number, as registered.
 
     @property
     def leaderships(self) -> int:
@@ -435,6 +437,8 @@ class Checkers:
         state.validate()
         registered = {node: known.broker_epoch for node, known in state.brokers.items()}
         anew = next((node for node, at in registered.items() if at == index), -1)
+        if anew >= 0:
+            self._check_newest(anew, state.brokers[anew].incarnation_id)
         before = self.partitions
         self.partitions = {
             TopicIdPartition(TopicId(topic_id), number): partition
@@ -451,6 +455,14 @@ class Checkers:
             self._check_in_sync(key)
         self._registered = registered
         return True
+
+    def _check_newest(self, node_id: int, incarnation_id: bytes) -> None:
+        began = self.processes.index(incarnation_id)
+        check(
+            began > self._newest_process.get(node_id, -1),
+            f"broker {node_id} is set back by the late registration of an earlier process",
+        )
+        self._newest_process[node_id] = began
 
     # The end.
 
