@@ -205,6 +205,7 @@ class Broker:
             config.log_directories,
             self._logs,
             self._repairs.found,
+            cluster_id=self._cluster_id,
             interval_ms=config.scrub_interval_ms,
             bytes_per_second=config.scrub_max_bytes_per_second,
             counts=self._metrics.storage.scrubbing,

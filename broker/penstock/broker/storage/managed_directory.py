@@ -20,6 +20,7 @@ from penstock.broker.storage.checkpoints import (
     CheckpointDamagedError,
     PartitionMetadata,
     encode_metadata,
+    put_metadata_right,
     read_metadata,
     write_atomically,
 )
@@ -194,7 +195,8 @@ class ManagedDirectory:
             if metadata.cluster_id != self._cluster_id:
                 raise DataDirectoryError(
                     f"{directory} belongs to cluster {metadata.cluster_id!r}, not to "
-                    f"{self._cluster_id!r}; give this node a data directory of its own cluster"
+                    f"{self._cluster_id!r}; next: move it away if it was put there. If its "
+                    f"{METADATA_FILE} was changed, {put_metadata_right(directory)}"
                 )
             yield directory, partition, TopicIdPartition(metadata.topic_id, partition.partition)
 
@@ -228,9 +230,8 @@ class ManagedDirectory:
             if directory.exists():
                 raise StorageError(
                     f"the records of {partition} may be those in {directory}, and it can't be "
-                    f"told: {unclear.reason}; stop the broker and put that file right (the topic's "
-                    "id and the cluster's, without the line of the checksum) to have them back, or "
-                    "move the directory away to have the partition copied anew from its leader"
+                    f"told: {unclear.reason}; stop the broker and {put_metadata_right(directory)}. "
+                    "Or move the directory away to have the partition copied anew from its leader"
                 )
             del self._unclear[directory]
 
@@ -319,8 +320,8 @@ class ManagedDirectory:
             "partition_directory_unclear",
             directory=str(directory),
             reason=unclear.reason,
-            next_step="put the file right or move the directory away, and restart this broker; it "
-            "makes no log of that name until then",
+            next_step=f"stop this broker, {put_metadata_right(directory)}, or move the directory "
+            "away, and start; it makes no log of that name until then",
         )
 
     def _open_log(
