@@ -79,6 +79,18 @@ def test_a_topic_takes_a_large_record_once_its_limits_are_raised(
     goes_through(dev, *larger, stdin=TWO_MEGABYTES)
 
 
+def test_limits_that_no_large_record_could_meet_are_refused(dev: DevCluster) -> None:
+    sizes = ("--config", "max.message.bytes=4000000", "--config", "segment.bytes=1048576")
+    errors = dev.refused("topics", "create", "tight", *sizes)
+    assert "max.message.bytes=4000000 is above segment.bytes=1048576" in errors
+    assert "next: correct what --config KEY=VALUE names" in errors
+    dev.ok("topics", "create", "tight", *sizes[2:])
+    errors = dev.refused("topics", "alter", "tight", *sizes[:2])
+    assert "set segment.bytes to at least 4000000" in errors
+    dev.ok("topics", "alter", "tight", *sizes[:2], "--config", "segment.bytes=4000000")
+    assert "max.message.bytes to at most" in dev.refused("topics", "alter", "tight", *sizes[2:])
+
+
 def test_records_are_deleted_before_an_offset_that_is_there(dev: DevCluster) -> None:
     for topic, configs in (("pruned", []), ("compacted", ["--config", "cleanup.policy=compact"])):
         dev.ok("topics", "create", topic, "--partitions", "2", *configs)

@@ -136,7 +136,9 @@ def _too_large(size: int, name: str, config: TopicLogConfig) -> RecordTooLargeEr
     step = "send smaller batches"
     if size <= MAX_MESSAGE_BYTES:
         topic, _, _ = name.rpartition("-")
-        options = "".join(f" --config {key}={size}" for key in broken)
+        # A segment below the largest batch would be refused.
+        wanted = {"max.message.bytes": size, "segment.bytes": max(size, config.max_message_bytes)}
+        options = "".join(f" --config {key}={wanted[key]}" for key in broken)
         step += f", or let the topic take them: `penstock topics alter {topic}{options}`"
     told = " and ".join(f"{key} is {limit}" for key, limit in broken.items())
     return RecordTooLargeError(
