@@ -576,6 +576,12 @@ async def test_segments_are_as_large_as_the_node_says_unless_the_topic_does(kit:
             log.append_as_leader(batch("x" * 1000), LeaderEpoch(0), now_ms=1)
         sizes.append(len(log.files.segments) - before)
     assert sizes == [1, 0, 2]
+    manager.update_configs(ONE, {"max.message.bytes": "5075"})
+    log.append_as_leader(batch("x" * 5000), LeaderEpoch(0), now_ms=1)
+    manager.update_configs(ONE, {})
     assert manager.get(key) is log
-    with pytest.raises(RecordTooLargeError, match=r"segment\.bytes is 4096"):
+    with pytest.raises(
+        RecordTooLargeError,
+        match=r"segment\.bytes is 4096;.*`penstock topics alter a --config segment\.bytes=1048588`",
+    ):
         log.append_as_leader(batch("x" * 5000), LeaderEpoch(0), now_ms=1)
