@@ -577,6 +577,11 @@ class PartitionLog:
         if task.error is not None:
             raise self.home.translate(task.error, f"flushing {self.name}")
 
+    def give_up(self, why: str) -> None:
+        """Raise StorageError from now on, with ``why``: files were removed. In any thread."""
+        self._closed = why
+        self.home.run_soon(self._files.close)
+
     def close(self, *, save: bool) -> None:
         """Close the files; with ``save`` flush and keep what makes the next start quick.
 
