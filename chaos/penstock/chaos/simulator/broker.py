@@ -317,11 +317,20 @@ class SimulatedBroker:
         for key in keys:
             partition = self.partitions.get(key)
             if partition is not None and key not in self._failed_logs:
-                self._failed_logs.add(key)
                 self.disk.failed.add(key)
-                self.reports.set_offline(key, _FAILED)
-                partition.handle(LogFailed())
+                self._give_up(partition)
         self.report()
+
+    def records_lost(self, partition: SimulatedPartition) -> None:
+        """A replica is given up that led without all that it had written, as long as this lives."""
+        self.disk.runs.records_lost()
+        self._give_up(partition)
+        self.report()
+
+    def _give_up(self, partition: SimulatedPartition) -> None:
+        self._failed_logs.add(partition.key)
+        self.reports.set_offline(partition.key, _FAILED)
+        partition.handle(LogFailed())
 
     # What the controllers are told of replicas.
 
