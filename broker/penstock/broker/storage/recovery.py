@@ -9,9 +9,10 @@ flush would find nothing to do and go well.
 
 Below the recovery point nothing is ever cut: damage there is a failing disk, not a crash. A damaged
 batch whose header is whole stays and is refused when it is read, and so is what is missing between
-two segments; where the chain of headers is broken in the part that is read, or ends too early, the
-log does not open, so that the replica is copied anew and not taken for a shorter, sound one. Which
-leader epochs wrote there the checkpoint says, not the headers (``found_epochs.py``).
+two segments; where the chain of headers is broken in the part that is read, or ends too early, or
+the first segments are gone, the log does not open (DamagedLogError), so that the replica is copied
+anew (penstock.broker.shut_logs) and not taken for a shorter, sound one. Which leader epochs wrote
+there the checkpoint says, not the headers (``found_epochs.py``).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from penstock.broker.core.epoch_history import EpochHistory
+from penstock.broker.core.ports import DamagedLogError
 from penstock.broker.storage.aborted import begin_rebuild
 from penstock.broker.storage.batches import next_header
 from penstock.broker.storage.checkpoints import (
@@ -105,10 +107,11 @@ def open_log(
 ) -> PartitionLog:
     """The log in ``directory`` (made when empty), recovered if the last stop was not clean.
 
-    Raises StorageError, naming place and next step, for damage that no crash explains or when the
-    disk fails. DiskFullError when there is no room: what it did so far is no worse than what it
-    found, and it may be tried again. Where there is none for the small files alone the log is open
-    for reading, and ``needs_flush``. Blocks while it reads what lies above the recovery point.
+    Raises DamagedLogError, naming place and next step, for damage that no crash explains, having
+    changed nothing below the recovery point; StorageError when the disk fails. DiskFullError when
+    there is no room: what it did so far is no worse than what it found, and it may be tried again.
+    Where there is none for the small files alone the log is open for reading, and ``needs_flush``.
+    Blocks while it reads what lies above the recovery point.
     """
     opening = _Opening(home, directory, str(partition), config, saved)
     try:
@@ -124,9 +127,12 @@ def open_log(
         return _assemble(opening, partition, key, opened_clean=opened_clean)
     except CorruptRecordError as error:
         _close(opening)
-        raise StorageError(
-            f"{error.message}. The damage lies below what was safely on the disk, so it is no "
-            f"torn write: {copy_anew(directory)}"
+        raise DamagedLogError(
+            f"{error.message}. The damage lies below what was safely on the disk, so it is no torn "
+            f"write: the log stays shut, and what {directory} holds is kept as it is, until all of "
+            "it is copied anew from another replica that is in sync and leads; while there is "
+            "none, `penstock log dump` shows what can be read of its segments",
+            saved.recovery_point,
         ) from error
     except OSError as error:
         _close(opening)
