@@ -265,8 +265,10 @@ def _open_clean(opening: _Opening) -> bool:
         active.index = None
         return False
     start = opening.segments[0].base_offset
-    if start > opening.saved.log_start_offset or end < opening.saved.recovery_point:
-        _log.warning("log_not_as_it_was_left", partition=opening.name, reason="segments are gone")
+    point = opening.saved.recovery_point
+    if start > opening.saved.log_start_offset or end != point:
+        reason = f"it has offsets {start} to {end}, but was left ending at {point}"
+        _log.warning("log_not_as_it_was_left", partition=opening.name, reason=reason)
         active.index = None
         return False
     opening.end_offset = end
@@ -403,19 +405,37 @@ def _scan(opening: _Opening, segment: Segment, epochs: FoundEpochs) -> tuple[int
             opening.marked.append(segment)
         return placed.position + placed.header.size_bytes, placed.header.next_offset
 
-    walk = segment.walk(0, offset)
+    walk, last = segment.walk(0, offset), None
     while offset < point and position < segment.size_bytes:
-        position, offset = take(next(walk))
+        last = next(walk)
+        position, offset = take(last)
+    if last is not None and offset > point:
+        _verify(segment, last)
     chunks = _Chunks(segment)
     while position < segment.size_bytes:
         try:
             position, offset = take(chunks.sound_batch(position, offset))
+            last = None
         except CorruptRecordError as error:
+            if last is not None:
+                _verify(segment, last)
             chunks.write_again(position)
             _cut_tail(opening, segment, Cut(position, offset, error.message))
             return offset, False
     chunks.write_again(position)
     return offset, True
+
+
+def _verify(segment: Segment, last: Placed) -> None:
+    """Check the last batch below the recovery point, where what follows it is not as expected.
+
+    It may be its header that names a wrong end: then what follows is elsewhere, and not torn.
+    Raises CorruptRecordError.
+    """
+    try:
+        verify_batch(segment.read_at(last.header.size_bytes, last.position))
+    except CorruptRecordError as error:
+        raise segment.damaged(last.position, error.message) from None
 
 
 class Cut(NamedTuple):
