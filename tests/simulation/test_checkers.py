@@ -11,10 +11,12 @@ import pytest
 
 from penstock.broker.core.partition_events import Role
 from penstock.chaos.simulator.checkers import Checkers, Violation
-from penstock.chaos.simulator.disk import Batch, Contents, Disk, MemoryLog, is_sound
+from penstock.chaos.simulator.contents import Batch, Contents, is_sound
+from penstock.chaos.simulator.disk import Disk
 from penstock.chaos.simulator.history import CommittedLog
 from penstock.chaos.simulator.inbox import Inbox
 from penstock.chaos.simulator.links import Applied
+from penstock.chaos.simulator.memory_log import MemoryLog
 from penstock.chaos.simulator.scheduler import Clock, Scheduler
 from penstock.raft_meta.core.cluster_state import ClusterState
 from penstock.raft_meta.core.model import Partition

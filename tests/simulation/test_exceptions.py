@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from penstock.chaos.simulator.checkers import Checkers, Violation
-from penstock.chaos.simulator.disk import Contents, MemoryLog
+from penstock.chaos.simulator.contents import Contents
+from penstock.chaos.simulator.memory_log import MemoryLog
 from penstock.chaos.simulator.runs import Runs
 from penstock.raft_meta.core.model import Partition
 from penstock.wire.ids import LeaderEpoch

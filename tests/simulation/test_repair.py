@@ -6,7 +6,8 @@ from random import Random
 
 import pytest
 
-from penstock.chaos.simulator.disk import Contents, MemoryLog
+from penstock.chaos.simulator.contents import Contents
+from penstock.chaos.simulator.memory_log import MemoryLog
 from penstock.chaos.simulator.simulation import Simulation
 from penstock.wire.ids import LeaderEpoch
 from penstock.wire.records import RecordData, encode_batch

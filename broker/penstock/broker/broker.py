@@ -223,6 +223,7 @@ class Broker:
             config.log_directories,
             self._logs,
             self._repairs.found,
+            cluster_id=self._cluster_id,
             interval_ms=config.scrub_interval_ms,
             bytes_per_second=config.scrub_max_bytes_per_second,
             counts=self._metrics.storage.scrubbing,
@@ -241,6 +242,8 @@ class Broker:
                 log.warning("stopping without having handed the leaderships over")
         while self._undo:
             await self._undo.pop()()
+        if self._failed.done():
+            self._failed.exception()  # A start that failed has said why; asyncio need not.
 
     async def wait_failed(self) -> None:
         """Wait for ever, or raise what makes this broker unfit to go on."""

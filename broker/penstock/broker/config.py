@@ -150,7 +150,8 @@ class NodeConfig:
     log_min_free_bytes: int = _shared("log.min.free.bytes")
     log_segment_bytes: int = _key(
         1024 * 1024 * 1024,
-        "A segment is closed at this size, where the topic's segment.bytes says nothing.",
+        "A segment is closed at this size, where the topic's segment.bytes says nothing; or at its "
+        "max.message.bytes, if it sets that higher.",
         low=4096,
         high=2**31 - 1,
     )

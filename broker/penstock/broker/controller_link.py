@@ -126,6 +126,7 @@ class ControllerLink:
         self._nudge = asyncio.Event()  # Set: the next heartbeat is sent now.
         self._want_shutdown = False
         self._may_shut_down = asyncio.Event()
+        self._informed = asyncio.Event()  # Set: the image is one of metadata.
         self._index_moved = asyncio.Event()  # Set, and replaced, when the image moves on.
         self._rotate = asyncio.Event()  # Set: the feed must try another controller.
         self._left_feed_ms: int | None = None
@@ -343,6 +344,7 @@ class ControllerLink:
         self._lag.acting(self._clock_ms())
         await self._until_idle()
         change = self._image.apply(message.delta)
+        self._informed.set()
         if change is not None:
             self._lag.reached(self._image.index)
             await self._act_on(change)
@@ -460,6 +462,12 @@ class ControllerLink:
 
     async def _register(self, active: ActiveController) -> None:
         identity = self._identity
+        if self._image.index < 0:
+            async with asyncio.timeout(self._session_timeout_ms / 2000):
+                await self._informed.wait()
+        # If the feed has not brought the newest yet this is refused, and asked again when it has:
+        # a request that comes late is so told from the one of the process that is alive.
+        known = self._image.brokers.get(identity.node_id)
         registration = cluster_pb2.RegisterBrokerCommand(
             node_id=identity.node_id,
             incarnation_id=self._incarnation_id,
@@ -468,6 +476,7 @@ class ControllerLink:
             port=identity.port,
             rack=identity.rack,
             previous_broker_epoch=identity.previous_broker_epoch,
+            follows_broker_epoch=0 if known is None else known.broker_epoch,
             min_metadata_version=1,
             supported_metadata_version=METADATA_VERSION,
         )

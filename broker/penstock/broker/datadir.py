@@ -7,7 +7,7 @@ import fcntl
 import json
 import os
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -89,14 +89,30 @@ def read_meta(path: Path) -> DirectoryMeta:
             may_found=fields.get("may_found", False) is True,
         )
     except FileNotFoundError:
-        raise DataDirectoryError(
-            f"{path} is not formatted; run: penstock format --data-dir {path} --node-id N "
-            "--cluster-id ID"
-        ) from None
+        raise _not_formatted(path) from None
     except OSError as error:
         raise DirectoryUnreadableError(f"cannot read {file}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError) as error:
         raise DataDirectoryError(f"{file} is damaged: {error}; restore it from a backup") from None
+
+
+def _not_formatted(path: Path) -> DataDirectoryError:
+    """What a directory without ``meta.json`` is. An empty one is first of all a disk away."""
+    try:
+        held = _held_in(path)
+        what = "is empty: no disk is mounted there, or it was never formatted"
+    except FileNotFoundError:
+        held, what = [], "is not there: its disk is not mounted, or it was never formatted"
+    except OSError as error:
+        return DirectoryUnreadableError(f"cannot read {path}: {error.strerror}")
+    if held:
+        return _without_owner(path, held)
+    return DataDirectoryError(
+        f"{path} {what}; next: see whether its disk is mounted (`findmnt --target {path}`), and "
+        "mount it. Format it only for a new node, or where the disk is lost for good: that makes "
+        "an empty node, which has nothing of what this one stored and voted. `penstock format "
+        f"--data-dir {path} --node-id N --cluster-id ID`"
+    )
 
 
 def check_directory(path: Path, wanted: DirectoryMeta) -> None:
@@ -194,14 +210,23 @@ def lock_directory(path: Path) -> int:
 
 
 def _refuse_foreign_data(path: Path) -> None:
+    held = _held_in(path)
+    if held:
+        raise _without_owner(path, held)
+
+
+def _held_in(path: Path) -> list[str]:
+    """The names of what may be data in a directory. Raises OSError."""
     found = sorted(entry.name for entry in path.iterdir() if entry.name not in _NO_DATA)
     # Empty directories are mount points, or made by an image: their turn comes in _put_to_use.
-    held = [name for name in found if not (path / name).is_dir() or any((path / name).iterdir())]
-    if held:
-        raise DataDirectoryError(
-            f"{path} has files but no {META_FILE} ({', '.join(held)}): it is not known whose data "
-            "this is; restore the file, or move the files away"
-        )
+    return [name for name in found if not (path / name).is_dir() or any((path / name).iterdir())]
+
+
+def _without_owner(path: Path, held: Sequence[str]) -> DataDirectoryError:
+    return DataDirectoryError(
+        f"{path} has files but no {META_FILE} ({', '.join(held)}): it is not known whose data "
+        "this is; restore the file, or move the files away"
+    )
 
 
 def _write_durably(file: Path, text: str) -> None:

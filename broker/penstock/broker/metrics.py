@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_serv
 from penstock.broker.core.partition_events import IsrChanged, OutOfSync
 from penstock.broker.storage_metrics import StorageMetrics
 from penstock.v1 import log_pb2
-from penstock.wire.errors import ERRORS, AddressInUseError, ErrorCode, PenstockError
+from penstock.wire.errors import AddressInUseError, ErrorCode, PenstockError
 from penstock.wire.transport import parse_address
 
 
@@ -47,13 +47,13 @@ class BrokerMetrics:
             "Logs that did not open and were copied anew from another replica",
             registry=self.registry,
         )
-        refused = Counter(
+        self._refused_batches = Counter(
             "penstock_refused_batches",
             "Produce requests refused for one partition, by error",
             ["error"],
             registry=self.registry,
         )
-        self._refused = {code: refused.labels(error=code.name) for code in ERRORS}
+        self._refused: dict[ErrorCode, Counter] = {}  # Of the errors that there were.
         self._controller_refused = Counter(
             "penstock_controller_refusals",
             "What this node refused as the active controller, by command and error: one of each "
@@ -162,7 +162,11 @@ class BrokerMetrics:
 
     def refused(self, error: PenstockError) -> None:
         """Count a refusal."""
-        self._refused[error.code].inc()
+        counter = self._refused.get(error.code)
+        if counter is None:
+            counter = self._refused_batches.labels(error=error.code.name)
+            self._refused[error.code] = counter
+        counter.inc()
 
     def controller_refused(self, command: str, code: int) -> None:
         """Count what the active controller in this process refused."""

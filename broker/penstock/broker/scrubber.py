@@ -19,6 +19,7 @@ from penstock.broker.storage.checkpoints import write_atomically
 from penstock.broker.storage.damage import Examination
 from penstock.broker.storage.disk import Disk
 from penstock.broker.storage.log import PartitionLog
+from penstock.broker.storage.ownership import why_wrong, write_anew
 from penstock.broker.storage.segment import Segment
 from penstock.wire.errors import PenstockError
 from penstock.wire.ids import TopicId, TopicIdPartition
@@ -112,7 +113,7 @@ class Scrubber:
 
     Directories are read side by side, each at ``bytes_per_second`` at most, in a thread of its own;
     an interval of 0 reads nothing. What is damaged goes to ``found``, with an offset in its
-    segment.
+    segment. What says whose log it is (``partition.metadata``) is written anew where it is wrong.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class Scrubber:
         logs: Logs,
         found: Callable[[PartitionLog, int], None],
         *,
+        cluster_id: str,
         interval_ms: int,
         bytes_per_second: int,
         counts: Counts | None = None,
@@ -129,6 +131,7 @@ class Scrubber:
         self._directories = directories
         self._logs = logs
         self._found = found
+        self._cluster_id = cluster_id
         self._interval_ms = interval_ms
         self._bytes_per_second = bytes_per_second
         self._counts = counts or Uncounted()
@@ -177,6 +180,7 @@ class Scrubber:
             if key < first:
                 continue
             self._rounds[path] = Round(progress.began_ms, number / len(keys))
+            await self._see_whose(key)
             at = progress.segment if key == first else 0
             while (due := self._next_segment(key, at)) is not None:
                 log, segment = due
@@ -189,6 +193,26 @@ class Scrubber:
             await asyncio.sleep(0)
         self._rounds[path] = Round(progress.began_ms, 1.0)
         return Progress(progress.began_ms)
+
+    async def _see_whose(self, key: TopicIdPartition) -> None:
+        """A start could not tell whose log it is once the file that says so is damaged."""
+        log = self._logs.get(key)
+        if log is None or log.home.failure is not None:
+            return
+        loop = asyncio.get_running_loop()
+        if await loop.run_in_executor(self._threads, why_wrong, log, self._cluster_id) is None:
+            return
+        # Looked at once more: meanwhile the log may have gone, and the name be another's.
+        reason = None if log.is_closed else why_wrong(log, self._cluster_id)
+        if reason is None:
+            return
+        logger.warning("partition.metadata written anew", partition=log.name, reason=reason)
+        try:
+            write_anew(log, self._cluster_id)
+        except PenstockError as error:
+            logger.warning(
+                "partition.metadata not written", partition=log.name, reason=error.message
+            )
 
     def _next_segment(self, key: TopicIdPartition, at: int) -> tuple[PartitionLog, Segment] | None:
         log = self._logs.get(key)

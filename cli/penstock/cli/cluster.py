@@ -108,9 +108,10 @@ def alter(
             show_default=False,
         ),
     ] = None,
-    delete_config: Annotated[
+    reset: Annotated[
         list[str] | None,
         typer.Option(
+            "--reset",
             "--delete-config",
             metavar="KEY",
             help="A setting that each node's own file decides again; may be repeated.",
@@ -123,9 +124,9 @@ def alter(
     """Change settings of all nodes, without a restart: all of those named or none."""
     settings = resolve(ctx, bootstrap, output)
     configs = key_values(config or [], "--config")
-    deleted = delete_config or []
+    deleted = reset or []
     if not configs and not deleted:
-        raise typer.BadParameter("name what to change", param_hint="--config or --delete-config")
+        raise typer.BadParameter("name what to change", param_hint="--config or --reset")
     with admin_client(settings) as admin:
         admin.alter_cluster_configs(configs, deleted)
     if settings.as_json:

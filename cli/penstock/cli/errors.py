@@ -38,9 +38,10 @@ NEXT_STEPS: Final[Mapping[ErrorCode, str]] = {
     ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE: "start the brokers that `Isr` and `Elr` name",
     ErrorCode.GROUP_ID_NOT_FOUND: "`penstock groups list` shows the groups",
     ErrorCode.INCONSISTENT_CLUSTER_ID: "choose another directory, or mount the right disk",
-    ErrorCode.INVALID_CONFIG: "correct what --config KEY=VALUE or --delete-config KEY names",
+    ErrorCode.INVALID_CONFIG: "correct what --config KEY=VALUE or --reset KEY names",
     ErrorCode.INVALID_GROUP_ID: "choose a group id of 1 to 255 bytes",
     ErrorCode.INVALID_PARTITIONS: "choose another number with --partitions",
+    ErrorCode.INVALID_RECORD: "correct what the message names, in the producer or in the topic",
     ErrorCode.INVALID_REPLICA_ASSIGNMENT: (
         "choose among the brokers that `penstock cluster describe` lists"
     ),
@@ -54,8 +55,8 @@ NEXT_STEPS: Final[Mapping[ErrorCode, str]] = {
         "start the brokers that hold the partition; `penstock topics describe` lists them"
     ),
     ErrorCode.MESSAGE_TOO_LARGE: (
-        "send smaller records; where the topic's limit is the lower one, raise it: "
-        "`penstock topics alter NAME --config max.message.bytes=N`"
+        "send smaller records, or raise the limit that the message names: "
+        "`penstock topics alter NAME --config KEY=BYTES`"
     ),
     ErrorCode.NETWORK_EXCEPTION: "see whether the broker runs, and try again",
     ErrorCode.NO_REASSIGNMENT_IN_PROGRESS: (

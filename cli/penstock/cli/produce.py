@@ -42,8 +42,8 @@ DEFAULT_REQUEST_SIZE: Final = 1_048_576
 MAX_REQUEST_SIZE: Final = 32 * 1024 * 1024
 
 _LARGER_STEP: Final = (
-    "send smaller records, or pass --max-request-size BYTES; where the topic's limit is lower, "
-    "raise that, too: `penstock topics alter NAME --config max.message.bytes=BYTES`"
+    "send smaller records, or pass --max-request-size BYTES; if the topic takes no such record "
+    "either, the broker says which of its configs to raise"
 )
 
 

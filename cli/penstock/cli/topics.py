@@ -13,7 +13,7 @@ from penstock.cli.errors import with_step
 from penstock.cli.output import print_json, print_table
 from penstock.cli.settings import Bootstrap, Output, resolve
 from penstock.wire.config_keys import MAX_INT32, MAX_INT64
-from penstock.wire.errors import InvalidConfigError
+from penstock.wire.errors import InvalidConfigError, OffsetOutOfRangeError
 from penstock.wire.ids import TopicPartition
 from penstock.wire.topic_config import MAX_PARTITIONS_PER_TOPIC
 
@@ -268,7 +268,11 @@ def delete_records(
         for partition, offset in key_values(before, "--before").items()
     }
     with admin_client(settings) as admin:
-        starts = admin.delete_records(offsets)
+        try:
+            starts = admin.delete_records(offsets)
+        except OffsetOutOfRangeError as error:
+            step = "name an offset up to that, or delete all with --before PARTITION=end"
+            raise with_step(error, step) from None
     for partition, start in sorted(starts.items()):
         if settings.as_json:
             entry = {"topic": name, "partition": partition.partition, "log_start_offset": start}

@@ -195,4 +195,5 @@ def _to_result(entry: log_pb2.FetchPartitionResult) -> Fetched:
         entry.records,
         entry.high_watermark,
         diverging,
+        entry.records_crc if entry.HasField("records_crc") else None,
     )

@@ -142,7 +142,7 @@ class LeaderCalls:
         if count and not 0 <= partition.partition < count:
             raise UnknownTopicOrPartitionError(
                 f"topic {partition.topic!r} has no partition {partition.partition}; it has "
-                f"0 to {count - 1}"
+                f"0 to {count - 1}; next: name one of these"
             )
         if count and topic_ids.get(partition, b"") not in (b"", metadata.topic_id(partition.topic)):
             raise UnknownTopicIdError(

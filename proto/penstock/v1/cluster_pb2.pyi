@@ -94,6 +94,7 @@ class BrokerRecord(google.protobuf.message.Message):
     IN_CONTROLLED_SHUTDOWN_FIELD_NUMBER: builtins.int
     MIN_METADATA_VERSION_FIELD_NUMBER: builtins.int
     MAX_METADATA_VERSION_FIELD_NUMBER: builtins.int
+    WHOLE_SINCE_BROKER_EPOCH_FIELD_NUMBER: builtins.int
     node_id: builtins.int
     """The node id."""
     broker_epoch: builtins.int
@@ -114,6 +115,10 @@ class BrokerRecord(google.protobuf.message.Message):
     """The oldest feature level that the broker's software works at."""
     max_metadata_version: builtins.int
     """The newest feature level that the broker's software works at."""
+    whole_since_broker_epoch: builtins.int
+    """Disks that hold all that was acknowledged up to the end of this broker epoch lack nothing, as
+    no registration since was let in; 0: only those that have what was under broker_epoch.
+    """
     def __init__(
         self,
         *,
@@ -127,8 +132,9 @@ class BrokerRecord(google.protobuf.message.Message):
         in_controlled_shutdown: builtins.bool = ...,
         min_metadata_version: builtins.int = ...,
         max_metadata_version: builtins.int = ...,
+        whole_since_broker_epoch: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["broker_epoch", b"broker_epoch", "fenced", b"fenced", "host", b"host", "in_controlled_shutdown", b"in_controlled_shutdown", "incarnation_id", b"incarnation_id", "max_metadata_version", b"max_metadata_version", "min_metadata_version", b"min_metadata_version", "node_id", b"node_id", "port", b"port", "rack", b"rack"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["broker_epoch", b"broker_epoch", "fenced", b"fenced", "host", b"host", "in_controlled_shutdown", b"in_controlled_shutdown", "incarnation_id", b"incarnation_id", "max_metadata_version", b"max_metadata_version", "min_metadata_version", b"min_metadata_version", "node_id", b"node_id", "port", b"port", "rack", b"rack", "whole_since_broker_epoch", b"whole_since_broker_epoch"]) -> None: ...
 
 global___BrokerRecord = BrokerRecord
 
@@ -676,6 +682,7 @@ class RegisterBrokerCommand(google.protobuf.message.Message):
     LOG_DIRECTORY_IDS_FIELD_NUMBER: builtins.int
     SUPPORTED_METADATA_VERSION_FIELD_NUMBER: builtins.int
     MIN_METADATA_VERSION_FIELD_NUMBER: builtins.int
+    FOLLOWS_BROKER_EPOCH_FIELD_NUMBER: builtins.int
     node_id: builtins.int
     """The node id."""
     incarnation_id: builtins.bytes
@@ -696,6 +703,11 @@ class RegisterBrokerCommand(google.protobuf.message.Message):
     """The newest feature level that the broker's version supports; 0: the one in force, and no other."""
     min_metadata_version: builtins.int
     """The oldest feature level that the broker's version supports; 0: 1."""
+    follows_broker_epoch: builtins.int
+    """The broker epoch that the node id had as far as the sender knows, 0 where it had none: refused
+    with INVALID_UPDATE_VERSION when it has another one by now (since metadata.version 5). Absent:
+    sent by older software, and not compared.
+    """
     @property
     def log_directory_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
         """The 16-byte ids of the broker's data directories."""
@@ -713,8 +725,11 @@ class RegisterBrokerCommand(google.protobuf.message.Message):
         log_directory_ids: collections.abc.Iterable[builtins.bytes] | None = ...,
         supported_metadata_version: builtins.int = ...,
         min_metadata_version: builtins.int = ...,
+        follows_broker_epoch: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cluster_id", b"cluster_id", "host", b"host", "incarnation_id", b"incarnation_id", "log_directory_ids", b"log_directory_ids", "min_metadata_version", b"min_metadata_version", "node_id", b"node_id", "port", b"port", "previous_broker_epoch", b"previous_broker_epoch", "rack", b"rack", "supported_metadata_version", b"supported_metadata_version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_follows_broker_epoch", b"_follows_broker_epoch", "follows_broker_epoch", b"follows_broker_epoch"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_follows_broker_epoch", b"_follows_broker_epoch", "cluster_id", b"cluster_id", "follows_broker_epoch", b"follows_broker_epoch", "host", b"host", "incarnation_id", b"incarnation_id", "log_directory_ids", b"log_directory_ids", "min_metadata_version", b"min_metadata_version", "node_id", b"node_id", "port", b"port", "previous_broker_epoch", b"previous_broker_epoch", "rack", b"rack", "supported_metadata_version", b"supported_metadata_version"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_follows_broker_epoch", b"_follows_broker_epoch"]) -> typing.Literal["follows_broker_epoch"] | None: ...
 
 global___RegisterBrokerCommand = RegisterBrokerCommand
 

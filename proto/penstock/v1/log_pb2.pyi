@@ -295,6 +295,7 @@ class FetchPartitionResult(google.protobuf.message.Message):
     LOG_START_OFFSET_FIELD_NUMBER: builtins.int
     DIVERGING_EPOCH_FIELD_NUMBER: builtins.int
     ABORTED_TRANSACTIONS_FIELD_NUMBER: builtins.int
+    RECORDS_CRC_FIELD_NUMBER: builtins.int
     RECORDS_FIELD_NUMBER: builtins.int
     high_watermark: builtins.int
     """The high watermark."""
@@ -302,6 +303,10 @@ class FetchPartitionResult(google.protobuf.message.Message):
     """The last stable offset."""
     log_start_offset: builtins.int
     """The log start offset."""
+    records_crc: builtins.int
+    """The CRC-32C of records: it covers the base offsets and leader epochs that the checksums of the
+    batches leave out. Older brokers don't send it.
+    """
     records: builtins.bytes
     """Whole record batches, back to back; the first may begin before fetch_offset."""
     @property
@@ -330,10 +335,12 @@ class FetchPartitionResult(google.protobuf.message.Message):
         log_start_offset: builtins.int = ...,
         diverging_epoch: global___EpochEndOffset | None = ...,
         aborted_transactions: collections.abc.Iterable[global___AbortedTransaction] | None = ...,
+        records_crc: builtins.int | None = ...,
         records: builtins.bytes = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["diverging_epoch", b"diverging_epoch", "error", b"error", "partition", b"partition"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["aborted_transactions", b"aborted_transactions", "diverging_epoch", b"diverging_epoch", "error", b"error", "high_watermark", b"high_watermark", "last_stable_offset", b"last_stable_offset", "log_start_offset", b"log_start_offset", "partition", b"partition", "records", b"records"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_records_crc", b"_records_crc", "diverging_epoch", b"diverging_epoch", "error", b"error", "partition", b"partition", "records_crc", b"records_crc"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_records_crc", b"_records_crc", "aborted_transactions", b"aborted_transactions", "diverging_epoch", b"diverging_epoch", "error", b"error", "high_watermark", b"high_watermark", "last_stable_offset", b"last_stable_offset", "log_start_offset", b"log_start_offset", "partition", b"partition", "records", b"records", "records_crc", b"records_crc"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_records_crc", b"_records_crc"]) -> typing.Literal["records_crc"] | None: ...
 
 global___FetchPartitionResult = FetchPartitionResult
 

@@ -222,6 +222,11 @@ def verify_batch(batch: Buffer) -> BatchHeader:
     return header
 
 
+def checksum(data: Buffer, before: int = 0) -> int:
+    """The CRC-32C of ``data``, or of what has the checksum ``before`` and ``data`` behind it."""
+    return crc32c(data, before)
+
+
 def verify_producer_batch(batch: Buffer) -> BatchHeader:
     """``verify_batch``, and what holds for a batch straight from a producer.
 

@@ -68,7 +68,8 @@ _KEYS: Final = (
     ConfigKey(
         "max.message.bytes",
         "1048588",
-        "The largest record batch that the topic takes, in bytes.",
+        "The largest record batch that the topic takes, in bytes; not above a segment.bytes that "
+        "is set.",
         integer(61, MAX_MESSAGE_BYTES),
     ),
     ConfigKey(

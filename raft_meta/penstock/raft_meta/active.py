@@ -28,6 +28,7 @@ from penstock.raft_meta.core.controller_events import (
     StreamOpened,
     Tick,
 )
+from penstock.raft_meta.core.proposals import check_proposal
 from penstock.raft_meta.core.sessions import LivenessSettings
 from penstock.raft_meta.core.versions import METADATA_VERSION
 from penstock.raft_meta.metadata_stream import MetadataFeed
@@ -268,11 +269,17 @@ class ControllerShell:
         """Propose a command in this controller's epoch; its result, which may be a refusal.
 
         Raises NotControllerError when this is not the active controller (nothing happened),
-        RequestTimedOutError when the outcome is unknown, and for a raise of metadata.version what
+        RequestTimedOutError when the outcome is unknown, InvalidConfigError for what is refused
+        before it is proposed (core/proposals.py), and for a raise of metadata.version what
         Quorum.propose does.
         """
         if not self._core.is_active:
             raise self.not_controller()
+        try:
+            check_proposal(self.state, command)
+        except PenstockError as error:
+            self._count_refusal(command.WhichOneof("body") or "", error.code)
+            raise
         wait_ms = self._config.propose_timeout_ms if timeout_ms is None else timeout_ms
         # Stamped and submitted in one go: the log's order is that of the sequences.
         raises_to = command.raise_metadata_version.metadata_version  # Or 0.

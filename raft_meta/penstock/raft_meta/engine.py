@@ -6,6 +6,8 @@ pinned by tests/unit/raft_meta/test_engine_contract.py; S:n is a line of its syn
 
 from __future__ import annotations
 
+import _socket
+import socket
 import threading
 from collections.abc import Callable, Collection
 from typing import Any, Final, NoReturn
@@ -98,6 +100,8 @@ def _disarm() -> None:
     pysyncobj.syncobj.createJournal = lambda journal: journal
     pysyncobj.syncobj.monotonicTime = _engine_now_s
     pysyncobj.syncobj.PIPE_NOTIFIER_ENABLED = False  # One thread ticks; nobody needs waking.
+    # The import puts one of its own in its place, for everybody in the process.
+    socket.inet_ntop = _socket.inet_ntop
 
 
 _disarm()

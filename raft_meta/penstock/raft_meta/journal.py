@@ -19,6 +19,7 @@ import crc32c
 import lmdb
 
 from penstock.raft_meta.damage import damaged
+from penstock.raft_meta.lmdb_pages import DamagedPagesError, check_pages
 from penstock.raft_meta.room import AwaitRoom, give_up, is_full
 from penstock.raft_meta.voters import DIRECTORY_ID_BYTES, VoterHistory, VoterSet
 from penstock.wire.errors import DataDirectoryError
@@ -105,11 +106,14 @@ class LmdbJournal:
         """The journal is in use, and of a version that kept no voter sets and no directory ids."""
         path.mkdir(parents=True, exist_ok=True)
         try:
+            check_pages(path)
             self._environment = open_environment(
                 str(path), map_size=_INITIAL_MAP_BYTES, max_dbs=2, sync=True, metasync=True,
                 max_readers=8,
             )  # fmt: skip
-        except lmdb.Error as error:
+        except DamagedPagesError as error:
+            raise self._damaged(str(error)) from error
+        except (lmdb.Error, OSError) as error:
             raise DataDirectoryError(f"cannot open the Raft journal in {path}: {error}") from error
         try:
             self._log = self._environment.open_db(b"log")

@@ -70,7 +70,7 @@ def test_a_topic_is_altered_and_obeys_at_once(dev: DevCluster) -> None:
     dev.ok("topics", "create", "narrow", "--config", "max.message.bytes=1000")
     line = b"x" * 5000 + b"\n"
     errors = dev.refused("produce", "narrow", stdin=line)
-    assert "penstock topics alter NAME --config max.message.bytes=N" in errors
+    assert "`penstock topics alter narrow --config max.message.bytes=5070`" in errors
     wider = ("--config", "max.message.bytes=20000", "--config", "min.insync.replicas=1")
     assert dev.ok("topics", "alter", "narrow", *wider) == (
         "altered topic narrow: max.message.bytes=20000, min.insync.replicas=1\n"

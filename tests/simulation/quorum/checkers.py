@@ -80,6 +80,8 @@ class Checkers:
         self.counts: Counter[str] = Counter()
         self.producer_blocks: set[int] = set()
         self.metadata_index_of: dict[tuple[int, int], int] = {}  # By broker and broker epoch.
+        self.lives: list[bytes] = []  # Of brokers, by incarnation id, as they began.
+        self.let_in_epoch: dict[int, int] = {}  # By broker: the last epoch that it was let in with.
         self.fenced_at: dict[int, int] = {}  # By broker: when it was fenced or registered last.
         self.leader_changes = 0
         self.voters: frozenset[int] | None = None  # The last set that was decided.
@@ -350,6 +352,8 @@ class Checkers:
                 require(broker.fenced, f"broker {node_id} registers unfenced")
             if anew or (broker.fenced and not old.fenced):
                 self.fenced_at[node_id] = index
+            if not broker.fenced:
+                self.let_in_epoch[node_id] = broker.broker_epoch
             if old is not None and old.fenced and not broker.fenced:
                 seen = self.metadata_index_of.get((node_id, broker.broker_epoch), 0)
                 require(
@@ -362,8 +366,15 @@ class Checkers:
         if command.WhichOneof("body") != "register_broker" or result.HasField("error"):
             return
         broker, old = state.brokers[node_id], before.get(node_id)
-        clean = old is not None and registration.previous_broker_epoch == old.broker_epoch
-        if not clean and (old is None or old.broker_epoch != broker.broker_epoch):
+        if old is not None and old.broker_epoch == broker.broker_epoch:
+            return  # It is told again what it was told.
+        require(
+            old is None
+            or self.lives.index(old.incarnation_id) < self.lives.index(broker.incarnation_id),
+            f"broker {node_id} is set back by the late registration of an earlier process",
+        )
+        needed = None if old is None else self.let_in_epoch.get(node_id, old.broker_epoch)
+        if needed is None or registration.previous_broker_epoch < needed:
             for key, partition in state.all_partitions():
                 require(
                     node_id not in partition.elr, f"{node_id} lost its cache, and may lead {key}"
@@ -493,6 +504,7 @@ class Checkers:
         self._reference = ClusterState()
         self.producer_blocks.clear()
         self.fenced_at.clear()
+        self.let_in_epoch.clear()
         counts = Counter(self.counts)
         seen, self.metadata_index_of = self.metadata_index_of, _Unknown()
         for index, (payload, raw) in sorted(self._results.items()):

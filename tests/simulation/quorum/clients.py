@@ -112,7 +112,7 @@ class Broker(Client):
         self.topics: dict[bytes, cluster_pb2.TopicRecord] = {}
         self.partitions: dict[tuple[bytes, int], cluster_pb2.PartitionRecord] = {}
         self._previous_epoch = previous_epoch
-        self._incarnation = world.rng.randbytes(16)
+        self._begin_life()
         self._sequence = 0
         for work in (self._register_and_heartbeat, self._follow, self._work):
             self.spawn(work)
@@ -195,6 +195,10 @@ class Broker(Client):
 
     # Being alive.
 
+    def _begin_life(self) -> None:
+        self._incarnation = self.rng.randbytes(16)
+        self.world.checkers.lives.append(self._incarnation)
+
     async def _register_and_heartbeat(self) -> None:
         while True:
             if self.epoch == _NOBODY and not await self._register():
@@ -206,6 +210,7 @@ class Broker(Client):
             await self.pause(0.02, 0.1)
 
     async def _register(self) -> bool:
+        known = self.brokers.get(self.node_id)
         registration = cluster_pb2.RegisterBrokerCommand(
             node_id=self.node_id,
             incarnation_id=self._incarnation,
@@ -214,10 +219,10 @@ class Broker(Client):
             port=self.node_id,
             rack=f"rack-{self.node_id % 2}",
             previous_broker_epoch=self._previous_epoch,
+            follows_broker_epoch=0 if known is None else known.broker_epoch,
         )
-        response = await self.call(
-            "RegisterBroker", controller_pb2.RegisterBrokerRequest(registration=registration)
-        )
+        self.world.old_registrations.append(registration)
+        response = await self._ask_to_register(registration)
         if response is None:
             return False
         if response.HasField("error"):
@@ -234,6 +239,10 @@ class Broker(Client):
         checkers.metadata_index_of[self.node_id, self.epoch] = self.index
         return True
 
+    async def _ask_to_register(self, registration: cluster_pb2.RegisterBrokerCommand) -> Any:
+        request = controller_pb2.RegisterBrokerRequest(registration=registration)
+        return await self.call("RegisterBroker", request)
+
     async def _heartbeat(self, end: End) -> None:
         self.spawn(lambda: self._beat(end))
         try:
@@ -246,7 +255,7 @@ class Broker(Client):
                     ):
                         # Another process has the number; this one is given a new life.
                         self.epoch = _NOBODY
-                        self._incarnation = self.rng.randbytes(16)
+                        self._begin_life()
                     return
                 self.fenced = response.fenced
                 self.told_index = max(self.told_index, response.metadata_index)
@@ -273,6 +282,9 @@ class Broker(Client):
     async def _work(self) -> None:
         while True:
             await self.pause(0.1, self.world.settings.client_pause_s)
+            if self.rng.random() < 0.05 and self.world.old_registrations:
+                # Of this process, another, or one long dead: it was on its way until now.
+                await self._ask_to_register(self.rng.choice(self.world.old_registrations))
             if self.epoch == _NOBODY:
                 continue
             if self.rng.random() < 0.15:

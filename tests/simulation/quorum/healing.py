@@ -28,7 +28,7 @@ def heal(world: World) -> None:
         disk.disarm()
         disk.make_room()
         world.start(number)
-    for process in world.processes.values():
+    for process in list(world.processes.values()):  # What one does when it goes on may end another.
         process.failures = 0
         process.loop.release()
         process.loop.clock.set(rate=1.0)

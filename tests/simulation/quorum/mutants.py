@@ -540,8 +540,14 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "unclean restarts stay eligible": Mutant(
         "a broker that lost its page cache stays an eligible leader (KIP-966)",
         broker_commands.register,
-        "unclean=not clean",
+        "unclean=not whole_since",
         "unclean=False",
+    ),
+    "late registrations count": Mutant(
+        "an earlier process takes the place of the live one with a request that comes late",
+        broker_commands._require_newest,
+        "command.follows_broker_epoch != newest",
+        "False",
     ),
     "movers leave too early": Mutant(
         "a move ends before those who come are in sync (KIP-455)",

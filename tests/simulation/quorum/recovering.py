@@ -220,4 +220,5 @@ def _forget(world: World) -> None:
         del world.topics_gone[topic_id]
     world.blocks_told &= world.checkers.producer_blocks
     world.old_changes.clear()
+    world.old_registrations.clear()
     world.wiped.clear()

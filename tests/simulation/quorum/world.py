@@ -127,6 +127,9 @@ class World:
         self.topics_gone: dict[bytes, str] = {}  # Their deletion was acknowledged.
         self.blocks_told: set[int] = set()
         self.old_changes: deque[cluster_pb2.AlterPartitionCommand] = deque(maxlen=_OLD_CHANGES)
+        self.old_registrations: deque[cluster_pb2.RegisterBrokerCommand] = deque(
+            maxlen=_OLD_CHANGES
+        )
         self.disks = {number: Disk(self.rng, self.counts) for number in self.settings.nodes}
         self.wiped: set[int] = set()  # Voters that lost their disks, and were not removed since.
         self.emptied: set[int] = set()  # Nodes whose first disk is gone.

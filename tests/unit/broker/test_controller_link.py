@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from itertools import count
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
-from grpc import aio
 
 from penstock.broker import controller_directory
-from penstock.broker.acting import MetadataActor
-from penstock.broker.controller_link import ActingFailedError, BrokerIdentity, ControllerLink
-from penstock.broker.core.metadata_image import ImageChange, MetadataImage
-from penstock.raft_meta.connecting import NodeConnector
-from penstock.v1 import cluster_pb2, controller_pb2, controller_pb2_grpc
+from penstock.broker.controller_link import ActingFailedError
+from penstock.v1 import cluster_pb2, controller_pb2
 from penstock.wire.errors import (
     BrokerFencedError,
     BrokerIdNotRegisteredError,
     ClusterNotFoundedError,
-    LeaderHint,
     NetworkError,
     NotControllerError,
     PenstockError,
@@ -28,204 +21,7 @@ from penstock.wire.errors import (
     StorageError,
 )
 from tests.support import eventually
-
-
-class FakeController(controller_pb2_grpc.ControllerServicer):
-    """A controller that does as the test says."""
-
-    def __init__(self, node_id: int) -> None:
-        self.node_id = node_id
-        self.port = 0
-        self.active: FakeController | None = None  # Whom this one takes to be active.
-        self.epoch = 0
-        self.index = 0
-        self.registrations: list[cluster_pb2.RegisterBrokerCommand] = []
-        self.heartbeats: list[controller_pb2.BrokerHeartbeatRequest] = []
-        self.refusal: PenstockError | None = None
-        self.mute = False
-        self.fences = False
-        self.told_index = 0
-        self.watchers: list[asyncio.Queue[controller_pb2.WatchMetadataResponse]] = []
-        self.heard = asyncio.Event()
-        self.known: list[tuple[int, int]] = []  # What each feed's broker had.
-        self.supports = 2
-        self.leads_quorum = True
-        self.confirms: bool | None = True  # None: software that does not know the question.
-        self.founding: controller_pb2.QuorumFounding | None = None
-        self.awaited: list[int] = []
-        self.asked = 0  # How often it was asked how the quorum stands.
-        self.voters: list[FakeController] = []
-        self._server = aio.server()
-
-    async def start(self) -> None:
-        controller_pb2_grpc.add_ControllerServicer_to_server(self, self._server)
-        self.port = self._server.add_insecure_port("127.0.0.1:0")
-        await self._server.start()
-
-    async def stop(self) -> None:
-        await self._server.stop(None)
-
-    def say(self, active: FakeController, epoch: int) -> None:
-        """Let this controller know, and tell its watchers, who is active."""
-        self.active, self.epoch = active, epoch
-        self.index += 1
-        for watcher in self.watchers:
-            watcher.put_nowait(self._news(snapshot=False))
-
-    def _news(self, *, snapshot: bool) -> controller_pb2.WatchMetadataResponse:
-        message = controller_pb2.WatchMetadataResponse()
-        message.delta.index = self.index
-        message.delta.snapshot = snapshot
-        message.delta.controller_epoch = self.epoch
-        if self.active is not None:
-            message.active_controller.node_id = self.active.node_id
-            message.active_controller.controller_epoch = self.epoch
-            message.active_controller.host = "127.0.0.1"
-            message.active_controller.port = self.active.port
-        return message
-
-    def _not_active(self) -> PenstockError | None:
-        if self.active is self or self.active is None:
-            return None
-        hint = LeaderHint(self.active.node_id, self.epoch, "127.0.0.1", self.active.port)
-        return NotControllerError(leader=hint)
-
-    async def WatchMetadata(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        queue: asyncio.Queue[controller_pb2.WatchMetadataResponse] = asyncio.Queue()
-        self.watchers.append(queue)
-        self.known.append((request.known_index, request.known_controller_epoch))
-        yield self._news(snapshot=True)
-        while True:
-            yield await queue.get()
-
-    async def RegisterBroker(self, request: Any, context: Any) -> Any:
-        refusal = self._not_active()
-        if refusal is not None:
-            return controller_pb2.RegisterBrokerResponse(error=refusal.to_proto())
-        self.registrations.append(request.registration)
-        return controller_pb2.RegisterBrokerResponse(broker_epoch=100 + len(self.registrations))
-
-    async def Heartbeat(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
-        async for request in request_iterator:
-            self.heartbeats.append(request)
-            self.heard.set()
-            if self.mute:
-                continue
-            error = self._not_active() or self.refusal
-            if error is not None:
-                yield controller_pb2.BrokerHeartbeatResponse(error=error.to_proto())
-                return
-            yield controller_pb2.BrokerHeartbeatResponse(
-                sequence=request.sequence,
-                may_shut_down=request.want_shutdown,
-                fenced=self.fences,
-                metadata_index=self.told_index,
-            )
-
-    async def ExecuteAdmin(self, request: Any, context: Any) -> Any:
-        refusal = self._not_active()
-        result = cluster_pb2.CommandResult(index=7)
-        if refusal is not None:
-            result.error.CopyFrom(refusal.to_proto())
-        return controller_pb2.ExecuteAdminResponse(result=result)
-
-    async def DescribeQuorum(self, request: Any, context: Any) -> Any:
-        self.asked += 1
-        leader = self.active.node_id if self.active is not None and self.leads_quorum else -1
-        answer = controller_pb2.DescribeQuorumResponse(
-            leader_id=leader,
-            answered_by=self.node_id,
-            supported_metadata_version=self.supports,
-            term=self.epoch,
-            confirmed=None if self.confirms is None else self.confirms and leader == self.node_id,
-        )
-        if self.founding is not None:
-            answer.founding.CopyFrom(self.founding)
-            answer.awaited_node_ids.extend(self.awaited)
-        for voter in self.voters:
-            answer.voters.add(node_id=voter.node_id, host="127.0.0.1", port=voter.port)
-        return answer
-
-    async def AllocateProducerIds(self, request: Any, context: Any) -> Any:
-        if self.refusal is not None:
-            return controller_pb2.AllocateProducerIdsResponse(error=self.refusal.to_proto())
-        assert request.allocation.broker_epoch > 0
-        return controller_pb2.AllocateProducerIdsResponse(
-            result=cluster_pb2.AllocateProducerIdsResult(first_producer_id=3000, count=1000)
-        )
-
-
-class Bench:
-    """A link with what acts on its changes, and the controllers that it talks to."""
-
-    def __init__(self) -> None:
-        self.controllers: dict[int, FakeController] = {}
-        self.image = MetadataImage()
-        self.changes: list[ImageChange] = []
-        self.epochs: list[int] = []
-        self.now_ms = 0
-        self.may_go_on = asyncio.Event()  # Not set: acting on a change takes its time.
-        self.may_go_on.set()
-        self.fault: Exception | None = None  # What acting on a change raises.
-        self.session_timeout_ms = 1000
-        self.link: ControllerLink
-        self.actor = MetadataActor(
-            self,
-            first=self.changes.append,
-            followers=(lambda change: self.acted.append(change.index),),
-            on_caught_up=lambda: None,
-            on_failed=lambda _: None,
-            clock_s=map(float, count()).__next__,  # Each step takes longer than a slice.
-        )
-        self.acted: list[int] = []
-        self.catching_up = False
-
-    def on_metadata(self, change: ImageChange) -> Iterator[None]:
-        for _ in range(3_000_000):
-            if self.may_go_on.is_set():
-                break
-            yield
-        else:
-            raise AssertionError("nothing else had its turn while the change was acted on")
-        if self.fault is not None:
-            raise self.fault
-
-    def catch_up(self) -> Iterator[None]:
-        while self.catching_up:
-            yield
-
-    async def start(self, count: int = 2, active: int | None = 1) -> None:
-        for node_id in range(1, count + 1):
-            controller = FakeController(node_id)
-            await controller.start()
-            self.controllers[node_id] = controller
-        for controller in self.controllers.values():
-            if active is not None:
-                controller.active, controller.epoch = self.controllers[active], 1
-        self.link = ControllerLink(
-            BrokerIdentity("c", 1, "127.0.0.1", 1234, "", -1),
-            {node: ("127.0.0.1", one.port) for node, one in self.controllers.items()},
-            self.image,
-            connector=NodeConnector(None),
-            heartbeat_interval_ms=20,
-            session_timeout_ms=self.session_timeout_ms,
-            on_change=self.actor.on_change,
-            until_idle=self.actor.until_idle,
-            on_registered=self.epochs.append,
-            clock_ms=lambda: self.now_ms,
-        )
-        await self.link.start()
-
-    async def stop(self) -> None:
-        await self.link.stop()
-        for controller in self.controllers.values():
-            await controller.stop()
-
-
-async def heartbeats_more(controller: FakeController, number: int) -> None:
-    """So many that were sent from now on, and the answers to all but the last."""
-    seen = len(controller.heartbeats)
-    await eventually(lambda: len(controller.heartbeats) >= seen + number)
+from tests.unit.broker.scripted_controllers import Bench, FakeController, heartbeats_more
 
 
 @pytest.fixture

@@ -35,9 +35,27 @@ def test_another_cluster_or_node_is_refused(tmp_path: Path) -> None:
         open_directories(tmp_path, 4, [])
 
 
-def test_an_unformatted_directory_says_how_to_format_it(tmp_path: Path) -> None:
-    with pytest.raises(DataDirectoryError, match="is not formatted; run: penstock format"):
-        open_directories(tmp_path, 1, [])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_an_empty_directory_is_taken_for_a_disk_that_is_not_mounted_first(
+    tmp_path: Path, is_there: bool
+) -> None:
+    path = tmp_path / "disk"
+    if is_there:
+        (path / "lost+found").mkdir(parents=True)
+    with pytest.raises(DataDirectoryError, match="; next: see whether its disk is mounted") as told:
+        open_directories(path, 1, [])
+    message = told.value.message
+    assert str(path) in message.partition("; next: ")[0]
+    # What formatting costs is said before the command is.
+    assert "makes an empty node" in message.partition("`penstock format --data-dir")[0]
+
+
+def test_files_without_an_owner_are_not_to_be_formatted(tmp_path: Path) -> None:
+    (tmp_path / "orders-0").mkdir()
+    (tmp_path / "orders-0" / "00000000000000000000.log").touch()
+    with pytest.raises(DataDirectoryError, match=r"no meta\.json \(orders-0\)") as told:
+        read_meta(tmp_path)
+    assert "penstock format" not in told.value.message
 
 
 def test_damage_is_named(tmp_path: Path) -> None:
@@ -76,7 +94,7 @@ def test_an_empty_mount_point_elsewhere_is_refused(tmp_path: Path) -> None:
     root, disk = tmp_path / "root", tmp_path / "disk"
     disk.mkdir()
     format_directory(root, "c1", 1)
-    with pytest.raises(DataDirectoryError, match="is not formatted"):
+    with pytest.raises(DataDirectoryError, match="is empty: no disk is mounted there"):
         open_directories(root, 1, [disk])
 
 

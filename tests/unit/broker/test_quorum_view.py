@@ -16,7 +16,7 @@ from penstock.wire.errors import (
     NotControllerError,
     NotEnoughVotersError,
 )
-from tests.unit.broker.test_controller_link import FakeController
+from tests.unit.broker.scripted_controllers import FakeController
 
 ENOUGH_MS = 60_000
 

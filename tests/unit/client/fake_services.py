@@ -19,6 +19,7 @@ from penstock.v1 import (
     transactions_pb2,
     transactions_pb2_grpc,
 )
+from penstock.wire.batch import checksum
 from penstock.wire.config_keys import suggest
 from penstock.wire.errors import (
     BrokerIdNotRegisteredError,
@@ -199,6 +200,7 @@ class FakeServices(
                 ):
                     data += batch
             result.records = data
+            result.records_crc = checksum(data)
             size += len(data)
         return response, size
 

@@ -260,7 +260,9 @@ async def test_an_answer_that_is_garbage_is_reported_not_swallowed(cluster: Fake
     async with AsyncConsumer(
         cluster.bootstrap, topics="t", auto_offset_reset="earliest", default_api_timeout_ms=100
     ) as consumer:
-        with pytest.raises(CorruptRecordError, match="t-0, at or after offset 0"):
+        with pytest.raises(
+            CorruptRecordError, match="t-0, offset 0: the batch at byte 0 has magic -1"
+        ):
             await read(consumer, 1)
 
 

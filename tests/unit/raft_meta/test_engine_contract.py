@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import inspect
+import subprocess
+import sys
 
 import pysyncobj.pickle
 import pysyncobj.serializer
@@ -104,6 +106,29 @@ def test_the_version_is_the_audited_one():
 def test_the_private_names_in_use_exist(bare):
     missing = [name for name in PRIVATE if not hasattr(bare.raft, f"_SyncObj__{name}")]
     assert missing == []
+
+
+CHANGED_BY_THE_IMPORT = """
+import json, os, pickle, random, select, socket, ssl, struct, sys, threading, time, zlib
+own = [name for name in sys.modules if name in sys.stdlib_module_names and name[0] != "_"]
+before = {name: dict(vars(sys.modules[name])) for name in own}
+import penstock.raft_meta.engine
+for name, attributes in before.items():
+    for attribute, value in attributes.items():
+        if vars(sys.modules[name]).get(attribute) is not value:
+            print(f"{name}.{attribute}")
+"""
+
+
+def test_the_import_changes_no_module_of_the_standard_library():
+    changed = subprocess.run(
+        [sys.executable, "-c", CHANGED_BY_THE_IMPORT],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
+    assert changed.split() == []
 
 
 def test_nothing_pickles():

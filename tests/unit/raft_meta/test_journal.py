@@ -201,6 +201,18 @@ def test_a_flipped_bit_of_any_entry_is_found(journal, tmp_path):
         open_journal(tmp_path / "j")
 
 
+@pytest.mark.parametrize("kept_bytes", [100, 8192, 5 * 4096])
+def test_a_file_that_would_end_the_process_is_refused(journal, tmp_path, kept_bytes):
+    fill(journal, 400)
+    journal.sync()
+    journal.close()
+    file = tmp_path / "j" / "data.mdb"
+    data = file.read_bytes()
+    file.write_bytes(data[:kept_bytes] + bytes(len(data) - kept_bytes))
+    with pytest.raises(DataDirectoryError, match=r"is damaged: .*\. Do not start this"):
+        open_journal(tmp_path / "j")
+
+
 class Failing:
     """An environment whose n-th write operation fails, the commit counted as one."""
 

@@ -13,7 +13,7 @@ from penstock.raft_meta.config import ControllerConfig
 from penstock.raft_meta.core.controller_events import Tick
 from penstock.raft_meta.quorum import Leadership, LeadershipListener, QuorumStatus, Role
 from penstock.v1 import cluster_pb2, controller_pb2
-from penstock.wire.errors import ErrorCode
+from penstock.wire.errors import ErrorCode, InvalidConfigError
 from tests.support import eventually
 from tests.unit.raft_meta_core.metadata_driver import CLUSTER, incarnation, topic_id
 
@@ -143,6 +143,18 @@ async def test_heartbeats_of_a_stale_process_are_counted(world: World) -> None:
     beat = controller_pb2.BrokerHeartbeatRequest(node_id=1, broker_epoch=epoch - 1)
     world.shell.heartbeat(stream, beat)
     assert world.counted == [("heartbeat", ErrorCode.STALE_BROKER_EPOCH)]
+
+
+async def test_what_is_refused_before_it_is_proposed_is_counted_and_not_in_the_log(
+    world: World,
+) -> None:
+    before = world.quorum.index
+    configs = {"max.message.bytes": "8000", "segment.bytes": "5000"}
+    create = cluster_pb2.CreateTopicCommand(name="orders", topic_id=topic_id(1), configs=configs)
+    with pytest.raises(InvalidConfigError, match=r"segment\.bytes=5000"):
+        await world.run(create_topic=create)
+    assert world.counted == [("create_topic", ErrorCode.INVALID_CONFIG)]
+    assert world.quorum.index == before
 
 
 async def test_who_is_not_active_counts_nothing(tmp_path: Path) -> None:

@@ -81,10 +81,21 @@ class Driver:
 
     # Shorthands.
 
-    def register(
-        self, node: int, life: int = 1, previous: int = -1, rack: str = "", supports: int = 0
-    ) -> int:
-        body = cluster_pb2.RegisterBrokerCommand(
+    def register(self, node: int, life: int = 1, previous: int = -1, **changes: Any) -> int:
+        body = self.registration(node, life, previous, **changes)
+        return self.ok(register_broker=body).register_broker.broker_epoch
+
+    def registration(
+        self,
+        node: int,
+        life: int = 1,
+        previous: int = -1,
+        *,
+        rack: str = "",
+        supports: int = 0,
+        follows: int | None = None,
+    ) -> cluster_pb2.RegisterBrokerCommand:
+        return cluster_pb2.RegisterBrokerCommand(
             node_id=node,
             incarnation_id=incarnation(node * 1000 + life),
             cluster_id=CLUSTER,
@@ -93,8 +104,8 @@ class Driver:
             rack=rack,
             previous_broker_epoch=previous,
             supported_metadata_version=supports,
+            follows_broker_epoch=follows,
         )
-        return self.ok(register_broker=body).register_broker.broker_epoch
 
     def about(self, node: int) -> dict[str, int]:
         return {"node_id": node, "broker_epoch": self.state.brokers[node].broker_epoch}
@@ -106,7 +117,7 @@ class Driver:
         self.ok(unfence_broker=cluster_pb2.UnfenceBrokerCommand(**self.about(node)))
 
     def start(self, node: int, life: int = 1, previous: int = -1, rack: str = "") -> int:
-        epoch = self.register(node, life, previous, rack)
+        epoch = self.register(node, life, previous, rack=rack)
         self.unfence(node)
         return epoch
 

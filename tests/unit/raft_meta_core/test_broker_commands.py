@@ -152,7 +152,8 @@ def test_an_unclean_restart_ends_eligibility_and_a_clean_one_keeps_it() -> None:
     driver.fence(2)
     assert driver.partition().elr == (2,)
     clean_epoch = driver.state.brokers[2].broker_epoch
-    newer = driver.register(2, life=2, previous=clean_epoch)
+    newer = driver.start(2, life=2, previous=clean_epoch)
+    driver.fence(2)
     assert driver.partition().elr == (2,)
     driver.register(2, life=3, previous=clean_epoch)
     assert driver.partition().elr == (), "it shut down cleanly, but not in its last registration"

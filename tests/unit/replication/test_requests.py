@@ -13,6 +13,7 @@ from penstock.broker.core.metadata_image import MetadataImage
 from penstock.broker.metrics import BrokerMetrics
 from penstock.broker.service.log import LogServicer
 from penstock.v1 import common_pb2, log_pb2
+from penstock.wire.batch import checksum
 from penstock.wire.errors import (
     BrokerFencedError,
     ErrorCode,
@@ -121,6 +122,18 @@ async def test_a_partitions_limit_leaves_room_for_others() -> None:
         assert [len(values(result.records)) for result in results] == [2, 2]
 
 
+async def test_an_answer_has_the_checksum_of_all_its_records() -> None:
+    async with running(1) as brokers:
+        brokers.create_topic()
+        empty = await brokers[1].fetch(0, wait_ms=0)
+        assert not empty.HasField("records_crc")
+        for _ in range(3):
+            await brokers[1].append(b"x")
+        result = await brokers[1].fetch(0)
+        assert len(values(result.records)) == 3
+        assert result.records_crc == checksum(result.records)
+
+
 async def test_an_error_of_one_partition_answers_at_once() -> None:
     async with running(1) as brokers:
         brokers.create_topic()
@@ -129,7 +142,10 @@ async def test_an_error_of_one_partition_answers_at_once() -> None:
         request.partitions.add(partition=where(7), current_leader_epoch=-1)
         results = (await brokers[1].manager.fetch(request)).partitions
         assert [result.error.code for result in results] == [0, 3]
-        assert "has no partition 7, it has 1" in results[1].error.message
+        assert (
+            "has no partition 7; it has 1, from 0 to 0; next: name one of these"
+            in results[1].error.message
+        )
 
 
 async def test_a_waiting_fetch_learns_of_the_new_leader() -> None:

@@ -95,7 +95,9 @@ async def test_a_log_of_which_all_records_are_gone_has_no_latest(tmp_path: Path)
 def test_a_record_without_a_key_is_refused(tmp_path: Path) -> None:
     log = compacted(tmp_path)
     keyed, keyless = RecordData(1, b"k", b"v"), RecordData(1, None, b"v")
-    with pytest.raises(InvalidRecordError, match=r"record 1 of a batch has no key.*compacted"):
+    with pytest.raises(
+        InvalidRecordError, match=r"record 1 of a batch has no key.*compacted.*--key-separator"
+    ):
         log.append_as_leader(encode_batch([keyed, keyless]), EPOCH, now_ms=1)
     assert log.log_end_offset == 0
     log.append_as_leader(batch("a"), EPOCH, now_ms=1)

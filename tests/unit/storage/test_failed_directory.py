@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from penstock.broker.storage.disk import Disk
 from penstock.broker.storage.log import PartitionLog
@@ -165,6 +166,94 @@ async def test_a_directory_that_fails_while_it_is_opened_is_known_by_what_is_in_
     for partition in away:
         with pytest.raises(StorageError, match="failed while opening"):
             make(manager, partition)
+
+
+def damage_state(path: Path) -> Path:
+    """Garbage in all of a directory's local state but its first two pages; its path."""
+    state = path / ".state"
+    data = (state / "data.mdb").read_bytes()
+    (state / "data.mdb").write_bytes(data[:8192] + b"?" * (len(data) - 8192))
+    return state
+
+
+async def test_damaged_local_state_takes_down_its_directory_until_it_is_moved_away(
+    open_logs: Open, disks: tuple[Path, Path], tmp_path: Path
+) -> None:
+    manager = open_logs(*disks)
+    fill(manager)
+    there, away = (in_directory(manager, disk) for disk in disks)
+    manager.close()
+    state = damage_state(disks[1])
+    manager = open_logs(*disks)
+    assert manager.failed_directories == [disks[1]]
+    for partition in there:
+        assert values_of(make(manager, partition, is_new=False)) == [f"p{partition}"]
+    for partition in away:
+        with pytest.raises(StorageError, match="is damaged") as told:
+            make(manager, partition, is_new=False)
+        assert f"; next: move {state} away" in told.value.message
+        assert "disk is mended" not in told.value.message
+    manager.close()
+    state.rename(tmp_path / "away")
+    manager = open_logs(*disks)
+    assert manager.previous_broker_epoch() == -1
+    for partition in range(4):
+        assert values_of(make(manager, partition, is_new=False)) == [f"p{partition}"]
+    manager.close()
+    assert open_logs(*disks).previous_broker_epoch() == EPOCH
+
+
+async def test_a_start_is_refused_whose_only_local_state_is_damaged(
+    open_logs: Open, tmp_path: Path
+) -> None:
+    manager = open_logs(tmp_path)
+    fill(manager)
+    manager.close()
+    state = damage_state(tmp_path)
+    with pytest.raises(DataDirectoryError, match=f"; next: move {state} away"):
+        open_logs(tmp_path)
+
+
+@pytest.mark.parametrize("how", ["the directory", "the file", "emptied"])
+async def test_local_state_that_is_gone_is_told_of_and_the_stop_not_clean(
+    open_logs: Open, tmp_path: Path, how: str
+) -> None:
+    manager = open_logs(tmp_path)
+    fill(manager)
+    manager.close()
+    if how == "the directory":
+        shutil.rmtree(tmp_path / ".state")
+    elif how == "the file":
+        (tmp_path / ".state" / "data.mdb").unlink()
+    else:
+        (tmp_path / ".state" / "data.mdb").write_bytes(b"")
+    with capture_logs() as lines:
+        manager = open_logs(tmp_path)
+    [line] = [line for line in lines if line["event"] == "local_state_missing"]
+    assert line["directory"] == str(tmp_path / ".state")
+    assert line["partitions"] == 4
+    assert manager.previous_broker_epoch() == -1
+    for partition in range(4):
+        assert values_of(make(manager, partition, is_new=False)) == [f"p{partition}"]
+
+
+async def test_a_new_directory_is_not_told_of_as_one_without_local_state(
+    open_logs: Open, tmp_path: Path
+) -> None:
+    with capture_logs() as lines:
+        open_logs(tmp_path / "new")
+    assert lines == []
+
+
+async def test_partitions_without_local_state_void_the_stop_of_the_other_directories(
+    open_logs: Open, disks: tuple[Path, Path]
+) -> None:
+    manager = open_logs(disks[1])
+    fill(manager)
+    manager.close()
+    open_logs(disks[0]).close()  # A clean stop, of a run that knew nothing of the other one.
+    shutil.rmtree(disks[1] / ".state")
+    assert open_logs(*disks).previous_broker_epoch() == -1
 
 
 async def test_a_stop_with_a_failed_directory_is_clean_for_none_of_them(

@@ -263,7 +263,7 @@ def test_a_refusal_for_the_reserve_says_how_the_reserve_is_lowered(tmp_path: Pat
         log.append_as_leader(batch("a"), 0, now_ms=1)
     assert refused.value.message.endswith(
         "nothing was changed; next: free space on that disk, or lower log.min.free.bytes "
-        "(`penstock cluster alter --delete-config log.min.free.bytes` where the cluster shares it, "
+        "(`penstock cluster alter --reset log.min.free.bytes` where the cluster shares it, "
         "else in the node's own file); no restart is needed then"
     )
 

@@ -456,7 +456,7 @@ async def test_a_directory_of_another_cluster_is_refused(kit: Kit) -> None:
     manager = kit.open()
     manager.get_or_create("t", 0, ONE, {})
     manager.close()
-    with pytest.raises(DataDirectoryError, match="belongs to cluster 'c1', not to 'c2'"):
+    with pytest.raises(DataDirectoryError, match="belongs to cluster 'c1', not to 'c2'; next: "):
         kit.open(cluster_id="c2")
     assert kit.open().logs() != []
 
@@ -499,13 +499,16 @@ async def test_records_whose_owner_cannot_be_told_are_kept_and_nothing_is_made_i
     assert manager.previous_broker_epoch() == -1
     manager.record_broker_epoch(4)
     for topic_id in (ONE, TWO):
-        with pytest.raises(StorageError, match=r"t-0 may be those in .*t-0, .*partition\.metadata"):
+        with pytest.raises(
+            StorageError, match=r"t-0 may be those in .*; .*copy partition\.metadata"
+        ):
             manager.get_or_create("t", 0, topic_id, {})
         await manager.make_ahead({TopicIdPartition(topic_id, 0): bad.partition}, is_new=True)
     assert not list(kit.paths[0].glob("t-0.*"))
     assert manager.get_or_create("t", 2, ONE, {}).log_end_offset == 0
     manager.close()
-    path.write_bytes(sound)
+    shutil.copy(good.directory / path.name, path)  # As the message says.
+    assert path.read_bytes() == sound
     manager = kit.open()
     assert manager.previous_broker_epoch() == -1, "nobody had looked at all of it"
     again = manager.get_or_create("t", 0, ONE, {})
@@ -576,6 +579,12 @@ async def test_segments_are_as_large_as_the_node_says_unless_the_topic_does(kit:
             log.append_as_leader(batch("x" * 1000), LeaderEpoch(0), now_ms=1)
         sizes.append(len(log.files.segments) - before)
     assert sizes == [1, 0, 2]
+    manager.update_configs(ONE, {"max.message.bytes": "5075"})
+    log.append_as_leader(batch("x" * 5000), LeaderEpoch(0), now_ms=1)
+    manager.update_configs(ONE, {})
     assert manager.get(key) is log
-    with pytest.raises(RecordTooLargeError, match=r"segment\.bytes is 4096"):
+    with pytest.raises(
+        RecordTooLargeError,
+        match=r"segment\.bytes is 4096;.*`penstock topics alter a --config segment\.bytes=1048588`",
+    ):
         log.append_as_leader(batch("x" * 5000), LeaderEpoch(0), now_ms=1)

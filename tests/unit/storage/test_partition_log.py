@@ -26,6 +26,7 @@ from penstock.wire.errors import (
     StorageError,
 )
 from penstock.wire.records import RecordData, encode_batch, parse_header
+from penstock.wire.topic_config import MAX_MESSAGE_BYTES
 from tests.unit.storage.storage_kit import (
     EVERYTHING,
     PARTITION,
@@ -189,6 +190,12 @@ def test_what_is_not_sound_is_refused_whole(
     assert values_of(log) == ["before"]
     log.append_as_leader(batch("after", producer=(8, 0, 0)), 0, now_ms=1)
     assert values_of(log) == ["before", "after"]
+
+
+def test_a_batch_that_no_topic_could_take_is_only_to_be_smaller(tmp_path: Path) -> None:
+    log = open_in(tmp_path)
+    with pytest.raises(RecordTooLargeError, match=r"next: send smaller batches$"):
+        log.append_as_leader(batch("x" * MAX_MESSAGE_BYTES), 0, now_ms=1)
 
 
 def test_an_older_leader_epoch_writes_nothing(tmp_path: Path) -> None:

@@ -48,3 +48,25 @@ def test_a_file_cut_short_is_damaged(tmp_path: Path, size: int) -> None:
     (tmp_path / METADATA_FILE).write_bytes(encode_metadata(METADATA)[:size])
     with pytest.raises(CheckpointDamagedError):
         read_metadata(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("sound", "changed", "reason"),
+    [
+        (b"-3435-", b"-34x5-", "has the topic id '30313233-34x5-"),
+        (b"topic_id", b"topic_ie", "does not have the lines"),
+        (b"cluster_id: c1\n", b"", "does not have the lines"),
+        (b"version: 0", b"version: 8", "has the unknown version '8'"),
+        (b"version", b"\xffersion", "does not have the lines"),
+    ],
+)
+def test_without_its_checksum_it_is_refused_in_words(
+    tmp_path: Path, sound: bytes, changed: bytes, reason: str
+) -> None:
+    text = encode_metadata(METADATA).rpartition(b"crc32c")[0]
+    (tmp_path / METADATA_FILE).write_bytes(text.replace(sound, changed))
+    with pytest.raises(CheckpointDamagedError) as told:
+        read_metadata(tmp_path)
+    message = str(told.value)
+    assert str(tmp_path / METADATA_FILE) in message
+    assert reason in message

@@ -15,6 +15,7 @@ from penstock.broker.core.metadata_image import MetadataImage
 from penstock.broker.leader_reads import LeaderReads
 from penstock.broker.repair import Repairs
 from penstock.broker.scrubber import PROGRESS_FILE, Counts, Progress, Scrubber
+from penstock.broker.storage.checkpoints import METADATA_FILE, PartitionMetadata, encode_metadata
 from penstock.broker.storage.damage import Examination
 from penstock.broker.storage.log import PartitionLog
 from penstock.wire.errors import (
@@ -468,6 +469,7 @@ class Disks:
             [self.path],
             self,
             self._find,
+            cluster_id="c1",
             interval_ms=interval_ms,
             bytes_per_second=100_000_000,
             counts=counts,
@@ -495,6 +497,34 @@ async def test_every_closed_segment_is_read_and_the_open_one_is_not(tmp_path: Pa
     closed = log.files.segments[:-1]
     assert disks.found == [(KEY, segment.base_offset) for segment in closed]
     assert disks.progress() == Progress(5_000)
+
+
+@pytest.mark.parametrize("how", ["a bit flipped", "another topic's", "gone"])
+async def test_a_file_that_says_whose_log_it_is_is_written_anew_where_it_is_wrong(
+    tmp_path: Path, how: str
+) -> None:
+    disks = Disks(tmp_path, 2)
+    logs = list(disks.logs.values())
+    for log in logs:
+        metadata = encode_metadata(PartitionMetadata(log.key.topic_id, "c1"))
+        (log.directory / METADATA_FILE).write_bytes(metadata)
+    file = logs[0].directory / METADATA_FILE
+    sound = file.read_bytes()
+    if how == "a bit flipped":
+        flip(file, 20)
+    elif how == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(encode_metadata(PartitionMetadata(TopicId(b"?" * 16), "c1")))
+    scrubber = disks.scrubber()
+    with capture_logs() as lines:
+        await scrubber.start()
+        await eventually(lambda: disks.progress() == Progress(5_000))
+        await scrubber.stop()
+    assert file.read_bytes() == sound
+    told = [line for line in lines if line["event"] == "partition.metadata written anew"]
+    assert [line["partition"] for line in told] == [logs[0].name]
+    assert str(file) in told[0]["reason"]
 
 
 async def test_a_round_goes_on_where_the_last_process_stopped(tmp_path: Path) -> None:

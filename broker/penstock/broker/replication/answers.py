@@ -64,8 +64,8 @@ class Refusals:
         record = found.partitions.get(partition)
         if record is None:
             raise UnknownTopicOrPartitionError(
-                f"topic {topic!r} has no partition {partition}, it has {len(found.partitions)} "
-                "(counted from 0)"
+                f"topic {topic!r} has no partition {partition}; it has {len(found.partitions)}, "
+                f"from 0 to {len(found.partitions) - 1}; next: name one of these"
             )
         return TopicIdPartition(found.topic_id, partition), record
 

@@ -11,6 +11,7 @@ from penstock.broker.core.ports import EpochEnd
 from penstock.broker.replication.cold_reads import Job, warm
 from penstock.broker.replication.partition import Partition
 from penstock.v1 import log_pb2
+from penstock.wire.batch import checksum
 from penstock.wire.errors import OffsetOutOfRangeError, PenstockError
 from penstock.wire.records import HEADER_BYTES, parse_header
 
@@ -167,10 +168,10 @@ class PartitionRead:
         if self.diverging is not None:
             result.diverging_epoch.leader_epoch = self.diverging.leader_epoch
             result.diverging_epoch.end_offset = self.diverging.end_offset
-        elif len(self._chunks) == 1:
-            result.records = self._chunks[0]
         elif self._chunks:
-            result.records = b"".join(self._chunks)
+            records = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+            result.records_crc = checksum(records)
+            result.records = records
         return result
 
 

@@ -88,7 +88,7 @@ def unknown_topic(image: MetadataImage, name: str) -> UnknownTopicOrPartitionErr
     known = [topic.name for topic in image.topics()]
     return UnknownTopicOrPartitionError(
         f"there is no topic {name!r}{suggest(name, known)} "
-        "(topics are not created by use: penstock topics create)"
+        "(topics are not created by use, but by `penstock topics create NAME`)"
     )
 
 

@@ -32,6 +32,7 @@ from penstock.wire.records import (
     verify_producer_batch,
 )
 from penstock.wire.rewriting import read_spans
+from penstock.wire.topic_config import MAX_MESSAGE_BYTES
 
 _AT_HAND_BYTES: Final = 64 * 1024
 
@@ -117,13 +118,7 @@ def _split(records: Buffer) -> Iterator[memoryview]:
 def _check_allowed(header: BatchHeader, name: str, config: TopicLogConfig) -> None:
     size = header.size_bytes
     if size > config.max_message_bytes or size > config.segment_bytes:
-        large = size > config.max_message_bytes
-        key = "max.message.bytes" if large else "segment.bytes"
-        limit = config.max_message_bytes if large else config.segment_bytes
-        raise RecordTooLargeError(
-            f"{name}: a batch has {size} bytes, but {key} is {limit}; nothing was appended: send "
-            f"smaller batches or raise the topic's {key}"
-        )
+        raise _too_large(size, name, config)
     if header.is_log_append_time and not config.log_append_time:
         raise InvalidRecordError(
             f"{name}: the batch claims to have its time from the broker, but the topic's "
@@ -135,13 +130,32 @@ def _check_allowed(header: BatchHeader, name: str, config: TopicLogConfig) -> No
         )
 
 
+def _too_large(size: int, name: str, config: TopicLogConfig) -> RecordTooLargeError:
+    limits = {"max.message.bytes": config.max_message_bytes, "segment.bytes": config.segment_bytes}
+    broken = {key: limit for key, limit in limits.items() if size > limit}
+    step = "send smaller batches"
+    if size <= MAX_MESSAGE_BYTES:
+        topic, _, _ = name.rpartition("-")
+        # A segment below the largest batch would be refused.
+        wanted = {"max.message.bytes": size, "segment.bytes": max(size, config.max_message_bytes)}
+        options = "".join(f" --config {key}={wanted[key]}" for key in broken)
+        step += f", or let the topic take them: `penstock topics alter {topic}{options}`"
+    told = " and ".join(f"{key} is {limit}" for key, limit in broken.items())
+    return RecordTooLargeError(
+        f"{name}: a batch has {size} bytes, but {told}; nothing was appended; next: {step}"
+    )
+
+
 def _check_keyed(header: BatchHeader, view: memoryview, name: str) -> None:
     for span in read_spans(view, header, max_bytes=MAX_RECORDS_BYTES).spans:
         if span.key is None:
             raise InvalidRecordError(
                 f"{name}: record {span.offset - header.base_offset} of a batch has no key, but the "
                 "topic is compacted (cleanup.policy): of a key the last record stays, and one "
-                "without a key could never be replaced; nothing was appended: give it a key"
+                "without a key could never be replaced; nothing was appended; next: give every "
+                "record a key (`penstock produce` has --key-separator and --key-regex), or don't "
+                f"compact the topic: `penstock topics alter {name.rpartition('-')[0]} --reset "
+                "cleanup.policy`"
             )
 
 

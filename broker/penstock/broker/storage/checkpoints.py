@@ -25,7 +25,7 @@ from penstock.wire.ids import TopicId
 EPOCHS_FILE: Final = "leader-epoch-checkpoint"
 METADATA_FILE: Final = "partition.metadata"
 TEMPORARY_SUFFIX: Final = ".tmp"
-_METADATA_FIELDS: Final = 3
+_METADATA_FIELDS: Final = frozenset({"version", "topic_id", "cluster_id"})
 _SNAPSHOT_NAME: Final = re.compile(r"(\d{20})\.snapshot")
 
 
@@ -155,15 +155,30 @@ def read_metadata(directory: Path) -> PartitionMetadata:
     path = directory / METADATA_FILE
     try:
         data = path.read_bytes()
-        text, marker, checksum = data.rpartition(b"crc32c: ")
-        if marker and int(checksum, 16) != crc32c(text):
-            raise CheckpointDamagedError(f"{path} fails its checksum")
-        pairs = (line.partition(": ") for line in (text if marker else data).decode().splitlines())
-        fields = {key: value.strip() for key, _, value in pairs}
-        if fields["version"] != "0":
-            raise CheckpointDamagedError(f"{path} has the unknown version {fields['version']}")
-        if len(fields) != _METADATA_FIELDS:
-            raise CheckpointDamagedError(f"{path} has a line that means nothing")
-        return PartitionMetadata(TopicId(uuid.UUID(fields["topic_id"]).bytes), fields["cluster_id"])
-    except (OSError, KeyError, ValueError) as error:
-        raise CheckpointDamagedError(f"{path}: {error!r}") from None
+    except OSError as error:
+        raise CheckpointDamagedError(f"{path} can't be read: {error.strerror}") from None
+    text, marker, checksum = data.rpartition(b"crc32c: ")
+    if marker and checksum.strip() != b"%08x" % crc32c(text):
+        raise CheckpointDamagedError(f"{path} fails its checksum")
+    lines = (text if marker else data).decode(errors="replace").splitlines()
+    fields = {key: value.strip() for key, _, value in (line.partition(": ") for line in lines)}
+    if set(fields) != _METADATA_FIELDS:
+        names = ", ".join(sorted(_METADATA_FIELDS))
+        raise CheckpointDamagedError(f"{path} does not have the lines {names} and no others")
+    if fields["version"] != "0":
+        raise CheckpointDamagedError(f"{path} has the unknown version {fields['version']!r}")
+    try:
+        topic_id = TopicId(uuid.UUID(fields["topic_id"]).bytes)
+    except ValueError:
+        raise CheckpointDamagedError(
+            f"{path} has the topic id {fields['topic_id']!r}, which is none"
+        ) from None
+    return PartitionMetadata(topic_id, fields["cluster_id"])
+
+
+def put_metadata_right(directory: Path) -> str:
+    """What a person can do about a damaged file of that name."""
+    return (
+        f"copy {METADATA_FILE} into {directory} from any other partition of the same topic, on any "
+        "broker: it is the same in all of them"
+    )

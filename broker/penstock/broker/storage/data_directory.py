@@ -90,17 +90,20 @@ class DataDirectory:
         if self.failure is not None:
             raise StorageError(self.failure.message)
 
-    def fail(self, error: Exception, doing: str) -> StorageError:
+    def fail(self, error: Exception, doing: str, next_step: str = "") -> StorageError:
         """The directory is not to be trusted any more. Returns the error for the caller to raise.
+
+        ``next_step`` is what a person is to do where that is not to mend the disk.
 
         After a failed fsync nobody knows what is on the disk: the kernel may drop the pages that
         it could not write and report success the next time. So a failure is for good.
         """
         if self.failure is None:
             mended = "there is room on the disk" if is_disk_full(error) else "the disk is mended"
+            until = f" until {mended} and the broker is restarted"
             self.failure = StorageError(
                 f"data directory {self.path} failed while {doing}: {error}; its partitions are "
-                f"offline on this broker until {mended} and the broker is restarted"
+                f"offline on this broker{f'; next: {next_step}' if next_step else until}"
             )
             if self._on_failed is not None:
                 self._on_failed(self.path, self.failure)

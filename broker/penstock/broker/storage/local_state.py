@@ -3,7 +3,8 @@
 Per partition: high watermark, log start offset, recovery point, up to where it was cleaned. Per
 directory: an id, the mark of a clean stop, and the mark of a run that acknowledges only what is on
 the disk (penstock.broker.core.last_run). Lives in ``.state`` beside the partitions. LMDB has no
-checksums, so what is kept of a partition has one of ours. A clean stop marks those that stayed
+checksums, so its pages are looked at before it is let at them (penstock.raft_meta.lmdb_pages), and
+what is kept of a partition has a checksum of ours. A clean stop marks those that stayed
 shut; an earlier version takes that for damage, and keeps them shut.
 """
 
@@ -22,6 +23,7 @@ from crc32c import crc32c
 
 from penstock.broker.core.last_run import RunMark
 from penstock.broker.storage.disk import Disk
+from penstock.raft_meta.lmdb_pages import DamagedPagesError, check_pages
 from penstock.wire.errors import StorageError
 from penstock.wire.ids import TopicId, TopicIdPartition
 
@@ -37,6 +39,18 @@ _CLEAN_KEY: Final = b"clean-shutdown"  # Shorter than any partition's key, as th
 _DURABLE_KEY: Final = b"durable-run"
 _ID_KEY: Final = b"directory-id"
 _ID_BYTES: Final = 16
+_DAMAGE: Final = (
+    DamagedPagesError,
+    lmdb.InvalidError,
+    lmdb.CorruptedError,
+    lmdb.PageNotFoundError,
+    lmdb.VersionMismatchError,
+    lmdb.PanicError,
+)
+
+
+class LocalStateDamagedError(Exception):
+    """The environment is not what was written. Nothing in it is to be believed, nor changed."""
 
 
 class PartitionState(NamedTuple):
@@ -71,7 +85,7 @@ def _encode_run(run: RunMark) -> bytes:
 
 
 def _decode_run(mark: bytes | None) -> RunMark | None:
-    if mark is None:
+    if mark is None or len(mark) < _EPOCH.size:
         return None
     [broker_epoch] = _EPOCH.unpack_from(mark)
     starts = range(_EPOCH.size, len(mark), _ID_BYTES)
@@ -84,18 +98,15 @@ class LocalState:
     Values are put in memory and written by ``write``; each write is one durable transaction.
     Methods that write raise OSError or lmdb.Error. Where there was no room (``is_disk_full``), the
     disk is as it was, and what was to be written is written with the next ``write``; after any
-    other failure the directory is not to be trusted.
+    other failure the directory is not to be trusted. Making one raises LocalStateDamagedError, too.
     """
 
     def __init__(self, data_directory: Path, max_bytes: int, disk: Disk | None = None) -> None:
         self._disk = disk or Disk()
         path = self._path = data_directory / DIRECTORY_NAME
-        self.is_new = not path.exists()
-        if self.is_new:
+        if not path.exists():
             self._disk.make_directory(path)
-        self._environment = lmdb.open(
-            str(path), map_size=max_bytes, max_dbs=0, max_readers=8, meminit=False
-        )
+        self._environment = self._open(max_bytes)
         # Held while writing too: a lowered recovery point must not be overtaken by an older,
         # higher one on its way to the disk.
         self._lock = threading.Lock()
@@ -107,12 +118,30 @@ class LocalState:
         self.durable_run: RunMark | None = None
         self.directory_id = uuid.uuid4().bytes  # Unless it has one.
         self._must_begin = True
-        self._load()
+        self.is_blank = False  # Nothing was in it when it was opened.
+        try:
+            self._load()
+        except _DAMAGE as error:
+            self._environment.close()
+            raise self._refused(error) from error
         if not self._has_id:
             self._sync_names()
 
+    def _open(self, max_bytes: int) -> lmdb.Environment:
+        try:
+            check_pages(self._path)
+            return lmdb.open(
+                str(self._path), map_size=max_bytes, max_dbs=0, max_readers=8, meminit=False
+            )
+        except _DAMAGE as error:
+            raise self._refused(error) from error
+
+    def _refused(self, error: Exception) -> LocalStateDamagedError:
+        return LocalStateDamagedError(f"the local state in {self._path} is damaged ({error})")
+
     def _load(self) -> None:
         with self._environment.begin() as transaction:
+            self.is_blank = transaction.stat()["entries"] == 0
             self.clean_stop = _decode_run(transaction.get(_CLEAN_KEY))
             self.durable_run = _decode_run(transaction.get(_DURABLE_KEY))
             self._has_id = transaction.get(_ID_KEY) is not None

@@ -21,6 +21,7 @@ from penstock.broker.storage.checkpoints import (
     CheckpointDamagedError,
     PartitionMetadata,
     encode_metadata,
+    put_metadata_right,
     read_metadata,
     write_atomically,
 )
@@ -29,8 +30,9 @@ from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.disk import is_disk_full, make_directories
 from penstock.broker.storage.flusher import Flusher
 from penstock.broker.storage.leftovers import Content, content_of, remove
-from penstock.broker.storage.local_state import LocalState, PartitionState
+from penstock.broker.storage.local_state import LocalState, LocalStateDamagedError, PartitionState
 from penstock.broker.storage.log import PartitionLog
+from penstock.broker.storage.lost_state import tell_of_missing_state, without_damaged_state
 from penstock.broker.storage.making import NewDirectories
 from penstock.broker.storage.recovery import SavedState, copy_anew, open_log
 from penstock.broker.storage.saving import Saves, in_next_turn
@@ -128,7 +130,9 @@ class ManagedDirectory:
             state = self._state = LocalState(
                 self.path, self.home.settings.local_state_max_bytes, self.home.disk
             )
-            self.was_empty = state.is_new
+            self.was_empty = state.is_blank and not self.has_unopened
+            if state.is_blank and found:
+                tell_of_missing_state(self.path, len(found))
             self.directory_id = state.directory_id
             self._clean_stop, self._durable_run = state.clean_stop, state.durable_run
             self._is_whole = not self._unclear
@@ -143,6 +147,8 @@ class ManagedDirectory:
             maybe_here = {key for key in known if key.partition in unclear}
             state.keep_only({*self.logs, *self.unopened, *maybe_here})
             self._save_all()
+        except LocalStateDamagedError as error:
+            raise self.home.fail(error, "opening it", without_damaged_state(self.path)) from error
         except (OSError, lmdb.Error) as error:
             raise self.home.fail(error, "opening it") from error
 
@@ -190,7 +196,8 @@ class ManagedDirectory:
             if metadata.cluster_id != self._cluster_id:
                 raise DataDirectoryError(
                     f"{directory} belongs to cluster {metadata.cluster_id!r}, not to "
-                    f"{self._cluster_id!r}; give this node a data directory of its own cluster"
+                    f"{self._cluster_id!r}; next: move it away if it was put there. If its "
+                    f"{METADATA_FILE} was changed, {put_metadata_right(directory)}"
                 )
             yield directory, partition, TopicIdPartition(metadata.topic_id, partition.partition)
 
@@ -224,9 +231,8 @@ class ManagedDirectory:
             if directory.exists():
                 raise StorageError(
                     f"the records of {partition} may be those in {directory}, and it can't be "
-                    f"told: {unclear.reason}; stop the broker and put that file right (the topic's "
-                    "id and the cluster's, without the line of the checksum) to have them back, or "
-                    "move the directory away to have the partition copied anew from its leader"
+                    f"told: {unclear.reason}; stop the broker and {put_metadata_right(directory)}. "
+                    "Or move the directory away to have the partition copied anew from its leader"
                 )
             del self._unclear[directory]
 
@@ -315,8 +321,8 @@ class ManagedDirectory:
             "partition_directory_unclear",
             directory=str(directory),
             reason=unclear.reason,
-            next_step="put the file right or move the directory away, and restart this broker; it "
-            "makes no log of that name until then",
+            next_step=f"stop this broker, {put_metadata_right(directory)}, or move the directory "
+            "away, and start; it makes no log of that name until then",
         )
 
     def _open_log(

@@ -17,7 +17,7 @@ _CALM_MS: Final = 5_000
 """After so long without a refusal appends fit again; a disk on the brink is not reported twice."""
 _UNKNOWN: Final = 2**63 - 1
 _LOWER: Final = (
-    ", or lower log.min.free.bytes (`penstock cluster alter --delete-config log.min.free.bytes` "
+    ", or lower log.min.free.bytes (`penstock cluster alter --reset log.min.free.bytes` "
     "where the cluster shares it, else in the node's own file)"
 )
 _log = structlog.get_logger()

@@ -89,14 +89,16 @@ class TopicLogConfig:
     ) -> TopicLogConfig:
         """The values in force; ``configs`` are those set on the topic, validated before.
 
-        ``settings`` stand in where the topic says nothing.
+        ``settings`` stand in where the topic says nothing. Segments whose size it does not say are
+        never too small for the batches that it says it takes.
         """
         policies = cleanup_policies(configs)
+        asked_bytes = int(configs.get("max.message.bytes", 0))
         return cls(
             max_message_bytes=integer_config(configs, "max.message.bytes"),
             segment_bytes=integer_config(configs, "segment.bytes")
             if "segment.bytes" in configs
-            else settings.segment_bytes,
+            else max(settings.segment_bytes, asked_bytes),
             segment_ms=integer_config(configs, "segment.ms"),
             index_interval_bytes=integer_config(configs, "index.interval.bytes"),
             log_append_time=config_value(configs, "message.timestamp.type") == "LogAppendTime",

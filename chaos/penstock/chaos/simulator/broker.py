@@ -54,9 +54,9 @@ class BrokerPlace:
     rng: Random
     controllers: tuple[int, ...]
     touched: dict[tuple[int, TopicIdPartition], SimulatedPartition]
-    restart: Callable[[int], None]
     flush_failed: Callable[[int, TopicIdPartition], None]
     given_up: Callable[[int, TopicIdPartition], None]
+    began: Callable[[bytes], None]
     scrubs: bool
 
 
@@ -111,6 +111,7 @@ class SimulatedBroker:
         self._lease = Lease(SESSION_TIMEOUT_MS)
         self._previous_epoch = self.disk.runs.begin()
         self._incarnation_id = place.rng.randbytes(16)
+        place.began(self._incarnation_id)
         self._brokers: dict[int, BrokerStatus] = {}
         self._caught_up = False
         self._failed_logs: set[TopicIdPartition] = set()
@@ -345,6 +346,7 @@ class SimulatedBroker:
     # Registration and heartbeats.
 
     def _register(self) -> None:
+        known = self.image.brokers.get(self.node_id)
         registration = cluster_pb2.RegisterBrokerCommand(
             node_id=self.node_id,
             incarnation_id=self._incarnation_id,
@@ -352,6 +354,7 @@ class SimulatedBroker:
             host="simulated",
             port=1,
             previous_broker_epoch=self._previous_epoch,
+            follows_broker_epoch=0 if known is None else known.broker_epoch,
         )
         self._command(self._registered, register_broker=registration)
 
@@ -408,10 +411,8 @@ class SimulatedBroker:
         if end is not self._heartbeat or not self.alive:
             return
         if response.HasField("error"):
-            if response.error.code == ErrorCode.STALE_BROKER_EPOCH:
-                # A registration of an earlier process came late; this one is unfit to go on.
-                self.place.restart(self.node_id)
-                return
+            stale = response.error.code == ErrorCode.STALE_BROKER_EPOCH
+            assert not stale, f"broker {self.node_id} would end: {response.error.message}"
             end.close()
             self._heartbeat_broken(end)
             return

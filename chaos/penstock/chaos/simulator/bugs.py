@@ -17,7 +17,7 @@ from penstock.broker.core.partition_leader import Leadership
 from penstock.broker.core.ports import EpochEnd
 from penstock.broker.core.producer_state import Append, Duplicate, ProducerState
 from penstock.broker.core.replica import Replica
-from penstock.chaos.simulator import disk, links, runs
+from penstock.chaos.simulator import contents, disk, links, memory_log, runs
 from penstock.chaos.simulator.faults import Fault
 from penstock.chaos.simulator.simulation import Report, Simulation
 from penstock.raft_meta.core import broker_commands, election, partition_commands, reassignment
@@ -346,6 +346,10 @@ def _emptied_while_it_joins() -> tuple[Fault, ...]:
     return tuple(faults)
 
 
+def _whoever_comes_last(*_: object) -> None:
+    return None
+
+
 _withdraw = vars(broker_commands)["_withdraw"]
 
 
@@ -452,14 +456,14 @@ BUGS: Final[dict[str, Bug]] = {
     ),
     "unsound-tail-is-kept": Bug(
         "a log is opened without a look at the checksums of its tail",
-        disk,
+        contents,
         "is_sound",
         _everything_is_sound,
         ("power loss", "power loss everywhere", "kill leader", "slow disk"),
     ),
     "flipped-bits-are-served": Bug(
         "what is read is not compared with its checksum",
-        disk,
+        memory_log,
         "is_served",
         _everything_is_sound,
         ("bit flip", "kill", "slow network"),
@@ -513,6 +517,14 @@ BUGS: Final[dict[str, Bug]] = {
         _all_restarts_are_clean,
         ("power loss", "kill", "kill leader", "slow network"),
         {"flush_policy": "os", "unclean": False},
+    ),
+    "late-registrations-count": Bug(
+        "the late request of an earlier process takes the place of the one that registered since",
+        broker_commands,
+        "_require_newest",
+        _whoever_comes_last,
+        ("kill", "power loss", "restart"),
+        {**_NO_LOSS, "late": 0.5},
     ),
     "crashes-without-loss-are-unclean": Bug(
         "a crash that cost nothing counts as one that may have, under flush.policy=commit as well",

@@ -16,8 +16,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from penstock.broker.core.partition_events import Role
-from penstock.chaos.simulator.disk import Contents, Disk, MemoryLog
+from penstock.chaos.simulator.contents import Contents
+from penstock.chaos.simulator.disk import Disk
 from penstock.chaos.simulator.history import CommittedLog, Violation, check
+from penstock.chaos.simulator.memory_log import MemoryLog
 from penstock.chaos.simulator.partition import SimulatedPartition
 from penstock.raft_meta.core.cluster_state import ClusterState
 from penstock.raft_meta.core.model import NO_LEADER, Broker, Partition
@@ -61,6 +63,8 @@ class Checkers:
         self._damaged: dict[tuple[int, TopicIdPartition], int] = {}  # By whose broker epoch.
         self._registered: dict[int, int] = {}  # The brokers' epochs, as the controllers have them.
         self._may_lose: dict[tuple[TopicIdPartition, int], list[int]] = {}
+        self.processes: list[bytes] = []  # The brokers' incarnation ids, as they began.
+        self._newest_process: dict[int, int] = {}  # By broker: its number, as registered.
 
     @property
     def leaderships(self) -> int:
@@ -433,6 +437,8 @@ class Checkers:
         state.validate()
         registered = {node: known.broker_epoch for node, known in state.brokers.items()}
         anew = next((node for node, at in registered.items() if at == index), -1)
+        if anew >= 0:
+            self._check_newest(anew, state.brokers[anew].incarnation_id)
         before = self.partitions
         self.partitions = {
             TopicIdPartition(TopicId(topic_id), number): partition
@@ -449,6 +455,14 @@ class Checkers:
             self._check_in_sync(key)
         self._registered = registered
         return True
+
+    def _check_newest(self, node_id: int, incarnation_id: bytes) -> None:
+        began = self.processes.index(incarnation_id)
+        check(
+            began > self._newest_process.get(node_id, -1),
+            f"broker {node_id} is set back by the late registration of an earlier process",
+        )
+        self._newest_process[node_id] = began
 
     # The end.
 

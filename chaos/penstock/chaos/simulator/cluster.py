@@ -129,9 +129,9 @@ class Cluster:
                 rng=Random(f"{self.seed}/broker {node_id} {node.starts}"),
                 controllers=tuple(range(1, CONTROLLERS + 1)),
                 touched=self.touched,
-                restart=self._restart,
                 flush_failed=self._flush_failed,
                 given_up=self._given_up,
+                began=self.checkers.processes.append,
                 scrubs="bit flip" in self._plan.kinds,
             ),
         )
@@ -164,10 +164,6 @@ class Cluster:
                 process.alive = False
                 self.network.ended(process, silently=silently)
         node.broker = node.controller = None
-
-    def _restart(self, node_id: int) -> None:
-        self.crash(node_id, power_loss=False)
-        self.start_later(node_id, _RESTART_MS)
 
     def _flush_failed(self, node_id: int, key: TopicIdPartition) -> None:
         """What the flush was for is on the disk, or in part, or not: the disk is used no more.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, field
 
-from penstock.chaos.simulator.disk import Batch
+from penstock.chaos.simulator.contents import Batch
 from penstock.wire.records import decode_batch, parse_header
 
 

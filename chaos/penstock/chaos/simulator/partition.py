@@ -30,7 +30,7 @@ from penstock.broker.core.partition_events import (
     TruncateTo,
 )
 from penstock.broker.core.replica import Replica
-from penstock.chaos.simulator.disk import MemoryLog
+from penstock.chaos.simulator.memory_log import MemoryLog
 from penstock.wire.errors import CorruptRecordError, ErrorCode, PenstockError
 from penstock.wire.ids import LeaderEpoch, TopicIdPartition
 

@@ -66,6 +66,7 @@ class Fetched:
     records: bytes
     high_watermark: int = -1
     diverging_offset: int = -1
+    records_crc: int | None = None  # The CRC-32C that the broker says; older ones say none.
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,7 +168,7 @@ class Fetcher:
             if count:
                 return UnknownTopicOrPartitionError(
                     f"topic {partition.topic!r} has no partition {partition.partition}; it has 0 "
-                    f"to {count - 1}"
+                    f"to {count - 1}; next: name one of these"
                 )
         return None
 
@@ -348,7 +348,7 @@ class Fetcher:
         lane.complaint = None
         if result.records:
             try:
-                lane.buffer(result.partition, result.records)
+                lane.buffer(result.partition, result.records, result.records_crc)
             except CorruptRecordError as error:
                 self._damaged(result.partition, lane, error, now_ms)
 

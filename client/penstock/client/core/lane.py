@@ -3,6 +3,11 @@
 A batch that can't be had, since a broker refuses it as damaged or it came damaged, is asked for
 again: another replica may lead soon, and the damaged one is mended from it. Until that has lasted
 too long nobody is told, and then once for each time that it was asked for.
+
+Batches are checked when they come, before a position is taken from them: one that is wrong would
+be fetched behind, and end in the reset policy or in a gap. Base offsets and leader epochs are not
+covered by a batch's own checksum; the answer's covers them, and batches follow one another without
+a gap. When they are decoded they are checked again, for they may have lain in memory for long.
 """
 
 from __future__ import annotations
@@ -12,9 +17,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.client.core.subscription import Position
+from penstock.wire.batch import BatchHeader, checksum, iter_batches, parse_header, verify_batch
 from penstock.wire.errors import CorruptRecordError, PenstockError
 from penstock.wire.ids import TopicPartition
-from penstock.wire.records import Record, decode_batch, iter_batches, parse_header
+from penstock.wire.records import Record, decode_batch
 from penstock.wire.wording import counted
 
 _NOWHERE: Final = Position(-1)
@@ -22,10 +28,30 @@ _NOWHERE: Final = Position(-1)
 
 @dataclass(slots=True)
 class _Chunk:
-    """Fetched bytes not yet taken; ``at`` is where in them the next batch begins."""
+    """Fetched batches not yet taken: where in them the next begins, and what it must be."""
 
     data: bytes
+    offset: int  # Its base offset.
+    epoch: int  # The least leader epoch that it may have,
+    last_epoch: int  # and the largest.
     at: int = 0
+
+    def decode(self) -> tuple[BatchHeader, list[Record]]:
+        """Go past the next batch. Raises CorruptRecordError if it is not what was fetched."""
+        header = parse_header(self.data, self.at)
+        batch = memoryview(self.data)[self.at : self.at + header.size_bytes]
+        records = decode_batch(batch)
+        if header.base_offset != self.offset or not self.epoch <= header.leader_epoch <= (
+            self.last_epoch
+        ):
+            raise CorruptRecordError(
+                f"a batch of offset {self.offset} and leader epoch {self.epoch} to "
+                f"{self.last_epoch} was fetched, and now it says that it has offset "
+                f"{header.base_offset} and epoch {header.leader_epoch}"
+            )
+        self.at += header.size_bytes
+        self.offset, self.epoch = header.next_offset, header.leader_epoch
+        return header, [] if header.is_control else records
 
 
 @dataclass(slots=True)
@@ -82,37 +108,49 @@ class Lane:
         if complaint is not None:
             raise complaint
 
-    def buffer(self, partition: TopicPartition, records: bytes) -> None:
+    def buffer(self, partition: TopicPartition, records: bytes, crc: int | None = None) -> None:
         """Keep the whole batches of an answer, and fetch behind them next.
 
-        Raises CorruptRecordError where no batch can be found; what is before that is kept.
+        ``crc`` is what the broker says that the CRC-32C of all of it is, if it says so. Raises
+        CorruptRecordError where a batch is damaged or out of place; what is before that is kept.
         """
         assert self.position is not None
-        end = 0
         position = self.position
-        damage = ""
+        if crc is not None and checksum(records) != crc:
+            raise CorruptRecordError(
+                f"partition {partition}, offset {position.offset}: the answer was damaged on its "
+                "way"
+            )
+        begins: BatchHeader | None = None
+        end = 0
+        damage: CorruptRecordError | None = None
         try:
             for header, batch in iter_batches(records, allow_torn_tail=True):
+                _check(header, batch, position, follows=begins is not None)
+                begins = begins or header
                 end += len(batch)
-                if header.next_offset > position.offset:
-                    position = Position(header.next_offset, header.leader_epoch)
+                position = Position(header.next_offset, header.leader_epoch)
+            if begins is None:
+                raise CorruptRecordError("the answer holds no whole batch")
         except CorruptRecordError as error:
-            damage = f"at or after offset {position.offset}: {error.message}"
-        else:
-            if end == 0:
-                damage = f"offset {position.offset}: the answer holds no whole batch"
-        if end and position.offset > self.position.offset:
-            self.chunks.append(_Chunk(records[:end]))
+            damage = error
+        if begins is not None:
+            chunk = _Chunk(
+                records[:end], begins.base_offset, begins.leader_epoch, position.leader_epoch
+            )
+            self.chunks.append(chunk)
             self.buffered_bytes += end
             self.position = position
-        if damage:
-            raise CorruptRecordError(f"partition {partition}, {damage}")
+        if damage is not None:
+            raise CorruptRecordError(
+                f"partition {partition}, offset {position.offset}: {damage.message}"
+            ) from None
 
     def decode_next(self, partition: TopicPartition) -> bool:
         """Decode batches until one has records to hand out; False when there is none.
 
-        Raises CorruptRecordError where a batch came damaged. It is dropped with all behind it, to
-        be fetched anew.
+        Raises CorruptRecordError where a batch was damaged since it came. It is dropped with all
+        behind it, to be fetched anew.
         """
         while self.chunks:
             chunk = self.chunks[0]
@@ -120,18 +158,14 @@ class Lane:
                 self.chunks.popleft()
                 self.buffered_bytes -= len(chunk.data)
                 continue
-            header = parse_header(chunk.data, chunk.at)
-            batch = memoryview(chunk.data)[chunk.at : chunk.at + header.size_bytes]
             try:
-                records = [] if header.is_control else decode_batch(batch)
+                header, records = chunk.decode()
             except CorruptRecordError as error:
                 self._drop_fetched()
                 self.position = self.cursor
                 raise CorruptRecordError(
-                    f"partition {partition}, offset {self.cursor.offset}: {error.message}. Seek "
-                    f"to {header.next_offset} to read on after the batch"
+                    f"partition {partition}, offset {self.cursor.offset}: {error.message}"
                 ) from None
-            chunk.at += header.size_bytes
             cursor = self.cursor.offset
             self.decoded = deque(record for record in records if record.offset >= cursor)
             self.decoded_next = Position(max(header.next_offset, cursor), header.leader_epoch)
@@ -170,3 +204,32 @@ class Lane:
         if lasted_ms >= patience_ms:
             self.complaint = told
         return told
+
+
+def _check(header: BatchHeader, batch: memoryview, position: Position, *, follows: bool) -> None:
+    """Raise CorruptRecordError unless the batch is sound and the one that is read next.
+
+    It begins at ``position`` where it ``follows`` on another, and contains it elsewhere.
+    """
+    try:
+        verify_batch(batch)
+    except CorruptRecordError as error:
+        raise CorruptRecordError(error.message + _after(header, position)) from None
+    base, offset = header.base_offset, position.offset
+    if not (base == offset if follows else base <= offset < header.next_offset):
+        raise CorruptRecordError(
+            f"a batch of offsets {base} to {header.last_offset} came where {offset} is next"
+        )
+    if header.leader_epoch < position.leader_epoch:
+        raise CorruptRecordError(
+            f"the batch at offset {base} has leader epoch {header.leader_epoch}, but what is "
+            f"before it has {position.leader_epoch}"
+        )
+
+
+def _after(header: BatchHeader, position: Position) -> str:
+    """Where to read on behind a damaged batch, if what it says of that can be believed."""
+    whole = header.record_count == header.last_offset_delta + 1
+    if not whole or not header.base_offset <= position.offset < header.next_offset:
+        return ""
+    return f". Seek to {header.next_offset} to read on after the batch"

@@ -8,11 +8,13 @@ from typing import Final
 from penstock.raft_meta.core import election
 from penstock.raft_meta.core.model import Broker
 from penstock.raft_meta.core.tables import Draft
+from penstock.raft_meta.core.versions import REGISTRATIONS_FOLLOW_SINCE
 from penstock.v1 import cluster_pb2
 from penstock.wire.errors import (
     BrokerIdNotRegisteredError,
     InconsistentClusterIdError,
     InvalidRequestError,
+    InvalidUpdateVersionError,
     StaleBrokerEpochError,
     UnsupportedMetadataVersionError,
 )
@@ -50,6 +52,8 @@ def register(
 
     The broker epoch is the index of the command. KIP-966: a process whose forerunner did not
     shut down cleanly may have lost the end of its logs, so it is no eligible leader any more.
+    Raises InvalidUpdateVersionError when another process registered than the one that it follows
+    on: it may be the request that comes late.
     """
     _check_registration(command)
     oldest, newest = _checked_versions(command, draft.metadata_version)
@@ -57,6 +61,9 @@ def register(
     if old is not None and old.incarnation_id == command.incarnation_id:
         result.register_broker.broker_epoch = old.broker_epoch
         return
+    _require_newest(command, old, draft.metadata_version)
+    whole_since = _whole_since(command, old)
+    follows = draft.metadata_version >= REGISTRATIONS_FOLLOW_SINCE
     broker = Broker(
         node_id=command.node_id,
         broker_epoch=draft.index,
@@ -68,11 +75,38 @@ def register(
         in_controlled_shutdown=False,
         min_version=oldest,
         max_version=newest,
+        whole_since_epoch=whole_since if follows else 0,
     )
     draft.put_broker(broker)
-    clean = old is not None and command.previous_broker_epoch == old.broker_epoch
-    _withdraw(draft, broker.node_id, unclean=not clean, anew=True)
+    _withdraw(draft, broker.node_id, unclean=not whole_since, anew=True)
     result.register_broker.broker_epoch = broker.broker_epoch
+
+
+def _require_newest(
+    command: cluster_pb2.RegisterBrokerCommand, old: Broker | None, in_force: int
+) -> None:
+    """Raise InvalidUpdateVersionError unless the request knew of the newest registration."""
+    newest = 0 if old is None else old.broker_epoch
+    if in_force < REGISTRATIONS_FOLLOW_SINCE or not command.HasField("follows_broker_epoch"):
+        return
+    if command.follows_broker_epoch != newest:
+        raise InvalidUpdateVersionError(
+            f"broker {command.node_id} registers as the one after broker epoch "
+            f"{command.follows_broker_epoch}, and the newest is {newest}: this request came late, "
+            f"or its sender has not heard of that one yet; it must ask again when it has"
+        )
+
+
+def _whole_since(command: cluster_pb2.RegisterBrokerCommand, old: Broker | None) -> int:
+    """The epoch up to which a process must have everything to lack nothing; 0 if this one may.
+
+    Under a registration that was never let in nothing was acknowledged: it may be one of a process
+    that ended before it heard of it, and what its forerunner had is all that there is.
+    """
+    if old is None:
+        return 0
+    whole_since = old.whole_since_epoch or old.broker_epoch
+    return whole_since if command.previous_broker_epoch in (old.broker_epoch, whole_since) else 0
 
 
 def check_cluster_id(known: str, claimed: str, who: str) -> None:
@@ -181,7 +215,7 @@ def unfence(
         )
     if not broker.fenced:
         return
-    draft.put_broker(broker._replace(fenced=False))
+    draft.put_broker(broker._replace(fenced=False, whole_since_epoch=0))
     for key, partition in draft.tables.all_partitions():
         if partition.leader < 0 and broker.node_id in partition.replicas:
             rules = draft.rules_of(key, partition.replication_factor)

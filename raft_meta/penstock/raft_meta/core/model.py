@@ -16,7 +16,10 @@ NO_LEADER: Final = -1
 class Broker(NamedTuple):
     """One broker's registration, as BrokerRecord says.
 
-    It works at metadata versions from ``min_version`` to ``max_version``.
+    It works at metadata versions from ``min_version`` to ``max_version``. ``whole_since_epoch``:
+    disks that hold all that was acknowledged up to the end of that broker epoch lack nothing,
+    since the registrations after it, of processes that lacked nothing, were not let in. It is 0
+    once this one was let in, or when its process may lack something: only its own epoch counts.
     """
 
     node_id: int
@@ -29,6 +32,7 @@ class Broker(NamedTuple):
     in_controlled_shutdown: bool
     min_version: int = 1
     max_version: int = 1
+    whole_since_epoch: int = 0
 
     @property
     def usable(self) -> bool:
@@ -48,6 +52,7 @@ class Broker(NamedTuple):
             in_controlled_shutdown=self.in_controlled_shutdown,
             min_metadata_version=self.min_version,
             max_metadata_version=self.max_version,
+            whole_since_broker_epoch=self.whole_since_epoch,
         )
 
     @classmethod
@@ -64,6 +69,7 @@ class Broker(NamedTuple):
             record.in_controlled_shutdown,
             max(record.min_metadata_version, 1),
             max(record.max_metadata_version, 1),
+            record.whole_since_broker_epoch,
         )
 
 

@@ -6,17 +6,21 @@ from typing import Final
 
 from penstock.wire.errors import ErrorCode, UnsupportedMetadataVersionError
 
-METADATA_VERSION: Final = 4
+METADATA_VERSION: Final = 5
 """The newest metadata.version that this software knows; a new cluster starts with it.
 
 1: what every cluster can do. 2: reassignments, settings that the cluster shares, deleted topics are
 remembered, and a broker that still has replicas cannot be unregistered. 3: a live broker says which
 of its replicas it can't serve. 4: an in-sync set that is refused for one of its members uses up the
-partition epoch that it is based on.
+partition epoch that it is based on. 5: a registration takes effect only after the one that it
+names.
 """
 
 REFUSALS_USE_UP_EPOCHS_SINCE: Final = 4
 """The metadata.version from which on no sending of an in-sync set is judged after another."""
+
+REGISTRATIONS_FOLLOW_SINCE: Final = 5
+"""The metadata.version from which on no late registration takes the place of a later process."""
 
 
 class SoftwareTooOldError(

@@ -1,0 +1,353 @@
+"""Logs in memory with what a disk has of them: a power loss takes what was not flushed.
+
+After a power loss a log is what the last flush left, with the first few of the operations since:
+how many is a matter of chance. Of the appends that follow those, some may be there in whole or in
+part; who opens the log cuts it before the first that is not sound. After a kill all of them are
+there: the page cache survives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable
+from random import Random
+from typing import Final
+
+from penstock.broker.core.epoch_history import EpochHistory
+from penstock.broker.core.ports import AppendInfo, Buffer, EpochEnd, TimestampedOffset
+from penstock.broker.core.producer_state import ANY_PRODUCER, Duplicate, ProducerState
+from penstock.chaos.simulator.contents import (
+    Batch,
+    Contents,
+    Cut,
+    Operation,
+    Restart,
+    Start,
+    battered,
+    is_sound,
+)
+from penstock.wire.errors import (
+    CorruptRecordError,
+    FencedLeaderEpochError,
+    OffsetOutOfRangeError,
+)
+from penstock.wire.ids import LeaderEpoch
+from penstock.wire.records import (
+    decode_batch,
+    iter_batches,
+    offset_patch,
+    parse_header,
+    verify_batch,
+    verify_producer_batch,
+)
+
+_CRC_AT: Final = 17  # The checksum is there, and covers all that follows it.
+
+
+def is_served(batch: Batch) -> bool:
+    """Whether a reader may be given the batch. Tests of the checkers put a bug here."""
+    return is_sound(batch)
+
+
+class MemoryLog:
+    """The Log port of penstock.broker.core.ports.
+
+    ``waits``: flush.policy is commit; else durable is what is in the page cache. ``generation``
+    counts the cuts and ``mends`` what was mended, so that a checker knows when to look again;
+    ``history`` is that of Contents, set by who knows the replica.
+    """
+
+    def __init__(self, on_disk: Contents, *, waits: bool = True) -> None:
+        on_disk.recover()
+        self._disk = on_disk
+        self._now = on_disk.copy()
+        self._operations: list[Operation] = []  # Carried out, and not flushed.
+        self._durable = on_disk.end
+        self._waits = waits
+        self.generation = 0
+        self.mends = 0
+        self.history = on_disk.history
+        self._epochs = EpochHistory()
+        for batch in self._now.batches:
+            self._epochs.assign(batch.header.leader_epoch, batch.header.base_offset)
+        self._epochs.truncate_from_start(self._now.start)
+        self._producers = self._rebuilt_producers()
+
+    def _rebuilt_producers(self) -> ProducerState:
+        state = ProducerState(forgotten_up_to=ANY_PRODUCER if self._now.start else -1)
+        for header, _ in self._now.batches:
+            state.record(header, header.base_offset, 0)
+        return state
+
+    # Reading.
+
+    @property
+    def log_start_offset(self) -> int:
+        """See Log."""
+        return self._now.start
+
+    @property
+    def log_end_offset(self) -> int:
+        """See Log."""
+        return self._now.end
+
+    @property
+    def durable_offset(self) -> int:
+        """See Log."""
+        return self._durable if self._waits else self._now.end
+
+    @property
+    def last_epoch(self) -> int:
+        """See Log."""
+        return self._epochs.last_epoch
+
+    @property
+    def contents(self) -> Contents:
+        """All of it, to look at."""
+        return self._now
+
+    @property
+    def on_disk(self) -> Contents:
+        """What of it was flushed, to look at."""
+        return self._disk
+
+    def batches_from(self, offset: int) -> Iterable[Batch]:
+        """Whole batches, from the one that holds ``offset`` on."""
+        return self._now.batches[self._now.index_of(offset) :]
+
+    def read(self, offset: int, max_bytes: int, *, below: int, min_one: bool = True) -> bytes:
+        """See Log."""
+        if not self._now.start <= offset <= self._now.end:
+            raise OffsetOutOfRangeError(f"{offset} is outside {self._now.start}..{self._now.end}")
+        parts: list[bytes] = []
+        size = 0
+        for batch in self.batches_from(offset):
+            header, data = batch
+            size += len(data)
+            if header.next_offset > below or (size > max_bytes and (parts or not min_one)):
+                break
+            if header.base_offset in self._now.flipped and not is_served(batch):
+                if parts:
+                    break
+                raise CorruptRecordError(f"the batch at {header.base_offset} is damaged")
+            parts.append(data)
+        return b"".join(parts)
+
+    def cold_read(self, offset: int, max_bytes: int) -> Callable[[], None] | None:
+        """See Log: everything is in memory."""
+        return None
+
+    def cold_times(self, *, below: int) -> Callable[[], None] | None:
+        """See Log: everything is in memory."""
+        return None
+
+    def end_of_epoch(self, leader_epoch: int) -> EpochEnd:
+        """See Log."""
+        return self._epochs.end_of_epoch(leader_epoch, self._now.end)
+
+    def offset_for_timestamp(self, timestamp_ms: int, *, below: int) -> TimestampedOffset | None:
+        """See Log."""
+        for found in self._timestamps(below):
+            if found.timestamp_ms >= timestamp_ms:
+                return found
+        return None
+
+    def max_timestamp(self, *, below: int) -> TimestampedOffset | None:
+        """See Log."""
+        return max(self._timestamps(below), key=lambda found: found.timestamp_ms, default=None)
+
+    def _timestamps(self, below: int) -> Iterable[TimestampedOffset]:
+        for header, data in self._now.batches:
+            for record in decode_batch(data):
+                if self._now.start <= record.offset < below:
+                    yield TimestampedOffset(record.offset, record.timestamp_ms, header.leader_epoch)
+
+    # Writing.
+
+    def _do(self, operation: Operation) -> None:
+        self._operations.append(operation)
+        self._now.apply(operation)
+
+    def append_as_leader(
+        self, records: Buffer, leader_epoch: LeaderEpoch, *, now_ms: int
+    ) -> AppendInfo:
+        """See Log."""
+        if leader_epoch < self._epochs.last_epoch:
+            raise FencedLeaderEpochError(f"epoch {leader_epoch} is over")
+        stage = self._producers.staged()
+        offset = self._now.end
+        batches: list[Batch] = []
+        for _, view in iter_batches(records):
+            header = verify_producer_batch(view)
+            found = stage.check(header)
+            if isinstance(found, Duplicate):
+                return AppendInfo(found.base_offset, found.last_offset, -1, 0, duplicate=True)
+            data = offset_patch(header, offset, leader_epoch) + bytes(view[16:])
+            placed = header._replace(base_offset=offset, leader_epoch=leader_epoch)
+            stage.record(placed, offset, now_ms)
+            batches.append(Batch(placed, data))
+            offset = placed.next_offset
+        self._append(batches)
+        stage.commit()
+        size = sum(len(batch.data) for batch in batches)
+        return AppendInfo(batches[0].header.base_offset, offset - 1, -1, size)
+
+    def append_as_follower(self, records: Buffer) -> AppendInfo:
+        """See Log."""
+        stage = self._producers.staged()
+        start, offset = self._now.start, self._now.end
+        first = parse_header(records)
+        if start == offset and first.base_offset < offset <= first.last_offset:
+            offset = first.base_offset  # The log begins within this batch.
+        begin = offset
+        batches: list[Batch] = []
+        for _, view in iter_batches(records):
+            header = verify_batch(view)
+            if header.base_offset != offset:
+                raise CorruptRecordError(f"a batch at {header.base_offset} comes after {offset}")
+            if header.leader_epoch < self._epochs.last_epoch and not batches:
+                raise CorruptRecordError(f"a batch of epoch {header.leader_epoch} comes late")
+            stage.record(header, offset, 0)
+            batches.append(Batch(header, bytes(view)))
+            offset = header.next_offset
+        if begin < start:
+            self._cut(Restart(begin))
+        self._append(batches)
+        if begin < start:
+            self._do(Start(start))
+            self._durable = max(self._durable, start)
+        stage.commit()
+        return AppendInfo(batches[0].header.base_offset, offset - 1, -1, len(records))
+
+    def _append(self, batches: Iterable[Batch]) -> None:
+        for batch in batches:
+            self._epochs.assign(batch.header.leader_epoch, batch.header.base_offset)
+            self._do(batch)
+
+    def assign_epoch(self, leader_epoch: LeaderEpoch) -> None:
+        """See Log."""
+        self._epochs.assign(leader_epoch, self._now.end)
+
+    def truncate_to(self, offset: int) -> None:
+        """See Log."""
+        if offset < self._now.end:
+            self._cut(Cut(offset))
+            self._producers = self._rebuilt_producers()
+        self._epochs.truncate_from_end(self._now.end)
+
+    def flip_bit(self, rng: Random, below: int, kept: Container[bytes]) -> int | None:
+        """Change one bit of a batch on the disk; where that begins, None if there is none.
+
+        Of one of the last below an offset, which somebody may still read here, among those
+        ``kept`` elsewhere.
+        """
+        recent = self._now.batches[-40:]
+        lasting = [
+            batch
+            for batch in self._disk.batches
+            if batch.header.next_offset <= below and batch in recent and batch.data in kept
+        ]
+        if not lasting:
+            return None
+        header, data = batch = rng.choice(lasting)
+        bit = rng.randrange(8 * _CRC_AT, 8 * len(data))
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        for contents in (self._disk, self._now):
+            contents.batches[contents.batches.index(batch)] = Batch(header, bytes(damaged))
+            contents.flipped.add(header.base_offset)
+        return header.base_offset
+
+    def first_damage(self) -> int | None:
+        """Where the first batch begins that is not sound, None when all are."""
+        return min(self._now.flipped, default=None)
+
+    def mend(self, offset: int, records: Buffer) -> bool:
+        """Put a sound batch in the damaged one's place, durably; False if it does not fit there.
+
+        It fits if it takes up the same room and is of the leader epoch that this log knows there.
+        """
+        place = self._now.index_of(offset)
+        header, damaged = self._now.batches[place]
+        _, view = next(iter_batches(records))
+        sound = Batch(verify_batch(view), bytes(view))
+        fits = sound.header == header and len(sound.data) == len(damaged)
+        if not fits:
+            return False
+        for contents in (self._disk, self._now):
+            at = contents.index_of(offset)
+            if at < len(contents.batches) and contents.batches[at].header == header:
+                contents.batches[at] = sound
+            contents.flipped.discard(offset)
+        self.mends += 1
+        return True
+
+    def producers_below(self, offset: int) -> bytes:
+        """Nothing, as of more producers than are handed over: see simulator.md."""
+        return b""
+
+    def truncate_fully_and_start_at(self, offset: int, producers: bytes = b"") -> None:
+        """See Log."""
+        self._cut(Restart(offset))
+        self._epochs.clear()
+        self._producers = self._rebuilt_producers()
+        self._durable = offset
+
+    def _cut(self, operation: Operation) -> None:
+        self.generation += 1
+        self._do(operation)
+        self._durable = min(self._durable, self._now.end)
+
+    def advance_log_start(self, offset: int) -> None:
+        """See Log."""
+        if offset > self._now.start:
+            self._do(Start(offset))
+            self._epochs.truncate_from_start(offset)
+            self._durable = max(self._durable, offset)
+
+    # The disk.
+
+    @property
+    def needs_flush(self) -> bool:
+        """Something is not on the disk."""
+        return bool(self._operations)
+
+    def begin_flush(self) -> Callable[[], None]:
+        """Start a flush; the call that is returned ends it."""
+        count, generation, end = len(self._operations), self.generation, self._now.end
+
+        def finish() -> None:
+            for operation in self._operations[:count]:
+                self._disk.apply(operation)
+            self._disk.synced = self._disk.end
+            del self._operations[:count]
+            if generation == self.generation:
+                self._durable = max(self._durable, end)
+
+        return finish
+
+    def believe_flushed(self, rng: Random) -> None:
+        """Take a failed flush for done, which never must be: the system has dropped the pages."""
+        for operation in self._operations:
+            broken = battered(operation, rng) if isinstance(operation, Batch) else operation
+            self._disk.apply(broken)
+        self._operations.clear()
+        self._durable = self._now.end
+
+    def after_crash(self, rng: Random | None) -> Contents:
+        """What is found after a crash: all, or with ``rng`` what a power loss left."""
+        operations = self._operations
+        kept = len(operations) if rng is None else rng.randint(0, len(operations))
+        for operation in operations[:kept]:
+            self._disk.apply(operation)
+        for operation in operations[kept:]:
+            if rng is None or not isinstance(operation, Batch):
+                break
+            self._disk.apply(battered(operation, rng))
+        self._disk.recover()
+        self._disk.history = self.history if rng is None else -1
+        return self._disk
+
+    @property
+    def unflushed(self) -> int:
+        """How many operations are not on the disk."""
+        return len(self._operations)

@@ -1,0 +1,126 @@
+"""What is let at LMDB: every file that it wrote, and none that it could end the process by."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from penstock.raft_meta.lmdb_pages import DATA_FILE, DamagedPagesError, check_pages
+
+PAGE_BYTES = 4096
+NEW_VALUE_BYTES = (0, 3, 40, 900, 3000, 30_000)
+
+DAMAGE_AND_USE = """
+import pathlib, random, sys
+import lmdb
+from penstock.raft_meta.lmdb_pages import DATA_FILE, DamagedPagesError, check_pages
+root, sound = map(pathlib.Path, sys.argv[1:3])
+sound_bytes = (sound / DATA_FILE).read_bytes()
+chance, refused = random.Random(int(sys.argv[3])), 0
+for number in range(int(sys.argv[4])):
+    data = bytearray(sound_bytes)
+    at = 4096 * chance.randrange(len(data) // 4096)
+    match number % 5:
+        case 0:
+            for _ in range(8):
+                bit = chance.randrange(8 * len(data))
+                data[bit // 8] ^= 1 << bit % 8
+        case 1:
+            data[at : at + 4096] = chance.randbytes(4096)
+        case 2:
+            data[at : at + 4096] = bytes(4096)
+        case 3:
+            del data[chance.randrange(1, len(data)) :]
+        case 4:  # In what says where the entries of a page are.
+            data[at + chance.randrange(64)] ^= 1 << chance.randrange(8)
+    (root / DATA_FILE).write_bytes(data)
+    (root / "lock.mdb").unlink(missing_ok=True)
+    try:
+        check_pages(root)
+    except DamagedPagesError:
+        refused += 1
+        continue
+    try:
+        with lmdb.open(str(root), map_size=1 << 28, max_dbs=2) as environment:
+            with environment.begin() as transaction:
+                for key, value in transaction.cursor():
+                    len(key + value)
+            for _ in range(3):
+                with environment.begin(write=True) as transaction:
+                    for key in range(40):
+                        transaction.put(b"%d" % key, chance.randbytes(500))
+                    for key in range(0, 40, 3):
+                        transaction.delete(b"%d" % key)
+    except lmdb.Error:
+        pass
+print("refused", refused)
+"""
+
+
+def fill(root: Path, chance: random.Random, *, named: bool, transactions: int) -> None:
+    """Write and delete at random, checking after each transaction."""
+    root.mkdir()
+    with lmdb.open(str(root), map_size=1 << 28, max_dbs=2, sync=False) as environment:
+        databases = [
+            environment.open_db(name) for name in ((b"log", b"meta") if named else (None,))
+        ]
+        for _ in range(transactions):
+            with environment.begin(write=True) as transaction:
+                for _ in range(chance.choice((1, 5, 100, 600))):
+                    key = chance.randrange(300).to_bytes(chance.choice((2, 8, 20, 200)), "big")
+                    database = chance.choice(databases)
+                    if chance.random() < 0.35:
+                        transaction.delete(key, db=database)
+                    else:
+                        value = chance.randbytes(chance.choice(NEW_VALUE_BYTES))
+                        transaction.put(key, value, db=database)
+            check_pages(root)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_whatever_lmdb_writes_is_sound(tmp_path: Path, named: bool) -> None:
+    for seed in range(3):
+        fill(tmp_path / str(seed), random.Random(seed), named=named, transactions=15)
+        check_pages(tmp_path / str(seed))
+
+
+def test_a_file_that_is_not_there_or_empty_is_sound(tmp_path: Path) -> None:
+    check_pages(tmp_path)
+    (tmp_path / DATA_FILE).touch()
+    check_pages(tmp_path)
+
+
+def test_an_environment_with_nothing_in_it_is_sound(tmp_path: Path) -> None:
+    lmdb.open(str(tmp_path), map_size=1 << 20).close()
+    check_pages(tmp_path)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_no_damage_that_is_let_through_ends_the_process(tmp_path: Path, named: bool) -> None:
+    fill(tmp_path / "sound", random.Random(1), named=named, transactions=3)
+    (tmp_path / "used").mkdir()
+    used = subprocess.run(
+        [sys.executable, "-c", DAMAGE_AND_USE, tmp_path / "used", tmp_path / "sound", "7", "150"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert used.returncode == 0, used.stderr
+    assert int(used.stdout.split()[-1]) > 20, "there was damage"
+
+
+@pytest.mark.parametrize("end", [1, 100, PAGE_BYTES, 3 * PAGE_BYTES])
+def test_a_file_cut_short_is_damaged(tmp_path: Path, end: int) -> None:
+    fill(tmp_path / "sound", random.Random(1), named=False, transactions=2)
+    cut = tmp_path / "cut"
+    shutil.copytree(tmp_path / "sound", cut)
+    (cut / DATA_FILE).write_bytes((cut / DATA_FILE).read_bytes()[:end])
+    with pytest.raises(DamagedPagesError, match="ends"):
+        check_pages(cut)
