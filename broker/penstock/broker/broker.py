@@ -65,6 +65,7 @@ from penstock.v1 import (
     transactions_pb2_grpc,
 )
 from penstock.wire.errors import DiskFullError, StorageError
+from penstock.wire.ids import TopicIdPartition
 from penstock.wire.transport import SERVER_OPTIONS, format_address, parse_address
 
 log = structlog.get_logger()
@@ -122,6 +123,7 @@ class Broker:
             cluster_id=cluster_id,
             on_directory_failed=self._on_directory_failed,
             on_damage=self._on_damage,
+            on_log_failed=self._on_log_failed,
             on_segment_deleted=metrics.storage.segment_deleted,
             failed=failed_directories,
         )
@@ -484,6 +486,17 @@ class Broker:
         self._check_directories()
         if self._hosts and not self._failed.done():
             self._replicas.on_logs_failed(self._logs.held_in(path), error)
+
+    def _on_log_failed(self, key: TopicIdPartition, error: StorageError) -> None:
+        """On any thread, as above."""
+        self._loop.call_soon_threadsafe(self._log_failed, key, error)
+
+    def _log_failed(self, key: TopicIdPartition, error: StorageError) -> None:
+        """Go on with all other logs, unless nobody would learn that one has failed."""
+        if self._image.index >= 0 and self._image.metadata_version < REPORTS_SINCE:
+            self._fail(error)
+        elif self._hosts:
+            self._replicas.on_logs_failed([key], error)
 
     def _check_directories(self) -> None:
         """End the process when no directory is left, or nobody would learn that one has failed.
