@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,10 @@ def open_logs() -> Iterator[Open]:
     managers = []
 
     def open_manager(
-        *paths: Path, disk: Disk | None = None, failed: Mapping[Path, str] | None = None
+        *paths: Path,
+        disk: Disk | None = None,
+        failed: Mapping[Path, str] | None = None,
+        on_log_failed: Callable[[TopicIdPartition, StorageError], None] = lambda *_: None,
     ) -> LogManager:
         manager = LogManager(
             paths,
@@ -43,6 +47,7 @@ def open_logs() -> Iterator[Open]:
             cluster_id="c1",
             disk=disk,
             failed=failed,
+            on_log_failed=on_log_failed,
         )
         manager.open()
         manager.record_broker_epoch(EPOCH)
@@ -254,6 +259,102 @@ async def test_partitions_without_local_state_void_the_stop_of_the_other_directo
     open_logs(disks[0]).close()  # A clean stop, of a run that knew nothing of the other one.
     shutil.rmtree(disks[1] / ".state")
     assert open_logs(*disks).previous_broker_epoch() == -1
+
+
+async def test_files_that_were_removed_take_down_their_partition_alone(
+    open_logs: Open, tmp_path: Path
+) -> None:
+    told: list[tuple[TopicIdPartition, StorageError]] = []
+    manager = open_logs(tmp_path, on_log_failed=lambda *what: told.append(what))
+    gone, other = (make(manager, partition) for partition in range(2))
+    gone.config = replace(gone.config, segment_bytes=80)  # Each batch has a segment.
+    gone.append_as_leader(batch("a"), 0, now_ms=1)
+    await eventually(lambda: gone.durable_offset == 1)
+    shutil.rmtree(gone.directory)
+    with pytest.raises(StorageError, match=r"t-0 were removed while this broker ran .*; next: "):
+        gone.append_as_leader(batch("b"), 0, now_ms=1)
+    assert [key for key, _ in told] == [gone.key]
+    with pytest.raises(StorageError, match="were removed"):
+        gone.read(0, 1000, below=1)
+    with pytest.raises(StorageError, match="were removed"):
+        make(manager, 0)
+    assert manager.failed_directories == []
+    assert manager.logs() == [other]
+    other.append_as_leader(batch("c"), 0, now_ms=1)
+    await eventually(lambda: other.durable_offset == 1)
+    assert make(manager, 2).log_end_offset == 0
+    manager.close()
+    manager = open_logs(tmp_path)
+    assert manager.previous_broker_epoch() == -1, "it may have had what nobody else has"
+    assert (make(manager, 0).log_end_offset, values_of(make(manager, 1))) == (0, ["c"])
+
+
+async def test_a_flush_finds_that_files_were_removed_and_nothing_counts_as_durable(
+    open_logs: Open, tmp_path: Path
+) -> None:
+    manager = open_logs(tmp_path)
+    gone, other = (make(manager, partition) for partition in range(2))
+    shutil.rmtree(gone.directory)
+    gone.append_as_leader(batch("a"), 0, now_ms=1)  # A new epoch: the flush writes that.
+    other.append_as_leader(batch("b"), 0, now_ms=1)
+    await eventually(lambda: other.durable_offset == 1)
+    assert (gone.is_closed, gone.durable_offset) == (True, 0)
+    assert manager.failed_directories == []
+
+
+async def test_one_segment_that_was_removed_takes_down_its_partition_alone(
+    open_logs: Open, tmp_path: Path
+) -> None:
+    manager = open_logs(tmp_path)
+    gone, other = (make(manager, partition) for partition in range(2))
+    for log in (gone, other):
+        log.config = replace(log.config, segment_bytes=80)
+        for value in "abc":
+            log.append_as_leader(batch(value), 0, now_ms=1)
+        log.flush()
+    for segment in gone.files.segments[:-1]:
+        segment.close_file()
+        segment.path.unlink()
+    with pytest.raises(StorageError, match="were removed"):
+        gone.read(0, 1000, below=3)
+    assert manager.failed_directories == []
+    manager.close()
+    manager = open_logs(tmp_path)
+    assert manager.previous_broker_epoch() == -1
+    assert values_of(make(manager, 1)) == ["a", "b", "c"]
+
+
+async def test_a_partition_whose_directory_is_gone_can_be_deleted(
+    open_logs: Open, tmp_path: Path
+) -> None:
+    manager = open_logs(tmp_path)
+    gone = make(manager, 0)
+    shutil.rmtree(gone.directory)
+    manager.delete(gone.key)
+    assert manager.failed_directories == []
+    assert make(manager, 0).log_end_offset == 0
+    manager.close()
+    assert open_logs(tmp_path).previous_broker_epoch() == EPOCH
+
+
+@pytest.mark.parametrize("how", ["unmounted", "read-only"])
+async def test_a_data_directory_that_is_not_there_any_more_fails_as_a_whole(
+    open_logs: Open, tmp_path: Path, how: str
+) -> None:
+    path, disk = tmp_path / "disk", OneBroken("disk")
+    manager = open_logs(path, disk=disk)
+    log = make(manager, 0)
+    log.config = replace(log.config, segment_bytes=80)
+    log.append_as_leader(batch("a"), 0, now_ms=1)
+    if how == "unmounted":
+        path.rename(tmp_path / "away")
+        path.mkdir()
+    else:
+        shutil.rmtree(log.directory)
+        disk.failing = {"name"}
+    with pytest.raises(StorageError, match=r"data directory .* failed"):
+        log.append_as_leader(batch("b"), 0, now_ms=1)
+    assert manager.failed_directories == [path]
 
 
 async def test_a_stop_with_a_failed_directory_is_clean_for_none_of_them(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +36,10 @@ def _count_nothing(_why: Why, _size_bytes: int) -> None:
     return None
 
 
+def _keep_nothing(_directory: Path, _error: StorageError) -> None:
+    return None
+
+
 def _flush_on_request(_log: PartitionLog) -> None:
     return None
 
@@ -56,7 +61,8 @@ class DataDirectory:
     soon, ``run_in_background`` runs what may take long (deleting files), ``run_soon`` what another
     turn of the loop is to do, ``damage_found`` is called when a read came upon a batch that is not
     sound, with an offset in or near it, ``segment_deleted`` for each old segment that goes, with
-    the reason and its size in bytes.
+    the reason and its size in bytes, ``partition_lost``, in any thread, with a partition's
+    directory in which somebody removed files.
     """
 
     def __init__(
@@ -81,8 +87,10 @@ class DataDirectory:
         self.run_in_background: Callable[[Callable[[], None]], None] = _run_now
         self.damage_found: Callable[[PartitionLog, int], None] = _keep_no_note
         self.segment_deleted: Callable[[Why, int], None] = _count_nothing
+        self.partition_lost: Callable[[Path, StorageError], None] = _keep_nothing
         self.cleaning: set[Path] = set()  # The partition directories that the cleaner works in.
         self._on_failed = on_failed
+        self._identity: tuple[int, int] | None = None  # Once it is known: device and inode.
         self._open_segments: OrderedDict[Segment, None] = OrderedDict()
 
     def check(self) -> None:
@@ -90,14 +98,49 @@ class DataDirectory:
         if self.failure is not None:
             raise StorageError(self.failure.message)
 
+    def note_identity(self) -> None:
+        """Know this very directory again. Raises OSError."""
+        status = self.path.stat()
+        self._identity = status.st_dev, status.st_ino
+
+    def where_removed(self, error: BaseException) -> Path | None:
+        """The partition's directory in which somebody removed files, where that is the error.
+
+        No disk that fails says that a name is not there. One that was unmounted does, but then
+        this is another directory; and a file system that went read-only syncs nothing.
+        """
+        name = error.filename if isinstance(error, FileNotFoundError) else None
+        if name is None or self._identity is None:
+            return None
+        try:
+            first = Path(os.fsdecode(name)).relative_to(self.path).parts[:1]
+            status = self.path.stat()
+            self.disk.sync_directory(self.path)
+        except (OSError, ValueError):
+            return None
+        if not first or first[0].startswith("."):
+            return None
+        is_same = self._identity == (status.st_dev, status.st_ino)
+        return self.path / first[0] if is_same else None
+
     def fail(self, error: Exception, doing: str, next_step: str = "") -> StorageError:
         """The directory is not to be trusted any more. Returns the error for the caller to raise.
 
+        Where somebody removed files of one partition it is that partition alone that is given up.
         ``next_step`` is what a person is to do where that is not to mend the disk.
 
         After a failed fsync nobody knows what is on the disk: the kernel may drop the pages that
         it could not write and report success the next time. So a failure is for good.
         """
+        removed = None if self.failure is not None else self.where_removed(error)
+        if removed is not None:
+            lost = StorageError(
+                f"files of {removed} were removed while this broker ran ({doing}: {error}); its "
+                "replica here is offline; next: restart this broker: what is missing is copied "
+                "anew from the leader, if another replica is in sync"
+            )
+            self.partition_lost(removed, lost)
+            return lost
         if self.failure is None:
             mended = "there is room on the disk" if is_disk_full(error) else "the disk is mended"
             until = f" until {mended} and the broker is restarted"

@@ -7,6 +7,7 @@ removed that this broker did not make.
 from __future__ import annotations
 
 import enum
+import itertools
 import os
 import re
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Final
 from penstock.broker.storage.checkpoints import EPOCHS_FILE, METADATA_FILE, TEMPORARY_SUFFIX
 from penstock.broker.storage.damage_notes import NOTE_FILE
 from penstock.broker.storage.disk import Disk
+from penstock.wire.ids import TopicIdPartition
 
 _NAMES: Final = rf"{re.escape(METADATA_FILE)}|{re.escape(EPOCHS_FILE)}"
 # All that is there before a log has its first record. Its first segment is empty then.
@@ -22,6 +24,7 @@ _WHILE_MADE: Final = re.compile(
     rf"(?:{_NAMES}|0{{20}}\.(?:index|timeindex))(?:{re.escape(TEMPORARY_SUFFIX)})?|0{{20}}\.log"
 )
 _OURS: Final = re.compile(rf"(?:{_NAMES}|{re.escape(NOTE_FILE)}|\d{{20}}\.[a-z]+).*")
+_NAME_MAX: Final = 180  # Of the topic in a name with a suffix, which has 255 at most.
 
 
 class Content(enum.Enum):
@@ -57,3 +60,12 @@ def remove(disk: Disk, directory: Path) -> None:
         if _WHILE_MADE.fullmatch(path.name):
             disk.remove(path)
     disk.remove_directory(directory)
+
+
+def free_name(root: Path, directory: Path, key: TopicIdPartition, suffix: str) -> Path:
+    """A free name for a directory that was taken away; the last one may still be there."""
+    topic = directory.name.rpartition("-")[0][:_NAME_MAX]
+    name = f"{topic}-{key.partition}.{key.topic_id.hex()}"
+    names = (name if again == 0 else f"{name}.{again}" for again in itertools.count())
+    paths = (root / f"{free}{suffix}" for free in names)
+    return next(path for path in paths if not path.exists())

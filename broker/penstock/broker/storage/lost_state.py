@@ -1,13 +1,17 @@
-"""What is said where a data directory's local state is gone or damaged, and what to do then."""
+"""What is said, and done, where somebody took away what a data directory had."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
 import structlog
 
 from penstock.broker.storage.local_state import DIRECTORY_NAME
+from penstock.broker.storage.log import PartitionLog
+from penstock.wire.errors import StorageError
+from penstock.wire.ids import TopicIdPartition
 
 _WITHOUT_IT: Final = (
     "each log is read from its beginning and kept up to the first batch that is not sound, and "
@@ -36,3 +40,17 @@ def without_damaged_state(directory: Path) -> str:
         "Where no other replica is in sync, copy the logs first: see 'Damaged local state' in "
         "docs/operating/data-directory.md"
     )
+
+
+def give_up(
+    logs: Mapping[TopicIdPartition, PartitionLog],
+    tell: Callable[[TopicIdPartition, StorageError], None],
+    directory: Path,
+    error: StorageError,
+) -> None:
+    """Give up the log in ``directory``, of which files were removed. In any thread."""
+    for key, log in list(logs.items()):
+        if log.directory == directory and not log.is_closed:
+            log.give_up(error.message)
+            _log.error("partition_files_removed", directory=str(directory), reason=error.message)
+            tell(key, error)

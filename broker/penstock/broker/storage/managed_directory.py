@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -14,6 +13,7 @@ import lmdb
 import structlog
 
 from penstock.broker.core.last_run import FoundDirectory, RunMark
+from penstock.broker.core.ports import DamagedLogError
 from penstock.broker.storage.background import BackgroundJobs
 from penstock.broker.storage.checkpoints import (
     METADATA_FILE,
@@ -28,10 +28,14 @@ from penstock.broker.storage.damage_notes import noted_damage
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.disk import is_disk_full, make_directories
 from penstock.broker.storage.flusher import Flusher
-from penstock.broker.storage.leftovers import Content, content_of, remove
+from penstock.broker.storage.leftovers import Content, content_of, free_name, remove
 from penstock.broker.storage.local_state import LocalState, LocalStateDamagedError, PartitionState
 from penstock.broker.storage.log import PartitionLog
-from penstock.broker.storage.lost_state import tell_of_missing_state, without_damaged_state
+from penstock.broker.storage.lost_state import (
+    give_up,
+    tell_of_missing_state,
+    without_damaged_state,
+)
 from penstock.broker.storage.making import NewDirectories
 from penstock.broker.storage.recovery import SavedState, copy_anew, open_log
 from penstock.broker.storage.saving import Saves, in_next_turn
@@ -45,7 +49,6 @@ _DELETED_SUFFIX: Final = "-delete"  # A topic's name may end so; a partition's d
 _DELETED: Final = re.compile(r".+-\d+\.[0-9a-f]{32}(?:\.\d+)?-delete")
 _STRAY_SUFFIX: Final = ".stray"  # No partition's name.
 _STRAY: Final = re.compile(r".+-(\d+)\.([0-9a-f]{32})(?:\.\d+)?\.stray")
-_NAME_MAX: Final = 180  # Of the topic in a name with a suffix, which has 255 at most.
 _DEFAULTS: Final = TopicLogConfig.of({})
 _log = structlog.get_logger()
 
@@ -70,6 +73,7 @@ class ManagedDirectory:
         cluster_id: str,
         on_durable: Callable[[PartitionLog], None],
         on_damage: Callable[[PartitionLog, int], None],
+        on_log_failed: Callable[[TopicIdPartition, StorageError], None],
     ) -> None:
         self.home = home
         self.logs: dict[TopicIdPartition, PartitionLog] = {}
@@ -104,6 +108,7 @@ class ManagedDirectory:
         home.run_soon = in_next_turn
         home.run_in_background = self._background.run
         home.damage_found = on_damage
+        home.partition_lost = partial(give_up, self.logs, on_log_failed)
 
     @property
     def path(self) -> Path:
@@ -124,6 +129,7 @@ class ManagedDirectory:
         """
         try:
             make_directories(self.home.disk, self.path)
+            self.home.note_identity()
             found = list(self._find())
             self._list(found)
             state = self._state = LocalState(
@@ -337,16 +343,20 @@ class ManagedDirectory:
             saved = self._use_state().get(key)
         except StorageError as error:
             raise StorageError(f"{partition}: {error.message}; {copy_anew(directory)}") from None
-        log = open_log(
-            self.home,
-            directory,
-            partition=partition,
-            key=key,
-            config=config,
-            saved=SavedState(
-                saved.recovery_point, saved.log_start_offset, clean, saved.cleaned_offset
-            ),
-        )
+        try:
+            log = open_log(
+                self.home,
+                directory,
+                partition=partition,
+                key=key,
+                config=config,
+                saved=SavedState(
+                    saved.recovery_point, saved.log_start_offset, clean, saved.cleaned_offset
+                ),
+            )
+        except DamagedLogError as error:
+            error.committed_offset = saved.high_watermark
+            raise
         log.noted_damage += noted_damage(log)  # Beside what the opening came upon.
         # Never above the end: what is appended there will be other records, which nobody knows to
         # be committed when a crash finds the old value beside them.
@@ -539,10 +549,12 @@ class ManagedDirectory:
             directory, _ = self.unopened.pop(key)
         self._high_watermarks.pop(key, None)
         self._saves.changed.pop(key, None)
-        target = self._free_name(directory, key, suffix)
+        target = free_name(self.path, directory, key, suffix)
         try:
             self.home.disk.rename(directory, target)
         except OSError as error:
+            if self.home.where_removed(error) == directory:
+                return self._forget(key, target)  # Somebody else did it.
             failure = self.home.translate(error, f"renaming {directory} to {target.name}")
             self.unopened[key] = directory, failure  # It is still here.
             raise failure from error
@@ -550,17 +562,12 @@ class ManagedDirectory:
             self.home.disk.sync_directory(self.path)
         except OSError as error:
             raise self.home.fail(error, f"renaming {directory} to {target.name}") from error
+        return self._forget(key, target)
+
+    def _forget(self, key: TopicIdPartition, target: Path) -> Path:
         self._use_state().remove([key])
         self._saves.soon()  # What is known and not there counts as lost after a crash.
         return target
-
-    def _free_name(self, directory: Path, key: TopicIdPartition, suffix: str) -> Path:
-        """A free name for a directory that was taken away; the last one may still be there."""
-        topic = directory.name.rpartition("-")[0][:_NAME_MAX]
-        name = f"{topic}-{key.partition}.{key.topic_id.hex()}"
-        names = (name if again == 0 else f"{name}.{again}" for again in itertools.count())
-        paths = (self.path / f"{free}{suffix}" for free in names)
-        return next(path for path in paths if not path.exists())
 
     def close(self, stop: RunMark | None) -> None:
         """Flush and close everything, with the mark ``stop`` if all of it went well."""

@@ -27,6 +27,10 @@ def _ignore_damage(_log: PartitionLog, _offset: int) -> None:
     return None
 
 
+def _ignore_failed_log(_key: TopicIdPartition, _error: StorageError) -> None:
+    return None
+
+
 def _ignore_deletion(_why: Why, _size_bytes: int) -> None:
     return None
 
@@ -46,7 +50,9 @@ class LogManager:
     on, until the process starts anew. It is called in the thread that finds out, also while
     ``open`` or ``close`` runs. ``failed`` names directories that are known not to be usable, and
     why. ``on_damage(log, offset)``: a read came upon a batch that is not sound, in the segment of
-    that offset. ``on_segment_deleted(why, size_bytes)``: retention or a new log start took one.
+    that offset. ``on_log_failed(key, error)``: somebody removed files of this log, which raises
+    StorageError from now on; in the thread that finds out.
+    ``on_segment_deleted(why, size_bytes)``: retention or a new log start took one.
     """
 
     def __init__(
@@ -60,10 +66,12 @@ class LogManager:
         on_directory_failed: Callable[[Path, StorageError], None] = _ignore_failure,
         disk: Disk | None = None,
         on_damage: Callable[[PartitionLog, int], None] = _ignore_damage,
+        on_log_failed: Callable[[TopicIdPartition, StorageError], None] = _ignore_failed_log,
         on_segment_deleted: Callable[[Why, int], None] = _ignore_deletion,
         failed: Mapping[Path, str] | None = None,
     ) -> None:
         self._on_directory_failed = on_directory_failed
+        self._on_log_failed = on_log_failed
         self._failed_before = dict(failed or {})
         # For good: no log counts for more than what is on the disk.
         self._settings = settings
@@ -74,6 +82,7 @@ class LogManager:
                 cluster_id,
                 on_durable,
                 on_damage,
+                self._log_failed,
             )
             for path in directories
         ]
@@ -88,6 +97,11 @@ class LogManager:
         # A disk that failed may have lost what it said it had.
         self._take_marks_away()
         self._on_directory_failed(path, error)
+
+    def _log_failed(self, key: TopicIdPartition, error: StorageError) -> None:
+        # It had acknowledged what is gone: it did not stay shut all through this run.
+        self.doubt_run()
+        self._on_log_failed(key, error)
 
     def doubt_run(self) -> None:
         """A disk was found to have lost what it had confirmed: the next start is to say so.
@@ -204,6 +218,7 @@ class LogManager:
             for directory in self._directories
             if directory.home.failure is None
             for log in directory.logs.values()
+            if not log.is_closed
         ]
 
     def unopened(self) -> dict[TopicIdPartition, PenstockError]:
@@ -222,7 +237,7 @@ class LogManager:
         """The log of a partition, if it is here and open."""
         for directory in self._directories:
             log = directory.logs.get(key)
-            if log is not None:
+            if log is not None and not log.is_closed:
                 return log
         return None
 
@@ -254,6 +269,10 @@ class LogManager:
             holder.home.check()
         if holder is not None and key in holder.logs:
             log = holder.logs[key]
+            if log.is_closed:
+                raise StorageError(
+                    f"files of {log.directory} were removed while this broker ran; restart it"
+                )
             log.config = config
             log.internal = internal
             holder.resume(log)
