@@ -45,19 +45,34 @@ class World:
         self.scheduler.run_until(self.scheduler.now_ms + duration_ms, lambda: False)
 
 
-def test_a_request_to_a_controller_comes_again_when_its_call_was_given_up_long_ago() -> None:
+def test_what_changes_something_comes_again_when_its_call_was_given_up_long_ago() -> None:
     world = World()
-    broker, controller = Peer(world, 1), Peer(world, -2)
+    client, broker, controller = Peer(world, 100), Peer(world, 1), Peer(world, -2)
     world.network.weather.left_over = 1
     answers: list[Any] = []
-    for target in (-2, 1):
-        world.network.call(broker, target, "command", "wish", answers.append, timeout_ms=1000)
+    for target, method in ((-2, "command"), (1, "produce"), (1, "fetch")):
+        world.network.call(client, target, method, method, answers.append, timeout_ms=1000)
     world.run_ms(1000)
-    assert controller.told == [(0, "wish")]
+    assert controller.told == [(0, "command")]
+    assert sorted(broker.told) == [(0, "fetch"), (0, "produce")]
     world.run_ms(5000)
-    assert controller.told == [(0, "wish")] * 2
-    assert broker.told == [(0, "wish")], "only controllers are asked so late"
-    assert answers == ["to wish"] * 2, "nobody waits for what is said to that"
+    assert controller.told == [(0, "command")] * 2
+    assert sorted(broker.told) == [(0, "fetch"), (0, "produce"), (0, "produce")]
+    assert len(answers) == 3, "nobody waits for what is said to that"
+
+
+def test_what_a_producer_asked_for_may_come_long_after_it_ended() -> None:
+    world = World()
+    producer, broker = Peer(world, 100), Peer(world, 1)
+    world.network.weather.left_over = 1
+    world.network.call(producer, 1, "produce", "batch", print, timeout_ms=1000)
+    producer.alive = False
+    world.network.ended(producer, silently=False)
+    Peer(world, 101)
+    world.run_ms(1000)
+    assert broker.told == [(0, "batch")]
+    world.run_ms(5000)
+    assert broker.told == [(0, "batch")] * 2
 
 
 def test_a_stream_that_was_given_up_is_read_after_the_one_in_its_place() -> None:

@@ -20,6 +20,7 @@ from penstock.broker.coordinator.coordinator import GroupCoordinator
 from penstock.broker.coordinator.service import GroupsServicer
 from penstock.broker.core.group_events import GroupSettings
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage
+from penstock.broker.core.ports import DamagedLogError
 from penstock.broker.live_config import LiveConfig
 from penstock.broker.metrics import BrokerMetrics
 from penstock.broker.repair import Repairs
@@ -35,6 +36,7 @@ from penstock.broker.service.health import HealthServicer
 from penstock.broker.service.log import LogServicer
 from penstock.broker.service.metadata import MetadataServicer
 from penstock.broker.service.transactions import TransactionsServicer
+from penstock.broker.shut_logs import ShutLogs
 from penstock.broker.storage.cleaner.cleaner import LogCleaner
 from penstock.broker.storage.clock import steady_clock_ms
 from penstock.broker.storage.log import PartitionLog
@@ -125,7 +127,8 @@ class Broker:
             on_segment_deleted=metrics.storage.segment_deleted,
             failed=failed_directories,
         )
-        self._repairs: Repairs | None = None  # While there are replicas.
+        self._repairs: Repairs | None = None  # While there are replicas, as the next.
+        self._shut_logs: ShutLogs | None = None
         self._loop = asyncio.get_running_loop()
         self._hosts = False  # There are replicas to tell of a failed directory.
         self._link: ControllerLink
@@ -200,8 +203,23 @@ class Broker:
             count_mended=self._metrics.mended,
         )
         self._undo.append(self._repairs.stop)
-        repairs = self._repairs
-        self._metrics.watch_damage(lambda: repairs.damaged_count, lambda: repairs.unmendable_count)
+        self._shut_logs = ShutLogs(
+            config.node_id,
+            self._image,
+            self._replicas,
+            self._logs.get,
+            broker_epoch=lambda: self._link.broker_epoch,
+            channel_factory=ReplicationConnector(self._connector).open,
+            count_damaged=self._metrics.damaged_log,
+            count_mended=self._metrics.copied_log,
+        )
+        self._undo.append(self._shut_logs.stop)
+        self._replicas.tell_of_shut_logs(self._shut_logs.found)
+        both = self._repairs, self._shut_logs
+        self._metrics.watch_damage(
+            lambda: sum(one.damaged_count for one in both),
+            lambda: sum(one.unmendable_count for one in both),
+        )
         tell_of_damage(self._logs, self._repairs.found)
         scrubber = Scrubber(
             config.log_directories,
@@ -428,6 +446,8 @@ class Broker:
     def _tell_repairs(self, _change: ImageChange) -> None:
         if self._repairs is not None:
             self._repairs.on_metadata()
+        if self._shut_logs is not None:
+            self._shut_logs.on_metadata()
 
     def _fail(self, error: BaseException) -> None:
         """End the process: this broker is unfit to go on."""
@@ -514,10 +534,14 @@ def report_unopened(logs: LogManager) -> None:
     for key, error in logs.unopened().items():
         if isinstance(error, DiskFullError):
             continue  # Reported when it is tried again, until there is room.
+        by_itself = isinstance(error, DamagedLogError)
         log.error(
             "partition not opened, its replica here is offline",
             topic_partition_id=str(key),
             reason=error.message,
-            next_step="move the directory named above away and restart this broker; it then copies "
-            "the partition anew from its leader",
+            next_step="look after the disk; the partition is copied anew by itself while another "
+            "replica is in sync"
+            if by_itself
+            else "move the directory named above away and restart this broker; it then copies the "
+            "partition anew from its leader",
         )

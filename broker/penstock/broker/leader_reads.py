@@ -54,6 +54,21 @@ class LeaderReads:
         Raises NetworkError, or the leader's refusal: CorruptRecordError where its log is damaged
         there, OffsetOutOfRangeError where it has no such offset.
         """
+        response = await self._ask(key, offset)
+        if response.HasField("error"):
+            raise error_from_proto(response.error)
+        return bytes(response.records)
+
+    async def log_start(self, key: TopicIdPartition) -> int:
+        """Where the leader's log begins. Raises NetworkError, or the leader's refusal."""
+        response = await self._ask(key, 0)
+        if response.HasField("log_start_offset"):
+            return int(response.log_start_offset)
+        if response.HasField("error"):
+            raise error_from_proto(response.error)
+        return 0  # A leader of an earlier version: it has the offset that was asked for.
+
+    async def _ask(self, key: TopicIdPartition, offset: int) -> replication_pb2.ReadBatchesResponse:
         record = self._image.partition_by_id(key)
         leader = None if record is None else self._image.brokers.get(record.leader)
         if record is None or leader is None:
@@ -68,9 +83,8 @@ class LeaderReads:
             code = error.code()
             name = code.name if isinstance(code, grpc.StatusCode) else str(code)
             raise NetworkError(f"broker {leader.node_id}: {name} {error.details()}") from error
-        if response.HasField("error"):
-            raise error_from_proto(response.error)
-        return bytes(response.records)
+        assert isinstance(response, replication_pb2.ReadBatchesResponse)
+        return response
 
     def _request(
         self, key: TopicIdPartition, record: cluster_pb2.PartitionRecord, offset: int

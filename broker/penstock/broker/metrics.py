@@ -37,6 +37,16 @@ class BrokerMetrics:
             "Damaged batches that were replaced by those of another replica",
             registry=self.registry,
         )
+        self._damaged_logs = Counter(
+            "penstock_damaged_logs",
+            "Logs that did not open, since records that were on the disk are gone or damaged",
+            registry=self.registry,
+        )
+        self._copied_logs = Counter(
+            "penstock_copied_logs",
+            "Logs that did not open and were copied anew from another replica",
+            registry=self.registry,
+        )
         self._refused_batches = Counter(
             "penstock_refused_batches",
             "Produce requests refused for one partition, by error",
@@ -113,7 +123,7 @@ class BrokerMetrics:
         ).set_function(unmendable)
         Gauge(
             "penstock_damaged_replicas",
-            "Replicas of this broker with batches that fail their checksum and are not mended yet",
+            "Replicas of this broker that are damaged and not mended yet",
             registry=self.registry,
         ).set_function(replicas)
 
@@ -124,6 +134,14 @@ class BrokerMetrics:
     def mended(self) -> None:
         """Count a damaged stretch that was mended."""
         self._mended_batches.inc()
+
+    def damaged_log(self) -> None:
+        """Count a log that does not open."""
+        self._damaged_logs.inc()
+
+    def copied_log(self) -> None:
+        """Count one that was copied anew for that."""
+        self._copied_logs.inc()
 
     def watch_offline(self, directories: Callable[[], int], replicas: Callable[[], int]) -> None:
         """Show what these two count, asked in the metrics' own thread. To be called once."""

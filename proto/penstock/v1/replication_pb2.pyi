@@ -352,7 +352,12 @@ class ReadBatchesResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ERROR_FIELD_NUMBER: builtins.int
+    LOG_START_OFFSET_FIELD_NUMBER: builtins.int
     RECORDS_FIELD_NUMBER: builtins.int
+    log_start_offset: builtins.int
+    """Where the leader's log begins; with an error too, unless the broker leads the partition no
+    longer. Absent from a leader of an earlier version.
+    """
     records: builtins.bytes
     """Whole record batches, back to back, as they are in the leader's log."""
     @property
@@ -363,10 +368,12 @@ class ReadBatchesResponse(google.protobuf.message.Message):
         self,
         *,
         error: penstock.v1.common_pb2.Error | None = ...,
+        log_start_offset: builtins.int | None = ...,
         records: builtins.bytes = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["error", b"error"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["error", b"error", "records", b"records"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_log_start_offset", b"_log_start_offset", "error", b"error", "log_start_offset", b"log_start_offset"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_log_start_offset", b"_log_start_offset", "error", b"error", "log_start_offset", b"log_start_offset", "records", b"records"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_log_start_offset", b"_log_start_offset"]) -> typing.Literal["log_start_offset"] | None: ...
 
 global___ReadBatchesResponse = ReadBatchesResponse
 

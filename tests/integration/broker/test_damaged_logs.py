@@ -1,16 +1,18 @@
-"""A bit flips in a closed segment of a real node: nobody is served it, and it is mended."""
+"""A bit flips on the disk of a real node, or files go: nobody is served it, and it is mended."""
 
 from __future__ import annotations
 
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import lmdb
 import pytest
 
 from penstock.broker.storage.checkpoints import read_metadata
 from penstock.broker.storage.damage_notes import NOTE_FILE, encode_note
+from penstock.broker.storage.local_state import DIRECTORY_NAME, PartitionState
 from penstock.client import AdminClient, Consumer
 from penstock.client.descriptions import PartitionDescription
 from penstock.wire.errors import CorruptRecordError, ErrorCode
@@ -351,3 +353,56 @@ def test_a_follower_that_has_cleaned_more_than_its_leader_is_copied_anew(
     last = {record.key: record.value for record in read_all(cluster, "t", at_least=RECORDS)}
     expected = {b"%d" % number: value for number, value in enumerate(values())}
     assert last == expected | {b"again": values()[-1]}
+
+
+def recovery_point(cluster: Scrubbed, node_id: int, topic: str) -> int:
+    """Up to where partition 0 is on the disk, as the running broker has noted it there."""
+    directory = cluster.nodes[node_id].partition_directory(topic, 0)
+    topic_id = read_metadata(directory).topic_id
+    with (
+        lmdb.open(str(directory.parent / DIRECTORY_NAME), readonly=True) as environment,
+        environment.begin() as transaction,
+    ):
+        for key, data in transaction.cursor():
+            if key.startswith(topic_id):
+                state = PartitionState.decode(key, data)
+                assert state is not None
+                return state.recovery_point
+    return 0
+
+
+def break_active_header(cluster: Scrubbed, node_id: int, topic: str) -> None:
+    """A bit of the length of the first batch in the segment that is appended to."""
+    active = max(cluster.nodes[node_id].partition_directory(topic, 0).glob("*.log"))
+    data = bytearray(active.read_bytes())
+    data[10] ^= 4
+    active.write_bytes(data)
+
+
+def remove_first_segment(cluster: Scrubbed, node_id: int, topic: str) -> None:
+    cluster.closed_segments(node_id, topic)[0].unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "leads"), [(break_active_header, True), (remove_first_segment, False)]
+)
+def test_a_log_that_does_not_open_after_a_crash_is_copied_anew_by_itself(
+    cluster: Scrubbed, damage: Callable[[Scrubbed, int, str], None], leads: bool
+) -> None:
+    cluster.start()
+    fill(cluster, "t", [2, 1, 3] if leads else [1, 2, 3])
+    sound = cluster.contents(1, "t")
+    wait_until(lambda: cluster.contents(2, "t") == sound, "it has all", TIMEOUT_S)
+    wait_until(lambda: recovery_point(cluster, 2, "t") == RECORDS, "it is noted", TIMEOUT_S)
+    cluster.nodes[2].kill()
+    damage(cluster, 2, "t")
+    cluster.start()
+    wait_until(lambda: cluster.metric(2, "penstock_copied_logs_total") == 1, "copied", TIMEOUT_S)
+    wait_until(lambda: in_order(cluster, "t"), "it is in sync again", TIMEOUT_S)
+    assert cluster.metric(2, "penstock_damaged_logs_total") == 1
+    assert cluster.metric(2, "penstock_damaged_replicas") == 0
+    said = cluster.nodes[2].log.read_text()
+    assert "damaged log found" in said
+    assert "damaged log was copied anew" in said
+    assert cluster.contents(2, "t") == sound
+    whole(cluster, "t")

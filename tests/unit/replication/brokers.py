@@ -17,6 +17,7 @@ from penstock.broker.replication.manager import ReplicaManager
 from penstock.broker.replication.partition import Partition
 from penstock.broker.replication.reporting import REPORTS_SINCE
 from penstock.broker.replication.servicer import ReplicationServicer
+from penstock.broker.shut_logs import ShutLogs
 from penstock.raft_meta.authentication import PeerAuthentication
 from penstock.raft_meta.connecting import NodeConnector
 from penstock.raft_meta.core.versions import METADATA_VERSION
@@ -71,6 +72,18 @@ class BrokerProcess:
             lag_max_ms=cluster.lag_max_ms,
         )
         logs.on_durable = self.manager.on_durable  # type: ignore[assignment]
+        self.counts = {"damaged": 0, "copied": 0}
+        self.shut_logs = ShutLogs(
+            node_id,
+            self.image,
+            self.manager,
+            logs.open.get,
+            broker_epoch=lambda: self.broker_epoch,
+            channel_factory=ReplicationConnector(NodeConnector(None)).open,
+            count_damaged=lambda: self._count("damaged"),
+            count_mended=lambda: self._count("copied"),
+        )
+        self.manager.tell_of_shut_logs(self.shut_logs.found)
         self.server: Any = aio.server(options=SERVER_OPTIONS)
         authentication = PeerAuthentication("c", tls=False)
         self.refusals: list[str] = []
@@ -98,7 +111,11 @@ class BrokerProcess:
         await self.server.start()
         await self.manager.start()
 
+    def _count(self, what: str) -> None:
+        self.counts[what] += 1
+
     async def stop(self) -> None:
+        await self.shut_logs.stop()
         await self.manager.stop()
         await self.frames.stop()
         await self.server.stop(0)
@@ -112,6 +129,7 @@ class BrokerProcess:
         if change is not None:
             for _ in self.manager.on_metadata(change):
                 pass  # All of it at once.
+            self.shut_logs.on_metadata()
 
     def listen(self) -> None:
         """Hear what was missed."""

@@ -8,7 +8,14 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 
 from penstock.broker.core.epoch_history import EpochHistory
-from penstock.broker.core.ports import AppendInfo, Buffer, EpochEnd, TimestampedOffset
+from penstock.broker.core.ports import (
+    AppendInfo,
+    Buffer,
+    DamagedLogError,
+    EpochEnd,
+    OlderEpochError,
+    TimestampedOffset,
+)
 from penstock.wire.errors import (
     CorruptRecordError,
     DiskFullError,
@@ -40,6 +47,7 @@ class MemoryLog:
         self.broken = False
         self.begun_with = b""  # What it was told of producers when it began anew.
         self.cold: list[Callable[[], None]] = []  # Jobs that reads are to wait for.
+        self.damaged_at: set[int] = set()  # Reads from there are refused.
         self.full = False
         self.has_room = True  # What it says of itself.
         self.refusals = 0  # Appends for which there was no room.
@@ -71,6 +79,9 @@ class MemoryLog:
             verify_batch(batch)
         if parse_header(batches[0]).base_offset != self.log_end_offset:
             raise CorruptRecordError("the batch does not continue the log")
+        before = self.epochs.epoch_at(self.log_end_offset - 1)
+        if parse_header(batches[0]).leader_epoch < before:
+            raise OlderEpochError(f"epoch {before} wrote before it")
         return self._append(batches)
 
     def _append(self, batches: list[bytes]) -> AppendInfo:
@@ -95,6 +106,8 @@ class MemoryLog:
         self._check()
         if not self.log_start_offset <= offset <= self.log_end_offset:
             raise OffsetOutOfRangeError(f"{offset} is outside")
+        if offset in self.damaged_at:
+            raise CorruptRecordError(f"{offset} is damaged")
         out: list[bytes] = []
         size = 0
         first = bisect_right(
@@ -185,6 +198,7 @@ class MemoryLogs:
         self.aside: dict[TopicIdPartition, MemoryLog] = {}
         self.hold = False
         self.away: set[TopicIdPartition] = set()  # On a disk that has failed.
+        self.shut: dict[TopicIdPartition, DamagedLogError] = {}  # Those that do not open.
         self.made_new: dict[TopicIdPartition, bool] = {}  # What was said of each log not found.
         self.full = False  # No room for another log.
         self.refusals = 0
@@ -207,6 +221,8 @@ class MemoryLogs:
         key = TopicIdPartition(topic_id, partition)  # type: ignore[arg-type]
         if key in self.away and not is_new:
             raise StorageError("a disk that may have it has failed")
+        if key in self.shut:
+            raise self.shut[key]
         if key not in self.open:
             self.made_new[key] = is_new
         self.configs[topic_id] = dict(configs)
@@ -223,6 +239,7 @@ class MemoryLogs:
     def delete(self, key: TopicIdPartition) -> None:
         self.deleted.append(key)
         self.open.pop(key, None)
+        self.shut.pop(key, None)
 
     def set_aside(self, key: TopicIdPartition) -> None:
         log = self.open.pop(key, None)

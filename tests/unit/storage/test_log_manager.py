@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.broker.broker import report_unopened
-from penstock.broker.core.ports import Log
+from penstock.broker.core.ports import DamagedLogError, Log
 from penstock.broker.storage.disk import Disk
 from penstock.broker.storage.local_state import LocalState
 from penstock.broker.storage.log import PartitionLog
@@ -429,6 +429,7 @@ async def test_a_damaged_log_stays_shut_and_the_others_open(kit: Kit) -> None:
     bad, good = (manager.get_or_create("t", partition, ONE, {}) for partition in range(2))
     for log in (bad, good):
         log.append_as_leader(batch("a", "b"), 0, now_ms=1)
+    manager.checkpoint_high_watermark(bad.key, 1)
     manager.close()
     path = bad.directory / "00000000000000000000.log"
     path.write_bytes(path.read_bytes()[:-1])
@@ -441,10 +442,12 @@ async def test_a_damaged_log_stays_shut_and_the_others_open(kit: Kit) -> None:
     assert entry["log_level"] == "error"
     assert entry["topic_partition_id"] == str(bad.key)
     assert str(bad.directory) in entry["reason"]
-    assert "restart this broker" in entry["next_step"]
+    assert "copied anew by itself" in entry["next_step"]
     assert manager.previous_broker_epoch() == -1
-    with pytest.raises(StorageError, match=r"move .*t-0 away"):
-        manager.get_or_create("t", 0, ONE, {})
+    for _ in range(2):
+        with pytest.raises(DamagedLogError, match=r"t-0 holds is kept as it is") as refusal:
+            manager.get_or_create("t", 0, ONE, {})
+    assert (refusal.value.end_offset, refusal.value.committed_offset) == (2, 1)
     manager.delete(bad.key)
     assert manager.get_or_create("t", 0, ONE, {}).log_end_offset == 0
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from structlog.testing import capture_logs
 
+from penstock.broker.core.ports import DamagedLogError
 from penstock.broker.core.producer_state import Duplicate, ProducerState
 from penstock.broker.storage.checkpoints import EPOCHS_FILE, newest_snapshot, snapshots
 from penstock.broker.storage.disk import Disk
@@ -200,8 +201,9 @@ def test_a_broken_chain_below_the_recovery_point_keeps_the_log_shut(tmp_path: Pa
     data = bytearray(path.read_bytes())
     data[len(batch("one")) + 11] ^= 0x40  # The length of the second batch.
     path.write_bytes(data)
-    with pytest.raises(StorageError, match=r"orders-3: .*move .*orders-3 away"):
+    with pytest.raises(DamagedLogError, match=r"orders-3: .*orders-3 holds is kept") as refusal:
         open_in(tmp_path, saved=SavedState(recovery_point=3))
+    assert refusal.value.end_offset == 3
     assert path.read_bytes() == bytes(data), "nothing was cut"
 
 
@@ -209,7 +211,7 @@ def test_a_log_shorter_than_its_recovery_point_stays_shut(tmp_path: Path) -> Non
     crash(filled(tmp_path, "one", "two", "three", flush=True))
     path = newest_segment(tmp_path)
     path.write_bytes(path.read_bytes()[: -len(batch("three", producer=(7, 0, 2)))])
-    with pytest.raises(StorageError, match="ends at offset 2, but was on the disk up to 3"):
+    with pytest.raises(DamagedLogError, match="ends at offset 2, but was on the disk up to 3"):
         open_in(tmp_path, saved=SavedState(recovery_point=3))
 
 

@@ -70,13 +70,33 @@ def test_what_is_handed_over_goes_on_as_the_whole_would(
         if one.next_offset > start:
             state.record(one, one.base_offset, 1)
     state.validate()
-    assert state.forgotten_up_to == whole.forgotten_up_to
+    later = [
+        producer
+        for producer in range(3)
+        if (entry := whole.entry(producer)) is not None
+        and entry.batches[0].last_offset >= start
+        and entry.batches[0].base_sequence > 0
+    ]
+    assert state.forgotten_up_to == (max(later, default=-1) if start else -1)
     for producer in range(3):
         mine, theirs = state.entry(producer), whole.entry(producer)
         assert (mine is None) == (theirs is None)
         if mine is not None and theirs is not None:
             assert (mine.producer_epoch, mine.batches) == (theirs.producer_epoch, theirs.batches)
             assert mine.contiguous <= theirs.contiguous
+
+
+@pytest.mark.parametrize(("start", "first"), [(8, 8), (0, 0)])
+def test_whose_batches_that_are_kept_all_come_later_goes_on_where_a_replica_begins(
+    start: int, first: int
+) -> None:
+    """All that it has in flight lies behind what was deleted, and the new replica leads without."""
+    whole = state_after(*(header(sequence) for sequence in range(first + BATCHES_KEPT)))
+    below, _, _ = ProducerState.decode(whole.handed_over(start) or ProducerState().encode(0, -1))
+    assert isinstance(below.check(header(first)), Append)
+    if not first:
+        with pytest.raises(OutOfOrderSequenceError):
+            below.check(header(1))
 
 
 def test_more_producers_than_fit_into_a_message_are_not_handed_over() -> None:

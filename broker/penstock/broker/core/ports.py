@@ -9,9 +9,29 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from penstock.wire.errors import CorruptRecordError, ErrorCode, StorageError
 from penstock.wire.ids import LeaderEpoch
 
 Buffer = bytes | bytearray | memoryview
+
+
+class OlderEpochError(CorruptRecordError, code=ErrorCode.CORRUPT_MESSAGE, retriable=True):
+    """What a leader sends is of an older leader epoch than what the log has before it."""
+
+
+class DamagedLogError(
+    StorageError, code=ErrorCode.STORAGE_ERROR, retriable=True, refresh_metadata=True
+):
+    """A log can't be used: records that were on the disk are gone, or are not what was written.
+
+    The disk works otherwise. All below ``end_offset`` was on it, and all below
+    ``committed_offset`` is known to be committed: whoever has less can't stand in for it.
+    """
+
+    def __init__(self, message: str, end_offset: int, committed_offset: int = 0) -> None:
+        super().__init__(message)
+        self.end_offset = end_offset
+        self.committed_offset = committed_offset
 
 
 @dataclass(frozen=True, slots=True)

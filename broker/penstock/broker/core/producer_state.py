@@ -19,6 +19,7 @@ P is unknown                            S must be 0, unless P's state may have b
 Kafka (2.5 and later, KIP-360) lets an unknown producer begin anywhere, which lets the second of
 two batches in flight in when the first failed. Here that is allowed only where the state may have
 been lost: ``forgotten_up_to`` is the largest producer id whose state was dropped by expiry, or
+not handed over since all that is kept of it comes after the place where a replica begins, or
 ANY_PRODUCER where the log's older part was never seen (retention; a replica that began in the
 middle and was handed nothing over). An id above it has never written here, so its first sequence
 must be 0.
@@ -38,6 +39,7 @@ transaction began that a mark ends. A producer is not forgotten while it has one
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -289,9 +291,12 @@ class ProducerState:
     def below(self, offset: int) -> ProducerState:
         """What of it is of batches that end below ``offset``: enough to go on from there.
 
-        Whoever has written more is known as far as those of the last batches go that end before.
+        Whoever has written more is known as far as those of the last batches go that end before. Of
+        whom none does, and who began before those, it is not known what comes next: it counts as
+        forgotten, or what it has in flight would be refused.
         """
         entries = {}
+        forgotten_up_to = self.forgotten_up_to
         for producer_id, entry in self._entries.items():
             if not entry.batches or entry.batches[-1].last_offset < offset:
                 entries[producer_id] = entry
@@ -300,7 +305,9 @@ class ProducerState:
                 entries[producer_id] = ProducerEntry(
                     entry.producer_epoch, batches, entry.last_seen_ms, count
                 )
-        return ProducerState(entries, self.forgotten_up_to)
+            elif entry.batches[0].base_sequence:
+                forgotten_up_to = max(forgotten_up_to, producer_id)
+        return ProducerState(entries, forgotten_up_to)
 
     def handed_over(self, offset: int) -> bytes:
         """A snapshot of what is of batches below ``offset``.
@@ -364,6 +371,19 @@ class ProducerState:
         if version == _VERSION_WITH_TRANSACTIONS:
             state.transactions = OpenTransactions.decode(data[position:])
         return state, end_offset, epoch
+
+    @classmethod
+    def begun_at(cls, offset: int, handed: bytes, now_ms: int) -> ProducerState:
+        """The state of a log that begins anew: as the leader handed it over, if it did."""
+        if not offset:
+            return cls()
+        with contextlib.suppress(CorruptRecordError):
+            state, end_offset, _ = cls.decode(handed)
+            if end_offset == offset:
+                state.bound_ages(now_ms, now_ms)  # The leader's clock is another one.
+                return state
+        # What wrote below is not known here, so nobody's first sequence can be judged.
+        return cls(forgotten_up_to=ANY_PRODUCER)
 
     def validate(self) -> None:
         """Raise AssertionError where a rule is broken. For tests."""

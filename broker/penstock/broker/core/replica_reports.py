@@ -62,8 +62,13 @@ class ReplicaReports:
         return key in self._damaged
 
     def set_offline(self, key: TopicIdPartition, reason: PenstockError) -> None:
-        """The replica can't be served, for as long as this process lives."""
+        """The replica can't be served, until ``set_readable``, or as long as this process lives."""
         self._offline[key] = reason
+        self.compare(key)
+
+    def set_readable(self, key: TopicIdPartition) -> None:
+        """The replica has a log again that can be served, if only in part so far."""
+        self._offline.pop(key, None)
         self.compare(key)
 
     def set_damaged(self, key: TopicIdPartition, reason: PenstockError) -> None:

@@ -17,7 +17,7 @@ from penstock.broker.core.partition_events import (
     PartitionChanged,
     PartitionState,
 )
-from penstock.broker.core.ports import Log
+from penstock.broker.core.ports import DamagedLogError, Log
 from penstock.broker.core.replica import Replica
 from penstock.broker.replication.partition import Host, Partition
 from penstock.broker.replication.ports import LogStore, Step
@@ -180,6 +180,21 @@ class Hosting:
         for partition in self.partitions():
             partition.handle(event)
 
+    def begin_anew(self, key: TopicIdPartition, error: DamagedLogError) -> None:
+        """Drop a log that can't be used, and host the replica with an empty one in its place.
+
+        It stays damaged to the controllers. Raises PenstockError where it can't be dropped now.
+        """
+        record = self._image.partition_by_id(key)
+        assert record is not None, "it is a replica that others lead"
+        partition = self._partitions.pop(key, None)
+        if partition is not None:
+            self._close(partition)
+        self._logs.delete(key)
+        self._reporter.set_damaged(key, error)
+        self._reporter.set_readable(key)
+        self._partition_changed(record, ordered=True)  # What was here is known, and dropped.
+
     def stop(self) -> None:
         """Try no more to make what there was no room for."""
         self._without_room.clear()
@@ -235,7 +250,7 @@ class Hosting:
         if partition is None and self._reporter.why_offline(key) is None:
             # Any other delta would be about a replica that was looked for already.
             is_new = self._without_room.get(key, ordered)
-            partition = self._make(key, topic.record, is_new=is_new)
+            partition = self._make(key, topic.record, record.leader_epoch, is_new=is_new)
         self._reporter.compare(key)
         if partition is not None:
             partition.handle(
@@ -247,7 +262,12 @@ class Hosting:
             )
 
     def _make(
-        self, key: TopicIdPartition, topic: cluster_pb2.TopicRecord, *, is_new: bool
+        self,
+        key: TopicIdPartition,
+        topic: cluster_pb2.TopicRecord,
+        leader_epoch: int,
+        *,
+        is_new: bool,
     ) -> Partition | None:
         name = TopicPartition(topic.name, key.partition)
         try:
@@ -269,10 +289,12 @@ class Hosting:
                 self._set_retry_timer()
             return None
         except PenstockError as error:
-            # The log is damaged or its disk has failed: that lasts until the broker is restarted.
+            # Its disk has failed, which lasts until the broker is restarted, or the log is damaged.
             self._wait_no_longer(key)
             logger.error("replica cannot be opened", partition=str(name), error=error.message)
             self._reporter.set_offline(key, error)
+            if isinstance(error, DamagedLogError):
+                self._host.log_is_shut(key, name, error)
             return None
         self._wait_no_longer(key)
         replica = Replica(
@@ -282,6 +304,10 @@ class Hosting:
         self._partitions[key] = partition
         self._by_log[id(log)] = partition
         partition.handle(BrokersChanged(self._brokers, self._host.clock_ms()))
+        damage = _later_epoch(name, log, leader_epoch, high_watermark)
+        if damage is not None:
+            logger.error("replica is offline", partition=str(name), error=damage.message)
+            partition.fail(damage)
         return partition
 
     def _retry(self) -> None:
@@ -319,15 +345,22 @@ class Hosting:
 
     def _drop(self, key: TopicIdPartition, *, ordered: bool) -> None:
         self._wait_no_longer(key)
+        is_shut = isinstance(self._reporter.why_offline(key), DamagedLogError)
         self._reporter.forget(key)
         partition = self._partitions.pop(key, None)
         if partition is None:
+            if is_shut:
+                self._remove_log(key, ordered=ordered)
             return
         logger.info("replica removed", partition=str(partition.name))
+        self._close(partition)
+        self._remove_log(key, ordered=ordered)
+
+    def _close(self, partition: Partition) -> None:
+        """Of one that is hosted no more."""
         del self._by_log[id(partition.log)]
         self._on_dropped(partition)
         partition.close()
-        self._remove_log(key, ordered=ordered)
 
     def _remove_log(self, key: TopicIdPartition, *, ordered: bool) -> None:
         try:
@@ -345,3 +378,23 @@ class Hosting:
             logger.error(
                 "replica not removed from disk", topic_partition_id=str(key), error=error.message
             )
+
+
+def _later_epoch(
+    name: TopicPartition, log: Log, leader_epoch: int, high_watermark: int
+) -> DamagedLogError | None:
+    """What is wrong with a log that has a later leader epoch than there has ever been.
+
+    Nobody writes in an epoch before it is in the metadata, and these have come to this process'
+    registration, which is later than all that is in the log.
+    """
+    if log.last_epoch <= leader_epoch:
+        return None
+    return DamagedLogError(
+        f"{name}: the log here says that leader epoch {log.last_epoch} wrote its end, but the "
+        f"metadata have come to epoch {leader_epoch}. Either a bit has flipped (no checksum covers "
+        "a batch's leader epoch), or the controllers have lost metadata. The log is kept as it is "
+        "until all of it is copied anew from another replica that is in sync and leads",
+        log.log_end_offset,
+        high_watermark,
+    )

@@ -65,6 +65,10 @@ class LeaderSide(Protocol):
         """Whole, verified batches from ``offset`` on. Raises PenstockError."""
         ...
 
+    def log_start_in(self, key: TopicIdPartition, leader_epoch: int) -> int:
+        """Where the log of a partition begins. Raises PenstockError unless it is led here so."""
+        ...
+
     def not_leader(self, key: TopicIdPartition) -> PenstockError:
         """The error for requests to a partition that is not led here."""
         ...

@@ -10,7 +10,7 @@ import structlog
 from penstock.broker.core.catch_up import UNLIMITED, CatchUpBudget
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage
 from penstock.broker.core.partition_events import CopyAnew, IsrChanged, OutOfSync, Role, Tick
-from penstock.broker.core.ports import AppendInfo, Log
+from penstock.broker.core.ports import AppendInfo, DamagedLogError, Log
 from penstock.broker.replication import standing
 from penstock.broker.replication.answers import Refusals
 from penstock.broker.replication.appending import Appends, Target
@@ -32,6 +32,7 @@ from penstock.broker.replication.ports import (
     LeadershipListener,
     LogStore,
     ReportReplicas,
+    ShutListener,
     Step,
     StreamOpener,
 )
@@ -46,7 +47,7 @@ from penstock.wire.errors import (
     StaleBrokerEpochError,
     StorageError,
 )
-from penstock.wire.ids import TopicIdPartition
+from penstock.wire.ids import TopicIdPartition, TopicPartition
 
 logger = structlog.get_logger()
 
@@ -98,6 +99,7 @@ class ReplicaManager:
         self._refusals = Refusals(node_id, image)
         self._listeners: list[LeadershipListener] = []
         self._on_isr_changed: Callable[[IsrChanged], None] = lambda _: None
+        self._on_shut: ShutListener = lambda _key, _name, _error: None
         self._feeds: dict[int, tuple[int, FollowerFeed]] = {}
         self._feed_count = 0
         self._fetcher = Fetcher(self._locate_for_fetch)
@@ -145,6 +147,10 @@ class ReplicaManager:
     def count_isr_changes(self, count: Callable[[IsrChanged], None]) -> None:
         """Call ``count`` at every change of the in-sync set of what this broker leads."""
         self._on_isr_changed = count
+
+    def tell_of_shut_logs(self, listener: ShutListener) -> None:
+        """Call ``listener`` for every log that can't be used, when it should be hosted."""
+        self._on_shut = listener
 
     # --- What happens to this broker ----------------------------------------------------------
 
@@ -220,6 +226,22 @@ class ReplicaManager:
             return False
         partition.handle(CopyAnew())
         return partition.log.log_end_offset == partition.log.log_start_offset
+
+    def is_shut(self, key: TopicIdPartition) -> bool:
+        """Whether the replica is here, and its log can't be used."""
+        return isinstance(self._reporter.why_offline(key), DamagedLogError)
+
+    def begin_anew(self, key: TopicIdPartition) -> bool:
+        """Drop a log that can't be used, and have the leader send it, if ``may_mend`` allows it.
+
+        The replica is damaged from then on, until ``set_sound``. False when nothing was dropped.
+        Raises StorageError or DiskFullError where the disk can't do it.
+        """
+        error = self._reporter.why_offline(key)
+        if not isinstance(error, DamagedLogError) or not self.may_mend(key):
+            return False
+        self._hosting.begin_anew(key, error)
+        return True
 
     @property
     def offline_count(self) -> int:
@@ -397,6 +419,10 @@ class ReplicaManager:
                 f"anew with {known.broker_epoch}"
             )
 
+    def log_start_in(self, key: TopicIdPartition, leader_epoch: int) -> int:
+        """Where the log of a partition begins that is led here in this epoch."""
+        return self._led_in(key, leader_epoch).log_start_offset
+
     async def read_batches(
         self, key: TopicIdPartition, leader_epoch: int, offset: int, max_bytes: int
     ) -> bytes:
@@ -474,8 +500,16 @@ class ReplicaManager:
         return self._refusals.offline(key, reason)
 
     def log_failed(self, partition: Partition, error: StorageError) -> None:
-        """The replica can't be served, for as long as this process lives."""
+        """The replica can't be served, for as long as this process lives or until it is copied."""
         self._reporter.set_offline(partition.key, error)
+        if isinstance(error, DamagedLogError):
+            self._on_shut(partition.key, partition.name, error)
+
+    def log_is_shut(
+        self, key: TopicIdPartition, name: TopicPartition, error: DamagedLogError
+    ) -> None:
+        """The replica's log can't be used, and there is no partition of it here."""
+        self._on_shut(key, name, error)
 
     def records_lost(self) -> None:
         """A disk of this broker lost records that it had confirmed."""

@@ -31,7 +31,13 @@ from penstock.broker.core.partition_events import (
     TruncateFullyAndStartAt,
     TruncateTo,
 )
-from penstock.broker.core.ports import AppendInfo, Buffer, Log
+from penstock.broker.core.ports import (
+    AppendInfo,
+    Buffer,
+    DamagedLogError,
+    Log,
+    OlderEpochError,
+)
 from penstock.broker.core.replica import Replica
 from penstock.broker.replication.answers import not_enough_replicas_after_append
 from penstock.broker.replication.purgatory import OffsetWaiters
@@ -124,6 +130,12 @@ class Host(Protocol):
 
     def log_failed(self, partition: Partition, error: StorageError) -> None:
         """The replica can't be served, for as long as this process lives."""
+        ...
+
+    def log_is_shut(
+        self, key: TopicIdPartition, name: TopicPartition, error: DamagedLogError
+    ) -> None:
+        """The replica's log can't be used, and there is no partition of it here."""
         ...
 
     def records_lost(self) -> None:
@@ -272,6 +284,9 @@ class Partition:
             if isinstance(effect, AssignEpoch):
                 self._fail(self._cannot_lead(effect, error))
                 return False
+            if isinstance(error, OlderEpochError) and self._cannot_follow is OlderEpochError:
+                self._fail(self._contradicts(error))  # The leader sent the same again.
+                return False
             # A corrupt push or a full disk: nothing was written; ask the leader again later.
             if type(error) is not self._cannot_follow:  # Once, not for each attempt.
                 self._cannot_follow = type(error)
@@ -294,6 +309,16 @@ class Partition:
             "controllers have lost metadata, or the log is of other metadata: bring back the right "
             "metadata; or move the partition's directory away and restart the broker, and it is "
             "copied anew from its leader"
+        )
+
+    def _contradicts(self, error: OlderEpochError) -> DamagedLogError:
+        """The leader has another epoch where the log here ends, and no cut brings them together."""
+        return DamagedLogError(
+            f"{error.message}. No leader has gone back in its epochs, so it is the log here that "
+            "says what was not written (no checksum covers a batch's leader epoch); it is copied "
+            "anew from the leader",
+            self.log.log_end_offset,
+            self.replica.high_watermark,
         )
 
     def _fail(self, error: StorageError) -> None:

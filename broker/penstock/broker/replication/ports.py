@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 import grpc
 from grpc import aio
 
-from penstock.broker.core.ports import Log
+from penstock.broker.core.ports import DamagedLogError, Log
 from penstock.v1 import cluster_pb2, controller_pb2, replication_pb2
 from penstock.wire.ids import TopicId, TopicIdPartition, TopicPartition
 
@@ -169,6 +169,9 @@ hello. Raises StreamBrokenError."""
 LeadershipListener = Callable[[str, int, int, bool], None]
 """Called with topic, partition, leader epoch, and whether this broker leads from now on (True)
 or no longer (False). Called on the event loop, after the replica has changed."""
+
+ShutListener = Callable[[TopicIdPartition, TopicPartition, DamagedLogError], None]
+"""Called on the event loop with a replica whose log does not open, and why."""
 
 _AIO: Any = aio
 EOF: Final = _AIO.EOF

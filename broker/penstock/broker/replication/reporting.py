@@ -73,6 +73,11 @@ class ReplicaReporter:
         self._reports.set_offline(key, reason)
         self.resume()
 
+    def set_readable(self, key: TopicIdPartition) -> None:
+        """The replica has a log again that can be served, if only in part so far."""
+        self._reports.set_readable(key)
+        self.resume()
+
     def set_damaged(self, key: TopicIdPartition, reason: PenstockError) -> None:
         """The replica can be served in part only, until ``set_sound``."""
         self._reports.set_damaged(key, reason)

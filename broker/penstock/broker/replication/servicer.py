@@ -52,14 +52,18 @@ class ReplicationServicer(ReplicationServicerBase):
         """Read what a follower's log is damaged at."""
         await self._authentication.require(context, request.hello.node_id)
         key = TopicIdPartition(TopicId(request.partition.topic_id), request.partition.partition)
+        start = None  # It is told as soon as it is known, with a refusal too.
         try:
             self._manager.check_follower(request.hello)
+            start = self._manager.log_start_in(key, request.leader_epoch)
             records = await self._manager.read_batches(
                 key, request.leader_epoch, request.offset, min(request.max_bytes, MAX_PUSH_BYTES)
             )
         except PenstockError as error:
-            return replication_pb2.ReadBatchesResponse(error=error.to_proto())
-        return replication_pb2.ReadBatchesResponse(records=records)
+            return replication_pb2.ReadBatchesResponse(
+                error=error.to_proto(), log_start_offset=start
+            )
+        return replication_pb2.ReadBatchesResponse(records=records, log_start_offset=start)
 
     async def Fetch(  # type: ignore[override]  # noqa: N802 - the protocol's name for it.
         self, request_iterator: Any, context: Any

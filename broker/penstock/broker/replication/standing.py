@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from penstock.broker.core.partition_events import OutOfSync
+from penstock.broker.core.ports import DamagedLogError
 from penstock.broker.replication.partition import Partition
 from penstock.broker.replication.reporting import ReplicaReporter
 from penstock.v1 import metadata_pb2
@@ -30,8 +31,9 @@ def of_own(
     node_id: int, key: TopicIdPartition, reporter: ReplicaReporter
 ) -> Mapping[int, metadata_pb2.OutOfSyncReason.ValueType]:
     """Of this broker's own replica, that and why it can't be served; nothing where it can."""
-    if reporter.why_offline(key) is not None:
-        return {node_id: metadata_pb2.OUT_OF_SYNC_REASON_OFFLINE}
-    if reporter.is_damaged(key):
+    reason = reporter.why_offline(key)
+    if isinstance(reason, DamagedLogError) or (reason is None and reporter.is_damaged(key)):
         return {node_id: metadata_pb2.OUT_OF_SYNC_REASON_DAMAGED}
+    if reason is not None:
+        return {node_id: metadata_pb2.OUT_OF_SYNC_REASON_OFFLINE}
     return {}

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from penstock.broker.core.epoch_history import EpochHistory
-from penstock.broker.core.ports import AppendInfo
+from penstock.broker.core.ports import AppendInfo, OlderEpochError
 from penstock.broker.core.producer_state import Duplicate, ProducerStage, ProducerState
 from penstock.broker.core.transactions import EndedTransaction
 from penstock.broker.storage.batches import next_header
@@ -239,7 +239,7 @@ def check_as_follower(
             batch = view[position : position + header.size_bytes]
             verify_batch(batch)
             if header.leader_epoch < epoch:
-                raise CorruptRecordError(
+                raise (CorruptRecordError if position else OlderEpochError)(
                     f"the batch at offset {offset} has leader epoch {header.leader_epoch}, but "
                     f"epoch {epoch} wrote before it"
                 )
@@ -250,7 +250,8 @@ def check_as_follower(
             position += header.size_bytes
             offset, epoch = header.next_offset, header.leader_epoch
     except CorruptRecordError as error:
-        raise CorruptRecordError(
+        kind = OlderEpochError if isinstance(error, OlderEpochError) else CorruptRecordError
+        raise kind(
             f"{name}: {error.message}, at byte {position} of what the leader sent; nothing was "
             "appended"
         ) from None

@@ -19,7 +19,7 @@ from penstock.broker.storage.log_files import FileWrite, LogFiles, index_writes
 from penstock.broker.storage.log_flushing import LogFlushing
 from penstock.broker.storage.log_start import LogStart
 from penstock.broker.storage.lost_ranges import LostRange, telling
-from penstock.broker.storage.producers import Expiry, Rewinding, begun_at, bounded, states_at
+from penstock.broker.storage.producers import Expiry, Rewinding, bounded, states_at
 from penstock.broker.storage.settings import FlushPolicy, TopicLogConfig
 from penstock.broker.storage.timestamps import Span, cold_times, first_at_or_after, largest
 from penstock.wire.errors import (
@@ -483,7 +483,7 @@ class PartitionLog:
         self.start.restart(offset)
         self._end = self._flushing.synced_offset = offset
         self._epochs.clear()
-        self._producers = begun_at(offset, producers, self.home.clock_ms())
+        self._producers = ProducerState.begun_at(offset, producers, self.home.clock_ms())
         self._flushing.write_later([self._snapshot_now()])
         self.home.save_soon(self)
         self.home.request_flush(self)

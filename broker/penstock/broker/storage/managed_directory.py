@@ -13,6 +13,7 @@ import lmdb
 import structlog
 
 from penstock.broker.core.last_run import FoundDirectory, RunMark
+from penstock.broker.core.ports import DamagedLogError
 from penstock.broker.storage.background import BackgroundJobs
 from penstock.broker.storage.checkpoints import (
     METADATA_FILE,
@@ -342,16 +343,20 @@ class ManagedDirectory:
             saved = self._use_state().get(key)
         except StorageError as error:
             raise StorageError(f"{partition}: {error.message}; {copy_anew(directory)}") from None
-        log = open_log(
-            self.home,
-            directory,
-            partition=partition,
-            key=key,
-            config=config,
-            saved=SavedState(
-                saved.recovery_point, saved.log_start_offset, clean, saved.cleaned_offset
-            ),
-        )
+        try:
+            log = open_log(
+                self.home,
+                directory,
+                partition=partition,
+                key=key,
+                config=config,
+                saved=SavedState(
+                    saved.recovery_point, saved.log_start_offset, clean, saved.cleaned_offset
+                ),
+            )
+        except DamagedLogError as error:
+            error.committed_offset = saved.high_watermark
+            raise
         log.noted_damage += noted_damage(log)  # Beside what the opening came upon.
         # Never above the end: what is appended there will be other records, which nobody knows to
         # be committed when a crash finds the old value beside them.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -100,19 +99,6 @@ def states_at(
             state.record(header, header.base_offset, seen_ms)
             at += 1
         yield offset, state.copy()
-
-
-def begun_at(offset: int, handed: bytes, now_ms: int) -> ProducerState:
-    """The state of a log that begins anew: as the leader handed it over, if it did."""
-    if not offset:
-        return ProducerState()
-    with contextlib.suppress(CorruptRecordError):
-        state, end_offset, _ = ProducerState.decode(handed)
-        if end_offset == offset:
-            state.bound_ages(now_ms, now_ms)  # The leader's clock is another one.
-            return state
-    # What wrote below is not known here, so nobody's first sequence can be judged.
-    return ProducerState(forgotten_up_to=ANY_PRODUCER)
 
 
 class Rewinding:

@@ -9,9 +9,10 @@ flush would find nothing to do and go well.
 
 Below the recovery point nothing is ever cut: damage there is a failing disk, not a crash. A damaged
 batch whose header is whole stays and is refused when it is read, and so is what is missing between
-two segments; where the chain of headers is broken in the part that is read, or ends too early, the
-log does not open, so that the replica is copied anew and not taken for a shorter, sound one. Which
-leader epochs wrote there the checkpoint says, not the headers (``found_epochs.py``).
+two segments; where the chain of headers is broken in the part that is read, or ends too early, or
+the first segments are gone, the log does not open (DamagedLogError), so that the replica is copied
+anew (penstock.broker.shut_logs) and not taken for a shorter, sound one. Which leader epochs wrote
+there the checkpoint says, not the headers (``found_epochs.py``).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from penstock.broker.core.epoch_history import EpochHistory
+from penstock.broker.core.ports import DamagedLogError
 from penstock.broker.storage.aborted import begin_rebuild
 from penstock.broker.storage.batches import next_header
 from penstock.broker.storage.checkpoints import (
@@ -105,10 +107,11 @@ def open_log(
 ) -> PartitionLog:
     """The log in ``directory`` (made when empty), recovered if the last stop was not clean.
 
-    Raises StorageError, naming place and next step, for damage that no crash explains or when the
-    disk fails. DiskFullError when there is no room: what it did so far is no worse than what it
-    found, and it may be tried again. Where there is none for the small files alone the log is open
-    for reading, and ``needs_flush``. Blocks while it reads what lies above the recovery point.
+    Raises DamagedLogError, naming place and next step, for damage that no crash explains, having
+    changed nothing below the recovery point; StorageError when the disk fails. DiskFullError when
+    there is no room: what it did so far is no worse than what it found, and it may be tried again.
+    Where there is none for the small files alone the log is open for reading, and ``needs_flush``.
+    Blocks while it reads what lies above the recovery point.
     """
     opening = _Opening(home, directory, str(partition), config, saved)
     try:
@@ -124,9 +127,12 @@ def open_log(
         return _assemble(opening, partition, key, opened_clean=opened_clean)
     except CorruptRecordError as error:
         _close(opening)
-        raise StorageError(
-            f"{error.message}. The damage lies below what was safely on the disk, so it is no "
-            f"torn write: {copy_anew(directory)}"
+        raise DamagedLogError(
+            f"{error.message}. The damage lies below what was safely on the disk, so it is no torn "
+            f"write: the log stays shut, and what {directory} holds is kept as it is, until all of "
+            "it is copied anew from another replica that is in sync and leads; while there is "
+            "none, `penstock log dump` shows what can be read of its segments",
+            saved.recovery_point,
         ) from error
     except OSError as error:
         _close(opening)
@@ -259,8 +265,10 @@ def _open_clean(opening: _Opening) -> bool:
         active.index = None
         return False
     start = opening.segments[0].base_offset
-    if start > opening.saved.log_start_offset or end < opening.saved.recovery_point:
-        _log.warning("log_not_as_it_was_left", partition=opening.name, reason="segments are gone")
+    point = opening.saved.recovery_point
+    if start > opening.saved.log_start_offset or end != point:
+        reason = f"it has offsets {start} to {end}, but was left ending at {point}"
+        _log.warning("log_not_as_it_was_left", partition=opening.name, reason=reason)
         active.index = None
         return False
     opening.end_offset = end
@@ -397,19 +405,37 @@ def _scan(opening: _Opening, segment: Segment, epochs: FoundEpochs) -> tuple[int
             opening.marked.append(segment)
         return placed.position + placed.header.size_bytes, placed.header.next_offset
 
-    walk = segment.walk(0, offset)
+    walk, last = segment.walk(0, offset), None
     while offset < point and position < segment.size_bytes:
-        position, offset = take(next(walk))
+        last = next(walk)
+        position, offset = take(last)
+    if last is not None and offset > point:
+        _verify(segment, last)
     chunks = _Chunks(segment)
     while position < segment.size_bytes:
         try:
             position, offset = take(chunks.sound_batch(position, offset))
+            last = None
         except CorruptRecordError as error:
+            if last is not None:
+                _verify(segment, last)
             chunks.write_again(position)
             _cut_tail(opening, segment, Cut(position, offset, error.message))
             return offset, False
     chunks.write_again(position)
     return offset, True
+
+
+def _verify(segment: Segment, last: Placed) -> None:
+    """Check the last batch below the recovery point, where what follows it is not as expected.
+
+    It may be its header that names a wrong end: then what follows is elsewhere, and not torn.
+    Raises CorruptRecordError.
+    """
+    try:
+        verify_batch(segment.read_at(last.header.size_bytes, last.position))
+    except CorruptRecordError as error:
+        raise segment.damaged(last.position, error.message) from None
 
 
 class Cut(NamedTuple):

@@ -41,9 +41,12 @@ class _Seen:
 
 
 class Checkers:
-    """All invariants of one run. ``disks``: of every node, to look at."""
+    """All invariants of one run. ``disks``: of every node, to look at.
 
-    def __init__(self, disks: Mapping[int, Disk] | None = None) -> None:
+    ``hands_over``: leaders hand over what they know of producers to who begins anew.
+    """
+
+    def __init__(self, disks: Mapping[int, Disk] | None = None, *, hands_over: bool = True) -> None:
         self.acknowledged = 0
         self.read = 0
         self.losses = 0  # Elections that lost what was committed, as they were allowed to.
@@ -53,6 +56,7 @@ class Checkers:
         self.unclean_ordered: set[TopicIdPartition] = set()
         self.partitions: dict[TopicIdPartition, Partition] = {}  # As the controllers have them.
         self._disks = disks or {}
+        self._hands_over = hands_over
         self._branches: dict[TopicIdPartition, list[CommittedLog]] = {}
         self._leaders: dict[tuple[TopicIdPartition, int], tuple[int, object]] = {}
         self._newest: dict[TopicIdPartition, int] = {}  # The newest leader epoch that began.
@@ -78,7 +82,7 @@ class Checkers:
 
     def branches(self, key: TopicIdPartition) -> list[CommittedLog]:
         """The committed log of a partition, and before it those that were given up."""
-        return self._branches.setdefault(key, [CommittedLog()])
+        return self._branches.setdefault(key, [CommittedLog(hands_over=self._hands_over)])
 
     def log_of(self, key: TopicIdPartition) -> CommittedLog:
         """The committed log of a partition."""
@@ -92,9 +96,11 @@ class Checkers:
         )
 
     def may_have_lost(self, key: TopicIdPartition) -> bool:
-        """Records of the partition were lost that nobody had promised to keep, or deleted."""
+        """Records of the partition were lost that nobody had promised to keep, or deleted together
+        with what was known of their producers.
+        """
         branches = self.branches(key)
-        return len(branches) > 1 or branches[0].deleted > 0
+        return len(branches) > 1 or branches[0].forgotten > 0
 
     # Replicas.
 
@@ -114,6 +120,10 @@ class Checkers:
         key, epoch = partition.key, replica.leader_epoch
         node_id = partition.broker.node_id
         who = f"{key.partition} on broker {node_id}"
+        check(
+            not log.producers.touches(log.log_end_offset),
+            f"{who} knows of batches of producers behind its end at {log.log_end_offset}",
+        )
         leads = replica.role is Role.LEADER
         if leads:
             self._check_leadership(partition, who)

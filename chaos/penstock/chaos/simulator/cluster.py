@@ -68,13 +68,19 @@ class Cluster:
         self.nodes = {
             node_id: Node(
                 node_id,
-                Disk(scheduler, Random(f"{seed}/disk {node_id}"), plan.flush_policy),
+                Disk(
+                    scheduler,
+                    Random(f"{seed}/disk {node_id}"),
+                    plan.flush_policy,
+                    hands_over=plan.hands_over,
+                ),
                 Clock(scheduler),
             )
             for node_id in plan.nodes
         }
         self.touched: dict[tuple[int, TopicIdPartition], SimulatedPartition] = {}
-        self.checkers = Checkers({node.node_id: node.disk for node in self.nodes.values()})
+        disks = {node.node_id: node.disk for node in self.nodes.values()}
+        self.checkers = Checkers(disks, hands_over=plan.hands_over)
         self._on_entry = on_entry
         self._rng = Random(f"{seed}/nodes")
 

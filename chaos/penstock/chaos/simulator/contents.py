@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
 
+from penstock.broker.core.producer_state import ProducerState
 from penstock.wire.errors import PenstockError
 from penstock.wire.records import BatchHeader, verify_batch
 
@@ -25,7 +26,14 @@ class Cut(NamedTuple):
 
 
 class Restart(NamedTuple):
-    """Everything is gone, and the log begins at the offset."""
+    """Everything is gone, and the log begins at the offset, with what producers wrote below."""
+
+    offset: int
+    producers: bytes
+
+
+class StartWithin(NamedTuple):
+    """The empty log begins at the offset, which is that of a batch that holds its start."""
 
     offset: int
 
@@ -36,7 +44,7 @@ class Start(NamedTuple):
     offset: int
 
 
-Operation = Batch | Cut | Restart | Start
+Operation = Batch | Cut | Restart | StartWithin | Start
 
 
 def is_sound(batch: Batch) -> bool:
@@ -55,7 +63,7 @@ class Contents:
     What lies above ``synced`` is looked at by who opens the log. ``flipped`` are the base offsets
     of batches of which the disk has changed a bit since. ``history`` is the leader epoch in which
     the log was last known to be a prefix of its leader's, or -1: a power loss may have brought back
-    what had been cut.
+    what had been cut. ``before`` is what the producers wrote before the batches.
     """
 
     start: int = 0
@@ -64,6 +72,7 @@ class Contents:
     synced: int = 0
     flipped: set[int] = field(default_factory=set)
     history: int = -1
+    before: ProducerState = field(default_factory=ProducerState)
 
     def recover(self) -> None:
         """Cut what lies above ``synced`` before the first batch that is not sound."""
@@ -76,7 +85,21 @@ class Contents:
 
     def copy(self) -> Contents:
         """The same, to be changed apart."""
-        return Contents(self.start, self.end, list(self.batches), self.synced, set(self.flipped))
+        return Contents(
+            self.start,
+            self.end,
+            list(self.batches),
+            self.synced,
+            set(self.flipped),
+            before=self.before.copy(),
+        )
+
+    def producers(self) -> ProducerState:
+        """What is known of producers at the end."""
+        state = self.before.copy()
+        for header, _ in self.batches:
+            state.record(header, header.base_offset, 0)
+        return state
 
     def apply(self, operation: Operation) -> None:
         """Carry out one operation."""
@@ -91,14 +114,19 @@ class Contents:
                 self.start = min(self.start, self.end)  # Batches are not split.
                 self.synced = min(self.synced, self.end)
                 self.flipped = {base for base in self.flipped if base < self.end}
-            case Restart(offset):
+            case Restart(offset, producers):
                 self.start = self.end = self.synced = offset
                 self.batches.clear()
                 self.flipped.clear()
+                self.before = ProducerState.begun_at(offset, producers, 0)
+            case StartWithin(offset):
+                self.start = self.end = self.synced = offset
             case Start(offset):
                 self.start = offset
                 keep = self.index_of(offset)
                 self.flipped.difference_update(b.header.base_offset for b in self.batches[:keep])
+                for header, _ in self.batches[:keep]:
+                    self.before.record(header, header.base_offset, 0)
                 del self.batches[:keep]
 
     def index_of(self, offset: int) -> int:

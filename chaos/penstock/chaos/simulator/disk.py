@@ -24,9 +24,17 @@ class Disk:
     """One node's disk. It outlives the processes of the node.
 
     ``flush_policy`` is commit, interval or os; but for commit, a flush comes when it comes.
+    ``hands_over`` is that of its logs.
     """
 
-    def __init__(self, scheduler: Scheduler, rng: Random, flush_policy: str = "commit") -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        rng: Random,
+        flush_policy: str = "commit",
+        *,
+        hands_over: bool = True,
+    ) -> None:
         self.slow_ms = 0  # At most so much longer does a flush take.
         self.flush_fails = False  # The next flush does, and what it was for is in doubt.
         self.high_watermarks: dict[TopicIdPartition, int] = {}
@@ -35,6 +43,7 @@ class Disk:
         self.runs = Runs(waits=flush_policy == "commit")
         self._flush_ms = _FLUSH_MS[flush_policy]
         self._waits = self.runs.waits
+        self._hands_over = hands_over
         self._scheduler = scheduler
         self._rng = rng
         self._kept: dict[TopicIdPartition, Contents] = {}
@@ -49,7 +58,7 @@ class Disk:
         """Open (or make) a partition's log."""
         if key not in self._open:
             kept = self._kept.pop(key, Contents())
-            self._open[key] = MemoryLog(kept, waits=self._waits)
+            self._open[key] = MemoryLog(kept, waits=self._waits, hands_over=self._hands_over)
             self.cut_high_watermark(key, self._open[key].log_end_offset)
         return self._open[key]
 

@@ -67,6 +67,7 @@ _KINDS: dict[str, tuple[int, Callable[[Random, tuple[int, ...]], tuple[int, ...]
     "delete records": (2, _none),  # Somebody deletes what is committed up to somewhere.
     "move": (6, _none),  # A partition is to move to other brokers, or its move is cancelled.
     "add partition": (1, _none),
+    "another producer": (3, _none),  # A producer's process ends, and another takes its place.
     "topic": (2, _none),  # A second topic is made, or deleted, again and again by the same name.
     "elect": (2, _none),  # The preferred leader is to lead, or where allowed whoever lives.
 }

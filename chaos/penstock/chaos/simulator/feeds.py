@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -150,7 +150,7 @@ class Feed:
 
     def _pump(self) -> None:
         while len(self._unanswered) < _MAX_IN_FLIGHT:
-            pushes = self._answers
+            pushes = [self._completed(answer) for answer in self._answers]
             self._answers = []
             for key in list(self._growing):
                 del self._growing[key]
@@ -163,6 +163,20 @@ class Feed:
             self._unanswered.add(self._sequence)
             self._end.send(Pushes(self._sequence, tuple(pushes)))
 
+    def _completed(self, answer: Push) -> Push:
+        """Hand over what is known of producers to who begins anew, as it is when that is sent."""
+        if answer.diverging is None or answer.diverging.leader_epoch >= 0:
+            return answer
+        partition = self._broker.partitions.get(answer.key)
+        if (
+            partition is None
+            or not partition.is_leader
+            or partition.replica.leader_epoch != answer.leader_epoch
+        ):
+            return replace(answer, diverging=None, error=ErrorCode.NOT_LEADER)
+        below = answer.diverging.end_offset
+        return replace(answer, producers=partition.log.producers_below(below))
+
     def _records_of(self, key: TopicIdPartition) -> list[Push]:
         cursor = self._cursors[key]
         partition = self._broker.partitions[key]
@@ -170,7 +184,7 @@ class Feed:
         if cursor.next_offset < log.log_start_offset:
             self._forget(key)
             restart = EpochEnd(-1, log.log_start_offset)
-            return [Push(key, self._stated[key], diverging=restart)]
+            return [self._completed(Push(key, self._stated[key], diverging=restart))]
         try:
             records = log.read(cursor.next_offset, _PUSH_BYTES, below=log.log_end_offset)
         except CorruptRecordError as error:

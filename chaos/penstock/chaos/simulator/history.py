@@ -31,6 +31,7 @@ class CommittedLog:
     forked_at: int = 0
     end: int = 0
     deleted: int = 0  # Records below may be gone: somebody deleted them.
+    hands_over: bool = True  # What is known of their producers is not.
     bases: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)  # Of the batches; the next offsets.
     batches: list[bytes] = field(default_factory=list)
@@ -45,6 +46,15 @@ class CommittedLog:
         """The batch that begins at ``offset``."""
         place = bisect_right(self.bases, offset) - 1
         return self.batches[place] if place >= 0 and self.bases[place] == offset else None
+
+    @property
+    def forgotten(self) -> int:
+        """What is known of the producers of records below may be gone.
+
+        Where that is not handed over, who deletes records deletes it as well, on replicas that
+        begin anew after them: a retry that comes so late is taken for a new batch (as in Kafka).
+        """
+        return 0 if self.hands_over else self.deleted
 
     def delete_below(self, offset: int) -> None:
         """Records below the offset may be gone from now on."""
@@ -71,10 +81,8 @@ class CommittedLog:
             value = bytes(record.value or b"")
             earlier = self.values.get(value, record.offset)
             self.values[value] = record.offset
-            # Who deletes records deletes what is known of their producers, on replicas that begin
-            # anew after them: a retry that comes so late is taken for a new batch (as in Kafka).
             check(
-                earlier == record.offset or earlier < self.deleted,
+                earlier == record.offset or earlier < self.forgotten,
                 f"{who}: {value!r} is committed twice, at {earlier} and {record.offset}",
             )
             self._check_order(value, record.offset, identity, who)
@@ -85,7 +93,7 @@ class CommittedLog:
             return
         last, last_offset = self.newest.get((producer, *identity), (-1, -1))
         check(
-            int(number) > last or last_offset < self.deleted,
+            int(number) > last or last_offset < self.forgotten,
             f"{who}: {value!r} is committed at {offset}, but number {last} of the same producer "
             f"before it, at {last_offset}",
         )
@@ -93,7 +101,9 @@ class CommittedLog:
 
     def fork(self, offset: int, leader_epoch: int) -> CommittedLog:
         """What is left when a leader goes on with no more than what lies below ``offset``."""
-        rest = CommittedLog(leader_epoch, offset, deleted=min(self.deleted, offset))
+        rest = CommittedLog(
+            leader_epoch, offset, deleted=min(self.deleted, offset), hands_over=self.hands_over
+        )
         for base, end, data in zip(self.bases, self.ends, self.batches, strict=True):
             if end <= offset:
                 rest._add(base, end, data, "what is left")

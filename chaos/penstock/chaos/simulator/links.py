@@ -175,6 +175,7 @@ class Link:
                     base_offset=push.base_offset,
                     records=push.records,
                     diverging=push.diverging,
+                    producers=push.producers,
                 )
             )
             if push.diverging is None:

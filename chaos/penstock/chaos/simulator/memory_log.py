@@ -14,7 +14,7 @@ from typing import Final
 
 from penstock.broker.core.epoch_history import EpochHistory
 from penstock.broker.core.ports import AppendInfo, Buffer, EpochEnd, TimestampedOffset
-from penstock.broker.core.producer_state import ANY_PRODUCER, Duplicate, ProducerState
+from penstock.broker.core.producer_state import Duplicate, ProducerState
 from penstock.chaos.simulator.contents import (
     Batch,
     Contents,
@@ -22,6 +22,7 @@ from penstock.chaos.simulator.contents import (
     Operation,
     Restart,
     Start,
+    StartWithin,
     battered,
     is_sound,
 )
@@ -51,18 +52,20 @@ def is_served(batch: Batch) -> bool:
 class MemoryLog:
     """The Log port of penstock.broker.core.ports.
 
-    ``waits``: flush.policy is commit; else durable is what is in the page cache. ``generation``
+    ``waits``: flush.policy is commit; else durable is what is in the page cache. ``hands_over``:
+    what is known of producers is not too much for a replica that begins anew. ``generation``
     counts the cuts and ``mends`` what was mended, so that a checker knows when to look again;
     ``history`` is that of Contents, set by who knows the replica.
     """
 
-    def __init__(self, on_disk: Contents, *, waits: bool = True) -> None:
+    def __init__(self, on_disk: Contents, *, waits: bool = True, hands_over: bool = True) -> None:
         on_disk.recover()
         self._disk = on_disk
         self._now = on_disk.copy()
         self._operations: list[Operation] = []  # Carried out, and not flushed.
         self._durable = on_disk.end
         self._waits = waits
+        self._hands_over = hands_over
         self.generation = 0
         self.mends = 0
         self.history = on_disk.history
@@ -70,13 +73,7 @@ class MemoryLog:
         for batch in self._now.batches:
             self._epochs.assign(batch.header.leader_epoch, batch.header.base_offset)
         self._epochs.truncate_from_start(self._now.start)
-        self._producers = self._rebuilt_producers()
-
-    def _rebuilt_producers(self) -> ProducerState:
-        state = ProducerState(forgotten_up_to=ANY_PRODUCER if self._now.start else -1)
-        for header, _ in self._now.batches:
-            state.record(header, header.base_offset, 0)
-        return state
+        self._producers = self._now.producers()
 
     # Reading.
 
@@ -210,7 +207,7 @@ class MemoryLog:
             batches.append(Batch(header, bytes(view)))
             offset = header.next_offset
         if begin < start:
-            self._cut(Restart(begin))
+            self._cut(StartWithin(begin))
         self._append(batches)
         if begin < start:
             self._do(Start(start))
@@ -229,10 +226,14 @@ class MemoryLog:
 
     def truncate_to(self, offset: int) -> None:
         """See Log."""
-        if offset < self._now.end:
+        if offset >= self._now.end:
+            self._epochs.truncate_from_end(self._now.end)
+        elif offset <= self._now.start:
+            self.truncate_fully_and_start_at(offset)
+        else:
             self._cut(Cut(offset))
-            self._producers = self._rebuilt_producers()
-        self._epochs.truncate_from_end(self._now.end)
+            self._producers = self._now.producers()
+            self._epochs.truncate_from_end(self._now.end)
 
     def flip_bit(self, rng: Random, below: int, kept: Container[bytes]) -> int | None:
         """Change one bit of a batch on the disk; where that begins, None if there is none.
@@ -281,15 +282,22 @@ class MemoryLog:
         self.mends += 1
         return True
 
+    @property
+    def producers(self) -> ProducerState:
+        """What is known of producers, to look at."""
+        return self._producers
+
     def producers_below(self, offset: int) -> bytes:
-        """Nothing, as of more producers than are handed over: see simulator.md."""
-        return b""
+        """See Log."""
+        return self._producers.handed_over(offset) if self._hands_over else b""
 
     def truncate_fully_and_start_at(self, offset: int, producers: bytes = b"") -> None:
         """See Log."""
-        self._cut(Restart(offset))
+        if offset == self._now.start and not producers:
+            producers = self.producers_below(offset)
+        self._cut(Restart(offset, producers))
         self._epochs.clear()
-        self._producers = self._rebuilt_producers()
+        self._producers = self._now.producers()
         self._durable = offset
 
     def _cut(self, operation: Operation) -> None:

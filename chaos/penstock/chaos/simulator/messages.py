@@ -55,6 +55,7 @@ class Push:
     records: bytes = b""
     diverging: EpochEnd | None = None
     error: ErrorCode | None = None
+    producers: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

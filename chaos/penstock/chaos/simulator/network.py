@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from penstock.chaos.simulator.scheduler import Scheduler
 
+_CHANGING = frozenset({"command", "produce"})  # The requests that change something.
 _RETRY_MS = 50
 _GIVE_UP_MS = (500, 4000)  # A sender that hears nothing gives a connection up after as long.
 
@@ -107,8 +108,8 @@ class Network:
     ) -> None:
         """Ask another node once. ``on_answer`` gets the answer, or None when there was none.
 
-        A second sending may arrive after the first, and at controllers one long after the call was
-        given up.
+        A second sending may arrive after the first, and of what changes something one long after
+        the call was given up, or its sender ended.
         """
         waiting = True
 
@@ -134,7 +135,7 @@ class Network:
         self._send(source.address, target, arrive)
         if self._rng.random() < self.weather.doubled:
             self._send(source.address, target, arrive)
-        if target < 0 and self._rng.random() < self.weather.left_over:
+        if method in _CHANGING and self._rng.random() < self.weather.left_over:
             delay_ms = timeout_ms + self._rng.randint(*self.weather.left_over_ms)
             self.scheduler.after(delay_ms, arrive, node=abs(target))
         self.scheduler.after(timeout_ms, lambda: finish(None), node=abs(source.address))

@@ -190,8 +190,8 @@ class SimulatedPartition:
             case TruncateTo(offset):
                 log.truncate_to(offset)
                 self.broker.disk.cut_high_watermark(self.key, offset)
-            case TruncateFullyAndStartAt(offset):
-                log.truncate_fully_and_start_at(offset)
+            case TruncateFullyAndStartAt(offset, producers):
+                log.truncate_fully_and_start_at(offset, producers)
             case AdvanceLogStart(offset):
                 log.advance_log_start(offset)
             case _:

@@ -18,9 +18,10 @@ class Plan:
 
     ``min_isr`` is None where the topic has the default, which goes by the number of replicas.
     ``flush_policy`` is commit, interval or os. ``unclean``: the topic allows elections that may
-    lose records, and an operator orders some. ``late``: the share of requests that are overtaken;
-    ``left_over``: of those to controllers, the share that arrives once more long after its call was
-    given up.
+    lose records, and an operator orders some. ``hands_over``: leaders hand over what they know of
+    producers to who begins anew; else there are too many of them. ``late``: the share of requests
+    that are overtaken; ``left_over``: of those to controllers and of what producers send, the share
+    that arrives once more long after its call was given up.
     """
 
     nodes: tuple[int, ...]
@@ -29,15 +30,17 @@ class Plan:
     flush_policy: str
     unclean: bool
     kinds: frozenset[str]
+    hands_over: bool
     late: float = 0.02
     left_over: float = 0.02
 
     def __str__(self) -> str:
         unclean = ", unclean elections" if self.unclean else ""
+        many = "" if self.hands_over else ", more producers than are handed over"
         min_isr = "unset" if self.min_isr is None else self.min_isr
         return (
             f"{len(self.nodes)} nodes, {self.partitions} partitions, min.insync.replicas "
-            f"{min_isr}, flush.policy {self.flush_policy}{unclean}; of "
+            f"{min_isr}, flush.policy {self.flush_policy}{unclean}{many}; of "
             f"{len(self.kinds)} kinds of faults: {', '.join(sorted(self.kinds))}"
         )
 
@@ -58,5 +61,6 @@ def draw_plan(rng: Random, only: Collection[str] | None, given: Mapping[str, obj
         "flush_policy": policy,
         "unclean": rng.random() < 1 / 6,
         "kinds": frozenset(kinds if only is None else only),
+        "hands_over": rng.random() < 5 / 6,
     }
     return Plan(**{**drawn, **given})  # type: ignore[arg-type]

@@ -75,6 +75,7 @@ class Report:
             "of what an unharmed disk had": self.passed_over,
             f"runs with flush.policy {self.plan.flush_policy}": 1,
             "runs with unclean elections": int(self.plan.unclean),
+            "runs with too many producers": int(not self.plan.hands_over),
         }
         return Counter(figures) + Counter(f"fault: {fault.kind}" for fault in self.faults)
 
@@ -117,7 +118,7 @@ class Simulation:
         self.scheduler = Scheduler(Random(f"{seed}/order"))
         self.cluster = Cluster(seed, self.plan, self.scheduler, self._on_entry)
         self.checkers = self.cluster.checkers
-        self._strikes = Strikes(self.cluster, self.plan, self._rng)
+        self._strikes = Strikes(self.cluster, self.plan, self._rng, self._end_producer)
         self._clients: dict[TopicIdPartition, list[Client]] = {}
         self._addresses = count(100)
         producer_ids = count(1)
@@ -238,6 +239,18 @@ class Simulation:
             for client in clients:
                 client.stop()
         return clients
+
+    def _end_producer(self) -> None:
+        """What it has sent may still arrive, after its successor has written even."""
+        producers = [
+            client for client in self._all_clients() if isinstance(client, Producer | HastyProducer)
+        ]
+        if producers:
+            ended = self._rng.choice(producers)
+            ended.end()
+            successor = ended.successor(next(self._addresses))
+            self._clients[ended.key].append(successor)
+            self.scheduler.note(f"producer {ended.address} ends, {successor.address} begins")
 
     def _all_clients(self) -> list[Client]:
         return [client for clients in self._clients.values() for client in clients if client.alive]

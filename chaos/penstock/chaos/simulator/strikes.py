@@ -29,9 +29,14 @@ _DOWN: Final = ("kill", "kill leader", "power loss", "power loss everywhere", "l
 
 
 class Strikes:
-    """Carries out faults on a cluster. ``rng`` decides what the schedule leaves open."""
+    """Carries out faults on a cluster. ``rng`` decides what the schedule leaves open.
 
-    def __init__(self, cluster: Cluster, plan: Plan, rng: Random) -> None:
+    ``end_producer`` ends some producer's process, and begins another one.
+    """
+
+    def __init__(
+        self, cluster: Cluster, plan: Plan, rng: Random, end_producer: Callable[[], None]
+    ) -> None:
         self._cluster = cluster
         self._plan = plan
         self._rng = rng
@@ -44,6 +49,7 @@ class Strikes:
             "move": lambda: self._move(self._any_partition(), self._drawn_replicas()),
             "add partition": self._add_partition,
             "topic": self._make_or_delete_topic,
+            "another producer": end_producer,
             "elect": self._elect,
         }
 

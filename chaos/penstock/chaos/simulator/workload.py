@@ -18,7 +18,7 @@ from penstock.wire.ids import TopicIdPartition
 from penstock.wire.records import RecordData, encode_batch, iter_batches
 
 _TIMEOUT_MS: Final = 600
-_IN_FLIGHT: Final = 4  # Batches from the first unacknowledged one on: brokers remember five.
+_IN_FLIGHT: Final = 5  # Batches from the first unacknowledged one on: brokers remember as many.
 _PATIENCE: Final = 5
 _LOST_PLACE: Final = (
     ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
@@ -57,6 +57,11 @@ class Client:
     def retire(self) -> None:
         """The partition is gone for good: do nothing any more."""
         self.alive = False
+
+    def end(self) -> None:
+        """The process ends without a word."""
+        self.alive = False
+        self.place.network.ended(self, silently=False)
 
     def serve(self, method: str, request: Any, reply: Callable[[Any], None]) -> None:
         """Nobody asks a client."""
@@ -132,6 +137,10 @@ class Producer(Client):
         self._count = 0
         self._identity = _Identity(place.new_producer_id())
         self.after(0, 100, self._produce)
+
+    def successor(self, address: int) -> Producer:
+        """Who writes in its place: another process, with another producer id."""
+        return Producer(address, self.key, self.place, acks=self.acks)
 
     @property
     def is_done(self) -> bool:
@@ -215,6 +224,10 @@ class HastyProducer(Client):
         self._streams = 0
         self._stream: End | None = None
         self.after(0, 100, self._produce)
+
+    def successor(self, address: int) -> HastyProducer:
+        """Who writes in its place."""
+        return HastyProducer(address, self.key, self.place)
 
     def _produce(self) -> None:
         if self.stopped:

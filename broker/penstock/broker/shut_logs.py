@@ -1,0 +1,293 @@
+"""Copies anew the logs that do not open, once another replica can stand in for them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol
+
+import structlog
+
+from penstock.broker.core.metadata_image import MetadataImage
+from penstock.broker.core.ports import DamagedLogError, Log
+from penstock.broker.leader_reads import LeaderReads
+from penstock.broker.replication.fetch import next_offset_after
+from penstock.broker.replication.ports import ChannelFactory
+from penstock.wire.errors import CorruptRecordError, NetworkError, PenstockError
+from penstock.wire.ids import TopicIdPartition, TopicPartition
+
+logger = structlog.get_logger()
+
+ASK_AGAIN_S: Final = 60.0
+"""So often it is looked again whether another replica can stand in, at the latest."""
+
+GIVEN_UP_S: Final = 3600.0
+"""After so long what could not be copied is tried again, or as soon as another one leads."""
+
+_WAY_ON: Final = (
+    "start the brokers of replicas that are down, one may have it all. Where none has, read what "
+    "is left with `penstock log dump`, then move the directory away and restart this broker: that "
+    "gives up what no other replica has"
+)
+_MIN_BACKOFF_S: Final = 0.1
+_MAX_BACKOFF_S: Final = 10.0
+_LOOK_AGAIN_S: Final = 0.5  # So often it is seen how far a copy has come.
+
+
+class Replicas(Protocol):
+    """What is asked of the replica manager."""
+
+    def is_shut(self, key: TopicIdPartition) -> bool:
+        """Whether the replica is here, and its log does not open."""
+        ...
+
+    def may_mend(self, key: TopicIdPartition) -> bool:
+        """Whether the replica is out of the in-sync set, and another leads."""
+        ...
+
+    def begin_anew(self, key: TopicIdPartition) -> bool:
+        """Drop the log, and have the leader send it; False when nothing was dropped."""
+        ...
+
+    def set_sound(self, key: TopicIdPartition) -> None:
+        """The log is whole again."""
+        ...
+
+
+class _CannotCopyError(Exception):
+    """Nobody else has what is to be copied, as far as can be told now. Says why, and what to do."""
+
+    def __init__(self, reason: str, next_step: str) -> None:
+        super().__init__(reason)
+        self.next_step = next_step
+
+
+@dataclass(frozen=True, slots=True)
+class _ShutLog:
+    key: TopicIdPartition
+    name: TopicPartition
+    error: DamagedLogError
+
+
+class ShutLogs:
+    """One task a log that does not open, from when that is known until it was copied anew.
+
+    Such a log is never taken for a shorter one, nor for an empty one. It stays as it is, and its
+    replica is offline to the controllers: out of the in-sync set, not eligible, and not elected.
+    It is dropped only when the controllers have it so and another replica leads, and after all that
+    was on the disk here was read there and is sound: until then it may be all there is of some
+    records. Until the copy has gone as far the replica is damaged to the controllers; then it comes
+    into the in-sync set as any other one does.
+
+    The last one in the in-sync set stays there and does not lead; nobody does then. It is told,
+    and looked at again whenever the metadata change. Used on one event loop.
+    """
+
+    def __init__(
+        self,
+        node_id: int,
+        image: MetadataImage,
+        replicas: Replicas,
+        get_log: Callable[[TopicIdPartition], Log | None],
+        *,
+        broker_epoch: Callable[[], int],
+        channel_factory: ChannelFactory,
+        count_damaged: Callable[[], None],
+        count_mended: Callable[[], None],
+    ) -> None:
+        self._image = image
+        self._replicas = replicas
+        self._get_log = get_log
+        self._reads = partial(LeaderReads, node_id, image, broker_epoch, channel_factory)
+        self._node_id = node_id
+        self._count_damaged = count_damaged
+        self._count_mended = count_mended
+        self._tasks: dict[TopicIdPartition, asyncio.Task[None]] = {}
+        self._stuck: set[TopicIdPartition] = set()  # Nobody can stand in for these now.
+        self._moved = asyncio.Event()  # Set, and replaced, when the metadata moved on.
+        self._stopped = False
+
+    @property
+    def damaged_count(self) -> int:
+        """How many logs do not open or are not copied yet. Safe on any thread."""
+        return len(self._tasks)
+
+    @property
+    def unmendable_count(self) -> int:
+        """Of how many nobody has a copy now. Safe on any thread."""
+        return len(self._stuck)
+
+    def found(self, key: TopicIdPartition, name: TopicPartition, error: DamagedLogError) -> None:
+        """A log does not open."""
+        if self._stopped or key in self._tasks:
+            return
+        self._count_damaged()
+        logger.error(
+            "damaged log found",
+            partition=str(name),
+            reason=error.message,
+            next_step="it is copied anew by itself while another replica is in sync; check the "
+            "disk and its cables, for this should not happen",
+        )
+        self._tasks[key] = asyncio.create_task(self._run(_ShutLog(key, name, error)))
+
+    def on_metadata(self) -> None:
+        """The metadata have moved on: another may lead by now."""
+        if self._tasks:
+            self._moved.set()
+            self._moved = asyncio.Event()
+
+    async def stop(self) -> None:
+        """Copy nothing more."""
+        self._stopped = True
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- one partition ---------------------------------------------------------------------------
+
+    async def _run(self, shut: _ShutLog) -> None:
+        reads, backoff_s, told = self._reads(), _MIN_BACKOFF_S, ""
+        try:
+            while self._replicas.is_shut(shut.key):
+                known = self._what_may_help(shut.key)
+                try:
+                    await self._copy(shut, reads)
+                    return
+                except _CannotCopyError as error:
+                    if told != str(error):
+                        told = self._say_stuck(shut, error)
+                    await reads.close()
+                    if not await self._is_worth_another_try(shut.key, known):
+                        told = ""  # It is so for long: people are told again.
+                except PenstockError as error:
+                    if error.message != told:
+                        told = error.message
+                        logger.warning("log not copied yet", partition=str(shut.name), reason=told)
+                    await asyncio.sleep(backoff_s)
+                    backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
+                except Exception:
+                    logger.exception("copying a log anew failed", partition=str(shut.name))
+                    await asyncio.sleep(ASK_AGAIN_S)
+        finally:
+            del self._tasks[shut.key]
+            self._stuck.discard(shut.key)
+            await reads.close()
+
+    async def _copy(self, shut: _ShutLog, reads: LeaderReads) -> None:
+        """Copy it, or return because it is here no more."""
+        key = shut.key
+        if not await self._until_out_of_sync(key):
+            return
+        leader = self._leader_of(key)
+        end_offset = await self._read_at_leader(shut, reads)
+        # The metadata may have moved on meanwhile: it is another leader's log that counts then.
+        if self._leader_of(key) != leader or not self._replicas.begin_anew(key):
+            raise NetworkError("the partition has another leader now, or none")
+        self._stuck.discard(key)
+        logger.warning(
+            "damaged log is copied anew",
+            partition=str(shut.name),
+            leader=leader[0],
+            end_offset=end_offset,
+            reason=shut.error.message,
+        )
+        while not self._is_copied(key, end_offset):
+            if self._leader_of(key) != leader:
+                break  # How far its log goes is another matter; it judges who is in sync.
+            await asyncio.sleep(_LOOK_AGAIN_S)
+        self._replicas.set_sound(key)
+        self._count_mended()
+        logger.info("damaged log was copied anew", partition=str(shut.name))
+
+    async def _until_out_of_sync(self, key: TopicIdPartition) -> bool:
+        """Until the controllers have the replica out of the in-sync set, and another one lead.
+
+        False when there is nothing to be copied any more.
+        """
+        while not self._replicas.may_mend(key):
+            if not self._replicas.is_shut(key):
+                return False
+            if self._is_alone(key):
+                raise _CannotCopyError("no other replica is in sync", _WAY_ON)
+            await self._until_moved(ASK_AGAIN_S)
+        return self._replicas.is_shut(key)
+
+    async def _read_at_leader(self, shut: _ShutLog, reads: LeaderReads) -> int:
+        """Read everything that was on the disk here at the leader, where it must be sound.
+
+        Up to where it is: an uncommitted end of this log may be nowhere else.
+        """
+        key, error = shut.key, shut.error
+        offset = await reads.log_start(key)
+        while offset < error.end_offset:
+            try:
+                records = await reads.read(key, offset)
+            except CorruptRecordError as damage:
+                raise _CannotCopyError(
+                    f"the leader's log is damaged as well: {damage.message}",
+                    "what the leader lacks has to be mended or deleted first: see its log",
+                ) from None
+            if not records:
+                break
+            offset = next_offset_after(records)
+        if offset < error.committed_offset:
+            raise _CannotCopyError(
+                f"the leader's log ends at offset {offset}, but this one had committed records up "
+                f"to offset {error.committed_offset}",
+                _WAY_ON,
+            )
+        return offset
+
+    def _say_stuck(self, shut: _ShutLog, error: _CannotCopyError) -> str:
+        self._stuck.add(shut.key)
+        logger.error(
+            "damaged log can't be copied anew",
+            partition=str(shut.name),
+            damage=shut.error.message,
+            reason=str(error),
+            next_step=error.next_step,
+        )
+        return str(error)
+
+    async def _is_worth_another_try(self, key: TopicIdPartition, known: tuple[object, ...]) -> bool:
+        """Wait for what may help; False when nothing came for long."""
+        clock_s = asyncio.get_running_loop().time
+        until_s = clock_s() + GIVEN_UP_S
+        while (
+            (left_s := until_s - clock_s()) > 0
+            and self._replicas.is_shut(key)
+            and self._what_may_help(key) == known
+        ):
+            await self._until_moved(min(left_s, ASK_AGAIN_S))
+        return left_s > 0
+
+    async def _until_moved(self, timeout_s: float) -> None:
+        moved = self._moved
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await moved.wait()
+
+    def _what_may_help(self, key: TopicIdPartition) -> tuple[object, ...]:
+        return self._leader_of(key), self._is_alone(key)
+
+    def _is_alone(self, key: TopicIdPartition) -> bool:
+        """Whether nobody else is in sync, so that nobody can lead in this replica's stead."""
+        record = self._image.partition_by_id(key)
+        return record is not None and not set(record.isr).difference(
+            record.offline_replicas, (self._node_id,)
+        )
+
+    def _leader_of(self, key: TopicIdPartition) -> tuple[int, int]:
+        """Who leads, and in which leader epoch; -1 each while it is not known."""
+        record = self._image.partition_by_id(key)
+        return (-1, -1) if record is None else (record.leader, record.leader_epoch)
+
+    def _is_copied(self, key: TopicIdPartition, end_offset: int) -> bool:
+        """Whether the new log goes as far. There is none as long as its disk has no room for it."""
+        log = self._get_log(key)
+        return log is not None and log.log_end_offset >= end_offset

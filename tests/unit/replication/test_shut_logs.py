@@ -1,0 +1,213 @@
+"""A log that does not open is copied anew while it is out of sync, and kept while nobody has it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from structlog.testing import capture_logs
+
+from penstock.broker import shut_logs
+from penstock.broker.core.ports import DamagedLogError
+from penstock.v1 import cluster_pb2
+from penstock.v1.metadata_pb2 import OUT_OF_SYNC_REASON_DAMAGED
+from penstock.wire.errors import StorageError
+from penstock.wire.records import offset_patch, parse_header
+from tests.support import eventually
+from tests.unit.replication.brokers import KEY, BrokerProcess, Brokers, running
+from tests.unit.replication.memory_log import MemoryLog
+
+WRITTEN = [b"a", b"b", b"c"]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shut_logs, "_LOOK_AGAIN_S", 0.001)
+    monkeypatch.setattr(shut_logs, "_MIN_BACKOFF_S", 0.001)
+
+
+async def written(brokers: Brokers) -> None:
+    brokers.create_topic()
+    for value in WRITTEN:
+        await brokers[1].append(value)
+    for broker in brokers.brokers.values():
+        await eventually(lambda: broker.log().values() == WRITTEN)  # noqa: B023 - It is called here and now.
+
+
+async def restarted_shut(
+    brokers: Brokers, node_id: int, *, end_offset: int = 3, committed_offset: int = 3
+) -> BrokerProcess:
+    """The broker dies, its log is damaged so that it does not open, and it comes back."""
+    await brokers.kill(node_id)
+    return await brought_back(brokers, node_id, end_offset, committed_offset)
+
+
+async def brought_back(
+    brokers: Brokers, node_id: int, end_offset: int = 3, committed_offset: int = 3
+) -> BrokerProcess:
+    logs = brokers[node_id].logs
+    logs.open.pop(KEY)
+    logs.shut[KEY] = DamagedLogError("a header is damaged", end_offset, committed_offset)
+    return await brokers.restart(node_id)
+
+
+async def test_it_is_copied_anew_from_the_leader_and_gets_in_sync() -> None:
+    async with running(3) as brokers:
+        await written(brokers)
+        with capture_logs() as lines:
+            shut = await restarted_shut(brokers, 2)
+            await eventually(lambda: brokers.isr() == {1, 2, 3})
+        assert shut.log().values() == WRITTEN
+        assert shut.logs.deleted == [KEY]
+        assert (shut.counts, shut.shut_logs.damaged_count) == ({"damaged": 1, "copied": 1}, 0)
+        assert shut.manager.offline_count == 0
+        states = [entry.state for report in brokers.reports for entry in report.replicas]
+        assert states == [cluster_pb2.REPLICA_STATE_OFFLINE, cluster_pb2.REPLICA_STATE_ONLINE]
+        said = [line["event"] for line in lines if line["event"].startswith("damaged log")]
+        assert said == [
+            "damaged log found",
+            "damaged log is copied anew",
+            "damaged log was copied anew",
+        ]
+        await brokers[1].append(b"d")
+        assert shut.log().values() == [*WRITTEN, b"d"]
+
+
+async def test_until_the_copy_has_gone_as_far_it_is_damaged_to_the_controllers() -> None:
+    async with running(3) as brokers:
+        await written(brokers)
+        await brokers.kill(2)
+        brokers[2].logs.hold = True
+        shut = await brought_back(brokers, 2, end_offset=5)
+        await eventually(lambda: KEY in shut.logs.open)
+        # The leader lacks what nobody committed, and the copy ends where its log does.
+        await eventually(lambda: shut.shut_logs.damaged_count == 0)
+        assert shut.counts["copied"] == 1
+        shut.logs.release()
+        await eventually(lambda: brokers.isr() == {1, 2, 3})
+
+
+async def test_who_leads_it_after_a_restart_does_so_no_more_and_is_copied_from_another() -> None:
+    async with running(2) as brokers:
+        await written(brokers)
+        # Both die, and the controllers think that 1, which comes back shut, leads.
+        await brokers[1].stop()
+        brokers[1].logs.crash()
+        shut = await brought_back(brokers, 1)
+        await eventually(lambda: brokers[2].partition().is_leader)
+        await eventually(lambda: brokers.isr() == {1, 2})
+        assert shut.log().values() == WRITTEN
+        assert not shut.partition().is_leader
+
+
+async def test_the_last_one_in_sync_keeps_what_it_has_and_says_so_until_another_leads() -> None:
+    async with running(2) as brokers:
+        await written(brokers)
+        await brokers.kill(2)
+        await brokers[1].stop()
+        brokers[1].logs.crash()
+        with capture_logs() as lines:
+            shut = await brought_back(brokers, 1)
+            await eventually(lambda: shut.shut_logs.unmendable_count == 1)
+            await brokers.restart(2)  # It is not in sync: nobody knows what it lacks.
+            await asyncio.sleep(0.05)  # Time in which nothing must happen.
+        assert (brokers.isr(), brokers.partitions[0].leader) == ({1}, -1)
+        assert (shut.logs.deleted, list(shut.logs.shut)) == ([], [KEY])
+        assert shut.manager.why_out_of_sync(KEY) == {1: OUT_OF_SYNC_REASON_DAMAGED}
+        [line] = [line for line in lines if line["event"] == "damaged log can't be copied anew"]
+        assert line["reason"] == "no other replica is in sync"
+        with pytest.raises(StorageError, match="a header is damaged"):
+            await shut.append(b"x")
+        brokers.change(leader=2, isr=[2])  # An operator has it elected.
+        await eventually(lambda: brokers.isr() == {1, 2})
+        assert shut.log().values() == WRITTEN
+        assert shut.shut_logs.unmendable_count == 0
+
+
+@pytest.mark.parametrize("what", ["damaged", "shorter"])
+async def test_nothing_is_dropped_that_the_leader_has_not(what: str) -> None:
+    async with running(3) as brokers:
+        await written(brokers)
+        if what == "damaged":
+            brokers[1].log().damaged_at = {0}
+        committed = 3 if what == "damaged" else 4
+        with capture_logs() as lines:
+            shut = await restarted_shut(brokers, 2, end_offset=4, committed_offset=committed)
+            await eventually(lambda: shut.shut_logs.unmendable_count == 1)
+        assert (shut.logs.deleted, list(shut.logs.shut)) == ([], [KEY])
+        [line] = [line for line in lines if line["event"] == "damaged log can't be copied anew"]
+        told = {
+            "damaged": "the leader's log is damaged as well: 0 is damaged",
+            "shorter": "ends at offset 3, but this one had committed records up to offset 4",
+        }
+        assert told[what] in line["reason"]
+        if what == "damaged":
+            brokers.change(leader=3)  # Another one has it whole.
+            brokers[1].log().damaged_at = set()
+        else:
+            await brokers[1].append(b"d")
+            brokers.change(leader=3)
+        await eventually(lambda: brokers.isr() == {1, 2, 3})
+
+
+async def test_what_the_leader_has_deleted_meanwhile_is_not_asked_for() -> None:
+    async with running(3) as brokers:
+        await written(brokers)
+        for node_id in (1, 3):
+            brokers[node_id].log().advance_log_start(2)
+        shut = await restarted_shut(brokers, 2)
+        await eventually(lambda: brokers.isr() == {1, 2, 3})
+        assert (shut.log().log_start_offset, shut.log().values()) == (2, [b"c"])
+
+
+async def test_a_shut_log_of_a_topic_that_is_deleted_is_given_up() -> None:
+    async with running(2) as brokers:
+        await written(brokers)
+        brokers[1].log().damaged_at = {0}
+        shut = await restarted_shut(brokers, 2)
+        await eventually(lambda: shut.shut_logs.unmendable_count == 1)
+        brokers.partitions.clear()
+        brokers.publish(removed_topics=[bytes(KEY.topic_id)])
+        await eventually(lambda: shut.shut_logs.damaged_count == 0)
+        assert shut.logs.deleted == [KEY]
+
+
+def flip_epoch(log: MemoryLog, leader_epoch: int) -> None:
+    """Of the last batch that is left, which no flush had covered: only the first one is."""
+    log.truncate_to(1)
+    [batch] = log.batches
+    log.batches = [offset_patch(parse_header(batch), 0, leader_epoch) + batch[16:]]
+    log.epochs.clear()
+    log.epochs.assign(leader_epoch, 0)
+
+
+@pytest.mark.parametrize("leader_epoch", [1, 1 << 27])
+async def test_a_log_with_a_leader_epoch_that_nobody_wrote_there_is_copied_anew(
+    leader_epoch: int,
+) -> None:
+    """Be it one that has been, of another place, or one that never was."""
+    async with running(3) as brokers:
+        await written(brokers)
+        await brokers.kill(2)
+        brokers.change(leader=3)
+        await brokers[3].append(b"d")
+        flip_epoch(brokers[2].log(), leader_epoch)
+        with capture_logs() as lines:
+            shut = await brokers.restart(2)
+            await eventually(lambda: brokers.isr() == {1, 2, 3})
+        assert shut.log().values() == [*WRITTEN, b"d"]
+        assert shut.log().epochs.entries == brokers[3].log().epochs.entries
+        assert (shut.counts, shut.logs.deleted) == ({"damaged": 1, "copied": 1}, [KEY])
+        assert not shut.logs.aside
+        [line] = [line for line in lines if line["event"] == "damaged log found"]
+        assert "no checksum covers" in line["reason"]
+
+
+async def test_without_reports_nothing_is_dropped() -> None:
+    async with running(2) as brokers:
+        await written(brokers)
+        brokers.metadata_version = 2
+        brokers.publish(metadata_version=2)
+        shut = await restarted_shut(brokers, 2)
+        await asyncio.sleep(0.05)  # Time in which nothing must happen.
+        assert (shut.logs.deleted, shut.shut_logs.damaged_count) == ([], 1)

@@ -1,0 +1,57 @@
+"""No bit of a header below the recovery point has a start cut a log, or take it for longer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+
+from penstock.broker.core.ports import DamagedLogError
+from penstock.broker.storage.recovery import SavedState
+from penstock.wire.records import HEADER_BYTES, iter_batches
+from tests.unit.storage.storage_kit import batch, open_in
+from tests.unit.storage.test_log_recovery import crash, filled, newest_segment
+
+
+def all_that_a_header_may_become(data: bytes, position: int) -> Iterator[bytes]:
+    """The file with each bit of the header of the batch at ``position`` flipped, one at a time."""
+    for at in range(position, position + HEADER_BYTES):
+        for bit in range(8):
+            flipped = bytearray(data)
+            flipped[at] ^= 1 << bit
+            yield bytes(flipped)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("above", [0, 1])
+@pytest.mark.parametrize("of", ["first", "last"])
+def test_no_bit_of_a_header_below_the_recovery_point_makes_a_log_shorter_or_longer(
+    tmp_path: Path, of: str, above: int, clean: bool
+) -> None:
+    """``above`` batches have come since: the last one below must not hide where they begin."""
+    if clean and above:
+        return  # A clean stop leaves nothing above.
+    values = ["one" * 9, "two" * 9, "three" * 9]
+    log = filled(tmp_path, *values[: 3 - above], flush=True)
+    point = log.recovery_point
+    for value in values[3 - above :]:
+        log.append_as_leader(batch(value), 1, now_ms=1)
+    log.close(save=clean)
+    path = newest_segment(tmp_path)
+    data = path.read_bytes()
+    positions = [0, *accumulate(view.nbytes for _, view in iter_batches(data))]
+    position = 0 if of == "first" else positions[point - 1]
+    saved, shut = SavedState(recovery_point=point, clean=clean), 0
+    for flipped in all_that_a_header_may_become(data, position):
+        path.write_bytes(flipped)
+        try:
+            log = open_in(tmp_path, saved=saved)
+        except DamagedLogError:
+            shut += 1
+        else:
+            assert log.log_end_offset == 3
+            crash(log)
+        assert path.read_bytes() == flipped, "nothing was cut"
+    assert shut >= 61
