@@ -19,7 +19,7 @@ SERVICE_FILES := $(shell grep -l '^service ' $(PROTO_FILES))
 .PHONY: help venv install demo test lint types format test-unit test-simulation test-integration \
 	proto proto-check bench-failover bench-idle bench-quorum bench-controller-failover \
 	bench-metadata bench-latency bench-catch-up bench-throughput bench-recovery bench-partitions \
-	bench-tls kill-loop sim sim-mutants build clean distclean
+	bench-tls kill-loop flip-loop sim sim-mutants build clean distclean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-26s %s\n", $$1, $$2 }' \
@@ -122,6 +122,12 @@ SEED       ?= 1
 
 kill-loop: $(VENV)/.installed-dev ## Kill real nodes in a loop under load, and check every record
 	KILL_ROUNDS=$(ROUNDS) KILL_SEED=$(SEED) $(PYTEST) -x tests/integration/broker/test_kill_loop.py $(ARGS)
+
+# The same with bits that flip on the disk of who is killed: make flip-loop ROUNDS=9 SEED=7 BITS=5
+BITS       ?= 3
+
+flip-loop: $(VENV)/.installed-dev ## The same while bits flip on the disks of those nodes
+	FLIP_ROUNDS=$(ROUNDS) FLIP_SEED=$(SEED) FLIP_BITS=$(BITS) $(PYTEST) -x tests/integration/broker/test_flip_loop.py $(ARGS)
 
 # Thousands of seeds of both simulators: make sim SEEDS=5000 SEED_START=0 JOBS=2
 SIM        ?= all

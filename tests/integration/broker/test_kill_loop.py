@@ -85,6 +85,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]
         yield made
 
 
+@pytest.mark.timeout(120 + ROUNDS * 60)  # Of which a round takes a few, as a rule.
 def test_nothing_acknowledged_is_lost_while_nodes_are_killed(cluster: Cluster) -> None:
     chance = random.Random(SEED)
     with AdminClient(cluster.bootstrap) as admin:

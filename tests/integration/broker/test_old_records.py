@@ -141,7 +141,8 @@ def test_groups_go_on_from_what_compaction_left_of_their_offsets(cluster: Cluste
         options = {"group_id": "readers", "topics": "read", "auto_offset_reset": "earliest"}
         with Consumer(cluster.bootstrap, **options) as consumer:
             wait_until(lambda: bool(consumer.poll(200)), "the record is read", 30)
-            admin.alter_configs(topic, {"segment.bytes": "4096"})
+            small = {"segment.bytes": "4096", "max.message.bytes": "4096"}
+            admin.alter_configs(topic, small)
             partition = TopicPartition("read", 0)
             for _ in range(150):
                 consumer.commit({partition: 1})

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from penstock.broker.core.ports import DamagedLogError
+from penstock.broker.core.producer_state import Append, Duplicate
 from penstock.broker.storage.recovery import SavedState
-from penstock.wire.records import HEADER_BYTES, iter_batches
-from tests.unit.storage.storage_kit import batch, open_in
+from penstock.wire.records import HEADER_BYTES, iter_batches, parse_header
+from tests.unit.storage.storage_kit import batch, open_in, small_config
 from tests.unit.storage.test_log_recovery import crash, filled, newest_segment
 
 
@@ -55,3 +56,49 @@ def test_no_bit_of_a_header_below_the_recovery_point_makes_a_log_shorter_or_long
             crash(log)
         assert path.read_bytes() == flipped, "nothing was cut"
     assert shut >= 61
+
+
+def all_that_its_producer_may_become(data: bytes, position: int) -> Iterator[bytes]:
+    """The same of its producer's id and epoch, and of its first sequence."""
+    for flipped in all_that_a_header_may_become(data, position):
+        if flipped[position + 43 : position + 57] != data[position + 43 : position + 57]:
+            yield flipped
+
+
+def test_no_bit_of_a_header_changes_what_producers_are_known_to_have_written(
+    tmp_path: Path,
+) -> None:
+    """Otherwise a leader would append again what is there already, or refuse what comes."""
+    log = filled(tmp_path, "one", "two", "three", flush=True)
+    crash(log)
+    path = newest_segment(tmp_path)
+    data = path.read_bytes()
+    [first, *_] = [view.nbytes for _, view in iter_batches(data)]
+    saved = SavedState(recovery_point=3)
+    for flipped in all_that_its_producer_may_become(data, first):
+        path.write_bytes(flipped)
+        log = open_in(tmp_path, saved=saved)
+        check = log.producers.check
+        assert check(parse_header(batch("three", producer=(7, 0, 2)))) == Duplicate(2, 2)
+        assert check(parse_header(batch("four", producer=(7, 0, 3)))) == Append()
+        known = log.producers.entry(7)
+        assert known is not None
+        assert known.producer_epoch == 0
+        is_told = log.noted_damage == (1,)
+        assert is_told or parse_header(flipped, first).producer_id < 0
+        crash(log)
+
+
+def test_a_cut_does_not_believe_a_header_either(tmp_path: Path) -> None:
+    values = ["x" * 500] * 12
+    log = open_in(tmp_path, config=small_config(segment_bytes=1 << 20))
+    for number, value in enumerate(values):
+        log.append_as_leader(batch(value, producer=(7, 0, number)), 1, now_ms=1)
+    log.flush()
+    path = newest_segment(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[52] ^= 8  # Of the producer epoch of the first batch.
+    path.write_bytes(data)
+    log.truncate_to(11)
+    answer = log.producers.check(parse_header(batch(values[0], producer=(7, 0, 10))))
+    assert answer == Duplicate(10, 10)

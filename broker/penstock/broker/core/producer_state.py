@@ -188,6 +188,22 @@ class ProducerState:
             return _APPEND
         return self._check(header, self._entries.get(header.producer_id))
 
+    def expects(self, header: BatchHeader) -> bool:
+        """Whether the batch is the very one that its producer was to send next, or has none.
+
+        No bit of what a header says of its producer can have flipped then. Others may be in order
+        as well: only their checksum tells.
+        """
+        if header.is_control or header.is_transactional:
+            return False
+        entry = self._entries.get(header.producer_id)
+        if entry is None or not entry.batches:
+            return header.producer_id < 0
+        return (header.producer_epoch, header.base_sequence) == (
+            entry.producer_epoch,
+            entry.batches[-1].next_sequence,
+        )
+
     def _check(self, header: BatchHeader, entry: ProducerEntry | None) -> Append | Duplicate:
         sequence = header.base_sequence
         if entry is None:

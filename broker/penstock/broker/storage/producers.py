@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+import structlog
+
 from penstock.broker.core.epoch_history import EpochHistory
 from penstock.broker.core.producer_state import (
     ANY_PRODUCER,
@@ -16,9 +18,13 @@ from penstock.broker.storage.checkpoints import newest_snapshot
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.disk import Disk
 from penstock.broker.storage.log_files import Batch, LogFiles
+from penstock.broker.storage.placing import Placed
+from penstock.broker.storage.segment import Segment
 from penstock.broker.storage.walking import ChangedError, Source, headers_between
 from penstock.wire.errors import CorruptRecordError, ErrorCode, RequestTimedOutError
+from penstock.wire.records import verify_batch
 
+_log = structlog.get_logger()
 _EXPIRY_INTERVAL_MS: Final = 600_000
 _INLINE_BYTES: Final = 256 * 1024
 """So much of a log is read for a cut at once: some milliseconds, also where batches are small."""
@@ -30,16 +36,28 @@ class CutDelayedError(RequestTimedOutError, code=ErrorCode.REQUEST_TIMED_OUT, re
 
 def load_producers(
     files: LogFiles, end_offset: int, epochs: EpochHistory, now_ms: int
-) -> ProducerState:
-    """What the producers wrote below ``end_offset``.
+) -> tuple[ProducerState, tuple[int, ...]]:
+    """What the producers wrote below ``end_offset``; and the damaged batches that were left out.
 
     The clock of an append is not in the log, so those found there count as seen at ``now_ms``:
     they are remembered rather too long than too short. Without the log's beginning and a snapshot
-    of it, any producer may have been forgotten. Raises CorruptRecordError for a damaged header.
+    of it, any producer may have been forgotten. A batch that is not what its producer was to send
+    next is believed only if its checksum holds: one bit of a header would let in what is there
+    already, or refuse all that comes. Raises CorruptRecordError where a header can't be.
     """
     state, offset = _known(files, end_offset, epochs)
-    _replay(files, state, offset, end_offset, now_ms)
-    return state
+    damaged = _replay(files, state, offset, end_offset, now_ms)
+    if damaged:
+        _log.error(
+            "log_has_damaged_batches",
+            directory=str(files.directory),
+            first_offset=damaged[0],
+            batches=len(damaged),
+            reason="their checksums do not hold, so nobody knows who wrote them",
+            next_step="they are not served, and mended once another replica is in sync; look at "
+            "the disk",
+        )
+    return state, tuple(damaged)
 
 
 def _known(files: LogFiles, end_offset: int, epochs: EpochHistory) -> tuple[ProducerState, int]:
@@ -51,9 +69,23 @@ def _known(files: LogFiles, end_offset: int, epochs: EpochHistory) -> tuple[Prod
     return found
 
 
-def _replay(files: LogFiles, state: ProducerState, offset: int, end: int, now_ms: int) -> None:
-    for _, placed in files.walk(offset, end):
-        state.record(placed.header, placed.header.base_offset, now_ms)
+def _replay(files: LogFiles, state: ProducerState, offset: int, end: int, now_ms: int) -> list[int]:
+    damaged = []
+    for segment, placed in files.walk(offset, end):
+        header = placed.header
+        if state.expects(header) or _is_sound(segment, placed):
+            state.record(header, header.base_offset, now_ms)
+        else:
+            damaged.append(header.base_offset)
+    return damaged
+
+
+def _is_sound(segment: Segment, placed: Placed) -> bool:
+    try:
+        verify_batch(segment.read_at(placed.header.size_bytes, placed.position))
+    except CorruptRecordError:
+        return False
+    return True
 
 
 def bounded(producers: ProducerState, home: DataDirectory) -> ProducerState:
@@ -185,7 +217,9 @@ class _Replay:
         """Bring ``state`` up to the place. Raises nothing: what failed is in ``error``."""
         end, _ = self.place
         try:
-            for header in headers_between(self._disk, self.sources, self.offset, end):
+            for header in headers_between(
+                self._disk, self.sources, self.offset, end, believes=self.state.expects
+            ):
                 self.state.record(header, header.base_offset, self._now_ms)
         except Exception as error:  # Whatever it is: the state is not that of the place.
             self.error = error

@@ -558,6 +558,7 @@ def _assemble(
     for segment in opening.deleted:
         for path in segment.paths():
             remove_if_there(home.disk, path)
+    producers, damaged = load_producers(files, end, epochs, home.clock_ms())
     is_saved = opening.unsaved is None
     if opening.unsaved is not None:
         files.put_back(opening.unsaved, names_changed=True)
@@ -581,9 +582,10 @@ def _assemble(
         holes=opening.holes,
         epochs=epochs,
         epochs_saved=is_saved and epochs.entries == saved,
-        producers=load_producers(files, end, epochs, home.clock_ms()),
+        producers=producers,
         cleaned_offset=opening.saved.cleaned_offset,
     )
     if opening.found_epochs is not None:
         log.noted_damage = opening.found_epochs.damaged
+    log.noted_damage += damaged
     return log

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from penstock.broker.storage.batches import next_header
 from penstock.broker.storage.disk import Disk
 from penstock.broker.storage.placing import Placed
-from penstock.wire.records import HEADER_BYTES, BatchHeader
+from penstock.wire.errors import CorruptRecordError
+from penstock.wire.records import HEADER_BYTES, BatchHeader, verify_batch
 
 _WALK_BYTES: Final = 8 * 1024
 
@@ -46,10 +47,17 @@ def walk_file(disk: Disk, fd: int, start: tuple[int, int], size_bytes: int) -> I
 
 
 def headers_between(
-    disk: Disk, sources: list[Source], begin: int, end: int
+    disk: Disk,
+    sources: list[Source],
+    begin: int,
+    end: int,
+    *,
+    believes: Callable[[BatchHeader], bool] = lambda _: True,
 ) -> Iterator[BatchHeader]:
     """The headers of the batches from the one that holds ``begin`` on that begin before ``end``.
 
+    Of those that ``believes`` doubts only the ones whose checksum holds: it is asked of each when
+    the one before was handed out.
     Raises ChangedError where the sources do not reach there or do not follow each other,
     CorruptRecordError for a header that can't be, or OSError.
     """
@@ -57,23 +65,33 @@ def headers_between(
     for source in sources:
         if source.base_offset != reached:
             raise ChangedError
-        for header in _headers(disk, source, end):
-            if begin < header.next_offset and header.base_offset < end:
+        for fd, placed in _batches(disk, source, end):
+            header = placed.header
+            is_wanted = begin < header.next_offset and header.base_offset < end
+            if is_wanted and (believes(header) or _is_sound(disk, fd, placed)):
                 yield header
             reached = header.next_offset
     if reached < end:
         raise ChangedError
 
 
-def _headers(disk: Disk, source: Source, end: int) -> Iterator[BatchHeader]:
+def _is_sound(disk: Disk, fd: int, placed: Placed) -> bool:
+    try:
+        verify_batch(disk.read_at(fd, placed.header.size_bytes, placed.position))
+    except CorruptRecordError:
+        return False
+    return True
+
+
+def _batches(disk: Disk, source: Source, end: int) -> Iterator[tuple[int, Placed]]:
     try:
         fd = disk.open(source.path, os.O_RDONLY)
     except FileNotFoundError:
         raise ChangedError from None
     try:
-        for header, _ in walk_file(disk, fd, (0, source.base_offset), source.size_bytes):
-            if header.base_offset >= end:
+        for placed in walk_file(disk, fd, (0, source.base_offset), source.size_bytes):
+            if placed.header.base_offset >= end:
                 return
-            yield header
+            yield fd, placed
     finally:
         os.close(fd)
