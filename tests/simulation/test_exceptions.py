@@ -82,6 +82,24 @@ def test_a_broker_whose_disk_was_lost_is_not_set_back_though_it_has_everything_a
     assert (checkers.losses, checkers.passed_over) == (1, 0)
 
 
+@pytest.mark.parametrize("registers_anew", [False, True])
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_run_whose_disk_lost_records_says_so_whatever_follows(
+    registers_anew: bool, stops: bool
+) -> None:
+    runs = Runs(waits=True)
+    runs.begin()
+    runs.registered(7, failed=False)
+    runs.records_lost()
+    if registers_anew:
+        runs.registered(8, failed=False)
+    if stops:
+        runs.stopped(7)
+    assert runs.begin() == -1
+    runs.registered(9, failed=False)
+    assert runs.begin() == 9  # What that run found is all that it began with.
+
+
 def test_a_run_that_never_registered_leaves_what_the_one_before_had() -> None:
     runs = Runs(waits=True)
     assert runs.begin() == -1

@@ -28,17 +28,17 @@ from penstock.chaos.simulator.inbox import Inbox
 from penstock.chaos.simulator.links import Links
 from penstock.chaos.simulator.network import End, Network
 from penstock.chaos.simulator.partition import SimulatedPartition
-from penstock.chaos.simulator.repair import ReadBatches, Repairs
+from penstock.chaos.simulator.repair import Repairs
 from penstock.chaos.simulator.scheduler import Clock, Scheduler, Timer
+from penstock.chaos.simulator.serving import serve
 from penstock.v1 import cluster_pb2, controller_pb2
-from penstock.wire.errors import ErrorCode, PenstockError, StorageError
+from penstock.wire.errors import ErrorCode, StorageError
 from penstock.wire.ids import TopicId, TopicIdPartition
 from penstock.wire.topic_config import effective_min_isr
 
 HEARTBEAT_MS: Final = 300
 SESSION_TIMEOUT_MS: Final = 1500
 LAG_MAX_MS: Final = 700
-ACKS_ALL: Final = -1
 _CALL_TIMEOUT_MS: Final = 1000
 _FAILED: Final = StorageError("the disk failed")
 
@@ -58,36 +58,6 @@ class BrokerPlace:
     given_up: Callable[[int, TopicIdPartition], None]
     began: Callable[[bytes], None]
     scrubs: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ProduceRequest:
-    """Batches for one partition. ``acks`` is 0, 1 or -1, which is all; 0 gets no answer."""
-
-    key: TopicIdPartition
-    records: bytes
-    acks: int
-
-
-@dataclass(frozen=True, slots=True)
-class FetchRequest:
-    """What lies at an offset, if the broker leads in the epoch that the client knows (KIP-320)."""
-
-    key: TopicIdPartition
-    offset: int
-    leader_epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """To a client: an error, or an offset or records. The leader is a hint, -1 when unknown."""
-
-    error: ErrorCode | None = None
-    base_offset: int = -1
-    records: bytes = b""
-    leader: int = -1
-    leader_epoch: int = -1
-    high_watermark: int = -1
 
 
 class SimulatedBroker:
@@ -317,11 +287,20 @@ class SimulatedBroker:
         for key in keys:
             partition = self.partitions.get(key)
             if partition is not None and key not in self._failed_logs:
-                self._failed_logs.add(key)
                 self.disk.failed.add(key)
-                self.reports.set_offline(key, _FAILED)
-                partition.handle(LogFailed())
+                self._give_up(partition)
         self.report()
+
+    def records_lost(self, partition: SimulatedPartition) -> None:
+        """A replica is given up that led without all that it had written, as long as this lives."""
+        self.disk.runs.records_lost()
+        self._give_up(partition)
+        self.report()
+
+    def _give_up(self, partition: SimulatedPartition) -> None:
+        self._failed_logs.add(partition.key)
+        self.reports.set_offline(partition.key, _FAILED)
+        partition.handle(LogFailed())
 
     # What the controllers are told of replicas.
 
@@ -499,80 +478,5 @@ class SimulatedBroker:
 
     def serve(self, method: str, request: Any, reply: Callable[[Any], None]) -> None:
         """Answer a client."""
-        if not self.alive:
-            return
-        if method == "metadata":
-            record = self.image.partition_by_id(request)
-            if record is None:
-                reply(Answer(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
-            else:
-                reply(Answer(leader=record.leader, leader_epoch=record.leader_epoch))
-            return
-        partition = self.partitions.get(request.key)
-        if method == "read batches":
-            self._read_batches(partition, request, reply)
-        elif not self.may_serve():
-            reply(Answer(ErrorCode.BROKER_FENCED))
-        elif partition is None:
-            reply(Answer(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
-        elif not partition.is_leader:
-            replica = partition.replica
-            code = ErrorCode.NOT_LEADER
-            reply(Answer(code, leader=replica.leader, leader_epoch=replica.leader_epoch))
-        elif method == "produce":
-            self._produce(partition, request, reply)
-        else:
-            self._fetch(partition, request, reply)
-
-    @staticmethod
-    def _produce(
-        partition: SimulatedPartition, request: ProduceRequest, reply: Callable[[Any], None]
-    ) -> None:
-        if request.acks == ACKS_ALL and partition.replica.under_min_isr:
-            reply(Answer(ErrorCode.NOT_ENOUGH_REPLICAS))
-            return
-
-        def done(base_offset: int, error: ErrorCode | None) -> None:
-            reply(Answer(error, base_offset))
-
-        try:
-            partition.append(request.records, acks=request.acks, on_done=done)
-        except PenstockError as error:
-            reply(Answer(error.code))
-
-    @staticmethod
-    def _read_batches(
-        partition: SimulatedPartition | None, request: ReadBatches, reply: Callable[[Any], None]
-    ) -> None:
-        """What another replica is to be mended with."""
-        if partition is None or not partition.is_leader:
-            reply(Answer(ErrorCode.NOT_LEADER))
-        elif request.leader_epoch != partition.replica.leader_epoch:
-            reply(Answer(ErrorCode.FENCED_LEADER_EPOCH))
-        else:
-            log = partition.log
-            try:
-                records = log.read(request.offset, 0, below=log.log_end_offset)
-            except PenstockError as error:
-                partition.read_failed(error)
-                reply(Answer(error.code))
-            else:
-                # At its end there is nothing to give, as beyond it.
-                nothing = ErrorCode.OFFSET_OUT_OF_RANGE
-                reply(Answer(records=records) if records else Answer(nothing))
-
-    @staticmethod
-    def _fetch(
-        partition: SimulatedPartition, request: FetchRequest, reply: Callable[[Any], None]
-    ) -> None:
-        if request.leader_epoch != partition.replica.leader_epoch:
-            reply(Answer(ErrorCode.FENCED_LEADER_EPOCH))
-            return
-        high_watermark = partition.replica.high_watermark
-        try:
-            records = partition.log.read(request.offset, 800, below=high_watermark)
-        except PenstockError as error:
-            partition.read_failed(error)
-            reply(Answer(error.code))
-        else:
-            reply(Answer(records=records, high_watermark=high_watermark))
+        if self.alive:
+            serve(self, method, request, reply)

@@ -61,6 +61,7 @@ class Checkers:
         self._leaders: dict[tuple[TopicIdPartition, int], tuple[int, object]] = {}
         self._newest: dict[TopicIdPartition, int] = {}  # The newest leader epoch that began.
         self._high_watermarks: dict[tuple[int, TopicIdPartition, int], int] = {}
+        self._led_to: dict[tuple[int, TopicIdPartition, int], int] = {}  # Ends of leaders' logs.
         self._seen: dict[tuple[int, TopicIdPartition], _Seen] = {}
         self._written: dict[tuple[TopicIdPartition, int, int], bytes] = {}
         self._snapshots: dict[int, bytes] = {}
@@ -183,6 +184,12 @@ class Checkers:
             f"{who}: the high watermark went from {before} to {replica.high_watermark}",
         )
         self._high_watermarks[mark] = replica.high_watermark
+        end = partition.log.log_end_offset
+        check(
+            end >= self._led_to.get(mark, 0),
+            f"{who}: the log of a leader ended at {self._led_to.get(mark)} and ends at {end}",
+        )
+        self._led_to[mark] = end
 
     def _check_in_sync(self, key: TopicIdPartition) -> None:
         """Who is in sync as the controllers have it holds everything, and keeps it.

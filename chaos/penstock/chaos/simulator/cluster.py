@@ -190,13 +190,18 @@ class Cluster:
         if broker is None:
             return
         broker.fail_logs(keys)
+        self.restart_later(broker, mended_ms)
 
-        def mended() -> None:
+    def restart_later(self, broker: SimulatedBroker, delay_ms: int) -> None:
+        """Somebody ends the process, if it still lives then, and starts its node again."""
+        node_id = broker.node_id
+
+        def restart() -> None:
             if self.nodes[node_id].broker is broker:
                 self.crash(node_id, power_loss=False)
                 self.start_later(node_id, self._rng.randint(1, 200))
 
-        self.scheduler.after(mended_ms, mended)
+        self.scheduler.after(delay_ms, restart)
 
     def shut_down(self, node_id: int, down_for_ms: int) -> None:
         """Stop a node cleanly, and start it again."""

@@ -28,6 +28,22 @@ def _marked_whatever_the_policy(self: runs.Runs, broker_epoch: int, *, failed: b
     self.heard_epoch, self.was_doubted = broker_epoch, failed
 
 
+def _as_if_nothing_were_lost(_: runs.Runs) -> None:
+    return None
+
+
+def _alone_after_it_lost_records() -> tuple[Fault, ...]:
+    """Leaders lose records, and restart when those that have them have died."""
+    faults: list[Fault] = []
+    for at_ms in (1500, 5000, 8500):
+        faults += [
+            *(Fault(at_ms + 2 * count, "lost tail") for count in range(4)),
+            Fault(at_ms + 60, "kill", (4,), 2500),
+            Fault(at_ms + 60, "kill", (5,), 2500),
+        ]
+    return tuple(faults)
+
+
 def _emptied_while_the_last_one_restarts() -> tuple[Fault, ...]:
     """All but one replica go, the second with its disk; then the last one restarts at once."""
     faults: list[Fault] = []
@@ -71,6 +87,15 @@ DISK_BUGS: Final[dict[str, Bug]] = {
         ("kill", "lost disk", "power loss"),
         {**NO_LOSS, "nodes": (1, 2, 3, 4, 5), "partitions": 3, "min_isr": 2},
         _emptied_while_the_last_one_restarts(),
+    ),
+    "lost-records-are-not-doubted": Bug(
+        "who led without all that it had written starts again as one that lost nothing",
+        runs.Runs,
+        "records_lost",
+        _as_if_nothing_were_lost,
+        (),
+        {**NO_LOSS, "nodes": (1, 2, 3, 4, 5), "partitions": 3, "min_isr": 3},
+        _alone_after_it_lost_records(),
     ),
     "any-run-counts-as-durable": Bug(
         "a run under flush.policy os counts as one that acknowledged only what was on the disk",

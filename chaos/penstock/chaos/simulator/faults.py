@@ -51,6 +51,7 @@ _KINDS: dict[str, tuple[int, Callable[[Random, tuple[int, ...]], tuple[int, ...]
     "failed flush": (3, _one),  # A flush fails, and what it was for is in doubt.
     "failed disk": (2, _one),  # Of some of a broker's logs, until it is mended and started again.
     "lost disk": (1, _one),  # The node dies, and comes back with an empty disk.
+    "lost tail": (2, _none),  # A leader's disk forgets the last of what it had confirmed.
     "bit flip": (3, _one),  # A bit changes on the disk.
     "restart": (3, _one),  # A clean shutdown, and a start.
     "late metadata": (3, _one),  # The node's broker acts late on what controllers have decided.

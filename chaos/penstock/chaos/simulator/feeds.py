@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.broker.core.partition_events import FollowerAcked, FollowerPositioned
 from penstock.broker.core.ports import EpochEnd
 from penstock.chaos.simulator.messages import Ack, Hello, Position, Push, Pushes, Stop
-from penstock.wire.errors import CorruptRecordError, ErrorCode
+from penstock.wire.errors import CorruptRecordError, ErrorCode, OffsetOutOfRangeError
 from penstock.wire.ids import TopicIdPartition
 from penstock.wire.records import iter_batches
 
@@ -181,12 +181,12 @@ class Feed:
         cursor = self._cursors[key]
         partition = self._broker.partitions[key]
         log = partition.log
-        if cursor.next_offset < log.log_start_offset:
+        try:
+            records = log.read(cursor.next_offset, _PUSH_BYTES, below=log.log_end_offset)
+        except OffsetOutOfRangeError:
             self._forget(key)
             restart = EpochEnd(-1, log.log_start_offset)
             return [self._completed(Push(key, self._stated[key], diverging=restart))]
-        try:
-            records = log.read(cursor.next_offset, _PUSH_BYTES, below=log.log_end_offset)
         except CorruptRecordError as error:
             self._forget(key)
             partition.read_failed(error)

@@ -235,6 +235,11 @@ class MemoryLog:
             self._producers = self._now.producers()
             self._epochs.truncate_from_end(self._now.end)
 
+    def forget(self, offset: int) -> None:
+        """The disk has nothing at or after the offset any more, whatever it had confirmed."""
+        self.truncate_to(offset)
+        self.begin_flush()()
+
     def flip_bit(self, rng: Random, below: int, kept: Container[bytes]) -> int | None:
         """Change one bit of a batch on the disk; where that begins, None if there is none.
 

@@ -224,7 +224,7 @@ class SimulatedPartition:
             case RoleChanged():
                 self._role_changed()
             case LeaderLostRecords():
-                raise AssertionError(f"broker {self.broker.node_id}: {effect}")
+                self.broker.records_lost(self)
             case _:
                 raise AssertionError(f"an effect that nobody carries out: {effect}")
 

@@ -9,8 +9,9 @@ from penstock.wire.errors import CorruptRecordError, ErrorCode
 from penstock.wire.ids import TopicIdPartition
 
 if TYPE_CHECKING:
-    from penstock.chaos.simulator.broker import Answer, SimulatedBroker
+    from penstock.chaos.simulator.broker import SimulatedBroker
     from penstock.chaos.simulator.partition import SimulatedPartition
+    from penstock.chaos.simulator.serving import Answer
 
 _SCRUB_MS: Final = (1500, 4000)
 _FLUSH_MS: Final = (1, 30)

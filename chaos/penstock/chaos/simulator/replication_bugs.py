@@ -7,7 +7,13 @@ from dataclasses import replace
 from typing import Any, Final
 
 from penstock.broker.core.epoch_history import EpochHistory
-from penstock.broker.core.partition_events import Effect, ProposalAnswered, Role, TruncateTo
+from penstock.broker.core.partition_events import (
+    Effect,
+    FollowerPositioned,
+    ProposalAnswered,
+    Role,
+    TruncateTo,
+)
 from penstock.broker.core.partition_leader import Leadership
 from penstock.broker.core.ports import EpochEnd
 from penstock.broker.core.replica import Replica
@@ -70,6 +76,13 @@ def _always_joining(self: Leadership, brokers: Mapping[int, Any]) -> set[int]:
 
 def _everything_is_a_prefix(_: Replica, __: object) -> EpochEnd | None:
     return None
+
+
+_divergence = Replica._divergence
+
+
+def _nobody_has_more(self: Replica, event: FollowerPositioned) -> EpochEnd | None:
+    return None if event.last_epoch == self.leader_epoch else _divergence(self, event)
 
 
 _proposal_answered = Replica._proposal_answered
@@ -184,6 +197,13 @@ REPLICATION_BUGS: Final[dict[str, Bug]] = {
         Replica,
         "_divergence",
         _everything_is_a_prefix,
+    ),
+    "leaders-that-lost-records-go-on": Bug(
+        "a leader goes on to lead whose follower has more of its leadership than itself",
+        Replica,
+        "_divergence",
+        _nobody_has_more,
+        ("lost tail",),
     ),
     "epochs-are-not-compared": Bug(
         "every epoch is said to end where the log ends, so that no log ever diverges",

@@ -12,6 +12,7 @@ class Runs:
         self.waits = waits
         self.heard_epoch = -1  # The last broker epoch that a process here was told.
         self.was_doubted = False  # In that run the disk failed.
+        self._is_lossy = False  # In this run the disk lost what it had confirmed.
         self._number = 0  # Of the disk in this place.
         self._reported = -1  # By the process that runs.
         self._clean: RunMark | None = None
@@ -26,13 +27,14 @@ class Runs:
         marks = self._clean, self._durable
         known = any(mark is not None for mark in marks)
         found = [FoundDirectory(bytes([self._number]), *marks, self._is_whole)] if known else []
-        self._clean, self._is_whole = None, True
+        self._clean, self._is_whole, self._is_lossy = None, True, False
         self._reported = epoch_to_report(found)
         return self._reported
 
     def registered(self, broker_epoch: int, *, failed: bool) -> None:
         """The process has its broker epoch; maybe the disk has ``failed`` by then."""
-        self._durable = self._mark(broker_epoch) if self.waits and not failed else None
+        is_durable = self.waits and not failed and not self._is_lossy
+        self._durable = self._mark(broker_epoch) if is_durable else None
         self.heard_epoch, self.was_doubted = broker_epoch, failed
 
     def stopped(self, broker_epoch: int) -> None:
@@ -40,13 +42,19 @@ class Runs:
 
         One that was never registered (-1) leaves what the one before had.
         """
-        self._clean = self._mark(broker_epoch if broker_epoch >= 0 else self._reported)
+        epoch = broker_epoch if broker_epoch >= 0 else self._reported
+        self._clean = None if self._is_lossy else self._mark(epoch)
 
     def doubt(self) -> None:
         """The disk fails: in every other run it can still take the mark away."""
         self.was_doubted = True
         if self.heard_epoch % 2:
             self._durable = None
+
+    def records_lost(self) -> None:
+        """The disk lost what it had confirmed: nothing that this run leaves says otherwise."""
+        self.was_doubted = self._is_lossy = True
+        self._durable = None
 
     def log_taken_away(self) -> None:
         """A person deletes a partition's log while nothing runs here."""

@@ -12,12 +12,12 @@ from typing import Final
 
 from google.protobuf import text_format
 
-from penstock.chaos.simulator.broker import ACKS_ALL
 from penstock.chaos.simulator.checkers import Violation, check
 from penstock.chaos.simulator.cluster import Cluster
 from penstock.chaos.simulator.faults import Fault, draw_faults
 from penstock.chaos.simulator.plan import Plan, draw_plan
 from penstock.chaos.simulator.scheduler import Scheduler
+from penstock.chaos.simulator.serving import ACKS_ALL
 from penstock.chaos.simulator.strikes import REPLICATION_FACTOR, TOPIC, Strikes
 from penstock.chaos.simulator.workload import (
     Client,

@@ -8,6 +8,7 @@ from typing import Final
 
 from penstock.chaos.simulator.cluster import Cluster
 from penstock.chaos.simulator.faults import Fault
+from penstock.chaos.simulator.forgetting import lose_tail
 from penstock.chaos.simulator.plan import Plan
 from penstock.v1 import cluster_pb2
 from penstock.wire.ids import TopicId, TopicIdPartition
@@ -44,6 +45,7 @@ class Strikes:
         self._others: dict[str, Callable[[], None]] = {
             "another controller": cluster.quorum.elect,
             "stale entry": self._stale_entry,
+            "lost tail": lambda: lose_tail(cluster, rng) if self._all_sound() else None,
             "min isr": self._change_min_isr,
             "delete records": self._delete_records,
             "move": lambda: self._move(self._any_partition(), self._drawn_replicas()),

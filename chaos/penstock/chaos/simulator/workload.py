@@ -9,10 +9,10 @@ from functools import partial
 from random import Random
 from typing import Any, Final
 
-from penstock.chaos.simulator.broker import ACKS_ALL, Answer, FetchRequest, ProduceRequest
 from penstock.chaos.simulator.checkers import Checkers, check
 from penstock.chaos.simulator.network import End, Network
 from penstock.chaos.simulator.scheduler import Scheduler
+from penstock.chaos.simulator.serving import ACKS_ALL, Answer, FetchRequest, ProduceRequest
 from penstock.wire.errors import ErrorCode
 from penstock.wire.ids import TopicIdPartition
 from penstock.wire.records import RecordData, encode_batch, iter_batches

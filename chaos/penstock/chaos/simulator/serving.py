@@ -1,0 +1,126 @@
+"""What a broker in the simulator answers to clients, and to who mends a log with its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.wire.errors import ErrorCode, PenstockError
+from penstock.wire.ids import TopicIdPartition
+
+if TYPE_CHECKING:
+    from penstock.chaos.simulator.broker import SimulatedBroker
+    from penstock.chaos.simulator.partition import SimulatedPartition
+    from penstock.chaos.simulator.repair import ReadBatches
+
+ACKS_ALL: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ProduceRequest:
+    """Batches for one partition. ``acks`` is 0, 1 or -1, which is all; 0 gets no answer."""
+
+    key: TopicIdPartition
+    records: bytes
+    acks: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRequest:
+    """What lies at an offset, if the broker leads in the epoch that the client knows (KIP-320)."""
+
+    key: TopicIdPartition
+    offset: int
+    leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """To a client: an error, or an offset or records. The leader is a hint, -1 when unknown."""
+
+    error: ErrorCode | None = None
+    base_offset: int = -1
+    records: bytes = b""
+    leader: int = -1
+    leader_epoch: int = -1
+    high_watermark: int = -1
+
+
+def serve(broker: SimulatedBroker, method: str, request: Any, reply: Callable[[Any], None]) -> None:
+    """Answer a client."""
+    if method == "metadata":
+        record = broker.image.partition_by_id(request)
+        if record is None:
+            reply(Answer(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+        else:
+            reply(Answer(leader=record.leader, leader_epoch=record.leader_epoch))
+        return
+    partition = broker.partitions.get(request.key)
+    if method == "read batches":
+        _read_batches(partition, request, reply)
+    elif not broker.may_serve():
+        reply(Answer(ErrorCode.BROKER_FENCED))
+    elif partition is None:
+        reply(Answer(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+    elif not partition.is_leader:
+        replica = partition.replica
+        code = ErrorCode.NOT_LEADER
+        reply(Answer(code, leader=replica.leader, leader_epoch=replica.leader_epoch))
+    elif method == "produce":
+        _produce(partition, request, reply)
+    else:
+        _fetch(partition, request, reply)
+
+
+def _produce(
+    partition: SimulatedPartition, request: ProduceRequest, reply: Callable[[Any], None]
+) -> None:
+    if request.acks == ACKS_ALL and partition.replica.under_min_isr:
+        reply(Answer(ErrorCode.NOT_ENOUGH_REPLICAS))
+        return
+
+    def done(base_offset: int, error: ErrorCode | None) -> None:
+        reply(Answer(error, base_offset))
+
+    try:
+        partition.append(request.records, acks=request.acks, on_done=done)
+    except PenstockError as error:
+        reply(Answer(error.code))
+
+
+def _read_batches(
+    partition: SimulatedPartition | None, request: ReadBatches, reply: Callable[[Any], None]
+) -> None:
+    """What another replica is to be mended with."""
+    if partition is None or not partition.is_leader:
+        reply(Answer(ErrorCode.NOT_LEADER))
+    elif request.leader_epoch != partition.replica.leader_epoch:
+        reply(Answer(ErrorCode.FENCED_LEADER_EPOCH))
+    else:
+        log = partition.log
+        try:
+            records = log.read(request.offset, 0, below=log.log_end_offset)
+        except PenstockError as error:
+            partition.read_failed(error)
+            reply(Answer(error.code))
+        else:
+            # At its end there is nothing to give, as beyond it.
+            nothing = ErrorCode.OFFSET_OUT_OF_RANGE
+            reply(Answer(records=records) if records else Answer(nothing))
+
+
+def _fetch(
+    partition: SimulatedPartition, request: FetchRequest, reply: Callable[[Any], None]
+) -> None:
+    if request.leader_epoch != partition.replica.leader_epoch:
+        reply(Answer(ErrorCode.FENCED_LEADER_EPOCH))
+        return
+    high_watermark = partition.replica.high_watermark
+    try:
+        records = partition.log.read(request.offset, 800, below=high_watermark)
+    except PenstockError as error:
+        partition.read_failed(error)
+        reply(Answer(error.code))
+    else:
+        reply(Answer(records=records, high_watermark=high_watermark))
