@@ -61,6 +61,11 @@ class JournalEntry(NamedTuple):
     term: int
 
 
+def _open_checked(path: str, **named: Any) -> lmdb.Environment:
+    check_pages(Path(path))
+    return lmdb.open(path, **named)
+
+
 class LmdbJournal:
     """The log as a list in memory, with what changed since the last ``sync`` still to be written.
 
@@ -80,7 +85,7 @@ class LmdbJournal:
         *,
         cluster_id: str,
         node_id: int,
-        open_environment: Callable[..., Any] = lmdb.open,
+        open_environment: Callable[..., Any] = _open_checked,
         await_room: AwaitRoom = give_up,
         new_directory_id: Callable[[], bytes] = lambda: uuid.uuid4().bytes,
         may_found: bool = False,
@@ -106,7 +111,6 @@ class LmdbJournal:
         """The journal is in use, and of a version that kept no voter sets and no directory ids."""
         path.mkdir(parents=True, exist_ok=True)
         try:
-            check_pages(path)
             self._environment = open_environment(
                 str(path), map_size=_INITIAL_MAP_BYTES, max_dbs=2, sync=True, metasync=True,
                 max_readers=8,
