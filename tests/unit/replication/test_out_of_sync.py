@@ -166,7 +166,7 @@ async def test_the_log_and_the_metrics_say_who_left_and_why(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     metrics = BrokerMetrics()
-    async with running(lag_max_ms=250) as brokers:
+    async with running(lag_max_ms=1000) as brokers:
         brokers[1].manager.count_isr_changes(metrics.isr_changed)
         metrics.watch_followers(brokers[1].manager.followers_out_of_sync)
         brokers.create_topic()

@@ -149,7 +149,7 @@ async def test_a_follower_ahead_of_its_leaders_metadata_asks_again() -> None:
 
 
 async def test_a_slow_follower_leaves_the_in_sync_set_and_comes_back() -> None:
-    async with running(lag_max_ms=250) as brokers:
+    async with running(lag_max_ms=1000) as brokers:
         brokers.create_topic()
         await brokers[1].append(b"a")
         brokers[3].logs.hold = True
