@@ -127,6 +127,7 @@ class Repairs:
         self._count_damaged = count_damaged
         self._count_mended = count_mended
         self._segments: dict[TopicIdPartition, set[int]] = {}  # Base offsets, still to be mended.
+        self._reported: set[TopicIdPartition] = set()  # Of these the controllers are to know.
         self._tasks: dict[TopicIdPartition, asyncio.Task[None]] = {}
         # Of those that can't be mended now: what is lost, by segment.
         self._lost: dict[TopicIdPartition, dict[int, list[LostRange]]] = {}
@@ -213,6 +214,7 @@ class Repairs:
         """
         try:
             await self._mend_all(key, self._segments[key], reads)
+            self._reported.discard(key)
             self._replicas.set_sound(key)
         except Exception:
             logger.exception("mending failed", topic_partition_id=str(key))
@@ -386,10 +388,15 @@ class Repairs:
         Raises CannotBeMendedError while there is no other one.
         """
         key, damage = log.key, damages[0]
-        while not self._replicas.may_mend(key):
+        while True:
             if self._get_log(key) is not log:
                 raise CorruptRecordError("the log is no longer here")
-            self._replicas.set_damaged(key, CorruptRecordError(f"{log.name}: {damage.what}"))
+            if key not in self._reported or not self._replicas.may_mend(key):
+                # Whoever is out of the in-sync set for something else must not come in before.
+                self._reported.add(key)
+                self._replicas.set_damaged(key, CorruptRecordError(f"{log.name}: {damage.what}"))
+            if self._replicas.may_mend(key):
+                return
             if self._is_alone(key):
                 raise CannotBeMendedError("no other replica is in sync", *damages)
             await self._until_moved(log, ASK_AGAIN_S)

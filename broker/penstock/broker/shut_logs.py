@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Final, Protocol
 
 import structlog
@@ -40,20 +41,20 @@ _LOOK_AGAIN_S: Final = 0.5  # So often it is seen how far a copy has come.
 class Replicas(Protocol):
     """What is asked of the replica manager."""
 
-    def is_shut(self, key: TopicIdPartition) -> bool:
-        """Whether the replica is here, and its log does not open."""
+    def why_shut(self, key: TopicIdPartition) -> DamagedLogError | None:
+        """Why the log of a replica that is here does not open; None where it does."""
         ...
 
     def may_mend(self, key: TopicIdPartition) -> bool:
         """Whether the replica is out of the in-sync set, and another leads."""
         ...
 
-    def begin_anew(self, key: TopicIdPartition) -> bool:
-        """Drop the log, and have the leader send it; False when nothing was dropped."""
+    def begin_anew(self, key: TopicIdPartition) -> Path | None:
+        """Have the leader send the log; where the files of the old one are kept, or None."""
         ...
 
-    def set_sound(self, key: TopicIdPartition) -> None:
-        """The log is whole again."""
+    def was_copied(self, key: TopicIdPartition) -> None:
+        """The new log has gone as far as it has to."""
         ...
 
 
@@ -65,11 +66,13 @@ class _CannotCopyError(Exception):
         self.next_step = next_step
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _ShutLog:
     key: TopicIdPartition
     name: TopicPartition
     error: DamagedLogError
+    read_at: tuple[int, int] = (-1, -1)  # The leader that had all of it, and its epoch,
+    read_up_to: int = 0  # and up to where.
 
 
 class ShutLogs:
@@ -77,10 +80,11 @@ class ShutLogs:
 
     Such a log is never taken for a shorter one, nor for an empty one. It stays as it is, and its
     replica is offline to the controllers: out of the in-sync set, not eligible, and not elected.
-    It is dropped only when the controllers have it so and another replica leads, and after all that
-    was on the disk here was read there and is sound: until then it may be all there is of some
-    records. Until the copy has gone as far the replica is damaged to the controllers; then it comes
-    into the in-sync set as any other one does.
+    Another log takes its place only when the controllers have it so and another replica leads, and
+    after what was on the disk here was read there, as far as the leader's log goes, and is sound.
+    Its files are kept even then, under another name: they may be all there is of some records, as
+    after an unclean election, and nothing here can tell. Until the copy has gone as far the replica
+    is damaged to the controllers; then it comes into the in-sync set as any other one does.
 
     The last one in the in-sync set stays there and does not lead; nobody does then. It is told,
     and looked at again whenever the metadata change. Used on one event loop.
@@ -153,11 +157,14 @@ class ShutLogs:
     async def _run(self, shut: _ShutLog) -> None:
         reads, backoff_s, told = self._reads(), _MIN_BACKOFF_S, ""
         try:
-            while self._replicas.is_shut(shut.key):
+            while (why := self._replicas.why_shut(shut.key)) is not None:
+                if why is not shut.error:  # What was copied is damaged as well.
+                    shut.error, shut.read_at = why, (-1, -1)
+                    await asyncio.sleep(backoff_s)
+                    backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
                 known = self._what_may_help(shut.key)
                 try:
                     await self._copy(shut, reads)
-                    return
                 except _CannotCopyError as error:
                     if told != str(error):
                         told = self._say_stuck(shut, error)
@@ -179,30 +186,43 @@ class ShutLogs:
             await reads.close()
 
     async def _copy(self, shut: _ShutLog, reads: LeaderReads) -> None:
-        """Copy it, or return because it is here no more."""
+        """Copy it, or return because it is here no more, or shut once more."""
         key = shut.key
         if not await self._until_out_of_sync(key):
             return
         leader = self._leader_of(key)
-        end_offset = await self._read_at_leader(shut, reads)
+        if shut.read_at != leader:
+            shut.read_up_to, shut.read_at = await self._read_at_leader(shut, reads), leader
         # The metadata may have moved on meanwhile: it is another leader's log that counts then.
-        if self._leader_of(key) != leader or not self._replicas.begin_anew(key):
+        kept = self._replicas.begin_anew(key) if self._leader_of(key) == leader else None
+        if kept is None:
             raise NetworkError("the partition has another leader now, or none")
         self._stuck.discard(key)
-        logger.warning(
-            "damaged log is copied anew",
-            partition=str(shut.name),
-            leader=leader[0],
-            end_offset=end_offset,
-            reason=shut.error.message,
-        )
-        while not self._is_copied(key, end_offset):
+        self._say_begun(shut, leader[0], kept)
+        while not self._is_copied(key, shut.read_up_to):
+            if self._replicas.why_shut(key) is not None:
+                return
             if self._leader_of(key) != leader:
                 break  # How far its log goes is another matter; it judges who is in sync.
             await asyncio.sleep(_LOOK_AGAIN_S)
-        self._replicas.set_sound(key)
-        self._count_mended()
-        logger.info("damaged log was copied anew", partition=str(shut.name))
+        else:
+            self._count_mended()
+            logger.info("damaged log was copied anew", partition=str(shut.name))
+        self._replicas.was_copied(key)
+
+    def _say_begun(self, shut: _ShutLog, leader: int, kept: Path) -> None:
+        logger.warning(
+            "damaged log is copied anew",
+            partition=str(shut.name),
+            leader=leader,
+            end_offset=shut.read_up_to,
+            had_end_offset=shut.error.end_offset,
+            kept=str(kept),
+            reason=shut.error.message,
+            next_step="remove the directory that is kept once the partition is in sync again; "
+            "where had_end_offset is more than end_offset, or the leader was elected uncleanly, "
+            "look first with `penstock log dump` for records that the leader lacks",
+        )
 
     async def _until_out_of_sync(self, key: TopicIdPartition) -> bool:
         """Until the controllers have the replica out of the in-sync set, and another one lead.
@@ -210,12 +230,12 @@ class ShutLogs:
         False when there is nothing to be copied any more.
         """
         while not self._replicas.may_mend(key):
-            if not self._replicas.is_shut(key):
+            if self._replicas.why_shut(key) is None:
                 return False
             if self._is_alone(key):
                 raise _CannotCopyError("no other replica is in sync", _WAY_ON)
             await self._until_moved(ASK_AGAIN_S)
-        return self._replicas.is_shut(key)
+        return self._replicas.why_shut(key) is not None
 
     async def _read_at_leader(self, shut: _ShutLog, reads: LeaderReads) -> int:
         """Read everything that was on the disk here at the leader, where it must be sound.
@@ -260,7 +280,7 @@ class ShutLogs:
         until_s = clock_s() + GIVEN_UP_S
         while (
             (left_s := until_s - clock_s()) > 0
-            and self._replicas.is_shut(key)
+            and self._replicas.why_shut(key) is not None
             and self._what_may_help(key) == known
         ):
             await self._until_moved(min(left_s, ASK_AGAIN_S))

@@ -6,6 +6,7 @@ import asyncio
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
+from pathlib import Path
 
 from penstock.broker.core.epoch_history import EpochHistory
 from penstock.broker.core.ports import (
@@ -195,6 +196,7 @@ class MemoryLogs:
         self.saved: dict[TopicIdPartition, int] = {}
         self.configs: dict[bytes, dict[str, str]] = {}
         self.deleted: list[TopicIdPartition] = []
+        self.kept: list[TopicIdPartition] = []  # Damaged, in a place of their own.
         self.aside: dict[TopicIdPartition, MemoryLog] = {}
         self.hold = False
         self.away: set[TopicIdPartition] = set()  # On a disk that has failed.
@@ -240,6 +242,12 @@ class MemoryLogs:
         self.deleted.append(key)
         self.open.pop(key, None)
         self.shut.pop(key, None)
+
+    def keep_damaged(self, key: TopicIdPartition) -> Path:
+        self.kept.append(key)
+        self.open.pop(key, None)
+        self.shut.pop(key, None)
+        return Path("kept")
 
     def set_aside(self, key: TopicIdPartition) -> None:
         log = self.open.pop(key, None)

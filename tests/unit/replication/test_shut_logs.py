@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
 from penstock.broker import shut_logs
 from penstock.broker.core.ports import DamagedLogError
+from penstock.broker.leader_reads import LeaderReads
+from penstock.broker.replication.manager import ReplicaManager
 from penstock.v1 import cluster_pb2
 from penstock.v1.metadata_pb2 import OUT_OF_SYNC_REASON_DAMAGED
-from penstock.wire.errors import StorageError
+from penstock.wire.errors import CorruptRecordError, StorageError
+from penstock.wire.ids import TopicIdPartition
 from penstock.wire.records import offset_patch, parse_header
 from tests.support import eventually
 from tests.unit.replication.brokers import KEY, BrokerProcess, Brokers, running
@@ -58,7 +62,7 @@ async def test_it_is_copied_anew_from_the_leader_and_gets_in_sync() -> None:
             shut = await restarted_shut(brokers, 2)
             await eventually(lambda: brokers.isr() == {1, 2, 3})
         assert shut.log().values() == WRITTEN
-        assert shut.logs.deleted == [KEY]
+        assert (shut.logs.kept, shut.logs.deleted) == ([KEY], [])
         assert (shut.counts, shut.shut_logs.damaged_count) == ({"damaged": 1, "copied": 1}, 0)
         assert shut.manager.offline_count == 0
         states = [entry.state for report in brokers.reports for entry in report.replicas]
@@ -73,7 +77,7 @@ async def test_it_is_copied_anew_from_the_leader_and_gets_in_sync() -> None:
         assert shut.log().values() == [*WRITTEN, b"d"]
 
 
-async def test_until_the_copy_has_gone_as_far_it_is_damaged_to_the_controllers() -> None:
+async def test_the_copy_is_whole_where_the_leaders_log_ends() -> None:
     async with running(3) as brokers:
         await written(brokers)
         await brokers.kill(2)
@@ -112,7 +116,7 @@ async def test_the_last_one_in_sync_keeps_what_it_has_and_says_so_until_another_
             await brokers.restart(2)  # It is not in sync: nobody knows what it lacks.
             await asyncio.sleep(0.05)  # Time in which nothing must happen.
         assert (brokers.isr(), brokers.partitions[0].leader) == ({1}, -1)
-        assert (shut.logs.deleted, list(shut.logs.shut)) == ([], [KEY])
+        assert (shut.logs.kept, list(shut.logs.shut)) == ([], [KEY])
         assert shut.manager.why_out_of_sync(KEY) == {1: OUT_OF_SYNC_REASON_DAMAGED}
         [line] = [line for line in lines if line["event"] == "damaged log can't be copied anew"]
         assert line["reason"] == "no other replica is in sync"
@@ -134,7 +138,7 @@ async def test_nothing_is_dropped_that_the_leader_has_not(what: str) -> None:
         with capture_logs() as lines:
             shut = await restarted_shut(brokers, 2, end_offset=4, committed_offset=committed)
             await eventually(lambda: shut.shut_logs.unmendable_count == 1)
-        assert (shut.logs.deleted, list(shut.logs.shut)) == ([], [KEY])
+        assert (shut.logs.kept, list(shut.logs.shut)) == ([], [KEY])
         [line] = [line for line in lines if line["event"] == "damaged log can't be copied anew"]
         told = {
             "damaged": "the leader's log is damaged as well: 0 is damaged",
@@ -172,6 +176,105 @@ async def test_a_shut_log_of_a_topic_that_is_deleted_is_given_up() -> None:
         assert shut.logs.deleted == [KEY]
 
 
+async def test_a_log_whose_records_the_leader_replaced_by_others_is_kept() -> None:
+    """Offsets say nothing of that: after an unclean election they are other records."""
+    async with running(2) as brokers:
+        await written(brokers)
+        await brokers.kill(2)
+        await brokers[1].stop()  # Alone in sync, it loses its disk, and leads on with nothing.
+        log = brokers[1].log()
+        log.truncate_to(0)
+        log.epochs.clear()
+        brokers[1].logs.saved.clear()
+        await brokers.restart(1)
+        brokers.change(leader=1)
+        shut = await brought_back(brokers, 2)
+        await eventually(lambda: shut.shut_logs.unmendable_count == 1)
+        for value in (b"x", b"y", b"z"):
+            await brokers[1].append(value)
+        brokers.change(leader=1)  # Any news has it look again.
+        with capture_logs() as lines:
+            await eventually(lambda: brokers.isr() == {1, 2})
+        assert (shut.logs.kept, shut.logs.deleted) == ([KEY], [])
+        assert shut.log().values() == [b"x", b"y", b"z"]
+        [line] = [line for line in lines if line["event"] == "damaged log is copied anew"]
+        assert (line["kept"], line["had_end_offset"], line["end_offset"]) == ("kept", 3, 3)
+        assert "look first" in line["next_step"]
+
+
+async def test_a_log_that_nobody_could_copy_outlives_a_move_of_its_replica() -> None:
+    async with running(3) as brokers:
+        await written(brokers)
+        shut = await restarted_shut(brokers, 2, end_offset=4, committed_offset=4)
+        await eventually(lambda: shut.shut_logs.unmendable_count == 1)
+        brokers.change(replicas=[1, 3], isr=[1, 3], offline_replicas=[])
+        await eventually(lambda: shut.shut_logs.damaged_count == 0)
+        assert (shut.logs.deleted, shut.manager.offline_count) == ([], 0)
+
+
+async def test_a_copy_that_is_damaged_as_well_is_copied_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begin_anew, failed = ReplicaManager.begin_anew, list[bool]()
+
+    def damaged_at_once(self: ReplicaManager, key: TopicIdPartition) -> Path | None:
+        kept = begin_anew(self, key)
+        if kept is not None and not failed:
+            failed.append(True)
+            hosted = self.hosted(key)
+            assert hosted is not None
+            hosted.fail(DamagedLogError("another bit has flipped", 0))
+        return kept
+
+    monkeypatch.setattr(ReplicaManager, "begin_anew", damaged_at_once)
+    async with running(3) as brokers:
+        await written(brokers)
+        shut = await restarted_shut(brokers, 2)
+        await eventually(lambda: brokers.isr() == {1, 2, 3})
+        assert failed
+        assert shut.log().values() == WRITTEN
+        assert (shut.logs.kept, shut.counts["copied"]) == ([KEY, KEY], 1)
+
+
+async def test_what_a_scrubber_finds_in_the_copy_is_not_sound_when_it_is_whole() -> None:
+    async with running(3) as brokers:
+        await written(brokers)
+        await brokers.kill(2)
+        brokers[2].logs.hold = True
+        shut = await brought_back(brokers, 2)
+        await eventually(lambda: KEY in shut.logs.open)
+        shut.manager.set_damaged(KEY, CorruptRecordError("a batch of the copy"))
+        shut.logs.release()
+        await eventually(lambda: shut.shut_logs.damaged_count == 0)
+        assert shut.manager.why_out_of_sync(KEY) == {2: OUT_OF_SYNC_REASON_DAMAGED}
+        assert brokers.isr() == {1, 3}
+        shut.manager.set_sound(KEY)
+        await eventually(lambda: brokers.isr() == {1, 2, 3})
+
+
+async def test_a_leader_is_read_through_once_while_the_disk_refuses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reads, tries, read = list[int](), list[TopicIdPartition](), LeaderReads.read
+
+    async def counted(self: LeaderReads, key: TopicIdPartition, offset: int) -> bytes:
+        reads.append(offset)
+        return await read(self, key, offset)
+
+    def refuse(key: TopicIdPartition) -> Path:
+        tries.append(key)
+        raise StorageError("the directory has failed")
+
+    monkeypatch.setattr(LeaderReads, "read", counted)
+    monkeypatch.setattr(shut_logs, "_MAX_BACKOFF_S", 0.001)
+    async with running(3) as brokers:
+        await written(brokers)
+        monkeypatch.setattr(brokers[2].logs, "keep_damaged", refuse)
+        await restarted_shut(brokers, 2)
+        await eventually(lambda: len(tries) > 3)
+        assert reads.count(0) == 1
+
+
 def flip_epoch(log: MemoryLog, leader_epoch: int) -> None:
     """Of the last batch that is left, which no flush had covered: only the first one is."""
     log.truncate_to(1)
@@ -197,7 +300,7 @@ async def test_a_log_with_a_leader_epoch_that_nobody_wrote_there_is_copied_anew(
             await eventually(lambda: brokers.isr() == {1, 2, 3})
         assert shut.log().values() == [*WRITTEN, b"d"]
         assert shut.log().epochs.entries == brokers[3].log().epochs.entries
-        assert (shut.counts, shut.logs.deleted) == ({"damaged": 1, "copied": 1}, [KEY])
+        assert (shut.counts, shut.logs.kept) == ({"damaged": 1, "copied": 1}, [KEY])
         assert not shut.logs.aside
         [line] = [line for line in lines if line["event"] == "damaged log found"]
         assert "no checksum covers" in line["reason"]
@@ -210,4 +313,4 @@ async def test_without_reports_nothing_is_dropped() -> None:
         brokers.publish(metadata_version=2)
         shut = await restarted_shut(brokers, 2)
         await asyncio.sleep(0.05)  # Time in which nothing must happen.
-        assert (shut.logs.deleted, shut.shut_logs.damaged_count) == ([], 1)
+        assert (shut.logs.kept, shut.shut_logs.damaged_count) == ([], 1)

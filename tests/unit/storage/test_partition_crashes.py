@@ -161,7 +161,7 @@ async def test_a_power_cut_while_a_log_that_does_not_open_is_begun_anew(tmp_path
         assert isinstance(machine.manager.unopened()[key], DamagedLogError)
 
     def begin_anew(machine: Machine) -> None:
-        machine.manager.delete(key)
+        machine.manager.keep_damaged(key)
         machine.make(0)
 
     for machine, done in dying_at_each_step(tmp_path, prepare, begin_anew):
@@ -176,6 +176,8 @@ async def test_a_power_cut_while_a_log_that_does_not_open_is_begun_anew(tmp_path
             assert kept > sum(map(len, VALUES)), "nothing was taken from it"
         else:
             assert log is None or log.log_end_offset == 0
+            [aside] = machine.root.glob("t-0.*.damaged")
+            assert sum(path.stat().st_size for path in aside.glob("*.log")) > sum(map(len, VALUES))
 
 
 @pytest.mark.parametrize("keeps", [False, True])

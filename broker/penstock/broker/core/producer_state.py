@@ -19,7 +19,6 @@ P is unknown                            S must be 0, unless P's state may have b
 Kafka (2.5 and later, KIP-360) lets an unknown producer begin anywhere, which lets the second of
 two batches in flight in when the first failed. Here that is allowed only where the state may have
 been lost: ``forgotten_up_to`` is the largest producer id whose state was dropped by expiry, or
-not handed over since all that is kept of it comes after the place where a replica begins, or
 ANY_PRODUCER where the log's older part was never seen (retention; a replica that began in the
 middle and was handed nothing over). An id above it has never written here, so its first sequence
 must be 0.
@@ -308,11 +307,11 @@ class ProducerState:
         """What of it is of batches that end below ``offset``: enough to go on from there.
 
         Whoever has written more is known as far as those of the last batches go that end before. Of
-        whom none does, and who began before those, it is not known what comes next: it counts as
-        forgotten, or what it has in flight would be refused.
+        whom none does nothing is known: what it goes on with is refused, as out of order, until
+        what comes after is copied. Letting it go on anywhere would let it overtake itself, and
+        those that never wrote as well.
         """
         entries = {}
-        forgotten_up_to = self.forgotten_up_to
         for producer_id, entry in self._entries.items():
             if not entry.batches or entry.batches[-1].last_offset < offset:
                 entries[producer_id] = entry
@@ -321,9 +320,7 @@ class ProducerState:
                 entries[producer_id] = ProducerEntry(
                     entry.producer_epoch, batches, entry.last_seen_ms, count
                 )
-            elif entry.batches[0].base_sequence:
-                forgotten_up_to = max(forgotten_up_to, producer_id)
-        return ProducerState(entries, forgotten_up_to)
+        return ProducerState(entries, self.forgotten_up_to)
 
     def handed_over(self, offset: int) -> bytes:
         """A snapshot of what is of batches below ``offset``.

@@ -31,6 +31,7 @@ class ReplicaReports:
         self._image = image
         self._offline: dict[TopicIdPartition, PenstockError] = {}
         self._damaged: dict[TopicIdPartition, PenstockError] = {}  # And readable in part.
+        self._copying: dict[TopicIdPartition, PenstockError] = {}  # And not as far yet as it was.
         self._pending: dict[TopicIdPartition, None] = {}  # What came up since it was last sent.
         self._sent: dict[TopicIdPartition, cluster_pb2.ReplicaState.ValueType] = {}  # Under way.
 
@@ -59,16 +60,25 @@ class ReplicaReports:
 
     def is_damaged(self, key: TopicIdPartition) -> bool:
         """Whether a replica can be served in part only."""
-        return key in self._damaged
+        return key in self._damaged or key in self._copying
 
     def set_offline(self, key: TopicIdPartition, reason: PenstockError) -> None:
-        """The replica can't be served, until ``set_readable``, or as long as this process lives."""
+        """The replica can't be served, until ``set_copying``, or as long as this process lives."""
         self._offline[key] = reason
         self.compare(key)
 
-    def set_readable(self, key: TopicIdPartition) -> None:
-        """The replica has a log again that can be served, if only in part so far."""
+    def set_copying(self, key: TopicIdPartition, reason: PenstockError) -> None:
+        """The replica has a log again, with a part of what it had, until ``set_copied``.
+
+        It may be damaged beside that, and become sound, without being copied by that.
+        """
         self._offline.pop(key, None)
+        self._copying[key] = reason
+        self.compare(key)
+
+    def set_copied(self, key: TopicIdPartition) -> None:
+        """The log that was begun anew has gone as far as it has to."""
+        self._copying.pop(key, None)
         self.compare(key)
 
     def set_damaged(self, key: TopicIdPartition, reason: PenstockError) -> None:
@@ -85,6 +95,7 @@ class ReplicaReports:
         """The replica is no longer this broker's."""
         self._offline.pop(key, None)
         self._damaged.pop(key, None)
+        self._copying.pop(key, None)
         self._pending.pop(key, None)
 
     def compare(self, key: TopicIdPartition) -> None:
@@ -96,7 +107,7 @@ class ReplicaReports:
 
     def compare_all(self) -> None:
         """This process registered anew, which the controllers take for a mended disk."""
-        for key in (*self._offline, *self._damaged, *self._sent):
+        for key in (*self._offline, *self._damaged, *self._copying, *self._sent):
             self.compare(key)
 
     def next_report(self, broker_epoch: int) -> cluster_pb2.ReportReplicasCommand | None:

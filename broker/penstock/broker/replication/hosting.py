@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from pathlib import Path
 
 import structlog
 
@@ -180,20 +181,21 @@ class Hosting:
         for partition in self.partitions():
             partition.handle(event)
 
-    def begin_anew(self, key: TopicIdPartition, error: DamagedLogError) -> None:
-        """Drop a log that can't be used, and host the replica with an empty one in its place.
+    def begin_anew(self, key: TopicIdPartition, error: DamagedLogError) -> Path:
+        """Host the replica with an empty log in place of one that can't be used, which is kept.
 
-        It stays damaged to the controllers. Raises PenstockError where it can't be dropped now.
+        It stays damaged to the controllers, until it ``was_copied``. Says where the files of the
+        old one are. Raises PenstockError where they can't be kept there now; nothing changed then.
         """
         record = self._image.partition_by_id(key)
         assert record is not None, "it is a replica that others lead"
         partition = self._partitions.pop(key, None)
         if partition is not None:
             self._close(partition)
-        self._logs.delete(key)
-        self._reporter.set_damaged(key, error)
-        self._reporter.set_readable(key)
-        self._partition_changed(record, ordered=True)  # What was here is known, and dropped.
+        kept = self._logs.keep_damaged(key)
+        self._reporter.set_copying(key, error)
+        self._partition_changed(record, ordered=True)  # What was here is known, and kept.
+        return kept
 
     def stop(self) -> None:
         """Try no more to make what there was no room for."""
@@ -349,8 +351,8 @@ class Hosting:
         self._reporter.forget(key)
         partition = self._partitions.pop(key, None)
         if partition is None:
-            if is_shut:
-                self._remove_log(key, ordered=ordered)
+            if is_shut:  # Nobody may have all that it has: only a deletion is an order.
+                self._remove_log(key, ordered=self._image.was_deleted(key.topic_id))
             return
         logger.info("replica removed", partition=str(partition.name))
         self._close(partition)

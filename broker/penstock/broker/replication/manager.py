@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 
 import structlog
 
@@ -227,21 +228,26 @@ class ReplicaManager:
         partition.handle(CopyAnew())
         return partition.log.log_end_offset == partition.log.log_start_offset
 
-    def is_shut(self, key: TopicIdPartition) -> bool:
-        """Whether the replica is here, and its log can't be used."""
-        return isinstance(self._reporter.why_offline(key), DamagedLogError)
+    def why_shut(self, key: TopicIdPartition) -> DamagedLogError | None:
+        """Why the log of a replica that is here can't be used; None where it can."""
+        reason = self._reporter.why_offline(key)
+        return reason if isinstance(reason, DamagedLogError) else None
 
-    def begin_anew(self, key: TopicIdPartition) -> bool:
-        """Drop a log that can't be used, and have the leader send it, if ``may_mend`` allows it.
+    def begin_anew(self, key: TopicIdPartition) -> Path | None:
+        """Keep a log that can't be used aside, and have the leader send it to an empty one.
 
-        The replica is damaged from then on, until ``set_sound``. False when nothing was dropped.
-        Raises StorageError or DiskFullError where the disk can't do it.
+        The replica is damaged from then on, until ``was_copied``. Says where the old files are, or
+        None, where ``may_mend`` does not allow it: nothing was done. Raises StorageError or
+        DiskFullError where the disk can't do it.
         """
-        error = self._reporter.why_offline(key)
-        if not isinstance(error, DamagedLogError) or not self.may_mend(key):
-            return False
-        self._hosting.begin_anew(key, error)
-        return True
+        error = self.why_shut(key)
+        if error is None or not self.may_mend(key):
+            return None
+        return self._hosting.begin_anew(key, error)
+
+    def was_copied(self, key: TopicIdPartition) -> None:
+        """The log that ``begin_anew`` began has gone as far as it has to."""
+        self._reporter.set_copied(key)
 
     @property
     def offline_count(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 import grpc
@@ -63,6 +64,10 @@ class LogStore(Protocol):
 
     def set_aside(self, key: TopicIdPartition) -> None:
         """Forget the partition's log but keep its files. Nothing happens if there is none."""
+        ...
+
+    def keep_damaged(self, key: TopicIdPartition) -> Path:
+        """As ``set_aside``, so that another log can take its place; where the files are now."""
         ...
 
     def update_configs(self, topic_id: TopicId, configs: Mapping[str, str]) -> None:

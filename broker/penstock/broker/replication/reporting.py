@@ -73,9 +73,14 @@ class ReplicaReporter:
         self._reports.set_offline(key, reason)
         self.resume()
 
-    def set_readable(self, key: TopicIdPartition) -> None:
-        """The replica has a log again that can be served, if only in part so far."""
-        self._reports.set_readable(key)
+    def set_copying(self, key: TopicIdPartition, reason: PenstockError) -> None:
+        """The replica has a log again, with a part of what it had, until ``set_copied``."""
+        self._reports.set_copying(key, reason)
+        self.resume()
+
+    def set_copied(self, key: TopicIdPartition) -> None:
+        """The log that was begun anew has gone as far as it has to."""
+        self._reports.set_copied(key)
         self.resume()
 
     def set_damaged(self, key: TopicIdPartition, reason: PenstockError) -> None:

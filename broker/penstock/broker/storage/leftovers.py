@@ -11,12 +11,12 @@ import itertools
 import os
 import re
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock.broker.storage.checkpoints import EPOCHS_FILE, METADATA_FILE, TEMPORARY_SUFFIX
 from penstock.broker.storage.damage_notes import NOTE_FILE
 from penstock.broker.storage.disk import Disk
-from penstock.wire.ids import TopicIdPartition
+from penstock.wire.ids import TopicId, TopicIdPartition, TopicPartition
 
 _NAMES: Final = rf"{re.escape(METADATA_FILE)}|{re.escape(EPOCHS_FILE)}"
 # All that is there before a log has its first record. Its first segment is empty then.
@@ -25,6 +25,26 @@ _WHILE_MADE: Final = re.compile(
 )
 _OURS: Final = re.compile(rf"(?:{_NAMES}|{re.escape(NOTE_FILE)}|\d{{20}}\.[a-z]+).*")
 _NAME_MAX: Final = 180  # Of the topic in a name with a suffix, which has 255 at most.
+
+
+def copy_anew(directory: Path) -> str:
+    """What a person can do about a log that does not open."""
+    return (
+        f"move {directory} away and restart the broker, and the partition is copied anew from its "
+        "leader"
+    )
+
+
+class Unclear(NamedTuple):
+    """Records of nobody knows which topic: their ``partition.metadata`` is damaged or gone."""
+
+    partition: TopicPartition  # By the directory's name, as is the next, where it is in there.
+    topic_id: TopicId | None
+    reason: str
+
+    def may_be(self, partition: TopicPartition, key: TopicIdPartition) -> bool:
+        """Whether they may be this partition's."""
+        return self.partition == partition and self.topic_id in (None, key.topic_id)
 
 
 class Content(enum.Enum):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import lmdb
 import structlog
@@ -28,7 +28,14 @@ from penstock.broker.storage.damage_notes import noted_damage
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.disk import is_disk_full, make_directories
 from penstock.broker.storage.flusher import Flusher
-from penstock.broker.storage.leftovers import Content, content_of, free_name, remove
+from penstock.broker.storage.leftovers import (
+    Content,
+    Unclear,
+    content_of,
+    copy_anew,
+    free_name,
+    remove,
+)
 from penstock.broker.storage.local_state import LocalState, LocalStateDamagedError, PartitionState
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.lost_state import (
@@ -37,7 +44,7 @@ from penstock.broker.storage.lost_state import (
     without_damaged_state,
 )
 from penstock.broker.storage.making import NewDirectories
-from penstock.broker.storage.recovery import SavedState, copy_anew, open_log
+from penstock.broker.storage.recovery import SavedState, open_log
 from penstock.broker.storage.saving import Saves, in_next_turn
 from penstock.broker.storage.settings import TopicLogConfig
 from penstock.wire.errors import DataDirectoryError, DiskFullError, PenstockError, StorageError
@@ -49,19 +56,9 @@ _DELETED_SUFFIX: Final = "-delete"  # A topic's name may end so; a partition's d
 _DELETED: Final = re.compile(r".+-\d+\.[0-9a-f]{32}(?:\.\d+)?-delete")
 _STRAY_SUFFIX: Final = ".stray"  # No partition's name.
 _STRAY: Final = re.compile(r".+-(\d+)\.([0-9a-f]{32})(?:\.\d+)?\.stray")
+_DAMAGED_SUFFIX: Final = ".damaged"  # Nor is this, and no start looks at them.
 _DEFAULTS: Final = TopicLogConfig.of({})
 _log = structlog.get_logger()
-
-
-class _Unclear(NamedTuple):
-    """Records of nobody knows which topic: their ``partition.metadata`` is damaged or gone."""
-
-    partition: TopicPartition  # By the directory's name, as is the next, where it is in there.
-    topic_id: TopicId | None
-    reason: str
-
-    def may_be(self, partition: TopicPartition, key: TopicIdPartition) -> bool:
-        return self.partition == partition and self.topic_id in (None, key.topic_id)
 
 
 class ManagedDirectory:
@@ -79,7 +76,7 @@ class ManagedDirectory:
         self.logs: dict[TopicIdPartition, PartitionLog] = {}
         self.unopened: dict[TopicIdPartition, tuple[Path, PenstockError]] = {}
         self._strays: dict[TopicIdPartition, Path] = {}
-        self._unclear: dict[Path, _Unclear] = {}
+        self._unclear: dict[Path, Unclear] = {}
         self._cluster_id = cluster_id
         self._on_durable = on_durable
         self._flusher = Flusher(home.path, home.settings, self._flushed)
@@ -196,7 +193,7 @@ class ManagedDirectory:
             try:
                 metadata = read_metadata(directory)
             except CheckpointDamagedError as error:
-                self._without_metadata(directory, _Unclear(partition, topic_id, str(error)))
+                self._without_metadata(directory, Unclear(partition, topic_id, str(error)))
                 continue
             if metadata.cluster_id != self._cluster_id:
                 raise DataDirectoryError(
@@ -307,7 +304,7 @@ class ManagedDirectory:
 
         self._doubting.run(forget)
 
-    def _without_metadata(self, directory: Path, unclear: _Unclear) -> None:
+    def _without_metadata(self, directory: Path, unclear: Unclear) -> None:
         """A crash while the partition was made leaves nothing in it; anything else is kept."""
         content = content_of(directory)
         if content is Content.LEFTOVER:
@@ -538,6 +535,10 @@ class ManagedDirectory:
         """
         self._strays[key] = stray = self._take_away(key, _STRAY_SUFFIX)
         _log.warning("partition_set_aside", directory=str(stray), topic_partition_id=str(key))
+
+    def keep_damaged(self, key: TopicIdPartition) -> Path:
+        """As ``set_aside``, where another log is to take its place; the directory they are in."""
+        return self._take_away(key, _DAMAGED_SUFFIX)
 
     def _take_away(self, key: TopicIdPartition, suffix: str) -> Path:
         """Close a partition and give its directory another name, durably; that name."""

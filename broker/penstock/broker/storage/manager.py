@@ -367,6 +367,18 @@ class LogManager:
             holder.home.check()
             holder.set_aside(key)
 
+    def keep_damaged(self, key: TopicIdPartition) -> Path:
+        """Let go of a partition whose log does not open, so that another log can take its place.
+
+        Its files are kept, durably, for people to look at: in ``TOPIC-NUMBER.TOPICID.damaged``,
+        which is returned. Raises as ``delete``, and when it is not here.
+        """
+        holder = self._holding(key)
+        if holder is None:
+            raise StorageError(f"no data directory holds the log of {key}")
+        holder.home.check()
+        return holder.keep_damaged(key)
+
     # --- flushing and saving ---------------------------------------------------------------------
 
     def flush_soon(self, log: Log) -> None:

@@ -46,6 +46,7 @@ from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.disk import Disk, is_disk_full, remove_if_there
 from penstock.broker.storage.found_epochs import FoundEpochs
 from penstock.broker.storage.index import IndexDamagedError, MemoryIndex
+from penstock.broker.storage.leftovers import copy_anew
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.log_files import LogFiles
 from penstock.broker.storage.log_start import LogStart
@@ -53,7 +54,7 @@ from penstock.broker.storage.placing import Placed
 from penstock.broker.storage.producers import load_producers
 from penstock.broker.storage.segment import Segment
 from penstock.broker.storage.settings import TopicLogConfig
-from penstock.broker.storage.tearing import LOOKED_AT_BYTES, was_whole
+from penstock.broker.storage.tearing import LOOKED_AT_BYTES, last_end, was_whole
 from penstock.broker.storage.transaction_index import TransactionIndex
 from penstock.broker.storage.walking import ChangedError
 from penstock.wire.errors import CorruptRecordError, StorageError
@@ -132,19 +133,23 @@ def open_log(
             f"write: the log stays shut, and what {directory} holds is kept as it is, until all of "
             "it is copied anew from another replica that is in sync and leads; while there is "
             "none, `penstock log dump` shows what can be read of its segments",
-            saved.recovery_point,
+            _end_on_disk(opening),
         ) from error
     except OSError as error:
         _close(opening)
         raise home.translate(error, f"opening {partition}") from error
 
 
-def copy_anew(directory: Path) -> str:
-    """What a person can do about a log that does not open."""
-    return (
-        f"move {directory} away and restart the broker, and the partition is copied anew from its "
-        "leader"
-    )
+def _end_on_disk(opening: _Opening) -> int:
+    """Up to where there were records, as far as can be told; the recovery point is seconds old."""
+    end = opening.saved.recovery_point
+    for last in opening.segments[-1:]:
+        position = max(0, last.size_bytes - LOOKED_AT_BYTES)
+        with contextlib.suppress(OSError, CorruptRecordError, StorageError):
+            end = last_end(bytes(last.read_at(last.size_bytes - position, position)), end)
+        last.close_file()
+        end = max(end, last.base_offset)
+    return end
 
 
 def _check_saved(opening: _Opening) -> None:

@@ -80,6 +80,27 @@ def _next_batch(data: bytes, offset: int) -> int | None:
     return None
 
 
+def last_end(data: bytes, offset: int) -> int:
+    """Where the last sound batch in ``data`` ends that is behind ``offset``, or ``offset``."""
+    shared = re.escape(offset.to_bytes(_OFFSET_BYTES)[:_SHARED_BYTES])
+    begins = re.compile(b"(?=%b.{11}\x02)" % shared, re.DOTALL)
+    end, at, left = offset, 0, MAX_CHECKED_BYTES
+    while (found := begins.search(data, at)) is not None and left > 0:
+        at = found.start()
+        try:
+            header = parse_header(data, at)
+            if header.size_bytes <= len(data) - at:
+                left -= header.size_bytes
+                verify_batch(memoryview(data)[at : at + header.size_bytes])
+                end = max(end, header.next_offset)
+                at += header.size_bytes
+                continue
+        except CorruptRecordError:
+            pass
+        at += 1
+    return end
+
+
 def _has_gap(data: bytes, position: int, end: int, offset: int) -> bool:
     """Whether a sector of the first ``end`` bytes of ``data`` holds nothing.
 
