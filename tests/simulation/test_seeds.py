@@ -6,7 +6,7 @@ import pytest
 
 from penstock.chaos.simulator.simulation import Simulation
 
-SEEDS = 200
+SEEDS = 100
 SEEDS_A_TEST = 20
 
 

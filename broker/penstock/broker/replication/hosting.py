@@ -185,7 +185,7 @@ class Hosting:
         """Host the replica with an empty log in place of one that can't be used, which is kept.
 
         It stays damaged to the controllers, until it ``was_copied``. Says where the files of the
-        old one are. Raises PenstockError where they can't be kept there now; nothing changed then.
+        old one are. Raises PenstockError where they can't be kept there now; it stays offline then.
         """
         record = self._image.partition_by_id(key)
         assert record is not None, "it is a replica that others lead"
