@@ -212,6 +212,17 @@ async def test_a_log_that_nobody_could_copy_outlives_a_move_of_its_replica() -> 
         assert (shut.logs.deleted, shut.manager.offline_count) == ([], 0)
 
 
+async def test_an_open_log_that_is_shut_outlives_a_move_of_its_replica_too() -> None:
+    async with running(3) as brokers:
+        await written(brokers)
+        hosted = brokers[2].partition()
+        hosted.fail(DamagedLogError("it says that a later epoch wrote its end", 4, 4))
+        brokers.change(replicas=[1, 3], isr=[1, 3], offline_replicas=[])
+        await eventually(lambda: brokers[2].shut_logs.damaged_count == 0)
+        assert brokers[2].manager.hosted(KEY) is None
+        assert (brokers[2].logs.deleted, list(brokers[2].logs.aside)) == ([], [KEY])
+
+
 async def test_a_copy_that_is_damaged_as_well_is_copied_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

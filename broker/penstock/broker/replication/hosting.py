@@ -350,12 +350,13 @@ class Hosting:
         is_shut = isinstance(self._reporter.why_offline(key), DamagedLogError)
         self._reporter.forget(key)
         partition = self._partitions.pop(key, None)
-        if partition is None:
-            if is_shut:  # Nobody may have all that it has: only a deletion is an order.
-                self._remove_log(key, ordered=self._image.was_deleted(key.topic_id))
+        if is_shut:  # Nobody may have all that it has: only a deletion is an order.
+            ordered = self._image.was_deleted(key.topic_id)
+        if partition is not None:
+            logger.info("replica removed", partition=str(partition.name))
+            self._close(partition)
+        elif not is_shut:
             return
-        logger.info("replica removed", partition=str(partition.name))
-        self._close(partition)
         self._remove_log(key, ordered=ordered)
 
     def _close(self, partition: Partition) -> None:
