@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.broker.core.metadata_image import MetadataImage
+from penstock.broker.core.ports import DamagedLogError
 from penstock.broker.replication.reporting import ReplicaReporter
 from penstock.raft_meta.core.versions import METADATA_VERSION
 from penstock.v1 import cluster_pb2, controller_pb2
@@ -20,6 +21,7 @@ from penstock.wire.ids import TopicId, TopicIdPartition
 NODE: Final = 2
 KEY: Final = TopicIdPartition(TopicId(b"orders-id-16-by!"), 0)
 DAMAGED: Final = CorruptRecordError("a batch is not sound")
+SHUT: Final = DamagedLogError("a header is damaged", 3)
 ONLINE: Final = cluster_pb2.REPLICA_STATE_ONLINE
 
 
@@ -42,7 +44,7 @@ class World:
 
     def __init__(self) -> None:
         self.epoch = 1
-        self.is_damaged = False
+        self.is_damaged = self.is_shut = self.is_copying = False
         self.record = cluster_pb2.PartitionRecord(
             topic_id=KEY.topic_id, partition=0, replicas=[1, NODE], isr=[1, NODE], leader=1
         )
@@ -98,6 +100,28 @@ class World:
             return False
         self.is_damaged = False
         self.reporter.set_sound(KEY)
+        return True
+
+    def shut(self) -> bool:
+        """The log, or the copy of it, can't be used."""
+        self.is_shut = True
+        self.reporter.set_offline(KEY, SHUT)
+        return True
+
+    def copy(self) -> bool:
+        """Another log is begun, which the leader sends."""
+        if not self.is_shut:
+            return False
+        self.is_shut, self.is_copying = False, True
+        self.reporter.set_copying(KEY, SHUT)
+        return True
+
+    def finish(self) -> bool:
+        """The copy has gone as far as it has to."""
+        if self.is_shut or not self.is_copying:
+            return False
+        self.is_copying = False
+        self.reporter.set_copied(KEY)
         return True
 
     def register(self) -> bool:
@@ -184,7 +208,7 @@ class World:
         raise AssertionError("it never comes to rest")
 
     def check(self) -> None:
-        assert self.is_offline_on_record == self.is_damaged
+        assert self.is_offline_on_record == (self.is_damaged or self.is_shut or self.is_copying)
         assert self.reporter.is_settled
         assert self.waiting is None
 
@@ -234,7 +258,15 @@ def _merged(ours: tuple[str, ...], others: tuple[str, ...], count: int) -> Itera
 
 
 @pytest.mark.parametrize(
-    "ours", [("damage", "damage", "mend"), ("damage", "mend", "damage"), ("damage", "register")]
+    "ours",
+    [
+        ("damage", "damage", "mend"),
+        ("damage", "mend", "damage"),
+        ("damage", "register"),
+        ("shut", "copy", "finish"),
+        ("shut", "copy", "change"),
+        ("shut", "copy", "damage"),
+    ],
 )
 async def test_in_every_order_of_few_steps_what_is_on_record_is_what_is_so(
     ours: tuple[str, ...],
@@ -249,7 +281,7 @@ async def test_in_every_order_of_few_steps_what_is_on_record_is_what_is_so(
     st.lists(
         st.sampled_from(
             [
-                *("damage", "mend", "register", "change"),
+                *("damage", "mend", "shut", "copy", "finish", "register", "change"),
                 *("hear", "take", "take the last", "answer", "lose"),
             ]
         ),

@@ -149,7 +149,7 @@ class ReplicaReports:
         told = self._node_id in record.offline_replicas
         if key in self._offline:
             return None if told else cluster_pb2.REPLICA_STATE_OFFLINE
-        if key in self._damaged:
+        if self.is_damaged(key):
             others = set(record.isr).difference(record.offline_replicas, (self._node_id,))
             return cluster_pb2.REPLICA_STATE_DAMAGED if others and not told else None
         return cluster_pb2.REPLICA_STATE_ONLINE if told else None
