@@ -37,6 +37,7 @@ from penstock.broker.service.log import LogServicer
 from penstock.broker.service.metadata import MetadataServicer
 from penstock.broker.service.transactions import TransactionsServicer
 from penstock.broker.shut_logs import ShutLogs
+from penstock.broker.stand_ins import StandIns
 from penstock.broker.storage.cleaner.cleaner import LogCleaner
 from penstock.broker.storage.clock import steady_clock_ms
 from penstock.broker.storage.log import PartitionLog
@@ -192,24 +193,24 @@ class Broker:
 
     async def _start_repairs(self) -> None:
         config = self._config
-        self._repairs = Repairs(
+        stand_ins = StandIns(
             config.node_id,
             self._image,
+            lambda: self._link.broker_epoch,
+            ReplicationConnector(self._connector).open,
+        )
+        self._repairs = Repairs(
+            stand_ins,
             self._replicas,
             self._logs.get,
-            broker_epoch=lambda: self._link.broker_epoch,
-            channel_factory=ReplicationConnector(self._connector).open,
             count_damaged=self._metrics.damaged,
             count_mended=self._metrics.mended,
         )
         self._undo.append(self._repairs.stop)
         self._shut_logs = ShutLogs(
-            config.node_id,
-            self._image,
+            stand_ins,
             self._replicas,
             self._logs.get,
-            broker_epoch=lambda: self._link.broker_epoch,
-            channel_factory=ReplicationConnector(self._connector).open,
             count_damaged=self._metrics.damaged_log,
             count_mended=self._metrics.copied_log,
         )

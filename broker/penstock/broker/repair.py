@@ -6,16 +6,13 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
 import structlog
 
-from penstock.broker.core.metadata_image import MetadataImage
 from penstock.broker.leader_reads import LeaderReads
-from penstock.broker.replication.fetch import next_offset_after
-from penstock.broker.replication.ports import ChannelFactory
+from penstock.broker.stand_ins import StandIns, read_through
 from penstock.broker.storage.damage import Damage, Examination, Findings, mend, patch_of
 from penstock.broker.storage.damage_notes import noted_damage, noting
 from penstock.broker.storage.log import PartitionLog
@@ -109,21 +106,16 @@ class Repairs:
 
     def __init__(
         self,
-        node_id: int,
-        image: MetadataImage,
+        stand_ins: StandIns,
         replicas: Replicas,
         get_log: Callable[[TopicIdPartition], PartitionLog | None],
         *,
-        broker_epoch: Callable[[], int],
-        channel_factory: ChannelFactory,
         count_damaged: Callable[[], None],
         count_mended: Callable[[], None],
     ) -> None:
-        self._node_id = node_id
-        self._image = image
+        self._stand_ins = stand_ins
         self._replicas = replicas
         self._get_log = get_log
-        self._reads = partial(LeaderReads, node_id, image, broker_epoch, channel_factory)
         self._count_damaged = count_damaged
         self._count_mended = count_mended
         self._segments: dict[TopicIdPartition, set[int]] = {}  # Base offsets, still to be mended.
@@ -195,7 +187,7 @@ class Repairs:
     # --- one partition ---------------------------------------------------------------------------
 
     async def _run(self, key: TopicIdPartition) -> None:
-        reads, backoff_s = self._reads(), _MIN_BACKOFF_S
+        reads, backoff_s = self._stand_ins.reads(), _MIN_BACKOFF_S
         try:
             while not await self._mend_unless_at_fault(key, reads):
                 await asyncio.sleep(backoff_s)
@@ -312,20 +304,8 @@ class Repairs:
 
     def _what_may_help(self, log: PartitionLog, waiting: set[int]) -> tuple[object, ...]:
         """What is another when it is worth while to try again what could not be mended."""
-        alone, start = self._is_alone(log.key), log.log_start_offset
-        return self._leader_of(log.key), alone, start, sorted(waiting)
-
-    def _is_alone(self, key: TopicIdPartition) -> bool:
-        """Whether nobody else is in sync, so that nobody can lead in this replica's stead."""
-        record = self._image.partition_by_id(key)
-        return record is not None and not set(record.isr).difference(
-            record.offline_replicas, (self._node_id,)
-        )
-
-    def _leader_of(self, key: TopicIdPartition) -> tuple[int, int]:
-        """Who leads, and in which leader epoch; -1 each while it is not known."""
-        record = self._image.partition_by_id(key)
-        return (-1, -1) if record is None else (record.leader, record.leader_epoch)
+        leader, alone = self._stand_ins.leader_of(log.key), self._stand_ins.none_is_in_sync(log.key)
+        return leader, alone, log.log_start_offset, sorted(waiting)
 
     async def _mend_segment(self, log: PartitionLog, base_offset: int, reads: LeaderReads) -> None:
         """Look at the segment, and mend it, until all of it is sound."""
@@ -397,7 +377,7 @@ class Repairs:
                 self._replicas.set_damaged(key, CorruptRecordError(f"{log.name}: {damage.what}"))
             if self._replicas.may_mend(key):
                 return
-            if self._is_alone(key):
+            if self._stand_ins.none_is_in_sync(key):
                 raise CannotBeMendedError("no other replica is in sync", *damages)
             await self._until_moved(log, ASK_AGAIN_S)
 
@@ -450,8 +430,10 @@ class Repairs:
     ) -> None:
         """Have all of the log sent again, as far as it went; returns when that is done."""
         key = log.key
+        leader = self._stand_ins.leader_of(key)
         end_offset = await _end_of_what_the_leader_has(log, reads, damage, reason)
-        leader = self._leader_of(key)
+        if self._stand_ins.leader_of(key) != leader:  # Nobody has read what this one has.
+            raise NetworkError("the partition has another leader now, or none")
         if not self._replicas.copy_anew(key):
             raise NetworkError("it can't be copied anew now: it is in sync, leads or has no room")
         logger.warning(
@@ -463,7 +445,7 @@ class Repairs:
             reason=reason,
         )
         # Before that the leader may still believe that the log goes as far as it did.
-        while log.log_end_offset < end_offset and self._leader_of(key) == leader:
+        while log.log_end_offset < end_offset and self._stand_ins.leader_of(key) == leader:
             if self._get_log(key) is not log:
                 return
             await asyncio.sleep(_LOOK_AGAIN_S)
@@ -480,21 +462,15 @@ async def _end_of_what_the_leader_has(
 
     What is sound here may be all there is of it: nothing is dropped that the leader has not.
     """
-    offset, end_offset = log.log_start_offset, log.log_end_offset
-    while offset < end_offset:
-        try:
-            records = await reads.read(log.key, offset)
-        except CorruptRecordError as error:
-            raise CannotBeMendedError(
-                f"{reason}, and the leader's log is damaged as well, so that this one is not "
-                f"copied anew: {error.message}",
-                damage,
-                next_step="what the leader lacks has to be mended or deleted first: see its log",
-            ) from None
-        if not records:
-            return offset
-        offset = next_offset_after(records)
-    return end_offset
+    try:
+        return await read_through(reads, log.key, log.log_start_offset, log.log_end_offset)
+    except CorruptRecordError as error:
+        raise CannotBeMendedError(
+            f"{reason}, and the leader's log is damaged as well, so that this one is not "
+            f"copied anew: {error.message}",
+            damage,
+            next_step="what the leader lacks has to be mended or deleted first: see its log",
+        ) from None
 
 
 def _say_given_up(log: PartitionLog, lost: Sequence[LostRange], next_step: str) -> None:

@@ -6,17 +6,14 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
 import structlog
 
-from penstock.broker.core.metadata_image import MetadataImage
 from penstock.broker.core.ports import DamagedLogError, Log
 from penstock.broker.leader_reads import LeaderReads
-from penstock.broker.replication.fetch import next_offset_after
-from penstock.broker.replication.ports import ChannelFactory
+from penstock.broker.stand_ins import StandIns, read_through
 from penstock.wire.errors import CorruptRecordError, NetworkError, PenstockError
 from penstock.wire.ids import TopicIdPartition, TopicPartition
 
@@ -92,21 +89,16 @@ class ShutLogs:
 
     def __init__(
         self,
-        node_id: int,
-        image: MetadataImage,
+        stand_ins: StandIns,
         replicas: Replicas,
         get_log: Callable[[TopicIdPartition], Log | None],
         *,
-        broker_epoch: Callable[[], int],
-        channel_factory: ChannelFactory,
         count_damaged: Callable[[], None],
         count_mended: Callable[[], None],
     ) -> None:
-        self._image = image
+        self._stand_ins = stand_ins
         self._replicas = replicas
         self._get_log = get_log
-        self._reads = partial(LeaderReads, node_id, image, broker_epoch, channel_factory)
-        self._node_id = node_id
         self._count_damaged = count_damaged
         self._count_mended = count_mended
         self._tasks: dict[TopicIdPartition, asyncio.Task[None]] = {}
@@ -155,7 +147,7 @@ class ShutLogs:
     # --- one partition ---------------------------------------------------------------------------
 
     async def _run(self, shut: _ShutLog) -> None:
-        reads, backoff_s, told = self._reads(), _MIN_BACKOFF_S, ""
+        reads, backoff_s, told = self._stand_ins.reads(), _MIN_BACKOFF_S, ""
         try:
             while (why := self._replicas.why_shut(shut.key)) is not None:
                 if why is not shut.error:  # What was copied is damaged as well.
@@ -190,11 +182,11 @@ class ShutLogs:
         key = shut.key
         if not await self._until_out_of_sync(key):
             return
-        leader = self._leader_of(key)
+        leader = self._stand_ins.leader_of(key)
         if shut.read_at != leader:
             shut.read_up_to, shut.read_at = await self._read_at_leader(shut, reads), leader
         # The metadata may have moved on meanwhile: it is another leader's log that counts then.
-        kept = self._replicas.begin_anew(key) if self._leader_of(key) == leader else None
+        kept = self._replicas.begin_anew(key) if self._stand_ins.leader_of(key) == leader else None
         if kept is None:
             raise NetworkError("the partition has another leader now, or none")
         self._stuck.discard(key)
@@ -202,7 +194,7 @@ class ShutLogs:
         while not self._is_copied(key, shut.read_up_to):
             if self._replicas.why_shut(key) is not None:
                 return
-            if self._leader_of(key) != leader:
+            if self._stand_ins.leader_of(key) != leader:
                 break  # How far its log goes is another matter; it judges who is in sync.
             await asyncio.sleep(_LOOK_AGAIN_S)
         else:
@@ -232,7 +224,7 @@ class ShutLogs:
         while not self._replicas.may_mend(key):
             if self._replicas.why_shut(key) is None:
                 return False
-            if self._is_alone(key):
+            if self._stand_ins.none_is_in_sync(key):
                 raise _CannotCopyError("no other replica is in sync", _WAY_ON)
             await self._until_moved(ASK_AGAIN_S)
         return self._replicas.why_shut(key) is not None
@@ -243,18 +235,14 @@ class ShutLogs:
         Up to where it is: an uncommitted end of this log may be nowhere else.
         """
         key, error = shut.key, shut.error
-        offset = await reads.log_start(key)
-        while offset < error.end_offset:
-            try:
-                records = await reads.read(key, offset)
-            except CorruptRecordError as damage:
-                raise _CannotCopyError(
-                    f"the leader's log is damaged as well: {damage.message}",
-                    "what the leader lacks has to be mended or deleted first: see its log",
-                ) from None
-            if not records:
-                break
-            offset = next_offset_after(records)
+        start = await reads.log_start(key)
+        try:
+            offset = await read_through(reads, key, start, error.end_offset)
+        except CorruptRecordError as damage:
+            raise _CannotCopyError(
+                f"the leader's log is damaged as well: {damage.message}",
+                "what the leader lacks has to be mended or deleted first: see its log",
+            ) from None
         if offset < error.committed_offset:
             raise _CannotCopyError(
                 f"the leader's log ends at offset {offset}, but this one had committed records up "
@@ -293,19 +281,7 @@ class ShutLogs:
                 await moved.wait()
 
     def _what_may_help(self, key: TopicIdPartition) -> tuple[object, ...]:
-        return self._leader_of(key), self._is_alone(key)
-
-    def _is_alone(self, key: TopicIdPartition) -> bool:
-        """Whether nobody else is in sync, so that nobody can lead in this replica's stead."""
-        record = self._image.partition_by_id(key)
-        return record is not None and not set(record.isr).difference(
-            record.offline_replicas, (self._node_id,)
-        )
-
-    def _leader_of(self, key: TopicIdPartition) -> tuple[int, int]:
-        """Who leads, and in which leader epoch; -1 each while it is not known."""
-        record = self._image.partition_by_id(key)
-        return (-1, -1) if record is None else (record.leader, record.leader_epoch)
+        return self._stand_ins.leader_of(key), self._stand_ins.none_is_in_sync(key)
 
     def _is_copied(self, key: TopicIdPartition, end_offset: int) -> bool:
         """Whether the new log goes as far. There is none as long as its disk has no room for it."""

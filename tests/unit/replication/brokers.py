@@ -18,6 +18,7 @@ from penstock.broker.replication.partition import Partition
 from penstock.broker.replication.reporting import REPORTS_SINCE
 from penstock.broker.replication.servicer import ReplicationServicer
 from penstock.broker.shut_logs import ShutLogs
+from penstock.broker.stand_ins import StandIns
 from penstock.raft_meta.authentication import PeerAuthentication
 from penstock.raft_meta.connecting import NodeConnector
 from penstock.raft_meta.core.versions import METADATA_VERSION
@@ -74,12 +75,14 @@ class BrokerProcess:
         logs.on_durable = self.manager.on_durable  # type: ignore[assignment]
         self.counts = {"damaged": 0, "copied": 0}
         self.shut_logs = ShutLogs(
-            node_id,
-            self.image,
+            StandIns(
+                node_id,
+                self.image,
+                lambda: self.broker_epoch,
+                ReplicationConnector(NodeConnector(None)).open,
+            ),
             self.manager,
             logs.open.get,
-            broker_epoch=lambda: self.broker_epoch,
-            channel_factory=ReplicationConnector(NodeConnector(None)).open,
             count_damaged=lambda: self._count("damaged"),
             count_mended=lambda: self._count("copied"),
         )

@@ -15,7 +15,7 @@ from penstock.wire.ids import LeaderEpoch
 from tests.unit.storage.cleaning import Broker, close_segment, compacted, put
 from tests.unit.storage.storage_kit import NoRoom, batch, open_in, small_config
 from tests.unit.storage.test_damage import flip
-from tests.unit.storage.test_repair import Disks
+from tests.unit.storage.test_scrubber import Disks
 
 EPOCH = LeaderEpoch(0)
 

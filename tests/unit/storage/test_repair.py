@@ -11,11 +11,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.broker import repair
-from penstock.broker.core.metadata_image import MetadataImage
 from penstock.broker.leader_reads import LeaderReads
 from penstock.broker.repair import Repairs
-from penstock.broker.scrubber import PROGRESS_FILE, Counts, Progress, Scrubber
-from penstock.broker.storage.checkpoints import METADATA_FILE, PartitionMetadata, encode_metadata
+from penstock.broker.stand_ins import StandIns
 from penstock.broker.storage.damage import Examination
 from penstock.broker.storage.log import PartitionLog
 from penstock.wire.errors import (
@@ -24,13 +22,11 @@ from penstock.wire.errors import (
     OffsetOutOfRangeError,
     PenstockError,
 )
-from penstock.wire.ids import TopicId, TopicIdPartition
+from penstock.wire.ids import TopicIdPartition
 from tests.support import eventually
 from tests.unit.storage.cleaning import COMPACTED, Broker, close_segment, pair_of, put
 from tests.unit.storage.storage_kit import (
     EVERYTHING,
-    KEY,
-    BrokenDisk,
     open_in,
     read_all,
     records_of,
@@ -80,6 +76,25 @@ class Reads(LeaderReads):
         return None
 
 
+class Peers(StandIns):
+    """The other replicas: the one that leads has a kit's other log."""
+
+    def __init__(self, kit: Kit) -> None:
+        self._kit = kit
+        self.leader = 2
+        self.alone = False
+        self.make_reads: Callable[[], LeaderReads] = lambda: Reads(kit)
+
+    def reads(self) -> LeaderReads:
+        return self.make_reads()
+
+    def leader_of(self, key: TopicIdPartition) -> tuple[int, int]:
+        return self.leader, self.leader
+
+    def none_is_in_sync(self, key: TopicIdPartition) -> bool:
+        return self.alone
+
+
 class Kit(Repairs):
     """Repairs of one log that copies from another one instead of over the network."""
 
@@ -90,17 +105,14 @@ class Kit(Repairs):
         self.counts = {"damaged": 0, "mended": 0}
         self.asked = 0
         self.refusals: list[Exception] = []
+        self.peers = Peers(self)
         super().__init__(
-            1,
-            MetadataImage(),
+            self.peers,
             self.controllers,
             lambda _: self.log if self.here else None,
-            broker_epoch=lambda: 1,
-            channel_factory=None,  # type: ignore[arg-type]
             count_damaged=lambda: self._count("damaged"),
             count_mended=lambda: self._count("mended"),
         )
-        self._reads: Callable[[], LeaderReads] = lambda: Reads(self)
         log.home.damage_found = self.found
 
     def _count(self, what: str) -> None:
@@ -244,11 +256,9 @@ async def test_when_what_nobody_has_is_deleted_the_log_is_sound(kit: Kit) -> Non
 
 
 async def test_the_only_replica_in_sync_says_what_is_lost_until_another_is_or_it_is_deleted(
-    kit: Kit, monkeypatch: pytest.MonkeyPatch
+    kit: Kit,
 ) -> None:
-    alone = True
-    kit.controllers.others_in_sync = False
-    monkeypatch.setattr(kit, "_is_alone", lambda _: alone)
+    kit.peers.alone, kit.controllers.others_in_sync = True, False
     first, second = (segment.base_offset for segment in kit.log.files.segments[:2])
     for segment in kit.log.files.segments[:2]:
         flip(segment.path, 70)
@@ -266,7 +276,7 @@ async def test_the_only_replica_in_sync_says_what_is_lost_until_another_is_or_it
     await eventually(lambda: len(kit.log.lost) == 1)
     assert kit.controllers.reports[-1] == "damaged"
     kit.leader.advance_log_start(first + 2)
-    alone, kit.controllers.others_in_sync = False, True
+    kit.peers.alone, kit.controllers.others_in_sync = False, True
     kit.on_metadata()
     await kit.until_over()
     assert read_all(kit.log) == read_all(kit.leader)
@@ -285,11 +295,7 @@ async def test_what_can_be_mended_is_although_something_else_is_lost(kit: Kit) -
     assert kit.controllers.reports == ["damaged"]
 
 
-async def test_what_is_given_up_is_tried_again_as_soon_as_another_leads(
-    kit: Kit, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    leader = 2
-    monkeypatch.setattr(kit, "_leader_of", lambda _: (leader, leader))
+async def test_what_is_given_up_is_tried_again_as_soon_as_another_leads(kit: Kit) -> None:
     kit.refusals = [CorruptRecordError("damaged here as well")]
     flip(kit.log.files.segments[0].path, 70)
     kit.read_damaged()
@@ -297,7 +303,7 @@ async def test_what_is_given_up_is_tried_again_as_soon_as_another_leads(
     kit.on_metadata()
     await asyncio.sleep(0.05)  # Time in which nothing must happen.
     assert kit.asked == 1
-    leader = 3
+    kit.peers.leader = 3
     kit.on_metadata()
     await kit.until_over()
     assert read_all(kit.log) == read_all(kit.leader)
@@ -370,6 +376,27 @@ async def test_nothing_is_dropped_while_the_leader_is_damaged_elsewhere(
     assert compacted.controllers.reports == ["damaged", "dropped", "copied", "sound"]
 
 
+async def test_a_log_is_dropped_only_for_the_leader_that_all_of_it_was_read_at(
+    compacted: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repair, "_MIN_BACKOFF_S", 0.001)
+    read_at: dict[int, list[int]] = {2: [], 3: []}
+
+    class Deposed(Reads):
+        async def read(self, key: TopicIdPartition, offset: int) -> bytes:
+            if offset > 0:
+                compacted.peers.leader = 3
+            read_at[compacted.peers.leader].append(offset)
+            return await super().read(key, offset)
+
+    compacted.peers.make_reads = lambda: Deposed(compacted)
+    compacted.read_damaged()
+    await compacted.until_over()
+    assert read_at[2] == [0, 0], "the damaged batch, and the first ones of all"
+    assert read_at[3].count(0) == 2, "all is read again at whom it is copied from"
+    assert compacted.controllers.reports == ["damaged", "dropped", "copied", "sound"]
+
+
 def shown_at(log: PartitionLog, offset: int) -> tuple[str, str | None]:
     [record] = records_of(log.read(offset, 100, below=EVERYTHING))
     return pair_of(record)
@@ -436,155 +463,3 @@ async def test_a_damaged_index_is_made_anew_without_a_word_to_anybody(kit: Kit) 
     await kit.until_over()
     assert "damaged" not in kit.controllers.reports
     assert segment.file_index.load().is_rising()
-
-
-# --- scrubbing -----------------------------------------------------------------------------------
-
-
-class Disks:
-    """Logs of several partitions in one directory."""
-
-    def __init__(self, path: Path, count: int) -> None:
-        self.path = path
-        keys = [TopicIdPartition(TopicId(bytes([9 - n]) * 16), n) for n in range(count)]
-        self.logs = {key: filled(path / str(n)) for n, key in enumerate(keys)}
-        self.found: list[tuple[TopicIdPartition, int]] = []
-        self.on_found: Callable[[], object] = lambda: None
-
-    def get(self, key: TopicIdPartition) -> PartitionLog | None:
-        return self.logs.get(key)
-
-    def held_in(self, path: Path) -> list[TopicIdPartition]:
-        assert path == self.path
-        return list(self.logs)
-
-    def scrubber(
-        self,
-        *,
-        interval_ms: int = 3_600_000,
-        counts: Counts | None = None,
-        wall_ms: Callable[[], int] = lambda: 5_000,
-    ) -> Scrubber:
-        return Scrubber(
-            [self.path],
-            self,
-            self._find,
-            cluster_id="c1",
-            interval_ms=interval_ms,
-            bytes_per_second=100_000_000,
-            counts=counts,
-            wall_clock_ms=wall_ms,
-        )
-
-    def _find(self, log: PartitionLog, offset: int) -> None:
-        self.found.append((log.key, offset))
-        self.on_found()
-
-    def progress(self) -> Progress | None:
-        file = self.path / PROGRESS_FILE
-        return Progress.decode(file.read_bytes()) if file.exists() else None
-
-
-async def test_every_closed_segment_is_read_and_the_open_one_is_not(tmp_path: Path) -> None:
-    disks = Disks(tmp_path, 1)
-    [log] = disks.logs.values()
-    for segment in log.files.segments:
-        flip(segment.path, 70)
-    scrubber = disks.scrubber()
-    await scrubber.start()
-    await eventually(lambda: disks.progress() is not None)
-    await scrubber.stop()
-    closed = log.files.segments[:-1]
-    assert disks.found == [(KEY, segment.base_offset) for segment in closed]
-    assert disks.progress() == Progress(5_000)
-
-
-@pytest.mark.parametrize("how", ["a bit flipped", "another topic's", "gone"])
-async def test_a_file_that_says_whose_log_it_is_is_written_anew_where_it_is_wrong(
-    tmp_path: Path, how: str
-) -> None:
-    disks = Disks(tmp_path, 2)
-    logs = list(disks.logs.values())
-    for log in logs:
-        metadata = encode_metadata(PartitionMetadata(log.key.topic_id, "c1"))
-        (log.directory / METADATA_FILE).write_bytes(metadata)
-    file = logs[0].directory / METADATA_FILE
-    sound = file.read_bytes()
-    if how == "a bit flipped":
-        flip(file, 20)
-    elif how == "gone":
-        file.unlink()
-    else:
-        file.write_bytes(encode_metadata(PartitionMetadata(TopicId(b"?" * 16), "c1")))
-    scrubber = disks.scrubber()
-    with capture_logs() as lines:
-        await scrubber.start()
-        await eventually(lambda: disks.progress() == Progress(5_000))
-        await scrubber.stop()
-    assert file.read_bytes() == sound
-    told = [line for line in lines if line["event"] == "partition.metadata written anew"]
-    assert [line["partition"] for line in told] == [logs[0].name]
-    assert str(file) in told[0]["reason"]
-
-
-async def test_a_round_goes_on_where_the_last_process_stopped(tmp_path: Path) -> None:
-    disks = Disks(tmp_path, 3)
-    for log in disks.logs.values():
-        for segment in log.files.segments:
-            flip(segment.path, 70)
-    _, second, third = sorted(disks.logs)
-    second_base = disks.logs[second].files.segments[1].base_offset
-    scrubber = disks.scrubber()
-    assert await scrubber.scrub(tmp_path, Progress(3_000, second, 1)) == Progress(3_000)
-    expected = [second_base]
-    expected += [segment.base_offset for segment in disks.logs[third].files.segments[:-1]]
-    assert [offset for _, offset in disks.found] == expected
-    await scrubber.stop()
-
-
-async def test_the_next_round_begins_when_its_time_has_come(tmp_path: Path) -> None:
-    disks = Disks(tmp_path, 1)
-    now_ms = 5_000
-    scrubber = disks.scrubber(interval_ms=20, wall_ms=lambda: now_ms)
-    await scrubber.start()
-    await eventually(lambda: disks.progress() == Progress(5_000))
-    [log] = disks.logs.values()
-    flip(log.files.segments[0].path, 70)
-    now_ms = 5_020
-    await eventually(lambda: bool(disks.found))
-    await scrubber.stop()
-
-
-async def test_progress_that_can_not_be_read_begins_a_round(tmp_path: Path) -> None:
-    disks = Disks(tmp_path, 1)
-    (tmp_path / PROGRESS_FILE).write_bytes(b"rubbish")
-    scrubber = disks.scrubber()
-    await scrubber.start()
-    await eventually(lambda: (tmp_path / PROGRESS_FILE).read_bytes() != b"rubbish")
-    await scrubber.stop()
-    assert disks.progress() == Progress(5_000)
-
-
-def test_progress_outlives_the_process() -> None:
-    for progress in (Progress(7), Progress(7, TopicIdPartition(TopicId(b"x" * 16), 3), 99)):
-        assert Progress.decode(progress.encode()) == progress
-
-
-async def test_a_disk_that_fails_while_it_is_read_fails_its_directory(tmp_path: Path) -> None:
-    disks = Disks(tmp_path, 1)
-    [log] = disks.logs.values()
-    broken = BrokenDisk()
-    broken.failing = {"read"}
-    log.home.disk = broken
-    scrubber = disks.scrubber()
-    await scrubber.start()
-    await eventually(lambda: log.home.failure is not None)
-    await scrubber.stop()
-    assert disks.found == []
-
-
-async def test_an_interval_of_zero_reads_nothing(tmp_path: Path) -> None:
-    scrubber = Disks(tmp_path, 1).scrubber(interval_ms=0)
-    await scrubber.start()
-    assert not scrubber._tasks
-    await scrubber.stop()

@@ -18,7 +18,8 @@ from penstock.wire.ids import LeaderEpoch, TopicIdPartition
 from tests.support import eventually
 from tests.unit.storage.storage_kit import FullDisk, batch, read_all, values_of
 from tests.unit.storage.test_damage import filled, flip
-from tests.unit.storage.test_repair import Disks, Kit, Reads
+from tests.unit.storage.test_repair import Kit, Reads
+from tests.unit.storage.test_scrubber import Disks
 
 
 @pytest.fixture
@@ -112,7 +113,7 @@ async def test_a_note_that_found_no_room_is_tried_again_before_long(
     kit: Kit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(repair, "ASK_AGAIN_S", 0.01)
-    monkeypatch.setattr(kit, "_is_alone", lambda _: True)
+    kit.peers.alone = True
     kit.controllers.others_in_sync = False
     flip(kit.log.files.segments[0].path, 70)
     sound_disk, kit.log.home.disk = kit.log.home.disk, FullDisk(0)
@@ -207,7 +208,7 @@ async def test_nothing_is_written_into_a_log_that_was_cut_while_the_leader_was_a
             cut_and_regrown(kit.log, segment)
             return records
 
-    kit._reads = lambda: Slow(kit)
+    kit.peers.make_reads = lambda: Slow(kit)
     flip(segment.path, 70)
     kit.found(kit.log, 0)
     await kit.until_over()
