@@ -357,7 +357,7 @@ class ProducerFencedError(PenstockError, code=ErrorCode.PRODUCER_FENCED):
 
 
 class InvalidUpdateVersionError(PenstockError, code=ErrorCode.INVALID_UPDATE_VERSION):
-    """The change is based on an older version of what it changes: a partition epoch, a registration."""
+    """The change is based on an older version of it: a partition epoch, or a registration."""
 
 
 class UnknownTopicIdError(
