@@ -68,7 +68,7 @@ def main() -> int:
     options = parser.parse_args()
     library = sanitiser()
     if library is None:
-        print("gcc with libasan is needed; install both", file=sys.stderr)  # noqa: T201 - A tool.
+        sys.stderr.write("gcc with libasan is needed; install both\n")
         return 2
     result = hammer(library, rounds=options.rounds, seed=options.seed)
     sys.stdout.write(result.stdout)
