@@ -163,6 +163,32 @@ async def test_damage_that_a_read_finds_is_mended_once_the_replica_is_out_of_syn
     assert (lines[0]["offset"], lines[0]["position"]) == (0, 0)
 
 
+async def test_who_is_out_of_sync_for_something_else_is_reported_all_the_same(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time: it would come in sync as soon as the other reason is over, and lead."""
+    monkeypatch.setattr(kit.controllers, "may_mend", lambda _: True)
+    for at in (70, 72):
+        flip(kit.log.files.segments[0].path, at)
+        kit.read_damaged()
+        await kit.until_over()
+    assert kit.controllers.reports == ["damaged", "sound"] * 2
+
+
+async def test_a_replica_that_was_forgotten_meanwhile_is_reported_once_more(kit: Kit) -> None:
+    """It was moved away, and came back before it was mended."""
+    kit.controllers.others_in_sync = False
+    flip(kit.log.files.segments[0].path, 70)
+    kit.read_damaged()
+    await eventually(lambda: "damaged" in kit.controllers.reports)
+    kit.controllers.reports.clear()
+    kit.on_metadata()
+    await eventually(lambda: "damaged" in kit.controllers.reports)
+    kit.controllers.others_in_sync = True
+    await kit.until_over()
+    assert kit.controllers.reports[-1] == "sound"
+
+
 async def test_the_only_replica_in_sync_is_left_as_it_is_until_another_is(kit: Kit) -> None:
     kit.controllers.others_in_sync = False
     segment = kit.log.files.segments[0]
