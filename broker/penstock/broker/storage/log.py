@@ -217,9 +217,7 @@ class PartitionLog:
         if begin == self._end:
             return self._append(checked, -1, reserve_bytes)
         self._begin_cut(0)  # A crash in between may leave no segment at all.
-        self._flushing.write_later(
-            self._producers.snapshot(self._end)
-        )  # It was to be written before.
+        self._save_producers()  # What a flush was to write of them is given up by that.
         try:
             self._reset_files(begin)
             self._end = begin
@@ -472,18 +470,24 @@ class PartitionLog:
         self._check()
         if offset == self._start and not producers:
             producers = self.producers_below(offset)  # What was deleted, was so everywhere.
+        state = ProducerState.begun_at(offset, producers, self.home.clock_ms())
+        doing = f"dropping what {self.name} holds"
+        try:
+            keep = self._producers.keep(state, offset)
+        except OSError as error:
+            raise self.home.translate(error, doing) from error
         # Whatever a crash in between leaves is less than the log was, and no sign of damage.
         self._begin_cut(0)
         try:
             remove_snapshots(self.home.disk, self.directory, above=-1)
             self._files.reset(offset)
+            keep()
         except OSError as error:
-            raise self.home.fail(error, f"dropping what {self.name} holds") from error
+            raise self.home.fail(error, doing) from error
         self.start.restart(offset)
         self._end = self._flushing.synced_offset = offset
         self._epochs.clear()
-        self._producers.state = ProducerState.begun_at(offset, producers, self.home.clock_ms())
-        self._save_producers()
+        self._producers.state = state
         self.home.save_soon(self)
         self.home.request_flush(self)
 
