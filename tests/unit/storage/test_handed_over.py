@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 
 import pytest
 
+from penstock.broker.core.partition_events import (
+    Diverge,
+    FollowerPositioned,
+    PartitionChanged,
+    PartitionState,
+    StartPush,
+)
+from penstock.broker.core.ports import EpochEnd
 from penstock.broker.core.producer_state import ANY_PRODUCER
+from penstock.broker.core.replica import Replica
 from penstock.broker.storage.checkpoints import snapshots
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.recovery import SavedState
 from penstock.broker.storage.settings import FlushPolicy, LogSettings
 from penstock.wire.errors import DiskFullError
-from tests.unit.storage.storage_kit import EVERYTHING, FullDisk, batch, open_in
+from tests.unit.storage.storage_kit import EVERYTHING, FullDisk, PowerCutDisk, batch, open_in
 from tests.unit.storage.test_log_recovery import crash
 
 START = 4
@@ -94,3 +104,92 @@ def test_where_nothing_was_handed_over_nothing_is_written(root: Path) -> None:
     log.truncate_fully_and_start_at(START)
     assert log.producers.forgotten_up_to == ANY_PRODUCER
     assert not snapshots(log.directory)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_power_cut_does_not_take_it_and_leave_what_came_behind(
+    tmp_path: Path, root: Path, leader: PartitionLog, seed: int
+) -> None:
+    """Batches that nobody flushed may be on the disk all the same."""
+    disk = PowerCutDisk()
+    log = open_in(root, disk=disk)
+    log.flush()
+    disk.settle(root)
+    log.truncate_fully_and_start_at(START, leader.producers_below(START))
+    copy(log, leader)
+    disk.cut_power(root, tmp_path / "after", Random(seed))
+    log = open_in(tmp_path / "after", saved=SavedState(0, 0))
+    assert log.producers.entry(7) is not None
+
+
+def position_of(log: PartitionLog) -> FollowerPositioned:
+    return FollowerPositioned(
+        node_id=2,
+        session=1,
+        broker_epoch=1,
+        leader_epoch=1,
+        log_end_offset=log.log_end_offset,
+        last_epoch=log.last_epoch,
+        log_start_offset=log.log_start_offset,
+        now_ms=0,
+        knows_no_producers=log.knows_no_producers,
+    )
+
+
+def leading(leader: PartitionLog) -> Replica:
+    replica = Replica(1, leader, high_watermark=6, lag_max_ms=1000)
+    state = PartitionState(
+        leader=1, leader_epoch=1, partition_epoch=1, replicas=(1, 2), isr=frozenset({1}), min_isr=1
+    )
+    replica.handle(PartitionChanged(state=state, min_isr=1, now_ms=0))
+    return replica
+
+
+def test_one_that_begins_anew_by_itself_is_handed_it_over(root: Path, leader: PartitionLog) -> None:
+    log = open_in(root)
+    assert not log.knows_no_producers
+    copy_of_the_first = batch("v0", producer=(7, 0, 0), leader_epoch=1)
+    log.append_as_follower(copy_of_the_first)
+    log.flush()
+    crash(log)
+    # The log start was on the disk, and what had been appended up to there was not.
+    log = open_in(root, saved=SavedState(recovery_point=1, log_start_offset=START))
+    assert (log.log_start_offset, log.log_end_offset) == (START, START)
+    assert log.knows_no_producers
+    replica = leading(leader)
+    [diverge] = replica.handle(position_of(log))
+    assert diverge == Diverge(2, 1, EpochEnd(-1, START))
+    log.truncate_fully_and_start_at(START, leader.producers_below(START))
+    assert not log.knows_no_producers
+    effects = replica.handle(position_of(log))
+    assert StartPush(2, 1, START) in effects
+    copy(log, leader)
+    assert log.append_as_leader(RETRY, 2, now_ms=1).duplicate
+
+
+def test_it_is_asked_for_once_whatever_there_is(root: Path, leader: PartitionLog) -> None:
+    log = open_in(root, saved=SavedState(recovery_point=0, log_start_offset=START))
+    assert log.knows_no_producers
+    log.truncate_fully_and_start_at(START)
+    assert log.producers.forgotten_up_to == ANY_PRODUCER
+    assert not log.knows_no_producers
+    assert StartPush(2, 1, START) in leading(leader).handle(position_of(log))
+
+
+def test_a_log_that_was_handed_it_over_does_not_ask_again_after_a_crash(
+    root: Path, leader: PartitionLog
+) -> None:
+    log = open_in(root)
+    log.truncate_fully_and_start_at(START, leader.producers_below(START))
+    crash(log)
+    log = open_in(root, saved=SavedState(START, START))
+    assert not log.knows_no_producers
+
+
+def test_one_that_begins_above_the_leaders_end_begins_where_the_leader_does(
+    root: Path, leader: PartitionLog
+) -> None:
+    log = open_in(root, saved=SavedState(recovery_point=0, log_start_offset=9))
+    assert log.knows_no_producers
+    [diverge] = leading(leader).handle(position_of(log))
+    assert diverge == Diverge(2, 1, EpochEnd(-1, START))

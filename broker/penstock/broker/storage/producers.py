@@ -168,6 +168,8 @@ class LogProducers:
         self._epochs = epochs
         self._start = start
         self._name = name
+        # Nobody was asked for what is not written down of the log's beginning.
+        self.are_unknown = start.offset > 0 and state == _unknown(start.offset)
         self._expiry = Expiry(home)
         self._rewinding = Rewinding(home, files, epochs, name=name)
 
@@ -202,22 +204,30 @@ class LogProducers:
 
     # --- beginning anew --------------------------------------------------------------------------
 
-    def keep(self, state: ProducerState, offset: int) -> Callable[[], None]:
+    def keep(self, state: ProducerState, offset: int, doing: str) -> Callable[[], None]:
         """Write down what the log is to begin with; what is returned has a start find it.
 
-        Both durably, and both raise OSError: only the first one for want of room. What a flush
-        writes would be too late: what is appended before may be there after a crash without it.
+        Both durably: what is appended before a flush may be there after a crash without what that
+        was to write. Raises DiskFullError or StorageError; what is returned, OSError.
         """
         disk, directory = self._home.disk, self._files.directory
         if state == _unknown(offset):
             return lambda: None
-        name = write_ahead(disk, snapshot_path(directory, offset), state.encode(offset, -1))
+        try:
+            name = write_ahead(disk, snapshot_path(directory, offset), state.encode(offset, -1))
+        except OSError as error:
+            raise self._home.translate(error, doing) from error
 
         def keep() -> None:
             name()
             disk.sync_directory(directory)
 
         return keep
+
+    def begin(self, state: ProducerState) -> None:
+        """The log has begun with that."""
+        self.state = state
+        self.are_unknown = False
 
     # --- cuts ------------------------------------------------------------------------------------
 
