@@ -230,6 +230,19 @@ async def test_a_replica_that_is_moved_away_is_offline_no_more() -> None:
         assert brokers[1].manager.hosted(KEY) is None
 
 
+async def test_of_a_replica_that_never_was_here_nothing_is_removed_when_it_is_moved_away() -> None:
+    async with running(3) as brokers:
+        brokers[3].logs.away.add(KEY)
+        brokers[3].deaf = True
+        brokers.create_topic()
+        brokers[3].deaf = False
+        brokers[3].hear(brokers.snapshot())
+        assert brokers[3].manager.offline_count == 1
+        brokers.change(0, replicas=[1, 2], isr=[1, 2], offline_replicas=[])
+        assert brokers[3].manager.offline_count == 0
+        assert (brokers[3].logs.deleted, brokers[3].logs.aside) == ([], {})
+
+
 async def test_a_failed_replica_follows_nobody_and_leads_nothing() -> None:
     async with running(2) as brokers:
         brokers.create_topic()
