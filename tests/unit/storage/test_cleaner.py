@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from penstock.broker.storage.cleaner.filtering import Filter
 from penstock.broker.storage.cleaner.offset_map import SLOT_BYTES, OffsetMap
 from penstock.broker.storage.cleaner.throttle import Throttle
 from penstock.broker.storage.disk import Disk
@@ -17,7 +18,13 @@ from penstock.broker.storage.recovery import SavedState
 from penstock.wire.errors import StorageError
 from penstock.wire.ids import LeaderEpoch
 from penstock.wire.markers import MarkerType, encode_marker
-from penstock.wire.records import Compression, RecordData, encode_batch, iter_batches
+from penstock.wire.records import (
+    Compression,
+    RecordData,
+    encode_batch,
+    iter_batches,
+    parse_header,
+)
 from tests.support import eventually
 from tests.unit.storage.cleaning import (
     COMPACTED,
@@ -178,6 +185,35 @@ async def test_control_batches_and_transactions_are_left_alone(tmp_path: Path) -
     assert sorted(shown(log)) == [0, 1, 2]
 
 
+@pytest.mark.parametrize(("base_offset", "stays"), [(4, False), (5, True)])
+def test_what_the_map_has_not_seen_stays_as_it_is(base_offset: int, stays: bool) -> None:
+    """A tombstone there may be all that keeps an older value, not looked at either, deleted."""
+    batches = filter_to(5)
+    for value in (None, b"v"):
+        data = encode_batch([RecordData(1, None, value)], base_offset=base_offset)
+        assert (batches.apply(parse_header(data), data) is data) is stays
+    batches.latest.close()
+
+
+def test_a_control_batch_outside_of_transactions_stays_too() -> None:
+    batches = filter_to(5)
+    data = encode_batch([RecordData(1, None, b"v")], is_control=True)
+    assert not parse_header(data).is_transactional
+    assert batches.apply(parse_header(data), data) is data
+    batches.latest.close()
+
+
+def filter_to(end_offset: int) -> Filter:
+    return Filter(
+        latest=OffsetMap(1 << 10),
+        log_start_offset=0,
+        end_offset=end_offset,
+        last_batches={},
+        now_ms=1,
+        delete_retention_ms=1,
+    )
+
+
 # --- tombstones ----------------------------------------------------------------------------------
 
 
@@ -225,6 +261,31 @@ async def test_the_time_of_a_tombstone_counts_from_the_first_clean(tmp_path: Pat
     broker.clock.now_ms += 1000
     await broker.cleaner.clean_one()
     assert shown(again) == {1: ("b", "1"), 2: ("c", "1")}
+
+
+async def test_no_later_clean_puts_that_time_off(tmp_path: Path) -> None:
+    log = compacted(tmp_path, delete_retention_ms=1000)
+    broker = Broker(log)
+    put(log, ("a", None))
+    close_segment(log)
+    await broker.cleaner.clean_one()
+    for _ in range(2):
+        broker.clock.now_ms += 500
+        put(log, ("b", "1"))
+        close_segment(log)
+        assert await broker.cleaner.clean_one()
+    assert shown(log) == {2: ("b", "1")}
+
+
+async def test_a_tombstone_may_be_told_to_stay_for_ever(tmp_path: Path) -> None:
+    log = compacted(tmp_path, delete_retention_ms=2**63 - 1)
+    broker = Broker(log)
+    put(log, ("a", "1"))
+    put(log, ("a", None))
+    close_segment(log)
+    await broker.cleaner.clean_one()
+    assert shown(log) == {1: ("a", None)}
+    assert broker.cleaner.uncleanable_count == 0
 
 
 # --- which log, and when -------------------------------------------------------------------------
@@ -292,6 +353,46 @@ async def test_old_records_wait_no_longer_not_even_in_the_active_segment(tmp_pat
     assert shown(log) == {1: ("a", "2")}
 
 
+def much_clean_and_little_dirty(
+    root: Path, partition: int, dirty: int, **config: int
+) -> PartitionLog:
+    """The dirty records are of the time 900."""
+    root.mkdir()
+    log = compacted(root, min_cleanable_dirty_ratio=0.9, **config)
+    log.key = KEY._replace(partition=partition)
+    for number in range(4):
+        put(log, (str(number), "x" * 300))
+    close_segment(log)
+    log.cleaned_up_to(log.log_end_offset)
+    for _ in range(dirty):
+        put(log, ("0", "y" * 300), timestamp_ms=900)
+    close_segment(log)
+    return log
+
+
+async def test_what_has_waited_for_so_long_is_cleaned_however_little_it_is(tmp_path: Path) -> None:
+    log = much_clean_and_little_dirty(tmp_path / "a", 0, 1, max_compaction_lag_ms=500)
+    broker = Broker(log)
+    broker.clock.now_ms = 1400
+    assert not await broker.cleaner.clean_one()
+    broker.clock.now_ms = 1401
+    assert await broker.cleaner.clean_one()
+    assert log.cleaned_offset == log.log_end_offset
+    assert (0, ("0", "x" * 300)) not in shown(log).items()
+
+
+async def test_and_comes_before_what_is_dirtier(tmp_path: Path) -> None:
+    dirtier = much_clean_and_little_dirty(tmp_path / "a", 0, 60)
+    overdue = much_clean_and_little_dirty(tmp_path / "b", 1, 1, max_compaction_lag_ms=500)
+    broker = Broker(dirtier, overdue)
+    broker.clock.now_ms = 1401
+    assert await broker.cleaner.clean_one()
+    assert overdue.cleaned_offset == overdue.log_end_offset
+    assert dirtier.cleaned_offset < dirtier.log_end_offset
+    assert await broker.cleaner.clean_one()
+    assert dirtier.cleaned_offset == dirtier.log_end_offset
+
+
 async def test_a_topic_that_is_not_compacted_is_left_alone(tmp_path: Path) -> None:
     log = compacted(tmp_path, compacts=False)
     put(log, ("a", "1"))
@@ -353,6 +454,22 @@ def test_the_throttle_waits_as_long_as_the_rate_asks_for() -> None:
     now_s = 10.0
     throttle.spend(200)
     assert waits == [0.5, 1.5, 2.0]
+
+
+async def test_all_that_is_read_and_written_is_throttled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spent = list[int]()
+    monkeypatch.setattr(Throttle, "spend", lambda _, size_bytes: spent.append(size_bytes))
+    log = compacted(tmp_path, segment_bytes=5000)
+    for number in range(9):
+        put(log, (str(number % 3), "x" * 300))
+    close_segment(log)
+    before = log.files.segments[0].size_bytes
+    assert await Broker(log).cleaner.clean_one()
+    after = log.files.segments[0].size_bytes
+    assert after < before
+    assert sum(spent) == 2 * before + after, "the keys are read first, then what is copied"
 
 
 # --- what goes wrong -----------------------------------------------------------------------------
