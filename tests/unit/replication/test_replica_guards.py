@@ -9,6 +9,7 @@ from penstock.broker.core.partition_events import (
     BrokersChanged,
     HighWatermarkChanged,
     LogAdvanced,
+    PartitionChanged,
     ProposeIsr,
     Pushed,
     StatePosition,
@@ -22,6 +23,7 @@ from tests.unit.replication.test_replica import (
     log_of,
     position,
     push,
+    state,
 )
 
 
@@ -36,6 +38,17 @@ def test_the_leaders_marks_of_before_a_cut_count_no_more_until_the_logs_agree_ag
     assert replica.handle(LogAdvanced(0)) == []
     assert replica.high_watermark == 0, "what is left may have to be cut further"
     assert replica.handle(push(3, high_watermark=9)) == [HighWatermarkChanged(3)]
+
+
+def test_a_member_that_is_no_replica_is_waited_for() -> None:
+    """The controllers make no such in-sync set; nothing is committed on the strength of one."""
+    log = log_of((4, 2))
+    replica = leader(log, isr=(1, 2, 3, 4))
+    for node_id in (2, 3):
+        replica.handle(position(node_id, 2, 4))
+    assert replica.high_watermark == 0
+    replica.handle(PartitionChanged(state(version=11), 2, 0))
+    assert replica.high_watermark == 2
 
 
 @pytest.mark.parametrize("known", [9, 7, 3])
