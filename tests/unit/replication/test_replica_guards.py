@@ -7,11 +7,14 @@ import pytest
 from penstock.broker.core.partition_events import (
     AppendRecords,
     BrokersChanged,
+    CopyAnew,
     HighWatermarkChanged,
     LogAdvanced,
+    LogFailed,
     PartitionChanged,
     ProposeIsr,
     Pushed,
+    Role,
     StatePosition,
     TruncateTo,
 )
@@ -38,6 +41,25 @@ def test_the_leaders_marks_of_before_a_cut_count_no_more_until_the_logs_agree_ag
     assert replica.handle(LogAdvanced(0)) == []
     assert replica.high_watermark == 0, "what is left may have to be cut further"
     assert replica.handle(push(3, high_watermark=9)) == [HighWatermarkChanged(3)]
+
+
+@pytest.mark.parametrize("role", [Role.LEADER, Role.OFFLINE])
+def test_whoever_does_not_follow_takes_nothing_and_cuts_nothing(role: Role) -> None:
+    log = log_of((4, 5))
+    replica = leader(log, isr=(1, 3))
+    if role is Role.OFFLINE:
+        replica = follower(log)
+        replica.handle(PartitionChanged(state(version=11, isr=(1, 3)), 2, 0))
+        replica.handle(LogFailed())
+    assert replica.role is role
+    for event in (
+        push(5, records=b"x"),
+        push(5, high_watermark=5),
+        Pushed(5, 9, 0, 0, b"", EpochEnd(4, 3)),
+        Pushed(5, 9, 0, 0, b"", EpochEnd(-1, 2)),
+        CopyAnew(),
+    ):
+        assert replica.handle(event) == []
 
 
 def test_a_member_that_is_no_replica_is_waited_for() -> None:
