@@ -62,6 +62,15 @@ def test_whoever_does_not_follow_takes_nothing_and_cuts_nothing(role: Role) -> N
         assert replica.handle(event) == []
 
 
+@pytest.mark.parametrize("end", [EpochEnd(3, 4), EpochEnd(2, 4)])
+def test_no_cut_goes_below_the_logs_start(end: EpochEnd) -> None:
+    log = log_of((3, 9), (4, 2), start=6)
+    replica = follower(log, high_watermark=6)
+    effects = replica.handle(Pushed(5, -1, -1, -1, b"", end))
+    assert effects == [TruncateTo(6), StatePosition()]
+    assert replica.high_watermark == 6
+
+
 def test_a_member_that_is_no_replica_is_waited_for() -> None:
     """The controllers make no such in-sync set; nothing is committed on the strength of one."""
     log = log_of((4, 2))

@@ -7,10 +7,13 @@ from __future__ import annotations
 import asyncio
 import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
+from penstock.broker.storage.cleaner import cleaner, copying
+from penstock.broker.storage.cleaner.copying import Copied
 from penstock.broker.storage.cleaner.offset_map import SLOT_BYTES, OffsetMap
 from penstock.broker.storage.cleaner.throttle import Throttle
 from penstock.broker.storage.disk import Disk
@@ -358,6 +361,40 @@ async def test_a_clean_that_is_overtaken_by_a_cut_is_dropped(tmp_path: Path) -> 
     assert names_in(log) == [f"{0:020d}.log"]
     log.close(save=False)
     assert open_in(tmp_path).log_end_offset == 0
+
+
+async def test_what_was_cut_while_it_was_copied_is_never_swapped_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start would bring an end to a swap that a crash left: with what the cut has taken away."""
+
+    renamed = list[str]()
+
+    class Watched(Disk):
+        def rename(self, source: Path, target: Path) -> None:
+            renamed.append(target.suffix)
+            super().rename(source, target)
+
+    loop = asyncio.get_running_loop()
+
+    def copy_and_cut(*arguments: Any) -> Copied:
+        copied = copying.copy(*arguments)
+
+        async def cut() -> None:
+            log.truncate_to(1)
+
+        asyncio.run_coroutine_threadsafe(cut(), loop).result(20)
+        return copied
+
+    monkeypatch.setattr(cleaner, "copy", copy_and_cut)
+    log = open_in(tmp_path, config=COMPACTED, disk=Watched())
+    for number in range(3):
+        put(log, ("a", str(number)))
+        close_segment(log)
+    assert not await Broker(log).cleaner.clean_one()
+    assert ".swap" not in renamed
+    assert not [name for name in names_in(log) if not name.endswith(".log")]
+    assert shown(log) == {0: ("a", "0")}
 
 
 async def test_a_clean_whose_segments_were_deleted_meanwhile_is_dropped(tmp_path: Path) -> None:
