@@ -154,14 +154,14 @@ class ShutLogs:
                     shut.error, shut.read_at = why, (-1, -1)
                     await asyncio.sleep(backoff_s)
                     backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
-                known = self._what_may_help(shut.key)
+                leader = self._stand_ins.leader_of(shut.key)
                 try:
                     await self._copy(shut, reads)
                 except _CannotCopyError as error:
                     if told != str(error):
                         told = self._say_stuck(shut, error)
                     await reads.close()
-                    if not await self._is_worth_another_try(shut.key, known):
+                    if not await self._is_worth_another_try(shut.key, leader):
                         told = ""  # It is so for long: people are told again.
                 except PenstockError as error:
                     if error.message != told:
@@ -262,14 +262,14 @@ class ShutLogs:
         )
         return str(error)
 
-    async def _is_worth_another_try(self, key: TopicIdPartition, known: tuple[object, ...]) -> bool:
-        """Wait for what may help; False when nothing came for long."""
+    async def _is_worth_another_try(self, key: TopicIdPartition, leader: tuple[int, int]) -> bool:
+        """Wait for another leadership; False when none came for long."""
         clock_s = asyncio.get_running_loop().time
         until_s = clock_s() + GIVEN_UP_S
         while (
             (left_s := until_s - clock_s()) > 0
             and self._replicas.why_shut(key) is not None
-            and self._what_may_help(key) == known
+            and self._stand_ins.leader_of(key) == leader
         ):
             await self._until_moved(min(left_s, ASK_AGAIN_S))
         return left_s > 0
@@ -279,9 +279,6 @@ class ShutLogs:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await moved.wait()
-
-    def _what_may_help(self, key: TopicIdPartition) -> tuple[object, ...]:
-        return self._stand_ins.leader_of(key), self._stand_ins.none_is_in_sync(key)
 
     def _is_copied(self, key: TopicIdPartition, end_offset: int) -> bool:
         """Whether the new log goes as far. There is none as long as its disk has no room for it."""

@@ -164,14 +164,21 @@ async def test_what_the_leader_has_deleted_meanwhile_is_not_asked_for() -> None:
         assert (shut.log().log_start_offset, shut.log().values()) == (2, [b"c"])
 
 
-async def test_a_shut_log_of_a_topic_that_is_deleted_is_given_up() -> None:
+@pytest.mark.parametrize("by", ["the news", "a snapshot"])
+async def test_a_shut_log_of_a_topic_that_is_deleted_is_given_up(by: str) -> None:
     async with running(2) as brokers:
         await written(brokers)
         brokers[1].log().damaged_at = {0}
         shut = await restarted_shut(brokers, 2)
         await eventually(lambda: shut.shut_logs.unmendable_count == 1)
         brokers.partitions.clear()
-        brokers.publish(removed_topics=[bytes(KEY.topic_id)])
+        brokers.deleted_topics = [bytes(KEY.topic_id)]
+        if by == "the news":
+            brokers.publish(removed_topics=brokers.deleted_topics)
+        else:
+            brokers.index += 1
+            for broker in brokers.brokers.values():
+                broker.hear(brokers.snapshot())
         await eventually(lambda: shut.shut_logs.damaged_count == 0)
         assert shut.logs.deleted == [KEY]
 

@@ -1,14 +1,25 @@
+<<<<<<< HEAD
 """What is said of a data directory that has no room, in the log and in metrics."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+=======
+"""When a full directory counts as one with room again, and what is done where nobody can tell."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+>>>>>>> main
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
+<<<<<<< HEAD
 from penstock.broker.metrics import BrokerMetrics
 from penstock.broker.storage.log import PartitionLog
 from penstock.wire.errors import DiskFullError
@@ -47,10 +58,25 @@ def test_a_directory_that_stays_full_is_reported_every_ten_minutes(tmp_path: Pat
 
 
 def test_a_reserve_that_was_lowered_ends_what_was_refused_for_the_higher_one(
+=======
+from penstock.wire.errors import DiskFullError
+from tests.unit.storage.storage_kit import Clock, NoRoom, batch, values_of
+from tests.unit.storage.test_full_disk import limited
+
+
+def told_of(append: Callable[[], object]) -> list[str]:
+    with capture_logs() as lines:
+        append()
+    return [line["event"] for line in lines]
+
+
+def test_a_directory_has_room_once_as_much_fits_as_was_refused_and_for_a_while(
+>>>>>>> main
     tmp_path: Path,
 ) -> None:
     disk, clock = NoRoom(), Clock()
     log = limited(tmp_path, disk, clock)
+<<<<<<< HEAD
     disk.free = log.home.settings.min_free_bytes
     refused(log)
     lower = log.home.settings.min_free_bytes // 2
@@ -92,3 +118,33 @@ def test_metrics_tell_how_much_is_free_and_which_directories_are_full(tmp_path: 
     assert value is not None
     assert math.isnan(value)
     assert full == 0
+=======
+    disk.free = 600
+    with pytest.raises(DiskFullError):
+        log.append_as_leader(batch("a"), 0, now_ms=1)
+    clock.now_ms += 5_000
+    copied = batch("a", leader_epoch=0)
+    assert told_of(lambda: log.append_as_follower(copied)) == [], "it may use half of it"
+    with pytest.raises(DiskFullError):
+        log.append_as_leader(batch("b"), 0, now_ms=1)
+    disk.free = 1 << 30
+    clock.now_ms += 4_999
+    assert told_of(lambda: log.append_as_leader(batch("b"), 0, now_ms=1)) == []
+    clock.now_ms += 1
+    told = told_of(lambda: log.append_as_leader(batch("c"), 0, now_ms=1))
+    assert told == ["data_directory_has_room"]
+
+
+def test_where_the_file_system_does_not_say_the_write_tells(tmp_path: Path) -> None:
+    class Silent(NoRoom):
+        def free_bytes(self, path: Path) -> int:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    disk = Silent()
+    log = limited(tmp_path, disk, Clock())
+    log.append_as_leader(batch("a"), 0, now_ms=1)
+    disk.full.add("write")
+    with pytest.raises(DiskFullError):
+        log.append_as_leader(batch("b"), 0, now_ms=1)
+    assert values_of(log) == ["a"]
+>>>>>>> main
