@@ -175,6 +175,7 @@ class Bench:
         self.may_go_on.set()
         self.fault: Exception | None = None  # What acting on a change raises.
         self.session_timeout_ms = 1000
+        self.previous_broker_epoch = -1
         self.link: ControllerLink
         self.actor = MetadataActor(
             self,
@@ -216,7 +217,7 @@ class Bench:
             if active is not None:
                 controller.active, controller.epoch = self.controllers[active], 1
         self.link = ControllerLink(
-            BrokerIdentity("c", 1, "127.0.0.1", 1234, "", -1),
+            BrokerIdentity("c", 1, "127.0.0.1", 1234, "", self.previous_broker_epoch),
             {node: ("127.0.0.1", one.port) for node, one in self.controllers.items()},
             self.image,
             connector=NodeConnector(None),

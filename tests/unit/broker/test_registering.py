@@ -30,6 +30,17 @@ async def test_the_first_registration_of_a_node_follows_none(bench: Bench) -> No
     assert request.follows_broker_epoch == 0
 
 
+@pytest.mark.parametrize("previous", [-1, 54])
+async def test_it_says_after_which_registration_it_lacks_nothing(
+    bench: Bench, previous: int
+) -> None:
+    bench.previous_broker_epoch = previous
+    await bench.start()
+    await eventually(lambda: bool(bench.epochs))
+    (request,) = bench.controllers[1].registrations
+    assert request.previous_broker_epoch == previous
+
+
 async def test_it_is_told_what_the_node_had_before_it_registers(bench: Bench) -> None:
     def prepare(controller: FakeController) -> None:
         controller.registered = cluster_pb2.BrokerRecord(node_id=1, broker_epoch=55)

@@ -20,6 +20,8 @@ from penstock.client.core.fetch_events import (
 from penstock.client.core.fetcher import Fetcher
 from penstock.client.core.subscription import Position
 from penstock.v1 import log_pb2
+from penstock.wire.batch import checksum
+from penstock.wire.records import offset_patch, parse_header
 from tests.unit.client.fake_broker import FakeCluster, FakeNode
 from tests.unit.client.reading import fill, numbers, read, values
 from tests.unit.client.test_fetcher import (
@@ -179,6 +181,27 @@ def test_what_is_garbage_is_asked_for_again_and_what_is_before_it_is_kept() -> N
     assert anew.wanted[0].offset == 2
 
 
+@pytest.mark.parametrize(
+    ("data", "had"),
+    [
+        (batch(5, 2), 0),
+        (batch(0, 2) + batch(5, 1), 2),
+        (batch(0, 3) + batch(1, 3), 3),
+        (batch(0, 2) + batch(0, 2), 2),
+    ],
+    ids=["later", "behind a gap", "overlapping", "twice"],
+)
+def test_what_is_of_another_place_in_the_log_is_asked_for_again(data: bytes, had: int) -> None:
+    """No checksum of a batch covers its base offset, and older brokers send no other one."""
+    fetcher, _ = make((1, 0))
+    [fetch] = start(fetcher)
+    fetcher.handle(FetchAnswered(fetch.fetch_id, (Fetched(T0, None, data),)), 0)
+    assert [record.offset for record in fetcher.take(9, convert, 0)] == [*range(had)]
+    anew, _ = ask_again(fetcher)
+    assert anew.wanted[0].offset == had
+    fetcher.validate()
+
+
 def test_other_partitions_are_read_beside_damage() -> None:
     fetcher, _ = make((1, 0), (2, 0))
     [fetch] = start(fetcher)
@@ -186,6 +209,18 @@ def test_other_partitions_are_read_beside_damage() -> None:
     [other] = start(fetcher, T1)
     fetcher.handle(FetchAnswered(other.fetch_id, (Fetched(T1, None, batch(0, 3)),)), 1)
     assert len(fetcher.take(9, convert, 1)) == 3
+
+
+def test_what_an_older_leader_wrote_does_not_follow_on_what_a_newer_one_did() -> None:
+    """Nor does a checksum of a batch cover its leader epoch."""
+    fetcher, _ = make((1, 0))
+    [fetch] = start(fetcher)
+    first, second = batch(0, 2), batch(2, 2)
+    data = first[:12] + (3).to_bytes(4) + first[16:] + second[:12] + (1).to_bytes(4) + second[16:]
+    fetcher.handle(FetchAnswered(fetch.fetch_id, (Fetched(T0, None, data),)), 0)
+    assert [record.offset for record in fetcher.take(9, convert, 0)] == [0, 1]
+    anew, _ = ask_again(fetcher)
+    assert (anew.wanted[0].offset, anew.wanted[0].last_fetched_epoch) == (2, 3)
 
 
 async def test_a_consumer_reads_on_from_the_new_leader(cluster: FakeCluster) -> None:
@@ -211,6 +246,34 @@ async def test_a_consumer_reads_on_from_the_new_leader(cluster: FakeCluster) -> 
     ) as consumer:
         assert values(await read(consumer, 3)) == numbers(0, 3)
     assert len(refused) >= 2
+
+
+async def test_a_consumer_believes_no_answer_that_fails_its_checksum(cluster: FakeCluster) -> None:
+    """Its batches are sound; what was flipped on the way is their leader epoch."""
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, numbers(0, 3))
+    damaged: list[int] = []
+
+    async def damage_the_first(node: FakeNode, request: log_pb2.FetchRequest) -> Any:
+        if damaged or not request.partitions:
+            return None
+        damaged.append(1)
+        _, _, data = cluster.partition("t").batches[0]
+        response = log_pb2.FetchResponse()
+        result = response.partitions.add(partition=request.partitions[0].partition)
+        result.high_watermark = 3
+        result.records = offset_patch(parse_header(data), 0, 7) + data[16:]
+        result.records_crc = checksum(data)
+        return response
+
+    cluster.on_fetch = damage_the_first
+    async with AsyncConsumer(
+        cluster.bootstrap, topics="t", auto_offset_reset="earliest"
+    ) as consumer:
+        records = await read(consumer, 3)
+    assert damaged
+    assert values(records) == numbers(0, 3)
+    assert {record.leader_epoch for record in records} == {0}
 
 
 async def test_a_consumer_that_raised_damage_reads_on_once_it_is_mended(

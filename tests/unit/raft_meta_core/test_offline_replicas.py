@@ -77,6 +77,27 @@ def test_the_last_in_sync_replica_stays_without_leading_until_it_is_online(drive
     assert (driver.partition().leader, driver.partition().offline) == (1, ())
 
 
+@pytest.mark.parametrize("why", ["offline", "fenced"])
+def test_who_can_not_lead_now_stands_in_for_nobody_that_is_damaged(
+    driver: Driver, why: str
+) -> None:
+    """It is the last one in sync all the same; what the damaged one has may be needed yet."""
+    driver.alter([1])
+    if why == "offline":
+        reported(driver, 1, OFFLINE)
+    else:
+        driver.fence(1)
+    before = driver.partition()
+    reported(driver, 2, DAMAGED)
+    assert driver.partition() == before
+    if why == "offline":
+        reported(driver, 1, ONLINE)
+    else:
+        driver.unfence(1)
+    reported(driver, 2, DAMAGED)
+    assert driver.partition().offline == (2,)
+
+
 def test_an_eligible_replica_leads_in_the_place_of_an_offline_last_one() -> None:
     driver = Driver(brokers=3)
     driver.create(assignments=[[1, 2]], min_insync_replicas="2")

@@ -179,14 +179,21 @@ async def test_what_the_leader_has_deleted_meanwhile_is_not_asked_for() -> None:
         assert (shut.log().log_start_offset, shut.log().values()) == (2, [b"c"])
 
 
-async def test_a_shut_log_of_a_topic_that_is_deleted_is_given_up() -> None:
+@pytest.mark.parametrize("by", ["the news", "a snapshot"])
+async def test_a_shut_log_of_a_topic_that_is_deleted_is_given_up(by: str) -> None:
     async with running(2) as brokers:
         await written(brokers)
         brokers[1].log().damaged_at = {0}
         shut = await restarted_shut(brokers, 2)
         await eventually(lambda: shut.shut_logs.unmendable_count == 1)
         brokers.partitions.clear()
-        brokers.publish(removed_topics=[bytes(KEY.topic_id)])
+        brokers.deleted_topics = [bytes(KEY.topic_id)]
+        if by == "the news":
+            brokers.publish(removed_topics=brokers.deleted_topics)
+        else:
+            brokers.index += 1
+            for broker in brokers.brokers.values():
+                broker.hear(brokers.snapshot())
         await eventually(lambda: shut.shut_logs.damaged_count == 0)
         assert shut.logs.deleted == [KEY]
 
@@ -262,6 +269,39 @@ async def test_a_copy_that_is_damaged_as_well_is_copied_anew(
         assert (shut.logs.kept, shut.counts["copied"]) == ([KEY, KEY], 1)
 
 
+async def test_of_a_copy_that_is_damaged_as_well_counts_how_far_it_had_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The log that it took the place of did not go as far, and all of that the leader has."""
+    begin_anew = ReplicaManager.begin_anew
+
+    def damaged_later(self: ReplicaManager, key: TopicIdPartition) -> Path | None:
+        kept = begin_anew(self, key)
+        hosted = self.hosted(key)
+        if hosted is not None:
+            hosted.fail(DamagedLogError("another bit has flipped", 4, 4))
+        return kept
+
+    monkeypatch.setattr(ReplicaManager, "begin_anew", damaged_later)
+    async with running(3) as brokers:
+        await written(brokers)
+        shut = await restarted_shut(brokers, 2)
+        await eventually(lambda: shut.shut_logs.unmendable_count == 1)
+        assert shut.logs.kept == [KEY]
+        assert shut.shut_logs.damaged_count == 1
+
+
+async def test_an_open_log_that_is_shut_is_let_go_of_when_another_takes_its_place() -> None:
+    async with running(3) as brokers:
+        await written(brokers)
+        before = brokers[2].partition()
+        before.fail(DamagedLogError("it says that a later epoch wrote its end", 3, 3))
+        await eventually(lambda: brokers[2].shut_logs.damaged_count == 0)
+        assert brokers[2].logs.kept == [KEY]
+        assert before.closed
+        assert brokers[2].partition() is not before
+
+
 async def test_what_a_scrubber_finds_in_the_copy_is_not_sound_when_it_is_whole() -> None:
     async with running(3) as brokers:
         await written(brokers)
@@ -299,6 +339,82 @@ async def test_a_leader_is_read_through_once_while_the_disk_refuses(
         await restarted_shut(brokers, 2)
         await eventually(lambda: len(tries) > 3)
         assert reads.count(0) == 1
+
+
+@pytest.mark.parametrize("leader", [1, 3])
+async def test_what_another_leadership_has_is_not_known_from_the_one_before(
+    monkeypatch: pytest.MonkeyPatch, leader: int
+) -> None:
+    """Also where the same broker leads on: what it has had may have been lost in between."""
+    tries = list[TopicIdPartition]()
+
+    def refuse(key: TopicIdPartition) -> Path:
+        tries.append(key)
+        raise StorageError("the directory has failed")
+
+    async with running(3) as brokers:
+        await written(brokers)
+        with monkeypatch.context() as patch:
+            patch.setattr(brokers[2].logs, "keep_damaged", refuse)
+            shut = await restarted_shut(brokers, 2)
+            await eventually(lambda: tries)
+            brokers[leader].log().damaged_at = {0}
+            brokers.change(leader=leader)
+        await eventually(lambda: shut.shut_logs.unmendable_count == 1)
+        assert (shut.logs.kept, list(shut.logs.shut)) == ([], [KEY])
+
+
+async def test_a_log_is_given_up_only_for_the_leader_that_all_of_it_was_read_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read, moved = LeaderReads.read, list[int]()
+
+    async def moved_meanwhile(self: LeaderReads, key: TopicIdPartition, offset: int) -> bytes:
+        records = await read(self, key, offset)
+        if not moved:
+            moved.append(offset)
+            brokers[3].log().damaged_at = {0}
+            brokers.change(leader=3)
+        return records
+
+    monkeypatch.setattr(LeaderReads, "read", moved_meanwhile)
+    async with running(3) as brokers:
+        await written(brokers)
+        shut = await restarted_shut(brokers, 2)
+        await eventually(lambda: shut.shut_logs.unmendable_count == 1)
+        assert moved
+        assert (shut.logs.kept, list(shut.logs.shut)) == ([], [KEY])
+
+
+async def test_how_far_a_copy_goes_is_up_to_whoever_leads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would wait for ever for what the one before had, and the next one has not."""
+
+    async def further(*_: object) -> int:
+        return 5
+
+    monkeypatch.setattr(shut_logs, "read_through", further)
+    async with running(3) as brokers:
+        await written(brokers)
+        shut = await restarted_shut(brokers, 2)
+        await eventually(lambda: KEY in shut.logs.open and shut.log().values() == WRITTEN)
+        assert (brokers.isr(), shut.shut_logs.damaged_count) == ({1, 3}, 1)
+        brokers.change(leader=3)
+        await eventually(lambda: brokers.isr() == {1, 2, 3})
+        assert shut.counts["copied"] == 0
+
+
+async def test_who_is_in_sync_begins_nothing_anew() -> None:
+    async with running(2) as brokers:
+        await written(brokers)
+        brokers.controllers_answer = False
+        brokers[2].partition().fail(DamagedLogError("it says that a later epoch wrote its end", 3))
+        assert brokers[2].manager.why_shut(KEY) is not None
+        assert brokers[2].manager.begin_anew(KEY) is None
+        assert brokers[2].logs.kept == []
+        brokers.controllers_answer = True
+        await eventually(lambda: brokers[2].shut_logs.damaged_count == 0)
 
 
 def flip_epoch(log: MemoryLog, leader_epoch: int) -> None:

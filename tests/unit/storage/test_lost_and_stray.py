@@ -231,6 +231,24 @@ async def test_a_partition_set_aside_keeps_every_byte_and_its_name_is_free(
     manager.set_aside(key)  # It is not here any more.
 
 
+async def test_each_log_that_is_kept_for_its_damage_has_a_place_of_its_own(
+    open_logs: Open, tmp_path: Path
+) -> None:
+    manager = open_logs(tmp_path)
+    kept: dict[Path, str] = {}
+    for value in "abc":
+        log = manager.get_or_create("t", 0, ONE, {})
+        log.append_as_leader(batch(value * 700), 0, now_ms=1)
+        place = manager.keep_damaged(TopicIdPartition(ONE, 0))
+        assert place not in kept
+        kept[place] = value
+    assert not (tmp_path / "t-0").exists()
+    assert len({place.stem for place in kept} | {"t-0"}) == 4
+    for place, value in kept.items():
+        [segment] = segments(place)
+        assert value.encode() * 700 in segment.read_bytes()
+
+
 async def test_a_partition_set_aside_can_be_put_back(open_logs: Open, tmp_path: Path) -> None:
     fill(open_logs(tmp_path), partitions=1)
     manager = open_logs(tmp_path)

@@ -76,7 +76,10 @@ def test_a_bit_that_flipped_in_a_flushed_batch_is_no_torn_write(
     assert (log.dropped_records, line["is_torn"]) == (True, False)
 
 
-def test_the_search_for_the_next_batch_comes_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("search", ["next", "last"])
+def test_the_search_for_a_batch_comes_to_an_end(
+    monkeypatch: pytest.MonkeyPatch, search: str
+) -> None:
     """A record may hold what looks like the beginnings of many batches, each up to its end."""
     header = bytearray(b"\1" * HEADER_BYTES)
     data = bytearray(b"\xff" * HEADER_BYTES)
@@ -92,8 +95,13 @@ def test_the_search_for_the_next_batch_comes_to_an_end(monkeypatch: pytest.Monke
         raise CorruptRecordError("not one")
 
     monkeypatch.setattr(tearing, "verify_batch", verify)
-    assert tearing.was_whole(bytes(data), 0, 5), "it is not even a header"
-    assert size < sum(checked) <= tearing.MAX_CHECKED_BYTES
+    if search == "next":
+        assert tearing.was_whole(bytes(data), 0, 5), "it is not even a header"
+        most = tearing.MAX_CHECKED_BYTES
+    else:
+        assert tearing.last_end(bytes(data), 5) == 5
+        most = tearing.MAX_CHECKED_BYTES + size
+    assert size < sum(checked) <= most
 
 
 def test_a_whole_batch_of_an_older_epoch_was_not_torn_either(tmp_path: Path) -> None:
