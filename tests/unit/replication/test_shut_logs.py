@@ -390,11 +390,7 @@ async def test_how_far_a_copy_goes_is_up_to_whoever_leads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It would wait for ever for what the one before had, and the next one has not."""
-
-    async def further(*_: object) -> int:
-        return 5
-
-    monkeypatch.setattr(shut_logs, "read_through", further)
+    monkeypatch.setattr(shut_logs, "next_offset_after", lambda _: 5)
     async with running(3) as brokers:
         await written(brokers)
         shut = await restarted_shut(brokers, 2)
