@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from penstock.broker.core.log_copy import CannotCopyError, LogCopy
+from penstock.broker.core.log_copy import CannotCopyError, Leadership, LogCopy
 from penstock.broker.core.ports import DamagedLogError, Log
 from penstock.broker.leader_reads import LeaderReads
 from penstock.broker.replication.fetch import next_offset_after
@@ -133,14 +133,14 @@ class ShutLogs:
                     copy.shut_again(why)
                     await asyncio.sleep(backoff_s)
                     backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
-                known = copy.what_may_help
+                leader = copy.leader
                 try:
                     await self._copy(copy, name, reads)
                 except CannotCopyError as error:
                     if told != str(error):
                         told = self._say_stuck(copy, name, error)
                     await reads.close()
-                    if not await self._is_worth_another_try(copy, known):
+                    if not await self._is_worth_another_try(copy, leader):
                         told = ""  # It is so for long: people are told again.
                 except PenstockError as error:
                     if error.message != told:
@@ -229,14 +229,14 @@ class ShutLogs:
         )
         return str(error)
 
-    async def _is_worth_another_try(self, copy: LogCopy, known: tuple[object, ...]) -> bool:
-        """Wait for what may help; False when nothing came for long."""
+    async def _is_worth_another_try(self, copy: LogCopy, leader: Leadership) -> bool:
+        """Wait for another leadership; False when none came for long."""
         clock_s = asyncio.get_running_loop().time
         until_s = clock_s() + GIVEN_UP_S
         while (
             (left_s := until_s - clock_s()) > 0
             and self._replicas.why_shut(copy.key) is not None
-            and copy.what_may_help == known
+            and copy.leader == leader
         ):
             await self._until_moved(min(left_s, ASK_AGAIN_S))
         return left_s > 0

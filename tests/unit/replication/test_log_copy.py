@@ -137,14 +137,3 @@ def test_a_copy_that_does_not_open_is_read_again() -> None:
     assert not copy.may_begin()
     assert read(copy, ends=[3]) == [0, None]
     assert copy.may_begin()
-
-
-def test_another_try_is_worth_it_when_somebody_else_can_lead() -> None:
-    metadata = Metadata()
-    copy = metadata.copy()
-    metadata.show(isr=[NODE], offline=[NODE], leader=-1)
-    known = copy.what_may_help
-    metadata.show(isr=[NODE], offline=[NODE], leader=-1)
-    assert copy.what_may_help == known
-    metadata.show(isr=[3], offline=[NODE], leader=3)
-    assert copy.what_may_help != known

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from penstock.broker.core.partition_events import (
+    AdvanceLogStart,
     AppendRecords,
     BrokersChanged,
     CopyAnew,
+    Diverge,
     HighWatermarkChanged,
     LogAdvanced,
     LogFailed,
@@ -20,6 +22,7 @@ from penstock.broker.core.partition_events import (
 )
 from penstock.broker.core.ports import EpochEnd
 from tests.unit.replication.test_replica import (
+    ack,
     brokers,
     follower,
     leader,
@@ -69,6 +72,23 @@ def test_no_cut_goes_below_the_logs_start(end: EpochEnd) -> None:
     effects = replica.handle(Pushed(5, -1, -1, -1, b"", end))
     assert effects == [TruncateTo(6), StatePosition()]
     assert replica.high_watermark == 6
+
+
+def test_what_a_follower_has_is_not_known_from_the_stream_before() -> None:
+    """It came back with another log, and is told to cut: until then no offset of it counts."""
+    replica = leader(log_of((4, 5)), isr=(1, 2))
+    replica.handle(position(2, 3, 4))
+    assert replica.followers()[2].matched
+    effects = replica.handle(position(2, 9, 4, session=2))
+    assert effects == [Diverge(2, 2, EpochEnd(4, 5))]
+    assert replica.handle(ack(2, 5, session=2)) == []
+    assert replica.high_watermark == 3
+
+
+def test_no_log_begins_behind_its_end() -> None:
+    replica = follower(log_of((4, 5)))
+    effects = replica.handle(push(5, high_watermark=9, start=9))
+    assert effects == [AdvanceLogStart(5), HighWatermarkChanged(5)]
 
 
 def test_a_member_that_is_no_replica_is_waited_for() -> None:

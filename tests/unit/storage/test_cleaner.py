@@ -19,6 +19,7 @@ from penstock.broker.storage.cleaner.throttle import Throttle
 from penstock.broker.storage.disk import Disk
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.recovery import SavedState
+from penstock.broker.storage.settings import LogSettings
 from penstock.wire.errors import StorageError
 from tests.support import eventually
 from tests.unit.storage.cleaning import (
@@ -239,6 +240,24 @@ async def test_without_room_the_log_stays_as_it_was_and_is_cleaned_later(tmp_pat
         assert names_in(log) == [f"{0:020d}.log", f"{2:020d}.log"]
     assert log.home.failure is None
     disk.full = set()
+    assert await broker.cleaner.clean_one()
+    assert shown(log) == {1: ("a", "2")}
+
+
+async def test_no_clean_uses_what_must_stay_free(tmp_path: Path) -> None:
+    disk, clock = NoRoom(), Clock()
+    settings = LogSettings(min_free_bytes=1000)
+    log = open_in(tmp_path, config=COMPACTED, disk=disk, clock=clock, settings=settings)
+    put(log, ("a", "1"))
+    put(log, ("a", "2"))
+    close_segment(log)
+    broker = Broker(log)
+    disk.free = 500
+    clock.now_ms += 1000
+    assert not await broker.cleaner.clean_one()
+    assert shown(log) == {0: ("a", "1"), 1: ("a", "2")}
+    disk.free = 1000
+    clock.now_ms += 1000
     assert await broker.cleaner.clean_one()
     assert shown(log) == {1: ("a", "2")}
 

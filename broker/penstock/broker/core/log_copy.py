@@ -93,13 +93,8 @@ class LogCopy:
 
     @property
     def leader(self) -> Leadership:
-        """Who leads now."""
+        """Who leads now. After CannotCopyError it is worth another try when that is another."""
         return leader_of(self._image, self.key)
-
-    @property
-    def what_may_help(self) -> tuple[object, ...]:
-        """After CannotCopyError it is worth another try when this is another."""
-        return self.leader, none_is_in_sync(self._image, self.key, self._node_id)
 
     def may_read(self) -> bool:
         """Whether the replica is out of the in-sync set by now, and another leads.

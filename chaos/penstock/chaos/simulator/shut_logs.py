@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from penstock.broker.core.log_copy import CannotCopyError, LogCopy
+from penstock.broker.core.log_copy import CannotCopyError, Leadership, LogCopy
 from penstock.broker.core.ports import DamagedLogError
 from penstock.chaos.simulator.repair import ReadBatches
 from penstock.wire.errors import ErrorCode
@@ -54,7 +54,7 @@ class _ShutLog:
         self._copy = copy
         self._broker = broker
         self._busy = False  # Something is under way, and ends with go_on.
-        self._stuck: tuple[object, ...] | None = None  # By what; another try may help with more.
+        self._stuck: Leadership | None = None  # Under whom; another try may help under another.
 
     def _note(self, what: str) -> None:
         self._broker.note(f"{self._copy.key.partition} on {self._broker.node_id}: {what}")
@@ -70,8 +70,7 @@ class _ShutLog:
             return
         if why is not copy.error:  # What was copied is damaged as well.
             copy.shut_again(why)
-        known = copy.what_may_help
-        if self._stuck == known:
+        if self._stuck == copy.leader:
             return
         self._stuck = None
         try:
@@ -87,7 +86,7 @@ class _ShutLog:
             self._ask(0, self._started)
 
     def _give_up(self, error: CannotCopyError) -> None:
-        self._stuck = self._copy.what_may_help
+        self._stuck = self._copy.leader
         self._note(f"it can't be copied anew: {error}")
 
     def _later(self) -> None:
