@@ -98,6 +98,18 @@ def test_more_producers_than_fit_into_a_message_are_not_handed_over() -> None:
     assert state.handed_over(1) == b""
 
 
+def test_whoever_was_handed_over_counts_as_seen_now() -> None:
+    """The leader's clock is another one: theirs may be forgotten by the first look at them."""
+    state = state_after(header(0), header(0, producer=8))
+    state.bound_ages(7_000, 7_000)
+    for now_ms in (5, 9_000_000):
+        begun = ProducerState.begun_at(2, state.handed_over(2), now_ms)
+        for producer in (7, 8):
+            entry = begun.entry(producer)
+            assert entry is not None
+            assert entry.last_seen_ms == now_ms
+
+
 def test_batches_in_order_are_appended() -> None:
     state_after(header(0, 3), header(3, 2), header(5))
 
