@@ -169,3 +169,15 @@ def test_no_power_cut_passes_for_lost_records(tmp_path: Path, seed: int) -> None
     assert values_of(again) == everything[: again.log_end_offset]
     assert not again.dropped_records
     again.close(save=False)
+
+
+@pytest.mark.parametrize("offset", [1000, 2**24 - 1, 2**32 - 1])
+def test_the_next_batch_is_found_whatever_its_offset_shares_with_the_one_before(
+    offset: int,
+) -> None:
+    one = bytearray(batch(noise(700, 1), base_offset=offset))
+    one[9] ^= 1  # Its length says that it goes on behind the end of the file.
+    following = b"".join(batch(noise(700, at), base_offset=offset + at) for at in (1, 2))
+    assert tearing.was_whole(bytes(one) + following, 0, offset)
+    assert tearing.last_end(following, offset + 1) == offset + 3
+    assert tearing.last_end(following, offset) == offset + 3

@@ -28,7 +28,7 @@ MAX_CHECKED_BYTES: Final = 4 * LOOKED_AT_BYTES
 
 _CRC_END: Final = 21  # The checksum of a batch is of all that comes after it.
 _OFFSET_BYTES: Final = 8
-_SHARED_BYTES: Final = 5  # So much of a base offset is as in the one before, nearly always.
+_SHARED_BYTES: Final = 5  # So much of a base offset is as in the one before, or one more.
 
 
 def was_whole(data: bytes, position: int, offset: int) -> bool:
@@ -61,12 +61,18 @@ def _end(data: bytes, offset: int) -> int | None:
     return len(data) if is_last else None
 
 
+def _beginnings(offset: int) -> re.Pattern[bytes]:
+    """What a batch begins like that is not far behind ``offset``."""
+    after = offset + (1 << 8 * (_OFFSET_BYTES - _SHARED_BYTES))
+    shared = [re.escape(one.to_bytes(_OFFSET_BYTES)[:_SHARED_BYTES]) for one in (offset, after)]
+    return re.compile(b"(?=(?:%b|%b).{11}\x02)" % (shared[0], shared[1]), re.DOTALL)
+
+
 def _next_batch(data: bytes, offset: int) -> int | None:
     """Where in ``data`` a sound batch of a later offset begins; None when none was found."""
     left = MAX_CHECKED_BYTES
-    shared = re.escape(offset.to_bytes(_OFFSET_BYTES)[:_SHARED_BYTES])
-    for found in re.finditer(b"(?=%b.{11}\x02)" % shared, data[1:], re.DOTALL):
-        at = found.start() + 1
+    for found in _beginnings(offset).finditer(data, 1):
+        at = found.start()
         try:
             header = parse_header(data, at)
             if header.base_offset > offset and header.size_bytes <= len(data) - at:
@@ -82,8 +88,7 @@ def _next_batch(data: bytes, offset: int) -> int | None:
 
 def last_end(data: bytes, offset: int) -> int:
     """Where the last sound batch in ``data`` ends that is behind ``offset``, or ``offset``."""
-    shared = re.escape(offset.to_bytes(_OFFSET_BYTES)[:_SHARED_BYTES])
-    begins = re.compile(b"(?=%b.{11}\x02)" % shared, re.DOTALL)
+    begins = _beginnings(offset)
     end, at, left = offset, 0, MAX_CHECKED_BYTES
     while (found := begins.search(data, at)) is not None and left > 0:
         at = found.start()
