@@ -19,14 +19,15 @@ SERVICE_FILES := $(shell grep -l '^service ' $(PROTO_FILES))
 .PHONY: help venv install demo test lint types format test-unit test-simulation test-integration \
 	proto proto-check bench-failover bench-idle bench-quorum bench-controller-failover \
 	bench-metadata bench-latency bench-catch-up bench-throughput bench-recovery bench-partitions \
-	bench-tls kill-loop flip-loop sim sim-mutants build clean distclean
+	bench-tls bench-codec kill-loop fuzz-codec flip-loop sim sim-mutants build clean distclean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-26s %s\n", $$1, $$2 }' \
 		$(MAKEFILE_LIST)
 
 # --- Setting up -----------------------------------------------------------------------------------
-# The marker files make an install run again when pyproject.toml has changed.
+# The marker files make an install run again when what is built or installed by it has changed.
+BUILT_FROM := pyproject.toml hatch_build.py proto/penstock/wire/_codec.pyx
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -39,12 +40,12 @@ $(BIN)/python:
 		echo "'$(PYTHON) -m venv' failed; on Debian and Ubuntu install python3-venv." >&2; \
 		exit 1; }
 
-$(VENV)/.installed-broker: pyproject.toml | $(BIN)/python
+$(VENV)/.installed-broker: $(BUILT_FROM) | $(BIN)/python
 	@echo "Installing Penstock with its broker and command"
 	@$(PIP) --editable '.[broker]'
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+$(VENV)/.installed-dev: $(BUILT_FROM) | $(BIN)/python
 	@echo "Installing Penstock with what its development needs"
 	@$(PIP) --editable '.[dev]'
 	@touch $(VENV)/.installed-broker $@
@@ -90,6 +91,9 @@ bench-partitions: $(VENV)/.installed-dev ## Measure 1,000 partitions at rest, an
 
 bench-tls: $(VENV)/.installed-dev ## Measure what TLS costs on producing and on a commit
 	@$(BIN)/python bench/tls.py $(ARGS)
+
+bench-codec: $(VENV)/.installed-dev ## Measure what a record costs to encode and to decode
+	@$(BIN)/python bench/codec.py $(ARGS)
 
 # --- Checking -------------------------------------------------------------------------------------
 
@@ -142,6 +146,9 @@ sim: $(VENV)/.installed-dev ## Run seeds of the simulators (SIM=cluster|quorum|a
 
 sim-mutants: $(VENV)/.installed-dev ## Leave out each rule that simulators know, and see it noticed
 	@$(SIMULATE) --mutants --sim $(SIM) --start $(SEED_START) --seeds $(SEEDS) --jobs $(JOBS) $(ARGS)
+
+fuzz-codec: $(VENV)/.installed-dev ## Hammer the compiled codec under an address sanitiser (ROUNDS, SEED)
+	@$(BIN)/python -m tests.fuzzing --rounds $(ROUNDS) --seed $(SEED)
 
 # --- Generated code -------------------------------------------------------------------------------
 # grpcio-tools 1.67.1 and mypy-protobuf 3.6.0 (pinned in pyproject.toml): stubs of these run on

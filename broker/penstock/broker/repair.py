@@ -225,16 +225,19 @@ class Repairs:
                 waiting.add(log.files.segment_of(offset).base_offset)
         while (log := self._get_log(key)) is not None:
             await self._note(log)
-            if not waiting:
+            if not (waiting or log.known_producers.are_in_doubt):
                 log.holes = log.noted_damage = ()
                 return
             base_offset = min(waiting - given_up, default=-1)
-            if base_offset < 0:
+            if waiting and base_offset < 0:
                 await reads.close()
                 await self._until_worth_another_try(log, waiting)
                 given_up.clear()
                 continue
             try:
+                if not waiting:
+                    await self._learn_producers(log, waiting)
+                    continue
                 await self._mend_segment(log, base_offset, reads)
             except CannotBeMendedError as error:
                 lost = error.lost_of(log.files.segment_of(base_offset).path)
@@ -252,6 +255,25 @@ class Repairs:
             waiting.discard(base_offset)
             self._note_lost(log, base_offset, [])
             backoff_s = _MIN_BACKOFF_S
+
+    async def _learn_producers(self, log: PartitionLog, waiting: set[int]) -> None:
+        """Have the log know what producers wrote in the batches that were mended.
+
+        Raises CorruptRecordError where there is more damage, which is waiting then.
+        """
+        known, replay = log.known_producers, None
+        while known.are_in_doubt and self._get_log(log.key) is log:
+            rewrites = log.rewrites
+            replay = known.learn(log.log_end_offset, replay)
+            await asyncio.to_thread(replay.run)
+            if log.rewrites != rewrites:
+                replay = None  # It may have read what was cut since.
+            elif known.learned(replay, log.log_end_offset):
+                break
+        for offset in known.doubted_offsets:
+            waiting.add(log.files.segment_of(offset).base_offset)
+        if waiting:
+            raise CorruptRecordError(f"{log.name}: it is not known who wrote all of it")
 
     def _note_lost(self, log: PartitionLog, base_offset: int, ranges: list[LostRange]) -> None:
         """Have readers and operators told what of a segment nobody can mend now."""

@@ -39,6 +39,7 @@ from penstock.cli.errors import (
 from penstock.cli.settings import Bootstrap, GlobalOptions, Output
 from penstock.cli.standard_streams import OutputError, silence_stdout
 from penstock.cli.tls_options import TlsCa, TlsCert, TlsKey, TlsOptions, accept_tls_options
+from penstock.wire import codec
 from penstock.wire.errors import PenstockError
 
 # The base of every complaint about a command line. typer gives it no name of its own.
@@ -141,7 +142,8 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"penstock {importlib.metadata.version('penstock')}")
+        how = "compiled" if codec.IS_COMPILED else "pure Python"
+        print(f"penstock {importlib.metadata.version('penstock')} (record codec: {how})")
         raise typer.Exit
 
 
@@ -156,7 +158,12 @@ def _global_options(
     tls_key: TlsKey = None,
     _version: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Show the version.",
+        ),
     ] = False,
 ) -> None:
     ctx.obj = GlobalOptions(bootstrap, output, TlsOptions(tls_ca, tls_cert, tls_key))

@@ -222,6 +222,11 @@ def verify_batch(batch: Buffer) -> BatchHeader:
     return header
 
 
+def checksum_of(batch: Buffer) -> int:
+    """The CRC-32C that the batch's header should name."""
+    return crc32c(memoryview(batch)[_CRC_FROM:])
+
+
 def checksum(data: Buffer, before: int = 0) -> int:
     """The CRC-32C of ``data``, or of what has the checksum ``before`` and ``data`` behind it."""
     return crc32c(data, before)

@@ -11,9 +11,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = [
-    "catch_up.py", "controller_failover.py", "failover.py", "idle.py", "log_recovery.py",
-    "many_partitions.py", "metadata_scale.py", "produce_latency.py", "quorum_commit.py",
-    "throughput.py",
+    "catch_up.py", "codec.py", "controller_failover.py", "failover.py", "idle.py",
+    "log_recovery.py", "many_partitions.py", "metadata_scale.py", "produce_latency.py",
+    "quorum_commit.py", "throughput.py",
 ]  # fmt: skip
 
 
@@ -46,6 +46,13 @@ def test_commits_are_counted():
     assert one["commits_a_second"] > 0
     assert one["syncs_a_commit"] >= 1, "a commit without a write to the disk is none"
     assert eight["syncs_a_commit"] < 1, "commits under way together share one write"
+
+
+@pytest.mark.integration
+def test_codecs_are_compared():
+    figures = json.loads(run("codec.py", "--rounds", "1", "--json"))["figures"]
+    assert {one["codec"] for one in figures} >= {"penstock, compiled", "kafka-python"}
+    assert all(one["encode"] > 0 and one["tuples"] > 0 for one in figures)
 
 
 @pytest.mark.integration

@@ -406,3 +406,34 @@ def test_a_log_that_does_not_open_after_a_crash_is_copied_anew_by_itself(
     assert "damaged log was copied anew" in said
     assert cluster.contents(2, "t") == sound
     whole(cluster, "t")
+
+
+@pytest.mark.timeout(300)
+def test_a_mended_replica_that_leads_knows_what_a_producer_sends_again(cluster: Scrubbed) -> None:
+    cluster.start()
+    address = make(cluster, "orders", [1, 2, 3])
+    mine = encode_batch(
+        [RecordData(int(time.time() * 1000), b"k", b"record " * 60, ())],
+        producer_id=777_000,
+        producer_epoch=0,
+        base_sequence=0,
+    )
+    write(address, "orders", mine)
+
+    def is_in_sync() -> bool:
+        return set(cluster.topic("orders", 1).partitions[0].isr) == {1, 2, 3}
+
+    wait_until(is_in_sync, "in sync", TIMEOUT_S)
+    wait_until(lambda: recovery_point(cluster, 2, "orders") == 1, "it is noted", TIMEOUT_S)
+    cluster.nodes[2].kill()
+    flip(cluster.nodes[2].partition_directory("orders", 0) / f"{0:020d}.log")
+    cluster.nodes[2].start()
+
+    def is_mended() -> bool:
+        return "damaged batch mended" in cluster.nodes[2].log.read_text() and is_in_sync()
+
+    wait_until(is_mended, "mended and in sync", TIMEOUT_S)
+    cluster.nodes[1].kill()
+    wait_until(lambda: cluster.topic("orders", 2).partitions[0].leader == 2, "led", TIMEOUT_S)
+    write(cluster.nodes[2].address, "orders", mine)
+    assert len(read_all(cluster, "orders", at_least=1)) == 1

@@ -213,7 +213,7 @@ def test_a_group_of_commands_alone_shows_its_help() -> None:
 def test_version() -> None:
     result = run("--version")
     assert result.exit_code == 0
-    assert result.stdout.startswith("penstock ")
+    assert re.fullmatch(r"penstock \S+ \(record codec: (compiled|pure Python)\)\n", result.stdout)
 
 
 def test_a_table_for_people(admin: FakeAdmin) -> None:

@@ -180,6 +180,7 @@ class Brokers:
         self.lag_max_ms = lag_max_ms
         self.frames = frames  # Of brokers that are started from now on.
         self.index = 0
+        self.deleted_topics: list[bytes] = []  # Those that a snapshot remembers.
         self.brokers: dict[int, BrokerProcess] = {}
         self.records: dict[int, cluster_pb2.BrokerRecord] = {}
         self.partitions: dict[int, cluster_pb2.PartitionRecord] = {}
@@ -210,6 +211,7 @@ class Brokers:
             brokers=self.records.values(),
             topics=[self.topic] if self.partitions else [],
             partitions=self.partitions.values(),
+            deleted_topics=self.deleted_topics,
         )
 
     def create_topic(self, *, partitions: int = 1, configs: dict[str, str] | None = None) -> None:

@@ -13,7 +13,7 @@ from penstock.v1 import cluster_pb2
 from penstock.wire.errors import NotLeaderError, StorageError
 from penstock.wire.ids import TopicIdPartition
 from tests.support import eventually
-from tests.unit.replication.brokers import KEY, TOPIC, TOPIC_ID, Brokers, running
+from tests.unit.replication.brokers import CLUSTER_ID, KEY, TOPIC, TOPIC_ID, Brokers, running
 from tests.unit.replication.test_replica import ack, leader, log_of, position, state
 
 BROKEN = StorageError("data directory d failed")
@@ -150,6 +150,25 @@ async def test_an_offline_replica_is_not_looked_for_at_every_change() -> None:
             for _ in range(3):
                 brokers.change(0)
         assert [line["event"] for line in lines].count("replica cannot be opened") == 1
+        assert KEY not in brokers[1].logs.open, "nor made anew"
+        assert brokers[1].manager.hosted(KEY) is None
+
+
+async def test_offline_replicas_are_not_made_ahead_either() -> None:
+    async with running(2) as brokers:
+        brokers.create_topic(partitions=9)
+        await brokers.kill(1)
+        brokers[1].logs.away = set(brokers[1].logs.open)
+        brokers[1].logs.open.clear()
+        restarted = await brokers.restart(1)
+        assert restarted.manager.offline_count == 9
+        brokers.index += 1
+        news = cluster_pb2.MetadataDelta(
+            index=brokers.index, cluster_id=CLUSTER_ID, partitions=brokers.partitions.values()
+        )
+        change = restarted.image.apply(news)
+        assert change is not None
+        assert not any(restarted.manager.on_metadata(change)), "nothing is asked of the disk"
 
 
 async def test_replicas_given_to_a_broker_that_runs_are_new_and_others_are_not() -> None:
@@ -228,6 +247,19 @@ async def test_a_replica_that_is_moved_away_is_offline_no_more() -> None:
         brokers.change(0, replicas=[2, 3], isr=[2, 3], offline_replicas=[])
         assert brokers[1].manager.offline_count == 0
         assert brokers[1].manager.hosted(KEY) is None
+
+
+async def test_of_a_replica_that_never_was_here_nothing_is_removed_when_it_is_moved_away() -> None:
+    async with running(3) as brokers:
+        brokers[3].logs.away.add(KEY)
+        brokers[3].deaf = True
+        brokers.create_topic()
+        brokers[3].deaf = False
+        brokers[3].hear(brokers.snapshot())
+        assert brokers[3].manager.offline_count == 1
+        brokers.change(0, replicas=[1, 2], isr=[1, 2], offline_replicas=[])
+        assert brokers[3].manager.offline_count == 0
+        assert (brokers[3].logs.deleted, brokers[3].logs.aside) == ([], {})
 
 
 async def test_a_failed_replica_follows_nobody_and_leads_nothing() -> None:

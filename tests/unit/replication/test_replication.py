@@ -341,6 +341,25 @@ async def test_a_snapshot_that_lacks_a_topic_is_no_order_to_delete_it() -> None:
             assert not broker.logs.deleted
 
 
+@pytest.mark.parametrize("when", ["it was down", "it missed the news"])
+async def test_a_topic_that_a_snapshot_remembers_as_deleted_is_deleted(when: str) -> None:
+    async with running() as brokers:
+        brokers.create_topic()
+        await brokers[1].append(b"a")
+        if when == "it was down":
+            await brokers.kill(3)
+        brokers[3].deaf = True
+        brokers.partitions.clear()
+        brokers.deleted_topics = [brokers.topic.topic_id]
+        brokers.publish(removed_topics=brokers.deleted_topics)
+        if when == "it was down":
+            await brokers.restart(3)
+        else:
+            brokers[3].deaf = False
+            brokers[3].hear(brokers.snapshot())
+        assert (brokers[3].logs.deleted, brokers[3].logs.aside) == ([KEY], {})
+
+
 async def test_a_replica_moved_away_is_deleted_when_told_and_set_aside_when_found() -> None:
     async with running() as brokers:
         brokers.create_topic()
@@ -351,6 +370,39 @@ async def test_a_replica_moved_away_is_deleted_when_told_and_set_aside_when_foun
         restarted = await brokers.restart(2)
         assert not restarted.logs.deleted
         assert restarted.logs.aside[KEY].values() == [b"a"]
+
+
+@pytest.mark.parametrize("when", ["it was down", "it missed the news"])
+async def test_one_that_a_later_leader_epoch_shows_to_be_moved_away_is_deleted(when: str) -> None:
+    async with running() as brokers:
+        brokers.create_topic()
+        await brokers[1].append(b"a")
+        if when == "it was down":
+            await brokers.kill(2)
+            brokers.change(replicas=[1, 3], isr=[1, 3], leader=1)
+            moved = await brokers.restart(2)
+        else:
+            moved = brokers[2]
+            moved.deaf = True
+            brokers.change(replicas=[1, 3], isr=[1, 3], leader=1)
+            moved.deaf = False
+            moved.hear(brokers.snapshot())
+        assert (moved.logs.deleted, moved.logs.aside) == ([KEY], {})
+
+
+async def test_a_log_that_can_not_be_used_at_a_start_is_left_where_it_is() -> None:
+    """Its disk has failed since it was opened; the metadata name it, in whatever epoch."""
+    async with running() as brokers:
+        brokers.create_topic()
+        await brokers[1].append(b"a")
+        await brokers.kill(2)
+        brokers.change(leader=3)
+        brokers[2].logs.away.add(KEY)
+        failed = await brokers.restart(2)
+        assert failed.manager.hosted(KEY) is None
+        assert failed.manager.offline_count == 1
+        assert (failed.logs.deleted, failed.logs.aside) == ([], {})
+        assert failed.logs.open[KEY].values() == [b"a"]
 
 
 async def test_leadership_listeners_hear_each_change() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.broker import shut_logs
+from penstock.broker import leader_reads, shut_logs
 from penstock.broker.core.ports import DamagedLogError
 from penstock.broker.leader_reads import LeaderReads
 from penstock.broker.replication.manager import ReplicaManager
@@ -154,6 +154,21 @@ async def test_nothing_is_dropped_that_the_leader_has_not(what: str) -> None:
         await eventually(lambda: brokers.isr() == {1, 2, 3})
 
 
+async def test_what_is_known_to_be_committed_is_read_above_the_end_that_was_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where all the files are gone, that is the recovery point, which is seconds old."""
+    monkeypatch.setattr(leader_reads, "_READ_BYTES", 1)
+    async with running(3) as brokers:
+        await written(brokers)
+        with capture_logs() as lines:
+            shut = await restarted_shut(brokers, 2, end_offset=1, committed_offset=3)
+            await eventually(lambda: brokers.isr() == {1, 2, 3})
+        assert shut.log().values() == WRITTEN
+        [line] = [line for line in lines if line["event"] == "damaged log is copied anew"]
+        assert (line["had_end_offset"], line["end_offset"]) == (1, 3)
+
+
 async def test_what_the_leader_has_deleted_meanwhile_is_not_asked_for() -> None:
     async with running(3) as brokers:
         await written(brokers)
@@ -164,14 +179,21 @@ async def test_what_the_leader_has_deleted_meanwhile_is_not_asked_for() -> None:
         assert (shut.log().log_start_offset, shut.log().values()) == (2, [b"c"])
 
 
-async def test_a_shut_log_of_a_topic_that_is_deleted_is_given_up() -> None:
+@pytest.mark.parametrize("by", ["the news", "a snapshot"])
+async def test_a_shut_log_of_a_topic_that_is_deleted_is_given_up(by: str) -> None:
     async with running(2) as brokers:
         await written(brokers)
         brokers[1].log().damaged_at = {0}
         shut = await restarted_shut(brokers, 2)
         await eventually(lambda: shut.shut_logs.unmendable_count == 1)
         brokers.partitions.clear()
-        brokers.publish(removed_topics=[bytes(KEY.topic_id)])
+        brokers.deleted_topics = [bytes(KEY.topic_id)]
+        if by == "the news":
+            brokers.publish(removed_topics=brokers.deleted_topics)
+        else:
+            brokers.index += 1
+            for broker in brokers.brokers.values():
+                broker.hear(brokers.snapshot())
         await eventually(lambda: shut.shut_logs.damaged_count == 0)
         assert shut.logs.deleted == [KEY]
 
@@ -368,11 +390,7 @@ async def test_how_far_a_copy_goes_is_up_to_whoever_leads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It would wait for ever for what the one before had, and the next one has not."""
-
-    async def further(*_: object) -> int:
-        return 5
-
-    monkeypatch.setattr(shut_logs, "read_through", further)
+    monkeypatch.setattr(shut_logs, "next_offset_after", lambda _: 5)
     async with running(3) as brokers:
         await written(brokers)
         shut = await restarted_shut(brokers, 2)

@@ -1,23 +1,26 @@
-"""Compaction: what stays of a log, and what becomes of it when something goes wrong."""
+"""Compaction: which log is cleaned, within what bounds, and what becomes of it when something
+goes wrong.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
+from penstock.broker.storage.cleaner import cleaner, copying
+from penstock.broker.storage.cleaner.copying import Copied
 from penstock.broker.storage.cleaner.offset_map import SLOT_BYTES, OffsetMap
 from penstock.broker.storage.cleaner.throttle import Throttle
 from penstock.broker.storage.disk import Disk
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.recovery import SavedState
+from penstock.broker.storage.settings import LogSettings
 from penstock.wire.errors import StorageError
-from penstock.wire.ids import LeaderEpoch
-from penstock.wire.markers import MarkerType, encode_marker
-from penstock.wire.records import Compression, RecordData, encode_batch, iter_batches
 from tests.support import eventually
 from tests.unit.storage.cleaning import (
     COMPACTED,
@@ -34,198 +37,7 @@ from tests.unit.storage.storage_kit import (
     Clock,
     NoRoom,
     open_in,
-    read_all,
-    records_of,
 )
-
-# --- what stays ----------------------------------------------------------------------------------
-
-
-async def test_of_each_key_the_last_record_stays_where_it_was(tmp_path: Path) -> None:
-    log = compacted(tmp_path)
-    put(log, ("a", "1"), ("b", "1"))
-    put(log, ("a", "2"))
-    put(log, ("c", "1"), ("a", "3"))
-    close_segment(log)
-    assert await Broker(log).cleaner.clean_one()
-    assert shown(log) == {1: ("b", "1"), 3: ("c", "1"), 4: ("a", "3")}
-    assert (log.log_start_offset, log.log_end_offset, log.cleaned_offset) == (0, 5, 5)
-
-
-@pytest.mark.parametrize("compression", list(Compression))
-async def test_compressed_batches_stay_compressed(tmp_path: Path, compression: Compression) -> None:
-    log = compacted(tmp_path)
-    put(log, ("a", "x" * 200), ("b", "y" * 200), compression=compression)
-    put(log, ("a", "2"))
-    close_segment(log)
-    await Broker(log).cleaner.clean_one()
-    assert shown(log) == {1: ("b", "y" * 200), 2: ("a", "2")}
-    [(header, _), _] = iter_batches(read_all(log))
-    assert header.compression is compression
-
-
-async def test_the_active_segment_is_left_alone(tmp_path: Path) -> None:
-    log = compacted(tmp_path)
-    put(log, ("a", "1"))
-    close_segment(log)
-    put(log, ("a", "2"))
-    put(log, ("a", "3"))
-    await Broker(log).cleaner.clean_one()
-    assert shown(log) == {0: ("a", "1"), 1: ("a", "2"), 2: ("a", "3")}
-
-
-async def test_what_is_not_committed_replaces_nothing(tmp_path: Path) -> None:
-    log = compacted(tmp_path)
-    put(log, ("a", "1"))
-    close_segment(log)
-    put(log, ("a", "2"))
-    close_segment(log)
-    broker = Broker(log)
-    broker.committed[KEY] = 1
-    await broker.cleaner.clean_one()
-    assert shown(log) == {0: ("a", "1"), 1: ("a", "2")}
-    assert log.cleaned_offset == 1
-    broker.committed[KEY] = 2
-    await broker.cleaner.clean_one()
-    assert shown(log) == {1: ("a", "2")}
-
-
-async def test_small_segments_become_one(tmp_path: Path) -> None:
-    log = compacted(tmp_path)
-    for number in range(4):
-        put(log, ("a", str(number)))
-        close_segment(log)
-    assert len(log.files.segments) == 5
-    await Broker(log).cleaner.clean_one()
-    assert names_in(log) == [f"{0:020d}.log", f"{4:020d}.log"]
-    assert shown(log) == {3: ("a", "3")}
-    assert len(list(iter_batches(read_all(log)))) == 2  # One batch in place of the first three.
-
-
-async def test_segments_do_not_become_larger_than_segment_bytes(tmp_path: Path) -> None:
-    log = compacted(tmp_path)
-    for number in range(6):
-        put(log, (str(number), "x" * 350))
-        close_segment(log)
-    await Broker(log).cleaner.clean_one()
-    assert max(segment.size_bytes for segment in log.files.segments) <= 900
-    assert len(log.files.segments) == 4
-    assert len(shown(log)) == 6
-
-
-async def test_a_segment_in_which_nothing_changes_is_not_written_again(tmp_path: Path) -> None:
-    log = compacted(tmp_path)
-    put(log, ("a", "x" * 800))
-    close_segment(log)
-    inode = log.files.segments[0].path.stat().st_ino
-    await Broker(log).cleaner.clean_one()
-    assert log.files.segments[0].path.stat().st_ino == inode
-    assert names_in(log) == [f"{0:020d}.log", f"{1:020d}.log"]
-    assert log.cleaned_offset == 1
-
-
-async def test_records_without_a_key_go(tmp_path: Path) -> None:
-    log = compacted(tmp_path, compacts=False)
-    put(log, (None, "1"), ("a", "1"))
-    log.config = COMPACTED
-    close_segment(log)
-    await Broker(log).cleaner.clean_one()
-    assert shown(log) == {1: ("a", "1")}
-
-
-async def test_a_batch_that_is_gone_leaves_no_gap_in_another_leaders_epoch(tmp_path: Path) -> None:
-    log = compacted(tmp_path)
-    for epoch in range(3):
-        for _ in range(2):
-            data = encode_batch([RecordData(1, b"k", b"v")])
-            log.append_as_leader(data, LeaderEpoch(epoch), now_ms=1)
-    log.flush()
-    close_segment(log)
-    await Broker(log).cleaner.clean_one()
-    batches = [header for header, _ in iter_batches(read_all(log))]
-    assert [(one.base_offset, one.last_offset, one.leader_epoch) for one in batches] == [
-        (0, 1, 0),
-        (2, 3, 1),
-        (4, 4, 2),
-        (5, 5, 2),
-    ]
-    assert [one.record_count for one in batches] == [0, 0, 0, 1]
-
-
-async def test_control_batches_and_transactions_are_left_alone(tmp_path: Path) -> None:
-    log = compacted(tmp_path)
-    data = encode_batch(
-        [RecordData(1, b"a", b"0")],
-        leader_epoch=0,
-        producer_id=1,
-        producer_epoch=0,
-        base_sequence=0,
-        is_transactional=True,
-    )
-    mark = encode_marker(
-        MarkerType.COMMIT,
-        producer_id=1,
-        producer_epoch=0,
-        coordinator_epoch=0,
-        timestamp_ms=1,
-        base_offset=1,
-        leader_epoch=0,
-    )
-    log.append_as_follower(data + mark)
-    put(log, ("a", "2"))
-    close_segment(log)
-    await Broker(log).cleaner.clean_one()
-    assert sorted(shown(log)) == [0, 1, 2]
-
-
-# --- tombstones ----------------------------------------------------------------------------------
-
-
-async def test_a_tombstone_stays_for_a_while_after_it_was_cleaned(tmp_path: Path) -> None:
-    log = compacted(tmp_path, delete_retention_ms=1000)
-    broker = Broker(log)
-    put(log, ("a", "1"), ("b", "1"))
-    put(log, ("a", None), timestamp_ms=5)
-    close_segment(log)
-    await broker.cleaner.clean_one()
-    assert shown(log) == {1: ("b", "1"), 2: ("a", None)}
-    broker.clock.now_ms += 999
-    assert not await broker.cleaner.clean_one()
-    broker.clock.now_ms += 1
-    assert await broker.cleaner.clean_one()  # Although nothing new is dirty.
-    assert shown(log) == {1: ("b", "1")}
-    assert not await broker.cleaner.clean_one()
-
-
-async def test_a_clean_before_that_time_leaves_the_tombstone(tmp_path: Path) -> None:
-    log = compacted(tmp_path, delete_retention_ms=1000)
-    broker = Broker(log)
-    put(log, ("a", None))
-    close_segment(log)
-    await broker.cleaner.clean_one()
-    broker.clock.now_ms += 999
-    put(log, ("b", "1"))
-    close_segment(log)
-    assert await broker.cleaner.clean_one()
-    assert shown(log) == {0: ("a", None), 1: ("b", "1")}
-
-
-async def test_the_time_of_a_tombstone_counts_from_the_first_clean(tmp_path: Path) -> None:
-    log = compacted(tmp_path, delete_retention_ms=1000)
-    broker = Broker(log)
-    put(log, ("a", None), ("b", "1"), timestamp_ms=77)
-    close_segment(log)
-    await broker.cleaner.clean_one()
-    log.close(save=True)
-    again = open_in(tmp_path, config=log.config, saved=SavedState(2, 0, True, log.cleaned_offset))
-    assert records_of(read_all(again))[0].timestamp_ms == 77
-    put(again, ("c", "1"))
-    close_segment(again)
-    broker = Broker(again, clock=broker.clock)
-    broker.clock.now_ms += 1000
-    await broker.cleaner.clean_one()
-    assert shown(again) == {1: ("b", "1"), 2: ("c", "1")}
-
 
 # --- which log, and when -------------------------------------------------------------------------
 
@@ -292,6 +104,46 @@ async def test_old_records_wait_no_longer_not_even_in_the_active_segment(tmp_pat
     assert shown(log) == {1: ("a", "2")}
 
 
+def much_clean_and_little_dirty(
+    root: Path, partition: int, dirty: int, **config: int
+) -> PartitionLog:
+    """The dirty records are of the time 900."""
+    root.mkdir()
+    log = compacted(root, min_cleanable_dirty_ratio=0.9, **config)
+    log.key = KEY._replace(partition=partition)
+    for number in range(4):
+        put(log, (str(number), "x" * 300))
+    close_segment(log)
+    log.cleaned_up_to(log.log_end_offset)
+    for _ in range(dirty):
+        put(log, ("0", "y" * 300), timestamp_ms=900)
+    close_segment(log)
+    return log
+
+
+async def test_what_has_waited_for_so_long_is_cleaned_however_little_it_is(tmp_path: Path) -> None:
+    log = much_clean_and_little_dirty(tmp_path / "a", 0, 1, max_compaction_lag_ms=500)
+    broker = Broker(log)
+    broker.clock.now_ms = 1400
+    assert not await broker.cleaner.clean_one()
+    broker.clock.now_ms = 1401
+    assert await broker.cleaner.clean_one()
+    assert log.cleaned_offset == log.log_end_offset
+    assert (0, ("0", "x" * 300)) not in shown(log).items()
+
+
+async def test_and_comes_before_what_is_dirtier(tmp_path: Path) -> None:
+    dirtier = much_clean_and_little_dirty(tmp_path / "a", 0, 60)
+    overdue = much_clean_and_little_dirty(tmp_path / "b", 1, 1, max_compaction_lag_ms=500)
+    broker = Broker(dirtier, overdue)
+    broker.clock.now_ms = 1401
+    assert await broker.cleaner.clean_one()
+    assert overdue.cleaned_offset == overdue.log_end_offset
+    assert dirtier.cleaned_offset < dirtier.log_end_offset
+    assert await broker.cleaner.clean_one()
+    assert dirtier.cleaned_offset == dirtier.log_end_offset
+
+
 async def test_a_topic_that_is_not_compacted_is_left_alone(tmp_path: Path) -> None:
     log = compacted(tmp_path, compacts=False)
     put(log, ("a", "1"))
@@ -355,6 +207,22 @@ def test_the_throttle_waits_as_long_as_the_rate_asks_for() -> None:
     assert waits == [0.5, 1.5, 2.0]
 
 
+async def test_all_that_is_read_and_written_is_throttled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spent = list[int]()
+    monkeypatch.setattr(Throttle, "spend", lambda _, size_bytes: spent.append(size_bytes))
+    log = compacted(tmp_path, segment_bytes=5000)
+    for number in range(9):
+        put(log, (str(number % 3), "x" * 300))
+    close_segment(log)
+    before = log.files.segments[0].size_bytes
+    assert await Broker(log).cleaner.clean_one()
+    after = log.files.segments[0].size_bytes
+    assert after < before
+    assert sum(spent) == 2 * before + after, "the keys are read first, then what is copied"
+
+
 # --- what goes wrong -----------------------------------------------------------------------------
 
 
@@ -372,6 +240,24 @@ async def test_without_room_the_log_stays_as_it_was_and_is_cleaned_later(tmp_pat
         assert names_in(log) == [f"{0:020d}.log", f"{2:020d}.log"]
     assert log.home.failure is None
     disk.full = set()
+    assert await broker.cleaner.clean_one()
+    assert shown(log) == {1: ("a", "2")}
+
+
+async def test_no_clean_uses_what_must_stay_free(tmp_path: Path) -> None:
+    disk, clock = NoRoom(), Clock()
+    settings = LogSettings(min_free_bytes=1000)
+    log = open_in(tmp_path, config=COMPACTED, disk=disk, clock=clock, settings=settings)
+    put(log, ("a", "1"))
+    put(log, ("a", "2"))
+    close_segment(log)
+    broker = Broker(log)
+    disk.free = 500
+    clock.now_ms += 1000
+    assert not await broker.cleaner.clean_one()
+    assert shown(log) == {0: ("a", "1"), 1: ("a", "2")}
+    disk.free = 1000
+    clock.now_ms += 1000
     assert await broker.cleaner.clean_one()
     assert shown(log) == {1: ("a", "2")}
 
@@ -494,6 +380,40 @@ async def test_a_clean_that_is_overtaken_by_a_cut_is_dropped(tmp_path: Path) -> 
     assert names_in(log) == [f"{0:020d}.log"]
     log.close(save=False)
     assert open_in(tmp_path).log_end_offset == 0
+
+
+async def test_what_was_cut_while_it_was_copied_is_never_swapped_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start would bring an end to a swap that a crash left: with what the cut has taken away."""
+
+    renamed = list[str]()
+
+    class Watched(Disk):
+        def rename(self, source: Path, target: Path) -> None:
+            renamed.append(target.suffix)
+            super().rename(source, target)
+
+    loop = asyncio.get_running_loop()
+
+    def copy_and_cut(*arguments: Any) -> Copied:
+        copied = copying.copy(*arguments)
+
+        async def cut() -> None:
+            log.truncate_to(1)
+
+        asyncio.run_coroutine_threadsafe(cut(), loop).result(20)
+        return copied
+
+    monkeypatch.setattr(cleaner, "copy", copy_and_cut)
+    log = open_in(tmp_path, config=COMPACTED, disk=Watched())
+    for number in range(3):
+        put(log, ("a", str(number)))
+        close_segment(log)
+    assert not await Broker(log).cleaner.clean_one()
+    assert ".swap" not in renamed
+    assert not [name for name in names_in(log) if not name.endswith(".log")]
+    assert shown(log) == {0: ("a", "0")}
 
 
 async def test_a_clean_whose_segments_were_deleted_meanwhile_is_dropped(tmp_path: Path) -> None:

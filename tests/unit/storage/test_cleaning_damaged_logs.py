@@ -14,14 +14,18 @@ from penstock.broker.storage.segment import Segment
 from tests.unit.storage.cleaning import Broker, close_segment, compacted, names_in, put, shown
 
 
-async def test_damage_is_reported_and_never_copied(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["a record's length", "a value", "the leader epoch"])
+async def test_damage_is_reported_and_never_copied(tmp_path: Path, where: str) -> None:
+    """With a checksum of its own the copy would pass for sound."""
     log = compacted(tmp_path)
     put(log, ("a", "1"))
     put(log, ("a", "2"))
     close_segment(log)
     path = log.files.segments[0].path
     data = bytearray(path.read_bytes())
-    data[70] ^= 1
+    end = 12 + int.from_bytes(data[8:12])
+    at = {"a record's length": 70, "a value": end - 2, "the leader epoch": 15}[where]
+    data[at] ^= 1
     path.write_bytes(data)
     broker = Broker(log)
     with capture_logs() as logs:

@@ -12,7 +12,12 @@ import pytest
 
 from penstock.broker.core.last_run import RunMark
 from penstock.broker.storage.disk import Disk, make_directories
-from penstock.broker.storage.local_state import DIRECTORY_NAME, LocalState, PartitionState
+from penstock.broker.storage.local_state import (
+    DIRECTORY_NAME,
+    LocalState,
+    LocalStateDamagedError,
+    PartitionState,
+)
 from penstock.broker.storage.manager import LogManager
 from penstock.broker.storage.settings import LogSettings
 from penstock.wire.errors import StorageError
@@ -22,6 +27,7 @@ from tests.unit.storage.storage_kit import Clock
 KEY = TopicIdPartition(TopicId(b"0123456789abcdef"), 3)
 OTHER = TopicIdPartition(KEY.topic_id, 4)
 STATE = PartitionState(30, 10, 40, 20)
+PAGE_BYTES = 4096
 PACKED, PACKED_OTHER = (struct.pack(">16sI", *key) for key in (KEY, OTHER))
 
 
@@ -73,6 +79,19 @@ def test_what_earlier_versions_wrote_is_read_and_gets_a_checksum(
 
 def test_an_impossible_value_of_an_earlier_version_is_damaged() -> None:
     assert PartitionState.decode(PACKED, struct.pack(">4q", 0, -1, 0, 0)) is None
+
+
+def test_pages_that_lmdb_did_not_write_are_noticed_before_it_writes_to_them(
+    tmp_path: Path,
+) -> None:
+    saved(tmp_path)
+    path = tmp_path / DIRECTORY_NAME / "data.mdb"
+    data = bytearray(path.read_bytes())
+    for page in range(2 * PAGE_BYTES, len(data), PAGE_BYTES):
+        data[page + 14 : page + 16] = bytes(2)  # Where its free room ends. Reading needs it not.
+    path.write_bytes(data)
+    with pytest.raises(LocalStateDamagedError, match="is not as it was written"):
+        opened(tmp_path)
 
 
 def test_damage_is_not_taken_for_nothing_until_the_partition_is_given_up(tmp_path: Path) -> None:

@@ -98,6 +98,18 @@ def test_more_producers_than_fit_into_a_message_are_not_handed_over() -> None:
     assert state.handed_over(1) == b""
 
 
+def test_whoever_was_handed_over_counts_as_seen_now() -> None:
+    """The leader's clock is another one: theirs may be forgotten by the first look at them."""
+    state = state_after(header(0), header(0, producer=8))
+    state.bound_ages(7_000, 7_000)
+    for now_ms in (5, 9_000_000):
+        begun = ProducerState.begun_at(2, state.handed_over(2), now_ms)
+        for producer in (7, 8):
+            entry = begun.entry(producer)
+            assert entry is not None
+            assert entry.last_seen_ms == now_ms
+
+
 def test_batches_in_order_are_appended() -> None:
     state_after(header(0, 3), header(3, 2), header(5))
 
@@ -286,3 +298,34 @@ def test_no_retry_of_what_was_sent_is_ever_appended_again(
                 assert state.check(one) == Duplicate(at, at + one.last_offset_delta)
             except DuplicateSequenceError:
                 assert index < len(appended) - BATCHES_KEPT
+
+
+def test_a_copy_doubts_what_the_state_does_and_a_snapshot_knows_no_doubts() -> None:
+    state = state_after(header(0, offset=0))
+    state.doubt(header(1, producer=8, offset=1), 5)
+    assert state.copy() == state
+    assert state.touches(1)
+    assert not state.touches(2)
+    assert (state.doubts_from(1), state.doubts_from(2)) == (True, False)
+    decoded, _, _ = ProducerState.decode(state.encode(2, 1))
+    assert decoded != state
+    assert not decoded.doubted
+
+
+def test_as_many_records_as_the_doubted_batch_are_needed_to_be_it() -> None:
+    state = ProducerState()
+    doubted = header(0, 2, offset=3)
+    state.doubt(doubted, 5)
+    assert state.check(header(0, 2)) == Duplicate(3, 4)
+    assert state.check(header(0, 2)._replace(crc=5)) == Duplicate(3, 4)
+    assert state.check(header(0, 2)._replace(crc=6)) == Append()
+    assert state.check(header(0, 1)._replace(crc=doubted.crc)) == Append()
+
+
+def test_a_doubted_batch_says_nothing_of_who_wrote_after_it() -> None:
+    state = ProducerState()
+    state.doubt(header(4, offset=0), 5)
+    state.record(header(0), 1, now_ms=1)
+    with pytest.raises(OutOfOrderSequenceError):
+        state.check(header(5))
+    assert state.check(header(1)) == Append()

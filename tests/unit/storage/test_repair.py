@@ -321,6 +321,29 @@ async def test_what_can_be_mended_is_although_something_else_is_lost(kit: Kit) -
     assert kit.controllers.reports == ["damaged"]
 
 
+async def test_what_does_not_stay_mended_is_given_up(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = kit.log.files.segments[0].path
+
+    def flip_again() -> None:
+        kit.counts["mended"] += 1
+        flip(path, 70)
+
+    flip(path, 70)
+    with monkeypatch.context() as patch:
+        patch.setattr(kit, "_count_mended", flip_again)
+        kit.read_damaged()
+        await eventually(lambda: kit.unmendable_count == 1)
+    assert kit.counts["mended"] == 3
+    [lost] = kit.log.lost
+    assert "the disk or the memory is at fault" in lost.reason
+    kit.peers.leader = 3
+    kit.on_metadata()
+    await kit.until_over()
+    assert read_all(kit.log) == read_all(kit.leader)
+
+
 async def test_what_is_given_up_is_tried_again_as_soon_as_another_leads(kit: Kit) -> None:
     kit.refusals = [CorruptRecordError("damaged here as well")]
     flip(kit.log.files.segments[0].path, 70)
@@ -394,6 +417,7 @@ async def test_nothing_is_dropped_while_the_leader_is_damaged_elsewhere(
     flip(last, 65)
     compacted.read_damaged()
     await eventually(lambda: compacted.asked > 8)
+    await eventually(lambda: compacted.unmendable_count == 1)
     assert compacted.controllers.reports == ["damaged"]
     assert shown_at(compacted.log, 5) == ("z", "2")
     flip(last, 65)  # It is mended.
@@ -421,6 +445,44 @@ async def test_a_log_is_dropped_only_for_the_leader_that_all_of_it_was_read_at(
     assert read_at[2] == [0, 0], "the damaged batch, and the first ones of all"
     assert read_at[3].count(0) == 2, "all is read again at whom it is copied from"
     assert compacted.controllers.reports == ["damaged", "dropped", "copied", "sound"]
+
+
+async def test_how_far_a_copy_goes_is_up_to_whoever_leads(
+    compacted: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would wait for ever for what the one before had, and the next one has not."""
+
+    async def further(*_: object) -> int:
+        return compacted.leader.log_end_offset + 5
+
+    monkeypatch.setattr(repair, "read_through", further)
+    compacted.read_damaged()
+    await eventually(lambda: "copied" in compacted.controllers.reports)
+    await asyncio.sleep(0.05)  # Time in which nothing must happen.
+    assert compacted.damaged_count == 1
+    compacted.peers.leader = 3
+    await compacted.until_over()
+    assert compacted.controllers.reports == ["damaged", "dropped", "copied", "sound"]
+
+
+async def test_what_could_not_be_dropped_is_not_taken_for_copied(
+    compacted: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repair, "_MIN_BACKOFF_S", 0.001)
+    copy_anew, refused = compacted.controllers.copy_anew, list[TopicIdPartition]()
+
+    def refuse_once(key: TopicIdPartition) -> bool:
+        if not refused:
+            refused.append(key)
+            return False
+        return copy_anew(key)
+
+    monkeypatch.setattr(compacted.controllers, "copy_anew", refuse_once)
+    compacted.read_damaged()
+    await compacted.until_over()
+    assert refused
+    assert read_all(compacted.log) == read_all(compacted.leader)
+    assert compacted.counts == {"damaged": 1, "mended": 1}
 
 
 def shown_at(log: PartitionLog, offset: int) -> tuple[str, str | None]:

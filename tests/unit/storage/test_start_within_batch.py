@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.broker.core.producer_state import ProducerState
 from penstock.broker.storage.disk import Buffer
 from penstock.broker.storage.recovery import SavedState
 from penstock.wire.errors import (
@@ -78,11 +79,27 @@ def test_a_replica_that_begins_anew_knows_the_producers_of_what_was_deleted(
             log.append_as_leader(batch("x", producer=(7, 0, 5)), 4, now_ms=1)
 
 
-@pytest.mark.parametrize("handed", [b"", b"damaged"])
+@pytest.mark.parametrize(
+    "handed",
+    [b"", b"damaged", ProducerState().encode(3, -1)],
+    ids=["nothing", "damaged", "of another offset"],
+)
 def test_where_nothing_is_handed_over_any_producer_may_go_on(tmp_path: Path, handed: bytes) -> None:
     log = open_in(tmp_path)
     log.truncate_fully_and_start_at(4, handed)
     assert log.append_as_leader(batch("x", producer=(7, 0, 5)), 4, now_ms=1).base_offset == 4
+
+
+def test_so_it_is_after_a_crash_where_no_snapshot_is_left(tmp_path: Path) -> None:
+    log = open_in(tmp_path)
+    log.truncate_fully_and_start_at(4)
+    log.append_as_follower(batch("a", base_offset=4, leader_epoch=4))
+    log.flush()
+    log.close(save=False)
+    for path in log.directory.glob("*.snapshot"):
+        path.unlink()
+    again = open_in(tmp_path, saved=SavedState(recovery_point=5, log_start_offset=4))
+    assert again.append_as_leader(batch("x", producer=(7, 0, 5)), 4, now_ms=1).base_offset == 5
 
 
 def test_a_log_that_is_copied_anew_from_its_start_keeps_what_it_knew_below(tmp_path: Path) -> None:

@@ -32,6 +32,12 @@ for a day.
 
 After sequence 2^31 - 1 comes 0.
 
+Where the state is read from the log, a batch may be damaged: then nobody knows who wrote it, and it
+is kept as a ``DoubtedBatch``. Its checksum still tells when it is sent again. What its header says
+of the batch that comes next is believed only where everything else would refuse that one: if it is
+wrong, a producer may overtake itself, but nothing is there twice, nor taken for what is there. A
+state with doubts is in no snapshot.
+
 The open transactions are kept beside the producers, and in their snapshots: they say where a
 transaction began that a mark ends. A producer is not forgotten while it has one.
 """
@@ -128,6 +134,46 @@ class ProducerEntry:
         )
 
 
+class DoubtedBatch(NamedTuple):
+    """A batch of the log whose checksum does not hold, by its header as it can be read.
+
+    ``crc`` is the checksum that it has now: where it is what the header says of it that is damaged,
+    this is the one that was sent.
+    """
+
+    header: BatchHeader
+    crc: int
+
+    def is_sent_again_as(self, header: BatchHeader) -> bool:
+        """Whether the batch is this one, going by its checksum."""
+        is_as_long = header.last_offset_delta == self.header.last_offset_delta
+        return is_as_long and header.crc in (self.header.crc, self.crc)
+
+    def may_be_before(self, header: BatchHeader) -> bool:
+        """Whether the batch comes right after this one, going by what is damaged."""
+        expected = (self.header.last_sequence + 1) & _SEQUENCE_MASK
+        return self._may_be_of(header) and header.base_sequence == expected
+
+    def may_be(self, header: BatchHeader) -> bool:
+        """Whether the batch is this one for all that can be told: the broker stamped this one, and
+        changed its checksum by that.
+        """
+        said, sent = self.header, header
+        return (
+            said.is_log_append_time
+            and self._may_be_of(header)
+            and (said.base_sequence, said.last_offset_delta)
+            == (sent.base_sequence, sent.last_offset_delta)
+        )
+
+    def _may_be_of(self, header: BatchHeader) -> bool:
+        said = self.header
+        return (said.producer_id, said.producer_epoch) == (
+            header.producer_id,
+            header.producer_epoch,
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Append:
     """The batch is new and in order."""
@@ -147,7 +193,7 @@ _APPEND: Final = Append()
 class ProducerState:
     """The producers of one partition. ``check`` asks, ``record`` notes what was appended."""
 
-    __slots__ = ("_entries", "forgotten_up_to", "transactions")
+    __slots__ = ("_entries", "doubted", "forgotten_up_to", "transactions")
 
     def __init__(
         self, entries: dict[int, ProducerEntry] | None = None, forgotten_up_to: int = NEVER_FORGOT
@@ -155,6 +201,7 @@ class ProducerState:
         self._entries = entries if entries is not None else {}
         self.forgotten_up_to = forgotten_up_to
         self.transactions = OpenTransactions()
+        self.doubted: tuple[DoubtedBatch, ...] = ()  # In the log, by their offsets.
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -162,10 +209,11 @@ class ProducerState:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ProducerState):
             return NotImplemented
-        return (self._entries, self.forgotten_up_to, self.transactions) == (
+        return (self._entries, self.forgotten_up_to, self.transactions, self.doubted) == (
             other._entries,
             other.forgotten_up_to,
             other.transactions,
+            other.doubted,
         )
 
     __hash__ = None  # type: ignore[assignment]  # Mutable.
@@ -195,15 +243,39 @@ class ProducerState:
         """
         if header.is_control or header.is_transactional:
             return False
+        if header.producer_id < 0:  # A flipped sign leaves none of the three as it is without one.
+            return header.producer_id == header.producer_epoch == header.base_sequence == -1
         entry = self._entries.get(header.producer_id)
         if entry is None or not entry.batches:
-            return header.producer_id < 0
+            return False
         return (header.producer_epoch, header.base_sequence) == (
             entry.producer_epoch,
             entry.batches[-1].next_sequence,
         )
 
     def _check(self, header: BatchHeader, entry: ProducerEntry | None) -> Append | Duplicate:
+        if not self.doubted:
+            return self._check_known(header, entry)
+        for doubted in self.doubted:
+            if doubted.is_sent_again_as(header):
+                return Duplicate(doubted.header.base_offset, doubted.header.last_offset)
+        known_up_to = entry.batches[-1].base_offset if entry is not None and entry.batches else -1
+        unknown = [one for one in self.doubted if one.header.base_offset > known_up_to]
+        for doubted in unknown:
+            if doubted.may_be(header):
+                raise CorruptRecordError(
+                    f"the batch of producer {header.producer_id} may be the one at offset "
+                    f"{doubted.header.base_offset}, which is damaged, so it can't be told whether "
+                    "it is in the log; try again once that is mended or deleted"
+                )
+        try:
+            return self._check_known(header, entry)
+        except OutOfOrderSequenceError:
+            if any(doubted.may_be_before(header) for doubted in unknown):
+                return _APPEND
+            raise
+
+    def _check_known(self, header: BatchHeader, entry: ProducerEntry | None) -> Append | Duplicate:
         sequence = header.base_sequence
         if entry is None:
             if sequence != 0 and header.producer_id > self.forgotten_up_to:
@@ -264,6 +336,14 @@ class ProducerState:
             self._entries[header.producer_id] = entry
         return self.transactions.note(header, base_offset)
 
+    def doubt(self, header: BatchHeader, crc: int) -> None:
+        """Note that the batch is in the log, damaged: ``crc`` is the checksum of what is there."""
+        self.doubted += (DoubtedBatch(header, crc),)
+
+    def doubts_from(self, offset: int) -> bool:
+        """Whether a batch at or after ``offset`` was doubted."""
+        return any(doubted.header.last_offset >= offset for doubted in self.doubted)
+
     def last_batches(self, below: int) -> dict[int, int]:
         """The base offset of each producer's last batch below an offset, by producer id.
 
@@ -279,9 +359,13 @@ class ProducerState:
 
     def touches(self, offset: int) -> bool:
         """Whether any producer has a batch at or after ``offset``, as far as is remembered."""
-        return self.transactions.last_offset >= offset or any(
-            entry.batches and entry.batches[-1].last_offset >= offset
-            for entry in self._entries.values()
+        return (
+            self.transactions.last_offset >= offset
+            or self.doubts_from(offset)
+            or any(
+                entry.batches and entry.batches[-1].last_offset >= offset
+                for entry in self._entries.values()
+            )
         )
 
     def expire(self, now_ms: int, expiration_ms: int) -> int:
@@ -325,17 +409,16 @@ class ProducerState:
     def handed_over(self, offset: int) -> bytes:
         """A snapshot of what is of batches below ``offset``.
 
-        Empty where that is nothing, or more than fits into a message.
+        Empty where nothing is below, or that is more than fits into a message.
         """
         below = self.below(offset) if offset and len(self) <= _HANDED_MAX else None
-        if below is None or (not len(below) and below.forgotten_up_to == ANY_PRODUCER):
-            return b""
-        return below.encode(offset, -1)
+        return b"" if below is None else below.encode(offset, -1)
 
     def copy(self) -> ProducerState:
         """A state that changes on its own."""
         other = ProducerState(dict(self._entries), self.forgotten_up_to)
         other.transactions = self.transactions.copy()
+        other.doubted = self.doubted
         return other
 
     def encode(self, end_offset: int, leader_epoch: int) -> bytes:

@@ -505,12 +505,8 @@ class Replica:
             offset = end.end_offset
             effects: list[Effect] = [TruncateFullyAndStartAt(offset, producers)]
         else:
-            own = log.end_of_epoch(end.leader_epoch)
-            if own.leader_epoch < 0:
-                offset = log.log_start_offset
-            else:
-                offset = min(end.end_offset, own.end_offset, log.log_end_offset)
-            offset = max(offset, log.log_start_offset)
+            own = log.end_of_epoch(end.leader_epoch)  # At -1 where nothing here is that old.
+            offset = max(min(end.end_offset, own.end_offset), log.log_start_offset)
             effects = [TruncateTo(offset)]
         bounded = offset if end.leader_epoch < 0 else min(self._high_watermark, offset)
         if bounded != self._high_watermark:

@@ -161,18 +161,20 @@ class Hosting:
         """What is on disk of topics deleted, moved, or forgotten while this node was down."""
         for log in list(self._logs.logs()):
             key = log.key
-            if key not in self._partitions:
+            if not self._is_named(key):  # Else it is hosted, or offline and to be left alone.
                 deleted = self._image.was_deleted(key.topic_id)
                 self._remove_log(key, ordered=deleted or self._was_moved_away(key, log))
             yield
 
-    def _was_moved_away(self, key: TopicIdPartition, log: Log) -> bool:
+    def _is_named(self, key: TopicIdPartition) -> bool:
+        """Whether the metadata say that a replica is here."""
         record = self._image.partition_by_id(key)
-        return (
-            record is not None
-            and self._node_id not in record.replicas
-            and record.leader_epoch > log.last_epoch
-        )
+        return record is not None and self._node_id in record.replicas
+
+    def _was_moved_away(self, key: TopicIdPartition, log: Log) -> bool:
+        """Of one that the metadata do not name: whether that is as good as an order."""
+        record = self._image.partition_by_id(key)
+        return record is not None and record.leader_epoch > log.last_epoch
 
     def set_lag_max_ms(self, lag_max_ms: int) -> None:
         """A follower may lag for so long from now on."""

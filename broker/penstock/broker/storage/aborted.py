@@ -22,7 +22,7 @@ from penstock.broker.storage.disk import Disk
 from penstock.broker.storage.log_files import LogFiles
 from penstock.broker.storage.segment import Segment
 from penstock.broker.storage.transaction_index import TransactionIndex
-from penstock.broker.storage.walking import ChangedError, Source, headers_between, walk_file
+from penstock.broker.storage.walking import ChangedError, Source, batches_between, walk_file
 from penstock.wire.errors import CorruptRecordError, StorageError
 from penstock.wire.markers import MarkerType, marker_type
 from penstock.wire.records import BatchHeader, verify_batch
@@ -118,7 +118,7 @@ class Rebuild:
         sources = [source for source in self._sources if source.base_offset < end]
         later = [at for at, source in enumerate(sources) if source.base_offset <= begin]
         if begin < end:
-            for header in headers_between(self._disk, sources[later[-1] :], begin, end):
+            for header, _ in batches_between(self._disk, sources[later[-1] :], begin, end):
                 transactions.note(header, header.base_offset)
         return transactions
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from penstock.broker.core.epoch_history import EpochHistory
@@ -12,14 +13,14 @@ from penstock.broker.core.transactions import EndedTransaction
 from penstock.broker.storage import appends
 from penstock.broker.storage.aborted import AbortedTransactions
 from penstock.broker.storage.batches import from_offset
-from penstock.broker.storage.checkpoints import remove_snapshots, snapshot_path
+from penstock.broker.storage.checkpoints import remove_snapshots
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.flush import FlushTask
-from penstock.broker.storage.log_files import FileWrite, LogFiles, index_writes
+from penstock.broker.storage.log_files import LogFiles, index_writes
 from penstock.broker.storage.log_flushing import LogFlushing
 from penstock.broker.storage.log_start import LogStart
 from penstock.broker.storage.lost_ranges import LostRange, telling
-from penstock.broker.storage.producers import Expiry, Rewinding, bounded, states_at
+from penstock.broker.storage.producers import LogProducers, states_at
 from penstock.broker.storage.settings import FlushPolicy, TopicLogConfig
 from penstock.broker.storage.timestamps import Span, cold_times, first_at_or_after, largest
 from penstock.wire.errors import (
@@ -78,19 +79,13 @@ class PartitionLog:
         self.start = start
         self._end = end_offset
         self._epochs = epochs
+        name = str(partition)
         self._flushing = LogFlushing(
-            home,
-            files,
-            epochs,
-            name=str(partition),
-            synced_offset=synced_offset,
-            epochs_saved=epochs_saved,
+            home, files, epochs, name=name, synced_offset=synced_offset, epochs_saved=epochs_saved
         )
-        self._producers = bounded(producers, home)
-        self._rewinding = Rewinding(home, files, epochs, name=str(partition))
-        self._aborted = AbortedTransactions(home, files, epochs, name=str(partition))
+        self._producers = LogProducers(home, files, epochs, start, producers, name=name)
+        self._aborted = AbortedTransactions(home, files, epochs, name=name)
         self._as_opened = opened_clean  # Nothing has to be saved for the next start to be quick.
-        self._expiry = Expiry(home)
         self._closed: str | None = None
         self._durable_is_end = home.settings.flush_policy is not FlushPolicy.COMMIT
 
@@ -165,6 +160,11 @@ class PartitionLog:
     @property
     def producers(self) -> ProducerState:
         """The idempotent producers; read only."""
+        return self._producers.state
+
+    @property
+    def known_producers(self) -> LogProducers:
+        """The same, with what damage hides of it; for who mends that."""
         return self._producers
 
     def _check(self) -> None:
@@ -180,7 +180,7 @@ class PartitionLog:
         """Check and append a producer's batches; see Log."""
         self._check()
         appends.check_leader_epoch(self.name, leader_epoch, self._epochs)
-        seen_ms = self._expiry.run(self._producers)
+        seen_ms = self._producers.expire()
         checked = appends.check_as_leader(
             records,
             name=self.name,
@@ -189,7 +189,7 @@ class PartitionLog:
             now_ms=now_ms,
             seen_ms=seen_ms,
             config=self.config,
-            producers=self._producers,
+            producers=self._producers.state,
             keyed=self.config.compacts and not self.internal,
         )
         if isinstance(checked, AppendInfo):
@@ -201,7 +201,7 @@ class PartitionLog:
     def append_as_follower(self, records: Buffer) -> AppendInfo:
         """Append what the leader pushed, as it is; see Log."""
         self._check()
-        seen_ms = self._expiry.run(self._producers)
+        seen_ms = self._producers.expire()
         begin = appends.beginning_of(records, start_offset=self._start, end_offset=self._end)
         checked = appends.check_as_follower(
             records,
@@ -209,7 +209,7 @@ class PartitionLog:
             end_offset=begin,
             seen_ms=seen_ms,
             epochs=self._epochs,
-            producers=self._producers,
+            producers=self._producers.state,
         )
         if not checked.batches:
             return AppendInfo(-1, -1, -1, 0)
@@ -217,7 +217,9 @@ class PartitionLog:
         if begin == self._end:
             return self._append(checked, -1, reserve_bytes)
         self._begin_cut(0)  # A crash in between may leave no segment at all.
-        self._flushing.write_later([self._snapshot_now()])  # It was to be written before.
+        self._flushing.write_later(
+            self._producers.snapshot(self._end)
+        )  # It was to be written before.
         try:
             self._reset_files(begin)
             self._end = begin
@@ -248,7 +250,7 @@ class PartitionLog:
         There is no use in any while a cut waits for what it needs.
         """
         reserve_bytes = self._reserve_bytes(leading=False)
-        return not (self.flush_failed or self._rewinding.is_under_way) and self.home.room.fits(
+        return not (self.flush_failed or self._producers.are_being_read) and self.home.room.fits(
             0, reserve_bytes
         )
 
@@ -271,7 +273,7 @@ class PartitionLog:
         except OSError as error:
             self._undo_append()
             if self._end in rolls:  # The segment before stays closed: nothing was in the new one.
-                self._flushing.write_later([self._snapshot_now()])
+                self._save_producers()
             raise self.home.translate(error, doing) from error
         self.home.room.used(size, reserve_bytes)
         self._as_opened = False
@@ -281,20 +283,16 @@ class PartitionLog:
             for batch in batches:
                 self._assign(batch.header.leader_epoch, batch.header.base_offset)
         # Not before all of it is there: an append that is taken back may take back what it rolled.
-        for offset, state in states_at(rolls, self._producers, batches, checked.seen_ms):
-            self._flushing.write_later([self._snapshot_write(state, offset)])
+        for offset, state in states_at(rolls, self._producers.state, batches, checked.seen_ms):
+            self._flushing.write_later(self._producers.snapshot(offset, state))
         checked.producers.commit()
         self._aborted.note(checked.aborted)
         self.home.request_flush(self)
         assert base_offset == first.base_offset
         return AppendInfo(base_offset, last.last_offset, log_append_time_ms, size, records=at_hand)
 
-    def _snapshot_now(self) -> FileWrite:
-        return self._snapshot_write(self._producers.copy(), self._end)
-
-    def _snapshot_write(self, state: ProducerState, offset: int) -> FileWrite:
-        epoch = self._epochs.epoch_at(offset - 1)
-        return snapshot_path(self.directory, offset), lambda: state.encode(offset, epoch)
+    def _save_producers(self) -> None:
+        self._flushing.write_later(self._producers.snapshot(self._end))
 
     def _undo_append(self) -> None:
         """Of an append over two segments the first part may be there: take it back."""
@@ -416,7 +414,7 @@ class PartitionLog:
         except OSError as error:
             raise self.home.translate(error, f"closing a segment of {self.name}") from error
         self._as_opened = False
-        self._flushing.write_later([self._snapshot_now()])
+        self._save_producers()
         self.home.request_flush(self)
 
     def cleaned_up_to(self, offset: int) -> None:
@@ -449,7 +447,7 @@ class PartitionLog:
         segment = self._files.segment_of(offset)
         placed = segment.position_of(offset)
         end = placed.header.base_offset if placed is not None else offset
-        producers = self._rewinding.state_at(end) if self._producers.touches(end) else None
+        producers = self._producers.before_cut(end)
         self._begin_cut(end)
         try:
             remove_snapshots(self.home.disk, self.directory, above=end)
@@ -460,13 +458,14 @@ class PartitionLog:
         if end < self._start:
             self.start.restart(end)
         self._epochs.truncate_from_end(end)
-        if producers is not None:
-            self._producers = producers
+        for damaged in self._producers.cut(producers):
+            self.noted_damage += (damaged,)
+            self.home.run_soon(partial(self.home.damage_found, self, damaged))
         self.home.request_flush(self)
 
     def producers_below(self, offset: int) -> bytes:
         """What a replica that begins there is to know; see Log."""
-        return self._producers.handed_over(offset)
+        return self._producers.state.handed_over(offset)
 
     def truncate_fully_and_start_at(self, offset: int, producers: bytes = b"") -> None:
         """Drop everything; the log then starts and ends at ``offset``; see Log."""
@@ -483,8 +482,8 @@ class PartitionLog:
         self.start.restart(offset)
         self._end = self._flushing.synced_offset = offset
         self._epochs.clear()
-        self._producers = ProducerState.begun_at(offset, producers, self.home.clock_ms())
-        self._flushing.write_later([self._snapshot_now()])
+        self._producers.state = ProducerState.begun_at(offset, producers, self.home.clock_ms())
+        self._save_producers()
         self.home.save_soon(self)
         self.home.request_flush(self)
 
@@ -593,7 +592,7 @@ class PartitionLog:
             if save and not self._as_opened:
                 active = self._files.active
                 self._flushing.write_later(index_writes(active, active.complete_index()))
-                self._flushing.write_later([self._snapshot_now()])
+                self._save_producers()
                 self.flush()
         finally:
             self._closed = "the log is closed; the broker is stopping or the partition moved away"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Final
 
 import structlog
@@ -14,15 +15,14 @@ from penstock.broker.core.producer_state import (
     RESTART_GRACE_MS,
     ProducerState,
 )
-from penstock.broker.storage.checkpoints import newest_snapshot
+from penstock.broker.storage.checkpoints import newest_snapshot, snapshot_path
 from penstock.broker.storage.data_directory import DataDirectory
-from penstock.broker.storage.disk import Disk
-from penstock.broker.storage.log_files import Batch, LogFiles
-from penstock.broker.storage.placing import Placed
-from penstock.broker.storage.segment import Segment
-from penstock.broker.storage.walking import ChangedError, Source, headers_between
+from penstock.broker.storage.log_files import Batch, FileWrite, LogFiles
+from penstock.broker.storage.log_start import LogStart
+from penstock.broker.storage.walking import ChangedError, Source, batches_between
+from penstock.wire.batch import checksum_of
 from penstock.wire.errors import CorruptRecordError, ErrorCode, RequestTimedOutError
-from penstock.wire.records import verify_batch
+from penstock.wire.records import BatchHeader, Buffer, verify_batch
 
 _log = structlog.get_logger()
 _EXPIRY_INTERVAL_MS: Final = 600_000
@@ -36,28 +36,33 @@ class CutDelayedError(RequestTimedOutError, code=ErrorCode.REQUEST_TIMED_OUT, re
 
 def load_producers(
     files: LogFiles, end_offset: int, epochs: EpochHistory, now_ms: int
-) -> tuple[ProducerState, tuple[int, ...]]:
-    """What the producers wrote below ``end_offset``; and the damaged batches that were left out.
+) -> ProducerState:
+    """What the producers wrote below ``end_offset``.
 
     The clock of an append is not in the log, so those found there count as seen at ``now_ms``:
     they are remembered rather too long than too short. Without the log's beginning and a snapshot
     of it, any producer may have been forgotten. A batch that is not what its producer was to send
     next is believed only if its checksum holds: one bit of a header would let in what is there
-    already, or refuse all that comes. Raises CorruptRecordError where a header can't be.
+    already, or refuse all that comes. Else it is in doubt, and whoever asks for the state is to
+    have it mended. Raises CorruptRecordError where a header can't be.
     """
     state, offset = _known(files, end_offset, epochs)
-    damaged = _replay(files, state, offset, end_offset, now_ms)
-    if damaged:
+    _replay(files, state, offset, end_offset, now_ms)
+    _tell_of_doubts(files, state)
+    return state
+
+
+def _tell_of_doubts(files: LogFiles, state: ProducerState) -> None:
+    if state.doubted:
         _log.error(
             "log_has_damaged_batches",
             directory=str(files.directory),
-            first_offset=damaged[0],
-            batches=len(damaged),
+            first_offset=state.doubted[0].header.base_offset,
+            batches=len(state.doubted),
             reason="their checksums do not hold, so nobody knows who wrote them",
             next_step="they are not served, and mended once another replica is in sync; look at "
             "the disk",
         )
-    return state, tuple(damaged)
 
 
 def _known(files: LogFiles, end_offset: int, epochs: EpochHistory) -> tuple[ProducerState, int]:
@@ -69,23 +74,25 @@ def _known(files: LogFiles, end_offset: int, epochs: EpochHistory) -> tuple[Prod
     return found
 
 
-def _replay(files: LogFiles, state: ProducerState, offset: int, end: int, now_ms: int) -> list[int]:
-    damaged = []
+def _replay(files: LogFiles, state: ProducerState, offset: int, end: int, now_ms: int) -> None:
     for segment, placed in files.walk(offset, end):
         header = placed.header
-        if state.expects(header) or _is_sound(segment, placed):
-            state.record(header, header.base_offset, now_ms)
-        else:
-            damaged.append(header.base_offset)
-    return damaged
+        read = partial(segment.read_at, header.size_bytes, placed.position)
+        _note(state, header, read, now_ms)
 
 
-def _is_sound(segment: Segment, placed: Placed) -> bool:
-    try:
-        verify_batch(segment.read_at(placed.header.size_bytes, placed.position))
-    except CorruptRecordError:
-        return False
-    return True
+def _note(
+    state: ProducerState, header: BatchHeader, read: Callable[[], Buffer], now_ms: int
+) -> None:
+    """Bring the state up to the end of a batch that may be damaged; ``read`` gives all of it."""
+    if not state.expects(header):
+        batch = read()
+        try:
+            verify_batch(batch)
+        except CorruptRecordError:
+            state.doubt(header, checksum_of(batch))
+            return
+    state.record(header, header.base_offset, now_ms)
 
 
 def bounded(producers: ProducerState, home: DataDirectory) -> ProducerState:
@@ -133,6 +140,105 @@ def states_at(
         yield offset, state.copy()
 
 
+class LogProducers:
+    """What one log knows of its producers, and what of that is written down. On the log's thread.
+
+    ``state`` is as of the log's end. While a batch that is not deleted is in doubt no snapshot is
+    written: a later start would believe that there was no such batch.
+    """
+
+    def __init__(
+        self,
+        home: DataDirectory,
+        files: LogFiles,
+        epochs: EpochHistory,
+        start: LogStart,
+        state: ProducerState,
+        *,
+        name: str,
+    ) -> None:
+        self.state = bounded(state, home)
+        self._home = home
+        self._files = files
+        self._epochs = epochs
+        self._start = start
+        self._name = name
+        self._expiry = Expiry(home)
+        self._rewinding = Rewinding(home, files, epochs, name=name)
+
+    @property
+    def doubted_offsets(self) -> tuple[int, ...]:
+        """Of each damaged batch that is not deleted, and of which nobody knows who wrote it."""
+        start = self._start.offset
+        found = [one.header for one in self.state.doubted if one.header.last_offset >= start]
+        return tuple(max(header.base_offset, start) for header in found)
+
+    @property
+    def are_in_doubt(self) -> bool:
+        """Whether there is such a batch."""
+        return self.state.doubts_from(self._start.offset)
+
+    @property
+    def are_being_read(self) -> bool:
+        """Whether a cut waits for what is read in the background."""
+        return self._rewinding.is_under_way
+
+    def expire(self) -> int:
+        """Forget those that have long been silent, now and then; the time to judge others by."""
+        return self._expiry.run(self.state)
+
+    def snapshot(self, offset: int, state: ProducerState | None = None) -> list[FileWrite]:
+        """What a flush is to write of the state at ``offset``: by default of that of now."""
+        if self.are_in_doubt:
+            return []
+        taken = self.state.copy() if state is None else state
+        epoch = self._epochs.epoch_at(offset - 1)
+        return [(snapshot_path(self._files.directory, offset), lambda: taken.encode(offset, epoch))]
+
+    # --- cuts ------------------------------------------------------------------------------------
+
+    def before_cut(self, end: int) -> ProducerState:
+        """The state at offset ``end``, where a batch begins.
+
+        Raises CutDelayedError until it was read, CorruptRecordError for a damaged header, or
+        StorageError.
+        """
+        return self._rewinding.state_at(end) if self.state.touches(end) else self.state
+
+    def cut(self, state: ProducerState) -> tuple[int, ...]:
+        """The log ends where ``before_cut`` gave that; offsets of damage that it came upon."""
+        known = set(self.state.doubted)
+        self.state = state
+        if known.issuperset(state.doubted):
+            return ()
+        _tell_of_doubts(self._files, state)
+        return self.doubted_offsets
+
+    # --- damage ----------------------------------------------------------------------------------
+
+    def learn(self, end: int, earlier: Replay | None) -> Replay:
+        """What reads what producers wrote below ``end``, now that what was damaged is mended.
+
+        It is to be run in any thread, and goes on where an ``earlier`` one came to.
+        """
+        if earlier is None:
+            first = self.state.doubted[0].header.base_offset
+            return self._rewinding.replay(*_known(self._files, first, self._epochs), end)
+        return self._rewinding.replay(earlier.state, earlier.end, end)
+
+    def learned(self, replay: Replay, end: int) -> bool:
+        """Know what was read; False when so much was appended since that it is to go on.
+
+        Nothing may have been cut or mended meanwhile. Raises CorruptRecordError or StorageError.
+        """
+        self._rewinding.check(replay)
+        if self._files.size_between(replay.end, end) > _INLINE_BYTES:
+            return False
+        _replay(self._files, replay.state, replay.end, end, self._home.clock_ms())
+        self.state = bounded(replay.state, self._home)
+        return True
+
+
 class Rewinding:
     """The producer state as it was at an earlier end of the log, for a cut. On the log's thread.
 
@@ -148,7 +254,7 @@ class Rewinding:
         self._files = files
         self._epochs = epochs
         self._name = name
-        self._replay: _Replay | None = None
+        self._replay: Replay | None = None
 
     @property
     def is_under_way(self) -> bool:
@@ -167,60 +273,73 @@ class Rewinding:
             if self._files.size_between(offset, end) <= _INLINE_BYTES:
                 _replay(self._files, state, offset, end, self._home.clock_ms())
                 return bounded(state, self._home)
-            self._begin(_Replay(self._home.disk, place, state, offset, self._home.clock_ms()))
+            self._replay = self.replay(state, offset, end)
+            self._home.run_in_background(self._replay.run)
         return self._finished()
 
-    def _begin(self, replay: _Replay) -> None:
-        end, _ = replay.place
-        replay.sources = [
+    def replay(self, state: ProducerState, offset: int, end: int) -> Replay:
+        """What brings the state at ``offset`` up to ``end``."""
+        place = end, self._epochs.epoch_at(end - 1)
+        sources = [
             Source(segment.path, segment.base_offset, segment.size_bytes)
-            for segment in self._files.segments_between(replay.offset, end)
+            for segment in self._files.segments_between(offset, end)
         ]
-        self._replay = replay
-        self._home.run_in_background(replay.run)
+        return Replay(self._home, place, state, offset, sources)
 
     def _finished(self) -> ProducerState:
         replay = self._replay
         assert replay is not None
-        error = replay.error
         if replay.is_done:
             self._replay = None
-            if error is None:
+            if not isinstance(replay.error, ChangedError):
+                self.check(replay)
                 return bounded(replay.state, self._home)
-            if isinstance(error, CorruptRecordError):
-                raise CorruptRecordError(f"{self._name}: {error.message}") from error
-            if not isinstance(error, ChangedError):
-                doing = f"reading {self._name} before a cut"
-                raise self._home.translate(error, doing) from error
         raise CutDelayedError(
-            f"{self._name}: what producers wrote below offset {replay.place[0]} is being read, "
+            f"{self._name}: what producers wrote below offset {replay.end} is being read, "
             "after which the log is cut there; it goes on by itself"
         )
 
+    def check(self, replay: Replay) -> None:
+        """Raise CorruptRecordError, also for a log that changed meanwhile, or StorageError."""
+        error = replay.error
+        if isinstance(error, ChangedError):
+            raise CorruptRecordError(f"{self._name}: it changed while it was read") from error
+        if isinstance(error, CorruptRecordError):
+            raise CorruptRecordError(f"{self._name}: {error.message}") from error
+        if error is not None:
+            raise self._home.translate(error, f"reading {self._name} up to a cut") from error
 
-class _Replay:
+
+class Replay:
     """Reads the headers of the batches between two offsets; ``run`` in any thread, once."""
 
     def __init__(
-        self, disk: Disk, place: tuple[int, int], state: ProducerState, offset: int, now_ms: int
+        self,
+        home: DataDirectory,
+        place: tuple[int, int],
+        state: ProducerState,
+        offset: int,
+        sources: list[Source],
     ) -> None:
         self.place = place  # The offset to end at, and the epoch that wrote before it.
         self.state = state
-        self.offset = offset
-        self.sources: list[Source] = []
         self.error: Exception | None = None
         self.is_done = False  # What else there is may be looked at then.
-        self._disk = disk
-        self._now_ms = now_ms
+        self._offset = offset
+        self._sources = sources
+        self._disk = home.disk
+        self._now_ms = home.clock_ms()
+
+    @property
+    def end(self) -> int:
+        """The offset up to which it reads."""
+        return self.place[0]
 
     def run(self) -> None:
         """Bring ``state`` up to the place. Raises nothing: what failed is in ``error``."""
-        end, _ = self.place
         try:
-            for header in headers_between(
-                self._disk, self.sources, self.offset, end, believes=self.state.expects
-            ):
-                self.state.record(header, header.base_offset, self._now_ms)
+            for header, read in batches_between(self._disk, self._sources, self._offset, self.end):
+                _note(self.state, header, read, self._now_ms)
         except Exception as error:  # Whatever it is: the state is not that of the place.
             self.error = error
         finally:

@@ -563,7 +563,7 @@ def _assemble(
     for segment in opening.deleted:
         for path in segment.paths():
             remove_if_there(home.disk, path)
-    producers, damaged = load_producers(files, end, epochs, home.clock_ms())
+    producers = load_producers(files, end, epochs, home.clock_ms())
     is_saved = opening.unsaved is None
     if opening.unsaved is not None:
         files.put_back(opening.unsaved, names_changed=True)
@@ -592,5 +592,5 @@ def _assemble(
     )
     if opening.found_epochs is not None:
         log.noted_damage = opening.found_epochs.damaged
-    log.noted_damage += damaged
+    log.noted_damage += log.known_producers.doubted_offsets
     return log

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from penstock.broker.storage.batches import next_header
 from penstock.broker.storage.disk import Disk
 from penstock.broker.storage.placing import Placed
-from penstock.wire.errors import CorruptRecordError
-from penstock.wire.records import HEADER_BYTES, BatchHeader, verify_batch
+from penstock.wire.records import HEADER_BYTES, BatchHeader
 
 _WALK_BYTES: Final = 8 * 1024
 
@@ -46,18 +46,12 @@ def walk_file(disk: Disk, fd: int, start: tuple[int, int], size_bytes: int) -> I
         offset = header.next_offset
 
 
-def headers_between(
-    disk: Disk,
-    sources: list[Source],
-    begin: int,
-    end: int,
-    *,
-    believes: Callable[[BatchHeader], bool] = lambda _: True,
-) -> Iterator[BatchHeader]:
-    """The headers of the batches from the one that holds ``begin`` on that begin before ``end``.
+def batches_between(
+    disk: Disk, sources: list[Source], begin: int, end: int
+) -> Iterator[tuple[BatchHeader, Callable[[], bytes]]]:
+    """The batches from the one that holds ``begin`` on that begin before ``end``.
 
-    Of those that ``believes`` doubts only the ones whose checksum holds: it is asked of each when
-    the one before was handed out.
+    Of each its header, and what reads all of it before the next one is asked for, unverified.
     Raises ChangedError where the sources do not reach there or do not follow each other,
     CorruptRecordError for a header that can't be, or OSError.
     """
@@ -67,20 +61,11 @@ def headers_between(
             raise ChangedError
         for fd, placed in _batches(disk, source, end):
             header = placed.header
-            is_wanted = begin < header.next_offset and header.base_offset < end
-            if is_wanted and (believes(header) or _is_sound(disk, fd, placed)):
-                yield header
+            if begin < header.next_offset and header.base_offset < end:
+                yield header, partial(disk.read_at, fd, header.size_bytes, placed.position)
             reached = header.next_offset
     if reached < end:
         raise ChangedError
-
-
-def _is_sound(disk: Disk, fd: int, placed: Placed) -> bool:
-    try:
-        verify_batch(disk.read_at(fd, placed.header.size_bytes, placed.position))
-    except CorruptRecordError:
-        return False
-    return True
 
 
 def _batches(disk: Disk, source: Source, end: int) -> Iterator[tuple[int, Placed]]:

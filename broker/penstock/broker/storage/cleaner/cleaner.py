@@ -172,6 +172,8 @@ class LogCleaner:
         now_ms = self._wall_clock_ms()
         if log.key in self._busy or self._is_given_up(log, now_ms):
             return None
+        if log.known_producers.are_in_doubt:
+            return None  # Which batch is a producer's last is known once that is mended.
         try:
             close_overdue(log, now_ms)
             high_watermark = self._logs.high_watermark(log.key)

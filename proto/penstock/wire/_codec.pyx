@@ -1,0 +1,484 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+# cython: embedsignature=False, always_allow_keywords=False
+"""Records to bytes and back, compiled: what ``penstock.wire.reference`` does, as it does it.
+
+What is malformed is left to the reference, which says what is wrong with it. So nothing here raises
+an error of its own about bytes, and no text of one stands here twice. Nothing is read past what was
+given: every step compares with where the record, or the data, end. ``make fuzz-codec`` runs this
+under an address sanitiser.
+
+Offsets in columns are int32, which is enough: no buffer here has more than 2 GB.
+"""
+
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize, PyByteArray_Resize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.mem cimport PyMem_Free, PyMem_Realloc
+from cpython.object cimport PyTypeObject
+from cpython.ref cimport Py_INCREF
+from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_New, PyTuple_SET_ITEM
+from cpython.unicode cimport PyUnicode_DecodeUTF8
+from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t, uint64_t
+from libc.string cimport memcpy, memset
+
+from penstock.wire import reference
+from penstock.wire.batch import HEADER_BYTES
+from penstock.wire.columns import BytesColumn, Columns, HeadersColumn
+from penstock.wire.record import Record, RecordData
+from penstock.wire.varint import encode_varint
+
+cdef extern from "Python.h":
+    void PyObject_GC_UnTrack(void* op)
+    object PyType_GenericAlloc(PyTypeObject* type, Py_ssize_t items)
+
+cdef type _Record = Record
+cdef type _RecordData = RecordData
+cdef Py_ssize_t _HEADER_BYTES = HEADER_BYTES
+cdef Py_ssize_t _MIN_RECORD_BYTES = reference.MIN_RECORD_BYTES
+
+
+# --- writing -------------------------------------------------------------------------------------
+
+cdef inline uint64_t zigzag(int64_t value) noexcept nogil:
+    return (<uint64_t>value << 1) ^ <uint64_t>(value >> 63)
+
+
+cdef inline int size_of(uint64_t unsigned) noexcept nogil:
+    cdef int size = 1
+    while unsigned > 0x7F:
+        unsigned >>= 7
+        size += 1
+    return size
+
+
+cdef inline uint8_t* write_varint(uint8_t* at, uint64_t unsigned) noexcept nogil:
+    while unsigned > 0x7F:
+        at[0] = <uint8_t>((unsigned & 0x7F) | 0x80)
+        at += 1
+        unsigned >>= 7
+    at[0] = <uint8_t>unsigned
+    return at + 1
+
+
+cdef inline uint8_t* write_bytes(uint8_t* at, object data) noexcept:
+    """A null, or exactly bytes, with its length before it."""
+    cdef Py_ssize_t size
+    if data is None:
+        at[0] = 1
+        return at + 1
+    size = PyBytes_GET_SIZE(data)
+    at = write_varint(at, zigzag(size))
+    memcpy(at, PyBytes_AS_STRING(data), size)
+    return at + size
+
+
+cdef inline object as_bytes(object data):
+    """None or bytes. Raises TypeError for what is neither, nor a buffer of bytes."""
+    if data is None or PyBytes_CheckExact(data):
+        return data
+    return bytes(memoryview(data))
+
+
+cdef inline Py_ssize_t bytes_size(object data) noexcept:
+    """The size of None (one byte) or of bytes with their length."""
+    if data is None:
+        return 1
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
+    return size_of(zigzag(size)) + size
+
+
+cdef class RecordsBody:
+    cdef uint8_t* _body
+    cdef Py_ssize_t _size, _room
+    cdef readonly int64_t record_count, base_timestamp_ms, max_timestamp_ms
+
+    def __cinit__(self):
+        self._body = NULL
+        self._size = self._room = 0
+        self.record_count = 0
+        self.base_timestamp_ms = self.max_timestamp_ms = -1
+
+    def __dealloc__(self):
+        PyMem_Free(self._body)
+
+    @property
+    def size_bytes(self):
+        return _HEADER_BYTES + self._size
+
+    def body(self):
+        return PyBytes_FromStringAndSize(<char*>self._body, self._size)
+
+    def append(self, timestamp_ms, key, value, headers=()):
+        return self._append(timestamp_ms, key, value, headers)
+
+    def extend(self, records):
+        for record in records:
+            if type(record) is _RecordData:
+                self._append(
+                    <object>PyTuple_GET_ITEM(record, 0),
+                    <object>PyTuple_GET_ITEM(record, 1),
+                    <object>PyTuple_GET_ITEM(record, 2),
+                    <object>PyTuple_GET_ITEM(record, 3),
+                )
+            else:
+                self._append(record.timestamp_ms, record.key, record.value, record.headers)
+
+    cdef Py_ssize_t _append(self, object timestamp, object key, object value, object headers) except -1:
+        cdef int64_t timestamp_ms
+        try:
+            timestamp_ms = timestamp
+        except OverflowError:
+            timestamp_ms = -2
+        if timestamp_ms < -1:
+            raise ValueError(f"timestamp {timestamp} ms is out of range")
+        key, value = as_bytes(key), as_bytes(value)
+        cdef bytes encoded_headers = reference.encode_headers(headers) if headers else b"\x00"
+        cdef Py_ssize_t headers_size = PyBytes_GET_SIZE(encoded_headers)
+        cdef int64_t base_ms = self.base_timestamp_ms if self.record_count else timestamp_ms
+        if base_ms < 0 and timestamp_ms == INT64_MAX:
+            encode_varint(timestamp - base_ms)  # Refuses by ValueError what has 65 bits.
+        cdef uint64_t delta = zigzag(timestamp_ms - base_ms)
+        cdef uint64_t offset = zigzag(self.record_count)
+        cdef Py_ssize_t size = (
+            1 + size_of(delta) + size_of(offset) + bytes_size(key) + bytes_size(value) + headers_size
+        )
+        cdef Py_ssize_t grown = size_of(zigzag(size)) + size
+        self._make_room(grown)
+        cdef uint8_t* at = write_varint(self._body + self._size, zigzag(size))
+        at[0] = 0
+        at = write_varint(at + 1, delta)
+        at = write_varint(at, offset)
+        at = write_bytes(at, key)
+        at = write_bytes(at, value)
+        memcpy(at, PyBytes_AS_STRING(encoded_headers), headers_size)
+        self._size += grown
+        self.base_timestamp_ms = base_ms
+        if not self.record_count or timestamp_ms > self.max_timestamp_ms:
+            self.max_timestamp_ms = timestamp_ms
+        self.record_count += 1
+        return grown
+
+    cdef int _make_room(self, Py_ssize_t more) except -1:
+        cdef Py_ssize_t room = self._room
+        if self._size + more <= room:
+            return 0
+        room = max(512, 2 * room, self._size + more)
+        cdef uint8_t* moved = <uint8_t*>PyMem_Realloc(self._body, room)
+        if moved == NULL:
+            raise MemoryError
+        self._body, self._room = moved, room
+        return 0
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+cdef struct Span:
+    const uint8_t* start
+    int64_t size  # -1: null.
+
+
+cdef struct Parsed:  # One record. ``headers`` are the bytes after their count.
+    int64_t delta, delta_ms, header_count
+    Span key, value
+    const uint8_t* headers
+    const uint8_t* end
+
+
+cdef inline const uint8_t* read_varint(
+    const uint8_t* at, const uint8_t* end, int64_t* out
+) noexcept nogil:
+    """The position after the number; NULL where it is cut off or has more than 64 bits."""
+    cdef uint64_t value = 0
+    cdef int shift = 0
+    cdef uint8_t byte
+    while at < end:
+        byte = at[0]
+        at += 1
+        if shift == 63 and byte > 1:
+            return NULL
+        value |= <uint64_t>(byte & 0x7F) << shift
+        if byte < 0x80:
+            out[0] = <int64_t>((value >> 1) ^ (0 - (value & 1)))
+            return at
+        shift += 7
+        if shift > 63:
+            return NULL
+    return NULL
+
+
+cdef inline const uint8_t* read_span(
+    const uint8_t* at, const uint8_t* end, Span* out
+) noexcept nogil:
+    """The position after a nullable byte string; NULL where it goes beyond ``end``."""
+    at = read_varint(at, end, &out.size)
+    if at == NULL or out.size < -1 or out.size > end - at:
+        return NULL
+    out.start = at
+    return at if out.size < 0 else at + out.size
+
+
+cdef inline const uint8_t* read_record(
+    const uint8_t* at, const uint8_t* end, Parsed* out
+) noexcept nogil:
+    """The position after the record; NULL where it is malformed, but for its headers."""
+    cdef int64_t length
+    at = read_varint(at, end, &length)
+    if at == NULL or length < _MIN_RECORD_BYTES - 1 or length > end - at:
+        return NULL
+    end = at + length
+    at = read_varint(at + 1, end, &out.delta_ms)
+    if at == NULL:
+        return NULL
+    at = read_varint(at, end, &out.delta)
+    if at == NULL:
+        return NULL
+    at = read_span(at, end, &out.key)
+    if at == NULL:
+        return NULL
+    at = read_span(at, end, &out.value)
+    if at == NULL:
+        return NULL
+    at = read_varint(at, end, &out.header_count)
+    if at == NULL or out.header_count < 0 or out.header_count > (end - at) // 2:
+        return NULL
+    if out.header_count == 0 and at != end:
+        return NULL
+    out.headers, out.end = at, end
+    return end
+
+
+cdef inline bint add(int64_t base, int64_t delta, int64_t* out) noexcept nogil:
+    """Whether the sum is from -1 to the largest there is. A base below -1 is left to Python."""
+    if base < -1 or delta < -1 - base or delta > INT64_MAX - (base if base > 0 else 0):
+        return False
+    out[0] = base + delta
+    return True
+
+
+cdef inline object as_object(Span span):
+    if span.size < 0:
+        return None
+    return PyBytes_FromStringAndSize(<const char*>span.start, span.size)
+
+
+cdef object read_headers(Parsed* record):
+    """A tuple of names and values; None where they are malformed."""
+    cdef const uint8_t* at = record.headers
+    cdef Span name, value
+    cdef int64_t place
+    cdef tuple headers = PyTuple_New(record.header_count)
+    for place in range(record.header_count):
+        header = None
+        at = read_span(at, record.end, &name)
+        if at != NULL and name.size >= 0:
+            at = read_span(at, record.end, &value)
+            if at != NULL:
+                try:
+                    header = (
+                        PyUnicode_DecodeUTF8(<const char*>name.start, name.size, NULL),
+                        as_object(value),
+                    )
+                except UnicodeDecodeError:
+                    header = None
+        Py_INCREF(header)
+        PyTuple_SET_ITEM(headers, place, header)
+        if header is None:
+            while place + 1 < record.header_count:
+                place += 1
+                Py_INCREF(None)
+                PyTuple_SET_ITEM(headers, place, None)
+            return None
+    return headers if at == record.end else None
+
+
+cdef inline object new_record(object offset, object timestamp_ms, Parsed* parsed, tuple headers):
+    """A Record. It is made of what can be in no cycle, so the collector need not look at it."""
+    cdef object record = PyType_GenericAlloc(<PyTypeObject*>_Record, 5)
+    cdef object key = as_object(parsed.key)
+    cdef object value = as_object(parsed.value)
+    Py_INCREF(offset)
+    PyTuple_SET_ITEM(record, 0, offset)
+    Py_INCREF(timestamp_ms)
+    PyTuple_SET_ITEM(record, 1, timestamp_ms)
+    Py_INCREF(key)
+    PyTuple_SET_ITEM(record, 2, key)
+    Py_INCREF(value)
+    PyTuple_SET_ITEM(record, 3, value)
+    Py_INCREF(headers)
+    PyTuple_SET_ITEM(record, 4, headers)
+    PyObject_GC_UnTrack(<void*>record)
+    return record
+
+
+def parse_records(bytes data, bounds):
+    cdef list records = _records(data, bounds)
+    if records is None:
+        return reference.parse_records(data, bounds)
+    return records
+
+
+cdef list _records(bytes data, object bounds):
+    """The records, or None where something is malformed."""
+    cdef int64_t record_count, base_offset, last_delta, base_ms, scale
+    record_count, base_offset, last_delta, base_ms, scale = bounds
+    cdef const uint8_t* at = <const uint8_t*>PyBytes_AS_STRING(data)
+    cdef const uint8_t* end = at + PyBytes_GET_SIZE(data)
+    cdef Parsed parsed
+    cdef int64_t least_delta = 0, offset, timestamp_ms, last_ms = -1, i
+    cdef object time = -1
+    cdef list records = []
+    cdef tuple empty = (), headers
+    for i in range(record_count):
+        at = read_record(at, end, &parsed)
+        if at == NULL or not least_delta <= parsed.delta <= last_delta:
+            return None
+        if not add(base_ms, parsed.delta_ms * scale, &timestamp_ms):
+            return None
+        if not add(base_offset, parsed.delta, &offset):
+            return None
+        least_delta = parsed.delta + 1
+        headers = empty
+        if parsed.header_count:
+            headers = read_headers(&parsed)
+            if headers is None:
+                return None
+        if timestamp_ms != last_ms:  # What is sent together often has one time.
+            time, last_ms = timestamp_ms, timestamp_ms
+        records.append(new_record(offset, time, &parsed, headers))
+    return records if at == end else None
+
+
+# --- columns -------------------------------------------------------------------------------------
+
+cdef class ByteStrings:
+    """A column of byte strings in the making, with room for all that there can be."""
+
+    cdef bytearray _validity, _offsets, _data
+    cdef uint8_t* validity
+    cdef int32_t* offsets
+    cdef uint8_t* data
+    cdef int64_t count, null_count
+    cdef int32_t size
+
+    def __cinit__(self, int64_t count, Py_ssize_t size):
+        self._validity = PyByteArray_FromStringAndSize(NULL, (count + 7) // 8)
+        self._offsets = PyByteArray_FromStringAndSize(NULL, 4 * (count + 1))
+        self._data = PyByteArray_FromStringAndSize(NULL, size)
+        self.validity = <uint8_t*>PyByteArray_AS_STRING(self._validity)
+        self.offsets = <int32_t*>PyByteArray_AS_STRING(self._offsets)
+        self.data = <uint8_t*>PyByteArray_AS_STRING(self._data)
+        self.count = self.null_count = 0
+        self.size = 0
+        self.offsets[0] = 0
+        memset(self.validity, 0, (count + 7) // 8)
+
+    cdef inline void put(self, Span span) noexcept:
+        """The caller has seen to it that there is room."""
+        if span.size < 0:
+            self.null_count += 1
+        else:
+            self.validity[self.count >> 3] |= <uint8_t>(1 << (self.count & 7))
+            memcpy(self.data + self.size, span.start, span.size)
+            self.size += <int32_t>span.size
+        self.count += 1
+        self.offsets[self.count] = self.size
+
+    cdef object column(self):
+        PyByteArray_Resize(self._data, self.size)
+        PyByteArray_Resize(self._offsets, 4 * (self.count + 1))
+        PyByteArray_Resize(self._validity, (self.count + 7) // 8)
+        return BytesColumn(
+            self._validity if self.null_count else None, self.null_count, self._offsets, self._data
+        )
+
+
+cdef class Headers:
+    """The column of headers in the making."""
+
+    cdef bytearray _offsets
+    cdef int32_t* offsets
+    cdef ByteStrings names, values
+
+    def __cinit__(self, int64_t record_count, Py_ssize_t size):
+        self._offsets = PyByteArray_FromStringAndSize(NULL, 4 * (record_count + 1))
+        self.offsets = <int32_t*>PyByteArray_AS_STRING(self._offsets)
+        memset(self.offsets, 0, 4 * (record_count + 1))
+        self.names = ByteStrings(size // 2, size)  # Each has two bytes at least.
+        self.values = ByteStrings(size // 2, size)
+
+    cdef bint put(self, Parsed* record) except -1:
+        """Whether they are sound."""
+        cdef const uint8_t* at = record.headers
+        cdef Span name, value
+        cdef int64_t place
+        for place in range(record.header_count):
+            at = read_span(at, record.end, &name)
+            if at == NULL or name.size < 0:
+                return False
+            at = read_span(at, record.end, &value)
+            if at == NULL:
+                return False
+            try:
+                PyUnicode_DecodeUTF8(<const char*>name.start, name.size, NULL)
+            except UnicodeDecodeError:
+                return False
+            self.names.put(name)
+            self.values.put(value)
+        return at == record.end
+
+    cdef object column(self):
+        return HeadersColumn(self._offsets, self.names.column(), self.values.column())
+
+
+def parse_columns(bytes data, bounds):
+    cdef object columns = _columns(data, bounds)
+    if columns is None:
+        return reference.parse_columns(data, bounds)
+    return columns
+
+
+cdef object _columns(bytes data, object bounds):
+    """The columns, or None where something is malformed."""
+    cdef int64_t record_count, base_offset, last_delta, base_ms, scale
+    record_count, base_offset, last_delta, base_ms, scale = bounds
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
+    if size > INT32_MAX or not 0 <= record_count <= size // _MIN_RECORD_BYTES:
+        return None
+    cdef const uint8_t* at = <const uint8_t*>PyBytes_AS_STRING(data)
+    cdef const uint8_t* end = at + size
+    cdef bytearray offsets_buffer = PyByteArray_FromStringAndSize(NULL, 8 * record_count)
+    cdef bytearray times_buffer = PyByteArray_FromStringAndSize(NULL, 8 * record_count)
+    cdef int64_t* offsets = <int64_t*>PyByteArray_AS_STRING(offsets_buffer)
+    cdef int64_t* times = <int64_t*>PyByteArray_AS_STRING(times_buffer)
+    cdef ByteStrings keys = ByteStrings(record_count, size)
+    cdef ByteStrings values = ByteStrings(record_count, size)
+    cdef Headers headers = None
+    cdef Parsed parsed
+    cdef int64_t least_delta = 0, i
+    for i in range(record_count):
+        at = read_record(at, end, &parsed)
+        if at == NULL or not least_delta <= parsed.delta <= last_delta:
+            return None
+        if not add(base_ms, parsed.delta_ms * scale, &times[i]):
+            return None
+        if not add(base_offset, parsed.delta, &offsets[i]):
+            return None
+        least_delta = parsed.delta + 1
+        keys.put(parsed.key)
+        values.put(parsed.value)
+        if parsed.header_count:
+            if headers is None:
+                headers = Headers(record_count, size)
+            if not headers.put(&parsed):
+                return None
+        if headers is not None:
+            headers.offsets[i + 1] = <int32_t>headers.names.count
+    if at != end:
+        return None
+    return Columns(
+        record_count,
+        offsets_buffer,
+        times_buffer,
+        keys.column(),
+        values.column(),
+        None if headers is None else headers.column(),
+    )

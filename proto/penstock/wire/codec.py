@@ -1,0 +1,23 @@
+"""The compiled codec where the package was built with it, and else the one in pure Python."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from penstock.wire import reference
+
+if TYPE_CHECKING:
+    from penstock.wire.reference import RecordsBody, parse_columns, parse_records
+
+    IS_COMPILED: Final[bool] = False
+else:
+    try:
+        from penstock.wire import _codec as chosen
+    except ImportError:
+        chosen = reference
+    IS_COMPILED = chosen is not reference
+    RecordsBody = chosen.RecordsBody
+    parse_columns = chosen.parse_columns
+    parse_records = chosen.parse_records
+
+__all__ = ["IS_COMPILED", "RecordsBody", "parse_columns", "parse_records"]

@@ -1,0 +1,238 @@
+"""Records to bytes and back, in pure Python: what the compiled codec is held to.
+
+It serves where that one was not built. ``_codec`` has the same three names with the same results
+(tests/unit/wire/test_codec.py), and leaves to these what it finds malformed, so that errors are the
+same as well; ``penstock.wire.codec`` chooses. All functions are pure and safe from any thread.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import Final
+
+from penstock.wire.batch import HEADER_BYTES, Buffer
+from penstock.wire.columns import BytesColumn, Columns, HeadersColumn
+from penstock.wire.errors import CorruptRecordError
+from penstock.wire.record import Bounds, Header, Record, RecordLike
+from penstock.wire.varint import SMALL, SMALL_LIMIT, decode_varint, encode_varint
+
+MIN_RECORD_BYTES: Final = 7
+"""The smallest record: seven fields of a byte each."""
+
+TIMESTAMP_MAX: Final = 2**63 - 1
+
+_new = tuple.__new__  # A NamedTuple's own constructor costs twice as much.
+
+
+# --- writing -------------------------------------------------------------------------------------
+
+
+def _encode_bytes(data: Buffer) -> bytes:
+    data = bytes(memoryview(data))
+    return encode_varint(len(data)) + data
+
+
+def encode_headers(headers: Sequence[tuple[str, Buffer | None]]) -> bytes:
+    """Their count and then they. Raises ValueError for a name that is not text."""
+    parts = [encode_varint(len(headers))]
+    for name, value in headers:
+        parts.append(_encode_bytes(name.encode()))
+        parts.append(b"\x01" if value is None else _encode_bytes(value))
+    return b"".join(parts)
+
+
+class RecordsBody:
+    """Gathers records as the bytes that follow a batch's header. For one thread at a time."""
+
+    __slots__ = ("_body", "base_timestamp_ms", "max_timestamp_ms", "record_count")
+
+    def __init__(self) -> None:
+        self._body = bytearray()
+        self.record_count = 0
+        self.base_timestamp_ms = -1  # Of the first record; -1 for none, as the next.
+        self.max_timestamp_ms = -1
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the batch as it stands, header included, uncompressed."""
+        return HEADER_BYTES + len(self._body)
+
+    def body(self) -> Buffer:
+        """The records' bytes; not to be kept while more are appended."""
+        return self._body
+
+    def append(
+        self,
+        timestamp_ms: int,
+        key: Buffer | None,
+        value: Buffer | None,
+        headers: Sequence[tuple[str, Buffer | None]] = (),
+    ) -> int:
+        """Add a record and return by how many bytes the batch has grown, uncompressed.
+
+        ``timestamp_ms`` is from -1 (none) to 2^63 - 1. Raises ValueError outside of that or for a
+        header name that is not text, TypeError for a key or value that is not bytes; the builder
+        is then as it was.
+        """
+        if not -1 <= timestamp_ms <= TIMESTAMP_MAX:
+            raise ValueError(f"timestamp {timestamp_ms} ms is out of range")
+        count = self.record_count
+        base_ms = self.base_timestamp_ms if count else timestamp_ms
+        delta = timestamp_ms - base_ms
+        if key is not None and key.__class__ is not bytes:
+            key = bytes(memoryview(key))  # Refuses by TypeError what is not bytes.
+        if value is not None and value.__class__ is not bytes:
+            value = bytes(memoryview(value))
+        small = SMALL
+        record = b"".join(
+            (
+                b"\x00",
+                small[delta] if 0 <= delta < SMALL_LIMIT else encode_varint(delta),
+                small[count] if count < SMALL_LIMIT else encode_varint(count),
+                b"\x01" if key is None else encode_varint(len(key)),
+                b"" if key is None else key,
+                b"\x01" if value is None else encode_varint(len(value)),
+                b"" if value is None else value,
+                encode_headers(headers) if headers else b"\x00",
+            )
+        )
+        size = len(record)
+        length = small[size] if size < SMALL_LIMIT else encode_varint(size)
+        self._body += length
+        self._body += record
+        self.base_timestamp_ms = base_ms
+        self.record_count = count + 1
+        if not count or timestamp_ms > self.max_timestamp_ms:
+            self.max_timestamp_ms = timestamp_ms
+        return len(length) + size
+
+    def extend(self, records: Iterable[RecordLike]) -> None:
+        """Add all of them; those before one that is refused stay."""
+        append = self.append
+        for record in records:
+            append(record.timestamp_ms, record.key, record.value, record.headers)
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+def _decode_headers(data: bytes, position: int, end: int) -> tuple[tuple[Header, ...], int]:
+    count, position = decode_varint(data, position)
+    if not 0 <= count <= (end - position) // 2:
+        raise CorruptRecordError(f"it claims {count} headers in {end - position} bytes")
+    headers: list[Header] = []
+    for _ in range(count):
+        start = position
+        name_bytes, position = _decode_bytes(data, start, end, "header name")
+        if name_bytes is None:
+            raise CorruptRecordError(f"its header name at byte {start} is null")
+        try:
+            name = name_bytes.decode()
+        except UnicodeDecodeError:
+            raise CorruptRecordError(f"its header name at byte {start} is not UTF-8") from None
+        value, position = _decode_bytes(data, position, end, "header value")
+        headers.append((name, value))
+    return tuple(headers), position
+
+
+def _decode_bytes(data: bytes, position: int, end: int, what: str) -> tuple[bytes | None, int]:
+    """A nullable byte string that must end by ``end``, and the position after it."""
+    length, start = decode_varint(data, position)
+    after = start + length
+    if length >= 0 and after <= end:
+        return data[start:after], after
+    if length == -1:
+        return None, start
+    raise CorruptRecordError(
+        f"its {what} at byte {position} has length {length}, but {end - start} bytes are left"
+    )
+
+
+def parse_records(data: bytes, bounds: Bounds) -> list[Record]:
+    """The records that ``data`` is, exactly, with offsets that rise.
+
+    Raises CorruptRecordError, which names the first record that is not sound.
+    """
+    record_count, base_offset, last_delta, base_ms, scale = bounds
+    # This loop is what reading costs. Per record it makes no object but the result; what most
+    # records have (no key, no headers, short numbers) it reads in place.
+    size = len(data)
+    records: list[Record] = []
+    at = start = least_delta = 0
+    try:
+        for _ in range(record_count):
+            start = at
+            length, at = decode_varint(data, at)
+            end = at + length
+            if length < MIN_RECORD_BYTES - 1 or end > size:
+                raise CorruptRecordError(f"its length is {length}, but {size - at} bytes follow")
+            # The record's attributes come first; none is in use.
+            delta_ms, at = decode_varint(data, at + 1)
+            timestamp_ms = base_ms + delta_ms * scale
+            delta, at = decode_varint(data, at)
+            if not (least_delta <= delta <= last_delta and -1 <= timestamp_ms <= TIMESTAMP_MAX):
+                raise CorruptRecordError(
+                    f"its timestamp is {timestamp_ms} ms and its offset delta {delta}, where "
+                    f"{least_delta} to {last_delta} is allowed"
+                )
+            least_delta = delta + 1
+            key, at = (None, at + 1) if data[at] == 1 else _decode_bytes(data, at, end, "key")
+            value, at = _decode_bytes(data, at, end, "value")
+            headers, at = ((), at + 1) if data[at] == 0 else _decode_headers(data, at, end)
+            if at != end:
+                raise CorruptRecordError(f"its fields end at byte {at}, but its length says {end}")
+            records.append(_new(Record, (base_offset + delta, timestamp_ms, key, value, headers)))
+    except (CorruptRecordError, IndexError) as error:
+        reason = error.message if isinstance(error, CorruptRecordError) else "it is cut short"
+        raise CorruptRecordError(
+            f"record {len(records)} of {record_count} at byte {start} of the records of the "
+            f"batch at offset {base_offset}: {reason}"
+        ) from None
+    if at != size:
+        raise CorruptRecordError(
+            f"{size - at} bytes follow the last record of the batch at offset {base_offset}, at "
+            f"byte {at} of its records"
+        )
+    return records
+
+
+def parse_columns(data: bytes, bounds: Bounds) -> Columns:
+    """What ``parse_records`` gives, as columns; raises what it raises."""
+    records = parse_records(data, bounds)
+    headers = [record.headers for record in records]
+    return Columns(
+        len(records),
+        array("q", [record.offset for record in records]).tobytes(),
+        array("q", [record.timestamp_ms for record in records]).tobytes(),
+        _bytes_column([record.key for record in records]),
+        _bytes_column([record.value for record in records]),
+        _headers_column(headers) if any(headers) else None,
+    )
+
+
+def _bytes_column(strings: Sequence[bytes | None]) -> BytesColumn:
+    present = [b"" if one is None else one for one in strings]
+    validity = bytearray((len(strings) + 7) // 8)
+    for place, one in enumerate(strings):
+        validity[place >> 3] |= (one is not None) << (place & 7)
+    null_count = sum(one is None for one in strings)
+    return BytesColumn(
+        validity if null_count else None,
+        null_count,
+        _running_total(len(one) for one in present),
+        b"".join(present),
+    )
+
+
+def _headers_column(headers: Sequence[tuple[Header, ...]]) -> HeadersColumn:
+    return HeadersColumn(
+        _running_total(len(some) for some in headers),
+        _bytes_column([name.encode() for some in headers for name, _ in some]),
+        _bytes_column([value for some in headers for _, value in some]),
+    )
+
+
+def _running_total(lengths: Iterable[int]) -> bytes:
+    return array("i", accumulate(lengths, initial=0)).tobytes()
