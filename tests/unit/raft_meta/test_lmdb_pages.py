@@ -140,6 +140,15 @@ class Pages:
         node = leaf + self.number(leaf + 16, 2)
         self.freed = node + 8 + self.number(node + 6, 2)  # How many pages, and which.
 
+        self.leaf = self.number(self.first, 2) * PAGE_BYTES
+        kinds = {at: self.number(at + 10, 2) for at in range(0, len(data), PAGE_BYTES)}
+        self.value = max((at for at, kind in kinds.items() if kind == 4), default=0)
+
+    def claim(self, pages: int) -> None:
+        """Have a value be on so many pages, in a file of any length."""
+        self.put(self.value + 12, pages, 4)
+        self.put(self.meta + 136, 1 << 40)
+
     def number(self, at: int, size: int = 8) -> int:
         return int.from_bytes(self.data[at : at + size], "little")
 
@@ -159,6 +168,9 @@ DAMAGES: dict[str, tuple[Callable[[Pages], None], str]] = {
     "key": (lambda p: p.put(p.first + 6, 5000, 2), "ends behind it"),
     "end": (lambda p: p.put(p.first, 0xFFFF, 2), "the file ends before page 65535"),
     "meta": (lambda p: p.put(p.first, 1, 2), "the file ends before page 1"),
+    "empty": (lambda p: p.put(p.leaf + 12, 16, 2), "0 entries at depth 1"),
+    "value": (lambda p: p.claim(1), "its value of 9000 bytes has 1 pages"),
+    "longer": (lambda p: p.claim(5000), "the file ends before page"),
     "twice": (lambda p: p.put(p.first, p.number(p.second, 2), 2), "it has two places"),
     "used": (lambda p: p.put(p.freed + 8, p.root // PAGE_BYTES), "in use, and free as well"),
     "none": (lambda p: p.put(p.freed + 8, 1 << 40), "calls pages free that are none"),
@@ -173,6 +185,7 @@ def test_each_damage_is_seen_for_itself(tmp_path: Path, what: str) -> None:
             with environment.begin(write=True) as transaction:
                 for key in range(100):
                     transaction.put(b"%d" % key, b"%d" % round_number * 300)
+                transaction.put(b"large", bytes(9000))
     check_pages(tmp_path)
     pages = Pages((tmp_path / DATA_FILE).read_bytes())
     damage, told = DAMAGES[what]
