@@ -171,6 +171,7 @@ class Broker:
         self._metrics.watch_offline(
             lambda: len(self._logs.failed_directories), lambda: self._replicas.offline_count
         )
+        self._metrics.storage.watch_room(self._logs.homes)
         await self._start_repairs()
         retention = Retention(
             self._replicas,

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
 import structlog
 
+from penstock.broker.core.log_copy import CannotCopyError, Leadership, LogCopy
 from penstock.broker.core.ports import DamagedLogError, Log
 from penstock.broker.leader_reads import LeaderReads
-from penstock.broker.stand_ins import StandIns, read_through
+from penstock.broker.replication.fetch import next_offset_after
+from penstock.broker.stand_ins import StandIns
 from penstock.wire.errors import CorruptRecordError, NetworkError, PenstockError
 from penstock.wire.ids import TopicIdPartition, TopicPartition
 
@@ -25,11 +26,6 @@ ASK_AGAIN_S: Final = 60.0
 GIVEN_UP_S: Final = 3600.0
 """After so long what could not be copied is tried again, or as soon as another one leads."""
 
-_WAY_ON: Final = (
-    "start the brokers of replicas that are down, one may have it all. Where none has, read what "
-    "is left with `penstock log dump`, then move the directory away and restart this broker: that "
-    "gives up what no other replica has"
-)
 _MIN_BACKOFF_S: Final = 0.1
 _MAX_BACKOFF_S: Final = 10.0
 _LOOK_AGAIN_S: Final = 0.5  # So often it is seen how far a copy has come.
@@ -53,23 +49,6 @@ class Replicas(Protocol):
     def was_copied(self, key: TopicIdPartition) -> None:
         """The new log has gone as far as it has to."""
         ...
-
-
-class _CannotCopyError(Exception):
-    """Nobody else has what is to be copied, as far as can be told now. Says why, and what to do."""
-
-    def __init__(self, reason: str, next_step: str) -> None:
-        super().__init__(reason)
-        self.next_step = next_step
-
-
-@dataclass(slots=True)
-class _ShutLog:
-    key: TopicIdPartition
-    name: TopicPartition
-    error: DamagedLogError
-    read_at: tuple[int, int] = (-1, -1)  # The leader that had all of it, and its epoch,
-    read_up_to: int = 0  # and up to where.
 
 
 class ShutLogs:
@@ -128,7 +107,7 @@ class ShutLogs:
             next_step="it is copied anew by itself while another replica is in sync; check the "
             "disk and its cables, for this should not happen",
         )
-        self._tasks[key] = asyncio.create_task(self._run(_ShutLog(key, name, error)))
+        self._tasks[key] = asyncio.create_task(self._run(self._stand_ins.copy_of(key, error), name))
 
     def on_metadata(self) -> None:
         """The metadata have moved on: another may lead by now."""
@@ -146,130 +125,118 @@ class ShutLogs:
 
     # --- one partition ---------------------------------------------------------------------------
 
-    async def _run(self, shut: _ShutLog) -> None:
+    async def _run(self, copy: LogCopy, name: TopicPartition) -> None:
         reads, backoff_s, told = self._stand_ins.reads(), _MIN_BACKOFF_S, ""
         try:
-            while (why := self._replicas.why_shut(shut.key)) is not None:
-                if why is not shut.error:  # What was copied is damaged as well.
-                    shut.error, shut.read_at = why, (-1, -1)
+            while (why := self._replicas.why_shut(copy.key)) is not None:
+                if why is not copy.error:  # What was copied is damaged as well.
+                    copy.shut_again(why)
                     await asyncio.sleep(backoff_s)
                     backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
-                leader = self._stand_ins.leader_of(shut.key)
+                leader = copy.leader
                 try:
-                    await self._copy(shut, reads)
-                except _CannotCopyError as error:
+                    await self._copy(copy, name, reads)
+                except CannotCopyError as error:
                     if told != str(error):
-                        told = self._say_stuck(shut, error)
+                        told = self._say_stuck(copy, name, error)
                     await reads.close()
-                    if not await self._is_worth_another_try(shut.key, leader):
+                    if not await self._is_worth_another_try(copy, leader):
                         told = ""  # It is so for long: people are told again.
                 except PenstockError as error:
                     if error.message != told:
                         told = error.message
-                        logger.warning("log not copied yet", partition=str(shut.name), reason=told)
+                        logger.warning("log not copied yet", partition=str(name), reason=told)
                     await asyncio.sleep(backoff_s)
                     backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
                 except Exception:
-                    logger.exception("copying a log anew failed", partition=str(shut.name))
+                    logger.exception("copying a log anew failed", partition=str(name))
                     await asyncio.sleep(ASK_AGAIN_S)
         finally:
-            del self._tasks[shut.key]
-            self._stuck.discard(shut.key)
+            del self._tasks[copy.key]
+            self._stuck.discard(copy.key)
             await reads.close()
 
-    async def _copy(self, shut: _ShutLog, reads: LeaderReads) -> None:
+    async def _copy(self, copy: LogCopy, name: TopicPartition, reads: LeaderReads) -> None:
         """Copy it, or return because it is here no more, or shut once more."""
-        key = shut.key
-        if not await self._until_out_of_sync(key):
+        key = copy.key
+        if not await self._until_it_may_be_read(copy):
             return
-        leader = self._stand_ins.leader_of(key)
-        if shut.read_at != leader:
-            shut.read_up_to, shut.read_at = await self._read_at_leader(shut, reads), leader
+        if not copy.is_read:
+            await self._read_at_leader(copy, reads)
         # The metadata may have moved on meanwhile: it is another leader's log that counts then.
-        kept = self._replicas.begin_anew(key) if self._stand_ins.leader_of(key) == leader else None
+        kept = self._replicas.begin_anew(key) if copy.may_begin() else None
         if kept is None:
             raise NetworkError("the partition has another leader now, or none")
+        copy.begun()
         self._stuck.discard(key)
-        self._say_begun(shut, leader[0], kept)
-        while not self._is_copied(key, shut.read_up_to):
+        self._say_begun(copy, name, kept)
+        while not copy.is_over(self._end_of_copy(key)):
             if self._replicas.why_shut(key) is not None:
                 return
-            if self._stand_ins.leader_of(key) != leader:
-                break  # How far its log goes is another matter; it judges who is in sync.
             await asyncio.sleep(_LOOK_AGAIN_S)
-        else:
+        if copy.is_copied(self._end_of_copy(key)):
             self._count_mended()
-            logger.info("damaged log was copied anew", partition=str(shut.name))
+            logger.info("damaged log was copied anew", partition=str(name))
         self._replicas.was_copied(key)
 
-    def _say_begun(self, shut: _ShutLog, leader: int, kept: Path) -> None:
+    def _say_begun(self, copy: LogCopy, name: TopicPartition, kept: Path) -> None:
         logger.warning(
             "damaged log is copied anew",
-            partition=str(shut.name),
-            leader=leader,
-            end_offset=shut.read_up_to,
-            had_end_offset=shut.error.end_offset,
+            partition=str(name),
+            leader=copy.leader.node_id,
+            end_offset=copy.end_offset,
+            had_end_offset=copy.error.end_offset,
             kept=str(kept),
-            reason=shut.error.message,
+            reason=copy.error.message,
             next_step="remove the directory that is kept once the partition is in sync again; "
             "where had_end_offset is more than end_offset, or the leader was elected uncleanly, "
             "look first with `penstock log dump` for records that the leader lacks",
         )
 
-    async def _until_out_of_sync(self, key: TopicIdPartition) -> bool:
+    async def _until_it_may_be_read(self, copy: LogCopy) -> bool:
         """Until the controllers have the replica out of the in-sync set, and another one lead.
 
         False when there is nothing to be copied any more.
         """
-        while not self._replicas.may_mend(key):
-            if self._replicas.why_shut(key) is None:
-                return False
-            if self._stand_ins.none_is_in_sync(key):
-                raise _CannotCopyError("no other replica is in sync", _WAY_ON)
+        while self._replicas.why_shut(copy.key) is not None:
+            if copy.may_read():
+                return True
             await self._until_moved(ASK_AGAIN_S)
-        return self._replicas.why_shut(key) is not None
+        return False
 
-    async def _read_at_leader(self, shut: _ShutLog, reads: LeaderReads) -> int:
-        """Read everything that was on the disk here at the leader, where it must be sound.
-
-        Up to where it is: an uncommitted end of this log may be nowhere else.
-        """
-        key, error = shut.key, shut.error
-        start = await reads.log_start(key)
+    async def _read_at_leader(self, copy: LogCopy, reads: LeaderReads) -> None:
+        """Read everything that was on the disk here at the leader, where it must be sound."""
+        copy.begin_reading()
+        copy.read_from(await reads.log_start(copy.key))
         try:
-            offset = await read_through(reads, key, start, error.end_offset)
+            while (offset := copy.next_offset()) is not None:
+                records = await reads.read(copy.key, offset)
+                if records:
+                    copy.was_read(next_offset_after(records))
+                else:
+                    copy.leader_ends()
         except CorruptRecordError as damage:
-            raise _CannotCopyError(
-                f"the leader's log is damaged as well: {damage.message}",
-                "what the leader lacks has to be mended or deleted first: see its log",
-            ) from None
-        if offset < error.committed_offset:
-            raise _CannotCopyError(
-                f"the leader's log ends at offset {offset}, but this one had committed records up "
-                f"to offset {error.committed_offset}",
-                _WAY_ON,
-            )
-        return offset
+            raise copy.leader_is_damaged(damage.message) from None
 
-    def _say_stuck(self, shut: _ShutLog, error: _CannotCopyError) -> str:
-        self._stuck.add(shut.key)
+    def _say_stuck(self, copy: LogCopy, name: TopicPartition, error: CannotCopyError) -> str:
+        self._stuck.add(copy.key)
         logger.error(
             "damaged log can't be copied anew",
-            partition=str(shut.name),
-            damage=shut.error.message,
+            partition=str(name),
+            damage=copy.error.message,
             reason=str(error),
             next_step=error.next_step,
         )
         return str(error)
 
-    async def _is_worth_another_try(self, key: TopicIdPartition, leader: tuple[int, int]) -> bool:
+    async def _is_worth_another_try(self, copy: LogCopy, leader: Leadership) -> bool:
         """Wait for another leadership; False when none came for long."""
         clock_s = asyncio.get_running_loop().time
         until_s = clock_s() + GIVEN_UP_S
         while (
             (left_s := until_s - clock_s()) > 0
-            and self._replicas.why_shut(key) is not None
-            and self._stand_ins.leader_of(key) == leader
+            and self._replicas.why_shut(copy.key) is not None
+            and copy.leader == leader
         ):
             await self._until_moved(min(left_s, ASK_AGAIN_S))
         return left_s > 0
@@ -280,7 +247,7 @@ class ShutLogs:
             async with asyncio.timeout(timeout_s):
                 await moved.wait()
 
-    def _is_copied(self, key: TopicIdPartition, end_offset: int) -> bool:
-        """Whether the new log goes as far. There is none as long as its disk has no room for it."""
+    def _end_of_copy(self, key: TopicIdPartition) -> int:
+        """How far the new log goes. There is none as long as its disk has no room for it."""
         log = self._get_log(key)
-        return log is not None and log.log_end_offset >= end_offset
+        return -1 if log is None else log.log_end_offset

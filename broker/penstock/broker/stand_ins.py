@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from penstock.broker.core import log_copy
+from penstock.broker.core.log_copy import Leadership, LogCopy
 from penstock.broker.core.metadata_image import MetadataImage
+from penstock.broker.core.ports import DamagedLogError
 from penstock.broker.leader_reads import LeaderReads
 from penstock.broker.replication.fetch import next_offset_after
 from penstock.broker.replication.ports import ChannelFactory
@@ -33,17 +36,17 @@ class StandIns:
         """New reads, for one task; to be closed."""
         return LeaderReads(self._node_id, self._image, self._broker_epoch, self._channel_factory)
 
-    def leader_of(self, key: TopicIdPartition) -> tuple[int, int]:
+    def copy_of(self, key: TopicIdPartition, error: DamagedLogError) -> LogCopy:
+        """What is decided of a log that does not open."""
+        return LogCopy(self._node_id, self._image, key, error)
+
+    def leader_of(self, key: TopicIdPartition) -> Leadership:
         """Who leads, and in which leader epoch; -1 each while it is not known."""
-        record = self._image.partition_by_id(key)
-        return (-1, -1) if record is None else (record.leader, record.leader_epoch)
+        return log_copy.leader_of(self._image, key)
 
     def none_is_in_sync(self, key: TopicIdPartition) -> bool:
         """Whether nobody else is in sync, so that nobody can lead in this replica's stead."""
-        record = self._image.partition_by_id(key)
-        return record is not None and not set(record.isr).difference(
-            record.offline_replicas, (self._node_id,)
-        )
+        return log_copy.none_is_in_sync(self._image, key, self._node_id)
 
 
 async def read_through(

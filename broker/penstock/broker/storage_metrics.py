@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -13,6 +15,7 @@ from penstock.broker.storage.log_start import Why
 if TYPE_CHECKING:
     from penstock.broker.scrubber import Round, Scrubber
     from penstock.broker.storage.cleaner.cleaner import LogCleaner
+    from penstock.broker.storage.data_directory import DataDirectory
 
 
 class StorageMetrics:
@@ -43,6 +46,22 @@ class StorageMetrics:
         segments, size = self._deleted[why]
         segments.inc()
         size.inc(size_bytes)
+
+    def watch_room(self, homes: Sequence[DataDirectory]) -> None:
+        """Show how much room there is, asked in the metrics' own thread. To be called once."""
+        free = Gauge(
+            "penstock_log_directory_free_bytes",
+            "What the file system of a data directory has free; NaN where that is not known",
+            ["directory"],
+            registry=self._registry,
+        )
+        for home in homes:
+            free.labels(directory=str(home.path)).set_function(partial(_free_bytes, home))
+        Gauge(
+            "penstock_full_log_directories",
+            "Data directories of this broker that have too little room for what producers send",
+            registry=self._registry,
+        ).set_function(lambda: sum(_is_full(home) for home in homes))
 
 
 class CleanerMetrics:
@@ -140,6 +159,23 @@ class ScrubberMetrics:
     def segment_damaged(self) -> None:
         """Count a segment that is not as it should be."""
         self._damaged.inc()
+
+
+def _free_bytes(home: DataDirectory) -> float:
+    # A mount that went away leaves an empty directory on another disk.
+    if home.failure is not None:
+        return nan
+    try:
+        return home.room.free_bytes()
+    except OSError:
+        return nan
+
+
+def _is_full(home: DataDirectory) -> bool:
+    try:
+        return home.failure is None and home.room.is_full()
+    except OSError:
+        return False
 
 
 def _of(scrubber: Scrubber, path: Path, what: Callable[[Round], float]) -> Callable[[], float]:

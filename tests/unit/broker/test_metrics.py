@@ -51,6 +51,7 @@ def test_every_metric_is_documented_with_its_labels_and_nothing_else_is() -> Non
     metrics.watch_followers(lambda _: 0)
     metrics.watch_damage(lambda: 0, lambda: 0)
     metrics.watch_offline(lambda: 0, lambda: 0)
+    metrics.storage.watch_room([])
     metrics.storage.cleaning.watch(Idle())  # type: ignore[arg-type]  # As far as it is asked.
     metrics.storage.scrubbing.watch(Idle(), [])  # type: ignore[arg-type]  # The same.
     exported = set()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.broker import shut_logs
+from penstock.broker import leader_reads, shut_logs
 from penstock.broker.core.ports import DamagedLogError
 from penstock.broker.leader_reads import LeaderReads
 from penstock.broker.replication.manager import ReplicaManager
@@ -152,6 +152,21 @@ async def test_nothing_is_dropped_that_the_leader_has_not(what: str) -> None:
             await brokers[1].append(b"d")
             brokers.change(leader=3)
         await eventually(lambda: brokers.isr() == {1, 2, 3})
+
+
+async def test_what_is_known_to_be_committed_is_read_above_the_end_that_was_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where all the files are gone, that is the recovery point, which is seconds old."""
+    monkeypatch.setattr(leader_reads, "_READ_BYTES", 1)
+    async with running(3) as brokers:
+        await written(brokers)
+        with capture_logs() as lines:
+            shut = await restarted_shut(brokers, 2, end_offset=1, committed_offset=3)
+            await eventually(lambda: brokers.isr() == {1, 2, 3})
+        assert shut.log().values() == WRITTEN
+        [line] = [line for line in lines if line["event"] == "damaged log is copied anew"]
+        assert (line["had_end_offset"], line["end_offset"]) == (1, 3)
 
 
 async def test_what_the_leader_has_deleted_meanwhile_is_not_asked_for() -> None:
@@ -375,11 +390,7 @@ async def test_how_far_a_copy_goes_is_up_to_whoever_leads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It would wait for ever for what the one before had, and the next one has not."""
-
-    async def further(*_: object) -> int:
-        return 5
-
-    monkeypatch.setattr(shut_logs, "read_through", further)
+    monkeypatch.setattr(shut_logs, "next_offset_after", lambda _: 5)
     async with running(3) as brokers:
         await written(brokers)
         shut = await restarted_shut(brokers, 2)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import structlog
 
+from penstock.broker.core import log_copy
 from penstock.broker.core.catch_up import UNLIMITED, CatchUpBudget
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage
 from penstock.broker.core.partition_events import CopyAnew, IsrChanged, OutOfSync, Role, Tick
@@ -209,13 +210,7 @@ class ReplicaManager:
 
     def may_mend(self, key: TopicIdPartition) -> bool:
         """Whether the replica is out of the in-sync set, and another leads."""
-        record = self._image.partition_by_id(key)
-        return (
-            record is not None
-            and self.node_id in record.offline_replicas
-            and self.node_id not in record.isr
-            and record.leader not in (-1, self.node_id)
-        )
+        return log_copy.may_mend(self._image, key, self.node_id)
 
     def copy_anew(self, key: TopicIdPartition) -> bool:
         """Drop what the log holds, and have the leader send it again, if ``may_mend`` allows it.

@@ -202,6 +202,11 @@ class LogManager:
         """The directories that have failed."""
         return [directory.path for directory in self._directories if directory.home.failure]
 
+    @property
+    def homes(self) -> list[DataDirectory]:
+        """What the logs of each directory share."""
+        return [directory.home for directory in self._directories]
+
     def held_in(self, path: Path) -> list[TopicIdPartition]:
         """The partitions known to be in the data directory ``path``."""
         return [
@@ -344,6 +349,7 @@ class LogManager:
         for directory in self._directories:
             home = directory.home
             home.settings = replace(home.settings, min_free_bytes=min_free_bytes)
+            home.room.reserve_changed(min_free_bytes)
 
     def delete(self, key: TopicIdPartition) -> None:
         """Let go of a partition and its files for good; nothing happens when it is not here.

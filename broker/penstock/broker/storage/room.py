@@ -15,6 +15,9 @@ _ASK_AGAIN_MS: Final = 1_000
 _ASK_AGAIN_BYTES: Final = 1024 * 1024
 _CALM_MS: Final = 5_000
 """After so long without a refusal appends fit again; a disk on the brink is not reported twice."""
+_TELL_AGAIN_MS: Final = 600_000
+_FRESH_MS: Final = 60_000
+"""So long a refusal counts, whatever the file system says: it may lack other things than bytes."""
 _UNKNOWN: Final = 2**63 - 1
 _LOWER: Final = (
     ", or lower log.min.free.bytes (`penstock cluster alter --reset log.min.free.bytes` "
@@ -27,7 +30,8 @@ class Room:
     """Refuses appends while they would use what must stay free. Used on one thread.
 
     The file system is asked once in a second or a megabyte, so that an append costs nothing more.
-    One line is logged when appends begin to be refused, and one when they fit again.
+    One line is logged when appends begin to be refused, again every ten minutes while they are, and
+    one when they fit again.
     """
 
     def __init__(self, path: Path, disk: Disk, clock_ms: Callable[[], int]) -> None:
@@ -39,6 +43,8 @@ class Room:
         self._used_bytes = 0  # Since it was asked.
         self._refused_at: int | None = None  # The largest reserve that an append was refused for.
         self._refused_ms = 0
+        self._told_ms = 0
+        self._had_room = False  # An append that was refused before fitted since.
         self._is_ready: Callable[[], bool] | None = None  # While nothing may be appended.
 
     def wait_until(self, is_ready: Callable[[], bool]) -> None:
@@ -88,10 +94,14 @@ class Room:
 
     def refused(self, reason: str, doing: str, reserve_bytes: int = 0) -> DiskFullError:
         """There was no room; the error for the caller to raise."""
-        if self._refused_at is None:
+        now_ms = self._clock_ms()
+        anew = self._had_room and now_ms - self._refused_ms >= _CALM_MS
+        if self._refused_at is None or anew or now_ms - self._told_ms >= _TELL_AGAIN_MS:
             _log.error("data_directory_full", directory=str(self._path), reason=reason, doing=doing)
+            self._told_ms = now_ms
         self._refused_at = max(self._refused_at or 0, reserve_bytes)
-        self._refused_ms = self._clock_ms()
+        self._refused_ms = now_ms
+        self._had_room = False
         return self.error(reason, doing, _LOWER if reserve_bytes else "")
 
     def error(self, reason: str, doing: str, otherwise: str = "") -> DiskFullError:
@@ -107,10 +117,28 @@ class Room:
     def used(self, size_bytes: int, reserve_bytes: int) -> None:
         """An append that left ``reserve_bytes`` free went well."""
         self._used_bytes += size_bytes
-        if (
-            self._refused_at is not None
-            and reserve_bytes >= self._refused_at
-            and self._clock_ms() - self._refused_ms >= _CALM_MS
-        ):
+        if self._refused_at is None or reserve_bytes < self._refused_at:
+            return
+        self._had_room = True
+        if self._clock_ms() - self._refused_ms >= _CALM_MS:
             self._refused_at = None
             _log.info("data_directory_has_room", directory=str(self._path))
+
+    def reserve_changed(self, reserve_bytes: int) -> None:
+        """Nobody has to leave more than this any more."""
+        if self._refused_at is not None:
+            self._refused_at = min(self._refused_at, reserve_bytes)
+
+    def free_bytes(self) -> int:
+        """What the file system has free, asked now. Raises OSError. In any thread."""
+        return self._disk.free_bytes(self._path)
+
+    def is_full(self) -> bool:
+        """Whether appends were refused and would be now, as far as is known. In any thread.
+
+        Where nobody appends any more the file system is asked. Raises OSError.
+        """
+        refused_at = self._refused_at
+        if refused_at is None or self._clock_ms() - self._refused_ms < _FRESH_MS:
+            return refused_at is not None
+        return self.free_bytes() < refused_at + _ASK_AGAIN_BYTES

@@ -8,6 +8,7 @@ from random import Random
 from typing import Any, Final
 
 from penstock.broker.core.lease import Lease
+from penstock.broker.core.log_copy import LogCopy
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage, replication_factor
 from penstock.broker.core.partition_events import (
     BrokersChanged,
@@ -19,6 +20,7 @@ from penstock.broker.core.partition_events import (
     ProposalAnswered,
     Role,
 )
+from penstock.broker.core.ports import DamagedLogError
 from penstock.broker.core.replica import Replica
 from penstock.broker.core.replica_reports import ReplicaReports
 from penstock.chaos.simulator.controller import CLUSTER_ID
@@ -31,6 +33,7 @@ from penstock.chaos.simulator.partition import SimulatedPartition
 from penstock.chaos.simulator.repair import Repairs
 from penstock.chaos.simulator.scheduler import Clock, Scheduler, Timer
 from penstock.chaos.simulator.serving import serve
+from penstock.chaos.simulator.shut_logs import ShutLogs
 from penstock.v1 import cluster_pb2, controller_pb2
 from penstock.wire.errors import ErrorCode, StorageError
 from penstock.wire.ids import TopicId, TopicIdPartition
@@ -56,6 +59,7 @@ class BrokerPlace:
     touched: dict[tuple[int, TopicIdPartition], SimulatedPartition]
     flush_failed: Callable[[int, TopicIdPartition], None]
     given_up: Callable[[int, TopicIdPartition], None]
+    dropped: Callable[[int, LogCopy], None]
     began: Callable[[bytes], None]
     scrubs: bool
 
@@ -78,12 +82,14 @@ class SimulatedBroker:
         self.links = Links(self)
         self.reports = ReplicaReports(node_id, self.image)
         self.repairs = Repairs(self)
+        self.shut_logs = ShutLogs(self)
         self._lease = Lease(SESSION_TIMEOUT_MS)
-        self._previous_epoch = self.disk.runs.begin()
+        self._previous_epoch = self.disk.runs.begin(self.disk.shut.keys())
         self._incarnation_id = place.rng.randbytes(16)
         place.began(self._incarnation_id)
         self._brokers: dict[int, BrokerStatus] = {}
         self._caught_up = False
+        self._is_ready = False  # To be let in; that is not taken back.
         self._failed_logs: set[TopicIdPartition] = set()
         self._reporting = False
         self._heartbeat: End | None = None
@@ -166,6 +172,7 @@ class SimulatedBroker:
         self._catch_up()
         self.report()
         self.repairs.metadata_changed()
+        self.shut_logs.metadata_changed()
         self.links.metadata_changed()
 
     def _catch_up(self) -> None:
@@ -175,6 +182,7 @@ class SimulatedBroker:
             self._brokers_changed()
             self._take_all()
             self._remove_strays()
+            self.report()
 
     def _follow(self, change: ImageChange) -> None:
         if change.brokers or change.snapshot:
@@ -191,7 +199,7 @@ class SimulatedBroker:
             self._configs_changed(topic_id)
 
     def _take_all(self) -> None:
-        for key in list(self.partitions):
+        for key in [*self.partitions, *self.reports.offline()]:
             if self.image.partition_by_id(key) is None:
                 self._drop(key, ordered=self.image.was_deleted(key.topic_id))
         for topic in self.image.topics():
@@ -232,35 +240,82 @@ class SimulatedBroker:
             # What its disk has of it may come back: it is not made anew.
             self.reports.set_offline(key, _FAILED)
             return
-        self.reports.compare(key)
         partition = self.partitions.get(key)
-        if partition is None:
+        if partition is None and self.reports.why_offline(key) is None:
+            partition = self._make(key)
+        self.reports.compare(key)
+        if partition is not None:
+            partition.handle(
+                PartitionChanged(
+                    state=PartitionState.from_record(record),
+                    min_isr=effective_min_isr(topic.record.configs, replication_factor(record)),
+                    now_ms=self.now_ms,
+                )
+            )
+
+    def _make(self, key: TopicIdPartition) -> SimulatedPartition | None:
+        try:
             log = self.disk.log(key)
-            replica = Replica(
-                self.node_id,
-                log,
-                high_watermark=self.disk.high_watermarks.get(key, 0),
-                lag_max_ms=LAG_MAX_MS,
-            )
-            partition = SimulatedPartition(key, log, replica, self)
-            self.partitions[key] = partition
-            partition.handle(BrokersChanged(self._brokers, self.now_ms))
-        partition.handle(
-            PartitionChanged(
-                state=PartitionState.from_record(record),
-                min_isr=effective_min_isr(topic.record.configs, replication_factor(record)),
-                now_ms=self.now_ms,
-            )
+        except DamagedLogError as error:
+            self.note(f"{key.partition} on {self.node_id}: the log does not open")
+            self.reports.set_offline(key, error)
+            self.shut_logs.found(key, error)
+            return None
+        replica = Replica(
+            self.node_id,
+            log,
+            high_watermark=self.disk.high_watermarks.get(key, 0),
+            lag_max_ms=LAG_MAX_MS,
         )
+        partition = SimulatedPartition(key, log, replica, self)
+        self.partitions[key] = partition
+        partition.handle(BrokersChanged(self._brokers, self.now_ms))
+        return partition
+
+    def why_shut(self, key: TopicIdPartition) -> DamagedLogError | None:
+        """Why the log of a replica that is here does not open; None where it does."""
+        reason = self.reports.why_offline(key)
+        return reason if isinstance(reason, DamagedLogError) else None
+
+    def shut_log(self, partition: SimulatedPartition) -> None:
+        """A log contradicts what others have, as one does in which a leader epoch has changed."""
+        error = DamagedLogError(
+            "it has what nobody wrote",
+            partition.log.log_end_offset,
+            partition.replica.high_watermark,
+        )
+        self.disk.shut_off(partition.key, error)
+        self.reports.set_offline(partition.key, error)
+        partition.handle(LogFailed())
+        self.shut_logs.found(partition.key, error)
+        self.report()
+
+    def begin_anew(self, copy: LogCopy) -> None:
+        """Host the replica with an empty log in place of one that can't be used."""
+        record = self.image.partition_by_id(copy.key)
+        assert record is not None, "it is a replica that others lead"
+        self.place.dropped(self.node_id, copy)
+        partition = self.partitions.pop(copy.key, None)
+        if partition is not None:
+            partition.close()
+            self.links.unfollow(copy.key)
+        self.disk.keep_damaged(copy.key)
+        self.reports.set_copying(copy.key, copy.error)
+        self._partition_changed(record, ordered=True)
+        self.report()
 
     def _drop(self, key: TopicIdPartition, *, ordered: bool) -> None:
         """As penstock.broker.replication.hosting does: delete on an order, or on a proof."""
+        is_shut = self.why_shut(key) is not None
         self.reports.forget(key)
         partition = self.partitions.pop(key, None)
-        if partition is None:
+        if is_shut:
+            ordered = self.image.was_deleted(key.topic_id)
+        if partition is not None:
+            partition.close()
+            self.links.unfollow(key)
+        elif not is_shut:
             return
-        partition.close()
-        self.links.unfollow(key)
         if key in self._failed_logs:
             return
         if ordered:
@@ -379,10 +434,16 @@ class SimulatedBroker:
                 broker_epoch=self.broker_epoch,
                 metadata_index=self.image.index,
                 want_shutdown=self._want_shutdown,
+                want_fence=not self._may_be_let_in(),
                 sequence=self._sequence,
             )
         )
         self._heartbeat_timer = self.after(HEARTBEAT_MS, self._beat)
+
+    def _may_be_let_in(self) -> bool:
+        """The controllers know what can't be served here, and make it lead none of that."""
+        self._is_ready = self._is_ready or (self._caught_up and self.reports.is_settled)
+        return self._is_ready
 
     def _heartbeat_answered(
         self, end: End, response: controller_pb2.BrokerHeartbeatResponse

@@ -12,11 +12,13 @@ from penstock.chaos.simulator.disk_bugs import DISK_BUGS
 from penstock.chaos.simulator.known_bug import Bug
 from penstock.chaos.simulator.producer_bugs import PRODUCER_BUGS
 from penstock.chaos.simulator.replication_bugs import REPLICATION_BUGS
+from penstock.chaos.simulator.shut_log_bugs import SHUT_LOG_BUGS
 
 BUGS: Final[dict[str, Bug]] = {
     **REPLICATION_BUGS,
     **PRODUCER_BUGS,
     **DISK_BUGS,
+    **SHUT_LOG_BUGS,
     **CONTROLLER_BUGS,
 }
 """All of them, by name."""

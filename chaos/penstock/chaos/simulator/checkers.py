@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from penstock.broker.core.log_copy import LogCopy
 from penstock.broker.core.partition_events import Role
 from penstock.chaos.simulator.contents import Contents
 from penstock.chaos.simulator.disk import Disk
@@ -38,6 +39,15 @@ class _Seen:
     committed: CommittedLog
     offset: int = 0
     matched: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """A log that was dropped, to be copied from a leader epoch by a process, up to an offset."""
+
+    leader_epoch: int
+    broker_epoch: int
+    end_offset: int
 
 
 class Checkers:
@@ -67,6 +77,7 @@ class Checkers:
         self._snapshots: dict[int, bytes] = {}
         self._damaged: dict[tuple[int, TopicIdPartition], int] = {}  # By whose broker epoch.
         self._registered: dict[int, int] = {}  # The brokers' epochs, as the controllers have them.
+        self._copied: dict[tuple[int, TopicIdPartition], _Copied] = {}
         self._may_lose: dict[tuple[TopicIdPartition, int], list[int]] = {}
         self.processes: list[bytes] = []  # The brokers' incarnation ids, as they began.
         self._newest_process: dict[int, int] = {}  # By broker: its number, as registered.
@@ -321,6 +332,68 @@ class Checkers:
             )
         return kept
 
+    def log_dropped(self, node_id: int, broker_epoch: int, copy: LogCopy) -> None:
+        """A broker drops a log that does not open, and is to have it copied.
+
+        What is committed of it is on the disks of others that may lead, and sound. That is as far
+        as the broker can know: of files that are gone there is nothing left to drop.
+        """
+        key, disk = copy.key, self._disks[node_id]
+        committed, partition = self.log_of(key), self.partitions.get(key)
+        contents = disk.contents(key)
+        if partition is None or contents is None:
+            return  # The topic is deleted, and the broker has not heard of it.
+        kept: set[bytes] = set()
+        for other in {*partition.isr, *partition.elr} - {node_id}:
+            theirs = self._disks[other]
+            found = theirs.synced(key) if disk.runs.waits else theirs.contents(key) or Contents()
+            kept.update(
+                batch.data
+                for batch in found.batches
+                if batch.header.base_offset not in found.flipped
+            )
+        for header, data in contents.batches:
+            is_left = header.next_offset <= copy.error.end_offset
+            counts = is_left and header.base_offset >= committed.deleted
+            if counts and committed.batch_at(header.base_offset) == data:
+                check(
+                    data in kept,
+                    f"{key.partition}: broker {node_id} drops its log, the last to have the "
+                    f"committed batch at {header.base_offset}",
+                )
+        self._copied[node_id, key] = _Copied(
+            copy.leader.leader_epoch, broker_epoch, copy.end_offset
+        )
+
+    def _check_copies(self) -> None:
+        """A replica is on record as damaged until its new log goes as far as the leader's went.
+
+        So it is as long as that one leads, and the process lives.
+        """
+        for (node_id, key), copied in list(self._copied.items()):
+            partition = self.partitions.get(key)
+            if (
+                partition is None
+                or node_id not in partition.replicas
+                or partition.leader_epoch != copied.leader_epoch
+                or self._registered.get(node_id) != copied.broker_epoch
+            ):
+                del self._copied[node_id, key]
+            elif node_id not in partition.offline:
+                del self._copied[node_id, key]
+                end = (self._disks[node_id].contents(key) or Contents()).end
+                check(
+                    end >= copied.end_offset,
+                    f"{key.partition}: broker {node_id} is on record as sound, and the copy of its "
+                    f"log goes to {end} and not yet to {copied.end_offset}",
+                )
+
+    def lacks_nothing(self, node_id: int, key: TopicIdPartition) -> bool:
+        """A node's log has all that was ever committed, and no bit of it is flipped."""
+        contents = self._disks[node_id].contents(key)
+        whole = contents is not None and not contents.flipped and self._holds(node_id, key)
+        return whole and len(self.branches(key)) == 1
+
     def _take_loss(self, partition: SimulatedPartition) -> None:
         """A leader begins that is allowed to lack committed records: what it has counts now."""
         key, epoch = partition.key, partition.replica.leader_epoch
@@ -471,6 +544,7 @@ class Checkers:
                 self._partition_changed(key, before[key], partition, state.brokers, unclean=unclean)
             self._check_in_sync(key)
         self._registered = registered
+        self._check_copies()
         return True
 
     def _check_newest(self, node_id: int, incarnation_id: bytes) -> None:

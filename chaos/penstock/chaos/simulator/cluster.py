@@ -8,8 +8,10 @@ from functools import partial
 from random import Random
 from typing import Final
 
+from penstock.broker.core.log_copy import LogCopy
 from penstock.chaos.simulator.broker import BrokerPlace, SimulatedBroker
 from penstock.chaos.simulator.checkers import Checkers
+from penstock.chaos.simulator.contents import Contents
 from penstock.chaos.simulator.controller import ControllerPlace, SimulatedController
 from penstock.chaos.simulator.disk import Disk
 from penstock.chaos.simulator.network import Network
@@ -24,6 +26,8 @@ from penstock.wire.ids import TopicIdPartition
 
 CONTROLLERS: Final = 3
 _SNAPSHOT_EVERY: Final = 15
+_AT_ONCE: Final = 0.3  # Of the logs that are damaged; the others do not open.
+_POWER_LOSSES: Final = 0.3  # Of the restarts at which a log is damaged.
 _RESTART_MS: Final = 100
 _LIVENESS: Final = LivenessSettings(
     session_timeout_ms=1500,
@@ -137,6 +141,7 @@ class Cluster:
                 touched=self.touched,
                 flush_failed=self._flush_failed,
                 given_up=self._given_up,
+                dropped=self._dropped,
                 began=self.checkers.processes.append,
                 scrubs="bit flip" in self._plan.kinds,
             ),
@@ -243,6 +248,58 @@ class Cluster:
             disk.runs.log_taken_away()
             self.checkers.records_lost(node_id, broker.broker_epoch, [key])
             self.start_later(node_id, _RESTART_MS)
+
+    def _dropped(self, node_id: int, copy: LogCopy) -> None:
+        broker = self.nodes[node_id].broker
+        assert broker is not None
+        self.checkers.log_dropped(node_id, broker.broker_epoch, copy)
+
+    def damage_log(self, node_id: int, rng: Random, *, down_for_ms: int) -> None:
+        """Let one of a node's logs not open at its next start, to which it comes soon; or, if it
+        runs, be of no use at once.
+
+        One at a time: it is to have a way back that is not a person's. Of what is damaged elsewhere
+        as well rather than of others, as that is where a log may be the last to have something.
+        """
+        disks = [node.disk for node in self.nodes.values()]
+        if any(disk.shut for disk in disks):
+            return
+        node = self.nodes[node_id]
+        broker = node.broker
+        is_at_once = broker is not None and rng.random() < _AT_ONCE
+        if broker is not None and not is_at_once:
+            self.crash(node_id, power_loss=rng.random() < _POWER_LOSSES)
+            self.start_later(node_id, rng.randint(1, down_for_ms))
+        written = [
+            key
+            for key in node.disk.partitions()
+            if key in self.checkers.partitions
+            and (contents := node.disk.contents(key)) is not None
+            and contents.start < contents.end
+        ]
+        flipped = [
+            key
+            for key in written
+            if any((disk.contents(key) or Contents()).flipped for disk in disks)
+        ]
+        if not written:
+            return
+        key = rng.choice(flipped or written)
+        self.scheduler.note(f"{key.partition} on {node_id}: the log is damaged")
+        if broker is None or not is_at_once:
+            node.disk.damage(key, rng)
+        elif key in broker.partitions and key not in node.disk.failed:
+            broker.shut_log(broker.partitions[key])
+
+    def put_right(self, node_id: int, key: TopicIdPartition) -> None:
+        """A person sees to a log that does not open: has it copied, or mends it by hand."""
+        if self.checkers.is_intact_elsewhere(node_id, key):
+            self._given_up(node_id, key)
+            return
+        self.crash(node_id, power_loss=False)
+        self.nodes[node_id].disk.put_right(key)
+        self.scheduler.note(f"{key.partition} on {node_id}: a person mends the log")
+        self.start_later(node_id, _RESTART_MS)
 
     # What controllers tell.
 

@@ -6,17 +6,24 @@ from collections.abc import Callable
 from random import Random
 from typing import Final
 
+from penstock.broker.core.ports import DamagedLogError
 from penstock.chaos.simulator.contents import Contents
 from penstock.chaos.simulator.memory_log import MemoryLog
 from penstock.chaos.simulator.runs import Runs
 from penstock.chaos.simulator.scheduler import Scheduler
 from penstock.wire.ids import TopicIdPartition
 
+_FILES_GONE: Final = 0.3  # Of the logs that do not open; in the others a header is damaged.
 _FLUSH_MS: Final = {"commit": (1, 6), "interval": (100, 1000), "os": (500, 5000)}
 
 
 def is_failure_heeded() -> bool:
     """Whether a failed flush ends the use of the disk. Tests of the checkers put a bug here."""
+    return True
+
+
+def stays_shut() -> bool:
+    """Whether a log that does not open is left as it is. Tests of the checkers put a bug here."""
     return True
 
 
@@ -40,6 +47,7 @@ class Disk:
         self.high_watermarks: dict[TopicIdPartition, int] = {}
         self.aside: set[TopicIdPartition] = set()
         self.failed: set[TopicIdPartition] = set()  # What is not flushed of these is in doubt.
+        self.shut: dict[TopicIdPartition, DamagedLogError] = {}  # These do not open, and why.
         self.runs = Runs(waits=flush_policy == "commit")
         self._flush_ms = _FLUSH_MS[flush_policy]
         self._waits = self.runs.waits
@@ -55,7 +63,11 @@ class Disk:
         self.slow_ms = 0
 
     def log(self, key: TopicIdPartition) -> MemoryLog:
-        """Open (or make) a partition's log."""
+        """Open (or make) a partition's log. Raises DamagedLogError where it does not open."""
+        if key in self.shut:
+            if stays_shut():
+                raise self.shut[key]
+            self.keep_damaged(key)
         if key not in self._open:
             kept = self._kept.pop(key, Contents())
             self._open[key] = MemoryLog(kept, waits=self._waits, hands_over=self._hands_over)
@@ -68,8 +80,8 @@ class Disk:
             self.high_watermarks[key] = offset
 
     def partitions(self) -> list[TopicIdPartition]:
-        """The partitions that there is a log of."""
-        return sorted({*self._kept, *self._open})
+        """The partitions that there is a log of which is open, or opens."""
+        return sorted({*self._kept, *self._open}.difference(self.shut))
 
     def contents(self, key: TopicIdPartition) -> Contents | None:
         """What a process has in a partition's log, or would find there."""
@@ -91,6 +103,7 @@ class Disk:
         """Delete a partition's log."""
         self._open.pop(key, None)
         self._kept.pop(key, None)
+        self.shut.pop(key, None)
         self.high_watermarks.pop(key, None)
 
     def set_aside(self, key: TopicIdPartition) -> None:
@@ -101,8 +114,36 @@ class Disk:
     def replace(self) -> None:
         """Put an empty disk in its place."""
         self._kept.clear()
+        self.shut.clear()
         self.high_watermarks.clear()
         self.runs.lost()
+
+    # Logs that do not open.
+
+    def damage(self, key: TopicIdPartition, rng: Random) -> None:
+        """Let a log that is not in use open no more, as storage.recovery tells of it.
+
+        A header below the recovery point is damaged: the end is that of the last batch that is
+        sound. Or the files are gone: the end is the recovery point, as it was saved seconds ago.
+        """
+        contents = self._kept[key]
+        end, committed = contents.end, self.high_watermarks.get(key, 0)
+        if rng.random() < _FILES_GONE:
+            end = rng.randint(contents.start + 1, contents.end)
+        self.shut_off(key, DamagedLogError("what was on the disk is gone", end, committed))
+
+    def shut_off(self, key: TopicIdPartition, error: DamagedLogError) -> None:
+        """Let a log, in use or not, open no more."""
+        self.shut[key] = error
+        self.runs.was_doubted = True
+
+    def keep_damaged(self, key: TopicIdPartition) -> None:
+        """Put a log that does not open where no start looks."""
+        self.erase(key)
+
+    def put_right(self, key: TopicIdPartition) -> None:
+        """A person has mended a log's files, or found them: it opens as it was."""
+        del self.shut[key]
 
     def flush_soon(
         self, log: MemoryLog, on_durable: Callable[[], None], on_failed: Callable[[], None]
@@ -152,4 +193,4 @@ class Disk:
         is_clean = not self.failed
         self.crash(power_loss=False)
         if is_clean:
-            self.runs.stopped(broker_epoch)
+            self.runs.stopped(broker_epoch, frozenset(self.shut))

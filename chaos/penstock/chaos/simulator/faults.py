@@ -74,6 +74,9 @@ _KINDS: dict[str, tuple[int, Callable[[Random, tuple[int, ...]], tuple[int, ...]
 }
 
 
+DAMAGED_LOG: Final = "damaged log"
+"""A node restarts, and one of its logs does not open. It is drawn apart from all others."""
+
 KINDS: Final[tuple[str, ...]] = tuple(_KINDS)
 """Everything that can go wrong, or that somebody may do."""
 
@@ -93,4 +96,14 @@ def draw_faults(
             break
         [kind] = rng.choices(kinds, weights)
         faults.append(Fault(at_ms, kind, _KINDS[kind][1](rng, nodes), rng.randint(50, 2500)))
+    return faults
+
+
+def draw_damaged_logs(rng: Random, nodes: tuple[int, ...], *, until_ms: int) -> list[Fault]:
+    """When which nodes restart with a log that does not open."""
+    faults: list[Fault] = []
+    at_ms = rng.randint(1500, 6000)
+    while at_ms < until_ms:
+        faults.append(Fault(at_ms, DAMAGED_LOG, _one(rng, nodes), rng.randint(50, 1500)))
+        at_ms += rng.randint(1000, 4000)
     return faults

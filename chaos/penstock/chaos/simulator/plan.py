@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from penstock.chaos.simulator.faults import KINDS
+from penstock.chaos.simulator.faults import DAMAGED_LOG, KINDS
 
 _ALWAYS: Final = 0.3  # In so many runs everything may go wrong that can.
+_DAMAGED: Final = 0.3  # In so many some logs do not open.
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +46,20 @@ class Plan:
         )
 
 
-def draw_plan(rng: Random, only: Collection[str] | None, given: Mapping[str, object]) -> Plan:
+def draw_plan(
+    rng: Random, damage: Random, only: Collection[str] | None, given: Mapping[str, object]
+) -> Plan:
     """A plan. ``only``: of these kinds of faults; ``given``: instead of what is drawn.
 
-    Runs differ in what may go wrong at all: some troubles need that others stay away.
+    Runs differ in what may go wrong at all: some troubles need that others stay away. Whether logs
+    are damaged is drawn from ``damage``.
     """
     policy = rng.choice(("commit", "commit", "commit", "commit", "interval", "os"))
     kinds = set(KINDS)
     if rng.random() >= _ALWAYS:
         kinds = set(rng.sample(KINDS, rng.randint(3, len(KINDS) - 1)))
+    if damage.random() < _DAMAGED:
+        kinds.add(DAMAGED_LOG)
     drawn: dict[str, object] = {
         "nodes": tuple(range(1, rng.choice((3, 3, 3, 4, 5)) + 1)),
         "partitions": rng.choice((1, 2, 3)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from penstock.broker.core.log_copy import may_mend
 from penstock.wire.errors import CorruptRecordError, ErrorCode
 from penstock.wire.ids import TopicIdPartition
 
@@ -23,11 +24,12 @@ _BEYOND_REPAIR: Final = (ErrorCode.CORRUPT_MESSAGE, ErrorCode.OFFSET_OUT_OF_RANG
 
 @dataclass(frozen=True, slots=True)
 class ReadBatches:
-    """Asks the leader in an epoch for what it has at an offset."""
+    """Asks the leader in an epoch for what it has at an offset: a batch, or as much as is asked."""
 
     key: TopicIdPartition
     leader_epoch: int
     offset: int
+    max_bytes: int = 0
 
 
 class Repairs:
@@ -82,8 +84,9 @@ class Repairs:
             self._broker.reports.set_sound(key)
             self._broker.report()
             return
-        record = self._broker.image.partition_by_id(key)
-        if record is None or not self._may_mend(key):
+        broker = self._broker
+        record = broker.image.partition_by_id(key)
+        if record is None or not may_mend(broker.image, key, broker.node_id):
             return
         self._at_work.add(key)
         self._broker.place.network.call(
@@ -95,21 +98,13 @@ class Repairs:
             timeout_ms=_TIMEOUT_MS,
         )
 
-    def _may_mend(self, key: TopicIdPartition) -> bool:
-        """The replica is out of the in-sync set, by the controllers' word, and another leads."""
-        node_id, record = self._broker.node_id, self._broker.image.partition_by_id(key)
-        return (
-            record is not None
-            and node_id in record.offline_replicas
-            and node_id not in record.isr
-            and record.leader not in (-1, node_id)
-        )
-
     def _answered(self, partition: SimulatedPartition, offset: int, answer: Answer | None) -> None:
         if answer is not None and answer.error in _BEYOND_REPAIR:
             self._give_up(partition)
         elif answer is None or answer.error is not None:
             self._broker.after(self._broker.rng.randint(20, 120), lambda: self._again(partition))
+        elif not answer.records:  # At its end there is nothing to give, as beyond it.
+            self._give_up(partition)
         else:
             delay_ms = self._broker.rng.randint(*_FLUSH_MS)
             self._broker.after(delay_ms, lambda: self._mend(partition, offset, answer.records))

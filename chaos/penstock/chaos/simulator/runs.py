@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
+
 from penstock.broker.core.last_run import FoundDirectory, RunMark, epoch_to_report
+from penstock.wire.ids import TopicIdPartition
 
 
 class Runs:
@@ -18,12 +21,20 @@ class Runs:
         self._clean: RunMark | None = None
         self._durable: RunMark | None = None
         self._is_whole = True
+        self._left_shut: AbstractSet[TopicIdPartition] = frozenset()  # By a clean stop.
+        self._has_shut = False  # This run has logs that do not open.
 
     def _mark(self, broker_epoch: int) -> RunMark:
         return RunMark(broker_epoch, frozenset({bytes([self._number])}))
 
-    def begin(self) -> int:
-        """A process starts: the broker epoch that it may register with."""
+    def begin(self, shut: AbstractSet[TopicIdPartition] = frozenset()) -> int:
+        """A process starts: the broker epoch that it may register with.
+
+        The logs ``shut`` do not open. What was shut all through a run, as only a clean stop can
+        say, had no part in it.
+        """
+        self._is_whole = self._is_whole and self._left_shut >= shut
+        self._left_shut, self._has_shut = frozenset(), bool(shut)
         marks = self._clean, self._durable
         known = any(mark is not None for mark in marks)
         found = [FoundDirectory(bytes([self._number]), *marks, self._is_whole)] if known else []
@@ -35,13 +46,14 @@ class Runs:
         """The process has its broker epoch; maybe the disk has ``failed`` by then."""
         is_durable = self.waits and not failed and not self._is_lossy
         self._durable = self._mark(broker_epoch) if is_durable else None
-        self.heard_epoch, self.was_doubted = broker_epoch, failed
+        self.heard_epoch, self.was_doubted = broker_epoch, failed or self._has_shut
 
-    def stopped(self, broker_epoch: int) -> None:
+    def stopped(self, broker_epoch: int, shut: AbstractSet[TopicIdPartition] = frozenset()) -> None:
         """The process stopped cleanly, and flushed all.
 
         One that was never registered (-1) leaves what the one before had.
         """
+        self._left_shut = shut
         epoch = broker_epoch if broker_epoch >= 0 else self._reported
         self._clean = None if self._is_lossy else self._mark(epoch)
 

@@ -45,6 +45,7 @@ class Answer:
     leader: int = -1
     leader_epoch: int = -1
     high_watermark: int = -1
+    log_start_offset: int = -1
 
 
 def serve(broker: SimulatedBroker, method: str, request: Any, reply: Callable[[Any], None]) -> None:
@@ -99,15 +100,14 @@ def _read_batches(
         reply(Answer(ErrorCode.FENCED_LEADER_EPOCH))
     else:
         log = partition.log
+        start = log.log_start_offset
         try:
-            records = log.read(request.offset, 0, below=log.log_end_offset)
+            records = log.read(request.offset, request.max_bytes, below=log.log_end_offset)
         except PenstockError as error:
             partition.read_failed(error)
-            reply(Answer(error.code))
+            reply(Answer(error.code, log_start_offset=start))
         else:
-            # At its end there is nothing to give, as beyond it.
-            nothing = ErrorCode.OFFSET_OUT_OF_RANGE
-            reply(Answer(records=records) if records else Answer(nothing))
+            reply(Answer(records=records, log_start_offset=start))
 
 
 def _fetch(

@@ -14,7 +14,12 @@ from google.protobuf import text_format
 
 from penstock.chaos.simulator.checkers import Violation, check
 from penstock.chaos.simulator.cluster import Cluster
-from penstock.chaos.simulator.faults import Fault, draw_faults
+from penstock.chaos.simulator.faults import (
+    DAMAGED_LOG,
+    Fault,
+    draw_damaged_logs,
+    draw_faults,
+)
 from penstock.chaos.simulator.plan import Plan, draw_plan
 from penstock.chaos.simulator.scheduler import Scheduler
 from penstock.chaos.simulator.serving import ACKS_ALL
@@ -33,6 +38,8 @@ from penstock.wire.ids import TopicIdPartition
 FAULTS_UNTIL_MS: Final = 12_000
 ASK_AGAIN_MS: Final = 500
 RECOVERY_MS: Final = 30_000
+PERSON_AFTER_MS: Final = 8_000
+"""Until then logs that do not open have to be copied anew that another replica has all of."""
 
 
 @dataclass(slots=True)
@@ -111,14 +118,18 @@ class Simulation:
     ) -> None:
         self.seed = seed
         self._rng = Random(f"{seed}/cluster")
-        self.plan = draw_plan(self._rng, only, given or {})
+        damage = Random(f"{seed}/damaged logs")
+        self.plan = draw_plan(self._rng, damage, only, given or {})
         chance = Random(f"{seed}/faults")
         drawn = draw_faults(chance, self.plan.nodes, until_ms=FAULTS_UNTIL_MS, only=self.plan.kinds)
+        if DAMAGED_LOG in self.plan.kinds:
+            drawn += draw_damaged_logs(damage, self.plan.nodes, until_ms=FAULTS_UNTIL_MS)
+            drawn.sort(key=lambda fault: fault.at_ms)
         self.faults = drawn if faults is None else list(faults)
         self.scheduler = Scheduler(Random(f"{seed}/order"))
         self.cluster = Cluster(seed, self.plan, self.scheduler, self._on_entry)
         self.checkers = self.cluster.checkers
-        self._strikes = Strikes(self.cluster, self.plan, self._rng, self._end_producer)
+        self._strikes = Strikes(self.cluster, self.plan, self._rng, damage, self._end_producer)
         self._clients: dict[TopicIdPartition, list[Client]] = {}
         self._addresses = count(100)
         producer_ids = count(1)
@@ -183,6 +194,8 @@ class Simulation:
             self._strikes.move_back()
         if any(fault.kind == "bit flip" for fault in self.faults):
             self._strikes.delete_what_is_lost()
+        if any(fault.kind == DAMAGED_LOG for fault in self.faults):
+            self.scheduler.after(PERSON_AFTER_MS, self._strikes.put_logs_right)
         for node in self.cluster.nodes.values():
             node.disk.hurry()
             node.disk.flush_fails = False

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Final
 
+from penstock.chaos.simulator.checkers import check
 from penstock.chaos.simulator.cluster import Cluster
-from penstock.chaos.simulator.faults import Fault
+from penstock.chaos.simulator.faults import DAMAGED_LOG, Fault
 from penstock.chaos.simulator.forgetting import lose_tail
 from penstock.chaos.simulator.plan import Plan
 from penstock.v1 import cluster_pb2
@@ -30,17 +31,25 @@ _DOWN: Final = ("kill", "kill leader", "power loss", "power loss everywhere", "l
 
 
 class Strikes:
-    """Carries out faults on a cluster. ``rng`` decides what the schedule leaves open.
+    """Carries out faults on a cluster. ``rng`` decides what the schedule leaves open, and
+    ``damage`` which logs do not open, and why.
 
     ``end_producer`` ends some producer's process, and begins another one.
     """
 
     def __init__(
-        self, cluster: Cluster, plan: Plan, rng: Random, end_producer: Callable[[], None]
+        self,
+        cluster: Cluster,
+        plan: Plan,
+        rng: Random,
+        damage: Random,
+        end_producer: Callable[[], None],
     ) -> None:
         self._cluster = cluster
         self._plan = plan
         self._rng = rng
+        self._damage = damage
+        self._overdue: dict[tuple[int, TopicIdPartition], int] = {}  # In which leader epoch.
         self._topics = 0
         self._others: dict[str, Callable[[], None]] = {
             "another controller": cluster.quorum.elect,
@@ -59,6 +68,8 @@ class Strikes:
         """Let it go wrong."""
         if fault.kind in self._others:
             self._others[fault.kind]()
+        elif fault.kind == DAMAGED_LOG:
+            self._cluster.damage_log(fault.nodes[0], self._damage, down_for_ms=fault.for_ms)
         elif fault.kind in _DOWN:
             nodes = self._leaders()[:1] if fault.kind == "kill leader" else fault.nodes
             self._down(nodes, fault)
@@ -86,7 +97,7 @@ class Strikes:
         return cluster.nodes[node_id].broker is not None and self._all_sound()
 
     def _all_sound(self) -> bool:
-        return not any(
+        return not any(node.disk.shut for node in self._cluster.nodes.values()) and not any(
             contents.flipped
             for node in self._cluster.nodes.values()
             for key in node.disk.partitions()
@@ -241,6 +252,27 @@ class Strikes:
             if (contents := node.disk.contents(key)) is not None
             for batch in contents.batches[contents.index_of(offset) :][:1]
         )
+
+    def put_logs_right(self) -> None:
+        """Again and again: a person sees to logs that do not open and can't be copied."""
+        overdue, self._overdue = self._overdue, {}
+        for node_id, node in self._cluster.nodes.items():
+            for key in list(node.disk.shut):
+                partition = self._cluster.checkers.partitions.get(key)
+                if partition is None or node_id not in partition.replicas or node.broker is None:
+                    continue
+                leads = node_id not in partition.isr and partition.leader > 0
+                if not (leads and self._cluster.checkers.lacks_nothing(partition.leader, key)):
+                    self._cluster.put_right(node_id, key)
+                    continue
+                place, epoch = (node_id, key), partition.leader_epoch
+                check(
+                    overdue.get(place) != epoch,
+                    f"{key.partition}: broker {node_id} does not copy its log anew, though "
+                    f"{partition.leader} leads, and has all of it",
+                )
+                self._overdue[place] = epoch
+        self._cluster.scheduler.after(1000, self.put_logs_right)
 
     def _any_partition(self) -> TopicIdPartition:
         return self._rng.choice(sorted(self._cluster.checkers.partitions))

@@ -206,7 +206,7 @@ class Sender(Generic[D]):
             batch.maybe_written |= not isinstance(error, _NOT_WRITTEN)
             self._judge_error(batch, error, node_id, now_ms)
         elif batch.done:
-            self.sequencer.finish(batch)  # Timed out before; only its place was kept.
+            self.sequencer.acknowledge(batch)  # Timed out before; only its place was kept.
         else:
             self._acknowledge(batch, answer.base_offset, answer.log_append_time_ms)
 
@@ -225,7 +225,8 @@ class Sender(Generic[D]):
         elif error.retriable and batch.attempts <= self.settings.retries:
             self._retry(batch, error, node_id, now_ms)
         else:
-            self._fail(batch, error)
+            self.sequencer.refuse(batch, error)
+            self._fail(batch, _for_good(batch, error))
 
     def _retry(self, batch: Batch[D], error: PenstockError, node_id: int, now_ms: float) -> None:
         batch.last_error = error
@@ -243,7 +244,9 @@ class Sender(Generic[D]):
 
     def _out_of_sequence(self, batch: Batch[D], error: PenstockError, now_ms: float) -> None:
         batch.last_error = error
-        batch.retry_at_ms = now_ms + self.leader_backoff.delay_ms(max(batch.attempts - 1, 0))
+        batch.retry_at_ms = now_ms
+        if not self.sequencer.follows_refused(batch):
+            batch.retry_at_ms += self.leader_backoff.delay_ms(max(batch.attempts - 1, 0))
         if self.sequencer.is_oldest(batch):
             self.sequencer.gap(batch, fenced=isinstance(error, InvalidProducerEpochError))
         else:
@@ -261,7 +264,7 @@ class Sender(Generic[D]):
         self._effects.append(RefreshMetadata(avoid=event.node_id))
 
     def _acknowledge(self, batch: Batch[D], base_offset: int, log_append_time_ms: int) -> None:
-        self.sequencer.finish(batch)
+        self.sequencer.acknowledge(batch)
         self._effects.append(Acknowledge(batch, base_offset, log_append_time_ms))
         self._settle(batch)
 
@@ -333,14 +336,22 @@ class Sender(Generic[D]):
 
     def _timed_out(self, batch: Batch[D]) -> PenstockError:
         leader = self.metadata.leader(batch.partition)
-        if batch.last_error is not None:
-            why = f"last answer: {batch.last_error}"
+        cause = batch.last_error
+        refusal = self.sequencer.refusal(batch.partition)
+        if refusal is not None and isinstance(cause, _SEQUENCE):
+            cause = refusal  # Out of order is what followed from it.
+            why = f"an earlier batch of the partition was refused: {refusal}"
+        elif cause is not None:
+            why = f"last answer: {cause}"
         elif batch.attempts:
             why = "the leader has not answered"
         elif leader is None or leader.node_id < 0:
             why = "the partition has no leader"
         elif self.sequencer.idempotent and not self.sequencer.identity.real:
             why = "no broker gave a producer id"
+        elif refusal is not None:
+            cause = refusal
+            why = f"an earlier batch of the partition was refused: {refusal}"
         else:
             why = "earlier batches of the partition took all the time"
         they, them, were = _pronouns(batch)
@@ -359,7 +370,7 @@ class Sender(Generic[D]):
             f"(attempts: {batch.attempts}; {why}). {outcome}"
         )
         # Whoever looks for the reason and not for the time that it took finds it here.
-        error.__cause__ = batch.last_error
+        error.__cause__ = cause
         return error
 
     def _fail_everything(self, error: PenstockError) -> None:
@@ -552,6 +563,22 @@ class Sender(Generic[D]):
                 assert not batch.done
         for requests in self._requests.values():
             assert len(requests) <= self.settings.max_in_flight
+
+
+def _for_good(batch: Batch[D], error: PenstockError) -> PenstockError:
+    """The verdict that ``error`` is, which speaks of the last attempt only."""
+    # Whoever leads refuses what was made for an older epoch, but may read the rest of its own.
+    if not isinstance(error, _NOT_WRITTEN) or batch.unheard_epoch < batch.last_epoch:
+        return error
+    they, them, _ = _pronouns(batch)
+    verdict = type(error)(
+        f"an attempt to send {counted(batch.record_count, 'record')} for partition "
+        f"{batch.partition} is unanswered, and {they.lower()} may have been written all the same; "
+        f"send {them} again only if a duplicate does no harm. The last attempt was refused: "
+        f"{error.message}"
+    )
+    verdict.__cause__ = error
+    return verdict
 
 
 def _pronouns(batch: Batch[D]) -> tuple[str, str, str]:

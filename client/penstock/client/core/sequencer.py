@@ -15,6 +15,13 @@ A batch's fate after an answer::
                                      but for what is in doubt (below), which fails
     refused for good, or timed out   failed; what follows finds the gap as above
 
+After a refusal for good the gap is known before any leader finds it. Nothing new is sent that could
+only be refused as well, and what was in flight behind it is sent again in the new epoch as soon as
+it has its answers. Where every attempt at what is open was refused, none of it is in the log, and
+the new epoch needs no more answers. Else what is open is sent again under its old number, for the
+leader to say. Until something is acknowledged one batch at a time goes: the next may be refused
+likewise.
+
 To be numbered again, a batch must not be in the log and never get there under its old number, or
 it would be written twice. Nothing after a gap was appended when the leader found it. But the same
 leader may have an older stream of ours still unread, with what was missing and the batch itself,
@@ -41,6 +48,7 @@ from typing import Generic, TypeVar
 
 from penstock.client.core.accumulator import Batch
 from penstock.wire.compression import Compression
+from penstock.wire.errors import PenstockError
 from penstock.wire.ids import TopicPartition
 
 D = TypeVar("D")
@@ -74,6 +82,8 @@ class Lane(Generic[D]):
     resend: list[Batch[D]] = field(default_factory=list)
     needs_epoch: bool = False  # Goes on under a newer identity, once nothing is in flight.
     gap_epoch: int = -1  # The newest leader epoch that found the gap, while needs_epoch.
+    has_hole: bool = False  # A batch was refused for good: what is numbered after it can't follow.
+    refusal: PenstockError | None = None  # Why; until something is acknowledged.
     starts_over: bool = False  # Its topic was made anew; then needs_epoch, too.
     keeps: bool = True  # What was not written goes to the new topic, when it starts over.
     sent: int = 0
@@ -126,7 +136,7 @@ class Sequencer(Generic[D]):
             return False
         lane = self.lanes.get(partition)
         return lane is None or (
-            not lane.needs_epoch and not lane.resend and len(lane.in_flight) < self._max_in_flight
+            not lane.needs_epoch and not lane.resend and len(lane.in_flight) < self._limit(lane)
         )
 
     def next_resend(self, partition: TopicPartition) -> Batch[D] | None:
@@ -134,7 +144,10 @@ class Sequencer(Generic[D]):
         lane = self.lanes.get(partition)
         if lane is None or lane.needs_epoch or not lane.resend:
             return None
-        return lane.resend[0] if len(lane.in_flight) < self._max_in_flight else None
+        return lane.resend[0] if len(lane.in_flight) < self._limit(lane) else None
+
+    def _limit(self, lane: Lane[D]) -> int:
+        return self._max_in_flight if lane.refusal is None else 1
 
     def start(self, batch: Batch[D]) -> None:
         """A new batch is being sent: number it and make its bytes."""
@@ -173,6 +186,30 @@ class Sequencer(Generic[D]):
         elif batch in lane.resend:
             lane.resend.remove(batch)
         self._adopt(lane)
+
+    def acknowledge(self, batch: Batch[D]) -> None:
+        """The batch is in the log, and off the wire."""
+        self.lanes[batch.partition].refusal = None
+        self.finish(batch)
+
+    def refuse(self, batch: Batch[D], error: PenstockError) -> None:
+        """The batch was refused for good, and is off the wire."""
+        lane = self.lanes[batch.partition]
+        # One that may be in the log leaves no gap, perhaps.
+        if self.idempotent and not batch.maybe_written:
+            lane.refusal = error
+            if Identity(batch.producer_id, batch.producer_epoch) == lane.identity:
+                lane.has_hole = True
+        self.finish(batch)
+
+    def refusal(self, partition: TopicPartition) -> PenstockError | None:
+        """Why a batch was refused for good, unless something was acknowledged since."""
+        lane = self.lanes.get(partition)
+        return None if lane is None else lane.refusal
+
+    def follows_refused(self, batch: Batch[D]) -> bool:
+        """Whether no answer but out of order was to be expected, as one before it was refused."""
+        return self.lanes[batch.partition].has_hole
 
     def is_oldest(self, batch: Batch[D]) -> bool:
         """Whether no older batch of its partition is still open."""
@@ -265,6 +302,8 @@ class Sequencer(Generic[D]):
             yield from lane.resend
 
     def _adopt(self, lane: Lane[D]) -> None:
+        if lane.has_hole and not lane.in_flight and not any(b.maybe_written for b in lane.resend):
+            self._renew(lane)
         if not lane.needs_epoch or lane.in_flight:
             return
         if self.idempotent and not self.identity.real:
@@ -277,6 +316,7 @@ class Sequencer(Generic[D]):
         lane.identity = self.identity
         lane.next_sequence = 0
         lane.needs_epoch = False
+        lane.has_hole = False
         lane.gap_epoch = -1
         if self.idempotent:
             for batch in lane.resend:
