@@ -135,6 +135,7 @@ class FollowerPosition(google.protobuf.message.Message):
     LOG_END_OFFSET_FIELD_NUMBER: builtins.int
     LAST_EPOCH_FIELD_NUMBER: builtins.int
     LOG_START_OFFSET_FIELD_NUMBER: builtins.int
+    KNOWS_NO_PRODUCERS_FIELD_NUMBER: builtins.int
     leader_epoch: builtins.int
     """The leader epoch that the follower follows in. The leader refuses another."""
     log_end_offset: builtins.int
@@ -143,6 +144,10 @@ class FollowerPosition(google.protobuf.message.Message):
     """The leader epoch of the follower's last record, or -1 for an empty log."""
     log_start_offset: builtins.int
     """The follower's log start offset (durable)."""
+    knows_no_producers: builtins.bool
+    """The follower's log is empty, begins above offset 0, and nobody handed it over what producers
+    wrote below: it begins anew by itself. The leader has it begin anew there with that.
+    """
     @property
     def partition(self) -> global___ReplicaPartition:
         """Which partition."""
@@ -155,9 +160,10 @@ class FollowerPosition(google.protobuf.message.Message):
         log_end_offset: builtins.int = ...,
         last_epoch: builtins.int = ...,
         log_start_offset: builtins.int = ...,
+        knows_no_producers: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["partition", b"partition"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["last_epoch", b"last_epoch", "leader_epoch", b"leader_epoch", "log_end_offset", b"log_end_offset", "log_start_offset", b"log_start_offset", "partition", b"partition"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["knows_no_producers", b"knows_no_producers", "last_epoch", b"last_epoch", "leader_epoch", b"leader_epoch", "log_end_offset", b"log_end_offset", "log_start_offset", b"log_start_offset", "partition", b"partition"]) -> None: ...
 
 global___FollowerPosition = FollowerPosition
 

@@ -46,6 +46,7 @@ class MemoryLog:
         self.durable_start_offset = 0
         self.holds_start = False  # Its start does not become durable.
         self.broken = False
+        self.knows_no_producers = False
         self.begun_with = b""  # What it was told of producers when it began anew.
         self.cold: list[Callable[[], None]] = []  # Jobs that reads are to wait for.
         self.damaged_at: set[int] = set()  # Reads from there are refused.

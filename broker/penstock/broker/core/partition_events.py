@@ -191,6 +191,7 @@ class FollowerPositioned:
     last_epoch: int
     log_start_offset: int
     now_ms: int
+    knows_no_producers: bool = False  # See Log.
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,6 +101,14 @@ class Log(Protocol):
         ...
 
     @property
+    def knows_no_producers(self) -> bool:
+        """Whether the log is empty and began above offset 0 by itself, handed nothing over.
+
+        False once ``truncate_fully_and_start_at`` was called, whatever that was given.
+        """
+        ...
+
+    @property
     def has_room(self) -> bool:
         """Whether there seems to be room on the disk for what a leader sends; no promise."""
         ...

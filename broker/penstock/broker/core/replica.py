@@ -393,7 +393,10 @@ class Replica:
         if event.log_end_offset < log.log_start_offset:
             return restart  # What it needs next is deleted.
         if event.last_epoch < 0:  # An empty log diverges in nothing.
-            return None if event.log_end_offset <= log.log_end_offset else restart
+            if event.log_end_offset > log.log_end_offset:
+                return restart
+            # But where it is not told what producers wrote below, it would append that again.
+            return EpochEnd(-1, event.log_end_offset) if event.knows_no_producers else None
         end = log.end_of_epoch(event.last_epoch)
         if end.leader_epoch < 0:
             # All of its epochs are deleted here; it may only begin where this log begins.

@@ -282,6 +282,7 @@ class LeaderLink:
                 log_end_offset=log.log_end_offset,
                 last_epoch=log.last_epoch,
                 log_start_offset=log.durable_start_offset,
+                knows_no_producers=log.knows_no_producers,
             )
             position.partition.topic_id = key.topic_id
             position.partition.partition = key.partition

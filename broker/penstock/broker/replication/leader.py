@@ -305,6 +305,7 @@ class FollowerStream:
                     last_epoch=position.last_epoch,
                     log_start_offset=position.log_start_offset,
                     now_ms=now_ms,
+                    knows_no_producers=position.knows_no_producers,
                 )
             )
             partition.log_start_moved()

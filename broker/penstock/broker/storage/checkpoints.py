@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -39,14 +39,30 @@ def write_atomically(disk: Disk, path: Path, data: bytes) -> None:
     Raises OSError; the old file is then still there. Safe from any thread, for different paths.
     Nothing of an attempt that failed is used by the next one, so it may be tried again.
     """
+    write_ahead(disk, path, data)()
+
+
+def write_ahead(disk: Disk, path: Path, data: bytes) -> Callable[[], None]:
+    """The same in two steps: what is returned gives the file its name, and takes no room."""
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
-    try:
-        write_durably(disk, temporary, data)
-        disk.rename(temporary, path)
-    except OSError:
+
+    def undo() -> None:
         with contextlib.suppress(OSError):  # What is left of it would take room, and is no more.
             disk.remove(temporary)
+
+    def name() -> None:
+        try:
+            disk.rename(temporary, path)
+        except OSError:
+            undo()
+            raise
+
+    try:
+        write_durably(disk, temporary, data)
+    except OSError:
+        undo()
         raise
+    return name
 
 
 def write_durably(disk: Disk, path: Path, data: bytes) -> None:

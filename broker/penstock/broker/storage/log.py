@@ -180,14 +180,13 @@ class PartitionLog:
         """Check and append a producer's batches; see Log."""
         self._check()
         appends.check_leader_epoch(self.name, leader_epoch, self._epochs)
-        seen_ms = self._producers.expire()
         checked = appends.check_as_leader(
             records,
             name=self.name,
             base_offset=self._end,
             leader_epoch=leader_epoch,
             now_ms=now_ms,
-            seen_ms=seen_ms,
+            seen_ms=self._producers.expire(),
             config=self.config,
             producers=self._producers.state,
             keyed=self.config.compacts and not self.internal,
@@ -201,13 +200,12 @@ class PartitionLog:
     def append_as_follower(self, records: Buffer) -> AppendInfo:
         """Append what the leader pushed, as it is; see Log."""
         self._check()
-        seen_ms = self._producers.expire()
         begin = appends.beginning_of(records, start_offset=self._start, end_offset=self._end)
         checked = appends.check_as_follower(
             records,
             name=self.name,
             end_offset=begin,
-            seen_ms=seen_ms,
+            seen_ms=self._producers.expire(),
             epochs=self._epochs,
             producers=self._producers.state,
         )
@@ -217,9 +215,7 @@ class PartitionLog:
         if begin == self._end:
             return self._append(checked, -1, reserve_bytes)
         self._begin_cut(0)  # A crash in between may leave no segment at all.
-        self._flushing.write_later(
-            self._producers.snapshot(self._end)
-        )  # It was to be written before.
+        self._save_producers()  # What a flush was to write of them is given up by that.
         try:
             self._reset_files(begin)
             self._end = begin
@@ -244,15 +240,19 @@ class PartitionLog:
         return reserve_bytes if leading else reserve_bytes // 2
 
     @property
+    def knows_no_producers(self) -> bool:
+        """Whether it is empty and began by itself where it does, handed nothing over; see Log."""
+        return self._end == self._start and self._producers.are_unknown
+
+    @property
     def has_room(self) -> bool:
         """Whether there seems to be room for an append of what a leader sends.
 
         There is no use in any while a cut waits for what it needs.
         """
-        reserve_bytes = self._reserve_bytes(leading=False)
-        return not (self.flush_failed or self._producers.are_being_read) and self.home.room.fits(
-            0, reserve_bytes
-        )
+        if self.flush_failed or self._producers.are_being_read:
+            return False
+        return self.home.room.fits(0, self._reserve_bytes(leading=False))
 
     def _append(
         self,
@@ -330,9 +330,8 @@ class PartitionLog:
     def _read(self, offset: int, max_bytes: int, *, below: int, min_one: bool) -> bytes:
         found = self._files.locate(offset)
         if found is None:
-            raise self._files.segment_of(offset).damaged(
-                self._files.segment_of(offset).size_bytes, f"offset {offset} is missing"
-            )
+            last = self._files.segment_of(offset)
+            raise last.damaged(last.size_bytes, f"offset {offset} is missing")
         segment, position, base_offset = found
         run = segment.read(
             position, base_offset, max_bytes, below=below, min_one=min_one, epochs=self._epochs
@@ -444,8 +443,7 @@ class PartitionLog:
         if offset <= self._start:
             self.truncate_fully_and_start_at(offset)
             return
-        segment = self._files.segment_of(offset)
-        placed = segment.position_of(offset)
+        placed = self._files.segment_of(offset).position_of(offset)
         end = placed.header.base_offset if placed is not None else offset
         producers = self._producers.before_cut(end)
         self._begin_cut(end)
@@ -472,18 +470,21 @@ class PartitionLog:
         self._check()
         if offset == self._start and not producers:
             producers = self.producers_below(offset)  # What was deleted, was so everywhere.
+        state = ProducerState.begun_at(offset, producers, self.home.clock_ms())
+        doing = f"dropping what {self.name} holds"
+        keep = self._producers.keep(state, offset, doing)
         # Whatever a crash in between leaves is less than the log was, and no sign of damage.
         self._begin_cut(0)
         try:
             remove_snapshots(self.home.disk, self.directory, above=-1)
             self._files.reset(offset)
+            keep()
         except OSError as error:
-            raise self.home.fail(error, f"dropping what {self.name} holds") from error
+            raise self.home.fail(error, doing) from error
         self.start.restart(offset)
         self._end = self._flushing.synced_offset = offset
         self._epochs.clear()
-        self._producers.state = ProducerState.begun_at(offset, producers, self.home.clock_ms())
-        self._save_producers()
+        self._producers.begin(state)
         self.home.save_soon(self)
         self.home.request_flush(self)
 

@@ -15,7 +15,7 @@ from penstock.broker.core.producer_state import (
     RESTART_GRACE_MS,
     ProducerState,
 )
-from penstock.broker.storage.checkpoints import newest_snapshot, snapshot_path
+from penstock.broker.storage.checkpoints import newest_snapshot, snapshot_path, write_ahead
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.log_files import Batch, FileWrite, LogFiles
 from penstock.broker.storage.log_start import LogStart
@@ -70,8 +70,13 @@ def _known(files: LogFiles, end_offset: int, epochs: EpochHistory) -> tuple[Prod
     first = files.segments[0].base_offset
     found = newest_snapshot(files.directory, end_offset, epochs)
     if found is None or found[1] < first:
-        return ProducerState(forgotten_up_to=ANY_PRODUCER if first else NEVER_FORGOT), first
+        return _unknown(first), first
     return found
+
+
+def _unknown(first: int) -> ProducerState:
+    """What is known of a log that begins at an offset where nothing was written down."""
+    return ProducerState(forgotten_up_to=ANY_PRODUCER if first else NEVER_FORGOT)
 
 
 def _replay(files: LogFiles, state: ProducerState, offset: int, end: int, now_ms: int) -> None:
@@ -163,6 +168,8 @@ class LogProducers:
         self._epochs = epochs
         self._start = start
         self._name = name
+        # Nobody was asked for what is not written down of the log's beginning.
+        self.are_unknown = start.offset > 0 and state == _unknown(start.offset)
         self._expiry = Expiry(home)
         self._rewinding = Rewinding(home, files, epochs, name=name)
 
@@ -194,6 +201,33 @@ class LogProducers:
         taken = self.state.copy() if state is None else state
         epoch = self._epochs.epoch_at(offset - 1)
         return [(snapshot_path(self._files.directory, offset), lambda: taken.encode(offset, epoch))]
+
+    # --- beginning anew --------------------------------------------------------------------------
+
+    def keep(self, state: ProducerState, offset: int, doing: str) -> Callable[[], None]:
+        """Write down what the log is to begin with; what is returned has a start find it.
+
+        Both durably: what is appended before a flush may be there after a crash without what that
+        was to write. Raises DiskFullError or StorageError; what is returned, OSError.
+        """
+        disk, directory = self._home.disk, self._files.directory
+        if state == _unknown(offset):
+            return lambda: None
+        try:
+            name = write_ahead(disk, snapshot_path(directory, offset), state.encode(offset, -1))
+        except OSError as error:
+            raise self._home.translate(error, doing) from error
+
+        def keep() -> None:
+            name()
+            disk.sync_directory(directory)
+
+        return keep
+
+    def begin(self, state: ProducerState) -> None:
+        """The log has begun with that."""
+        self.state = state
+        self.are_unknown = False
 
     # --- cuts ------------------------------------------------------------------------------------
 

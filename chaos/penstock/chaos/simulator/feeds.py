@@ -131,6 +131,7 @@ class Feed:
                 last_epoch=position.last_epoch,
                 log_start_offset=position.log_start_offset,
                 now_ms=self._broker.now_ms,
+                knows_no_producers=position.knows_no_producers,
             )
         )
 

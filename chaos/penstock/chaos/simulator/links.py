@@ -153,6 +153,7 @@ class Link:
                     log.log_end_offset,
                     log.last_epoch,
                     log.log_start_offset,
+                    log.knows_no_producers,
                 )
             )
 

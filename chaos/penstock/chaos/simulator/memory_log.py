@@ -14,7 +14,7 @@ from typing import Final
 
 from penstock.broker.core.epoch_history import EpochHistory
 from penstock.broker.core.ports import AppendInfo, Buffer, EpochEnd, TimestampedOffset
-from penstock.broker.core.producer_state import Duplicate, ProducerState
+from penstock.broker.core.producer_state import ANY_PRODUCER, Duplicate, ProducerState
 from penstock.chaos.simulator.contents import (
     Batch,
     Contents,
@@ -74,8 +74,16 @@ class MemoryLog:
             self._epochs.assign(batch.header.leader_epoch, batch.header.base_offset)
         self._epochs.truncate_from_start(self._now.start)
         self._producers = self._now.producers()
+        self._was_begun = False  # Somebody had it begin anew, and handed over what there was.
 
     # Reading.
+
+    @property
+    def knows_no_producers(self) -> bool:
+        """See Log."""
+        unknown = ProducerState(forgotten_up_to=ANY_PRODUCER)
+        is_empty = self._now.start == self._now.end > 0
+        return is_empty and not self._was_begun and self._producers == unknown
 
     @property
     def log_start_offset(self) -> int:
@@ -301,6 +309,7 @@ class MemoryLog:
         if offset == self._now.start and not producers:
             producers = self.producers_below(offset)
         self._cut(Restart(offset, producers))
+        self._was_begun = True
         self._epochs.clear()
         self._producers = self._now.producers()
         self._durable = offset

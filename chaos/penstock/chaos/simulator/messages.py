@@ -26,6 +26,7 @@ class Position:
     log_end_offset: int
     last_epoch: int
     log_start_offset: int
+    knows_no_producers: bool
 
 
 @dataclass(frozen=True, slots=True)
