@@ -115,18 +115,25 @@ def _not_formatted(path: Path) -> DataDirectoryError:
     )
 
 
-def check_directory(path: Path, wanted: DirectoryMeta) -> None:
-    """Raise unless ``path`` belongs to the cluster and node wanted."""
+def check_directory(path: Path, wanted: DirectoryMeta, root: Path | None = None) -> None:
+    """Raise unless ``path`` belongs to the cluster and node wanted, those of ``root`` if given."""
     found = read_meta(path)
+    says = f"{path / META_FILE} says that {path} belongs to"
+    other, step = "", "set node.id, or restore that file if it is damaged"
+    if root is not None:
+        # Which of the two is wrong can't be told: a bit may have flipped in either.
+        other = f", as {root / META_FILE} says"
+        step = "or restore the one of the two files that is damaged"
     if found.cluster_id != wanted.cluster_id:
+        step = step if root is not None else "or format an empty directory"
         raise InconsistentClusterIdError(
-            f"{path} belongs to cluster {found.cluster_id}, not to {wanted.cluster_id}; "
-            "mount the right disk, or format an empty directory"
+            f"{says} cluster {found.cluster_id}, not to {wanted.cluster_id}{other}; "
+            f"mount the right disk, {step}"
         )
     if found.node_id != wanted.node_id:
         raise DataDirectoryError(
-            f"{path} belongs to node {found.node_id}, not to node {wanted.node_id}; "
-            "mount the right disk, or set node.id"
+            f"{says} node {found.node_id}, not to node {wanted.node_id}{other}; "
+            f"mount the right disk, {step}"
         )
 
 
@@ -143,7 +150,7 @@ def open_directories(root: Path, node_id: int, others: Iterable[Path]) -> Direct
     for path in others:
         if path.is_relative_to(root) and not _is_there(path / META_FILE):
             meta = _put_to_use(root, path, meta)
-        check_directory(path, meta)
+        check_directory(path, meta, root)
     return meta
 
 
@@ -161,6 +168,14 @@ def _put_to_use(root: Path, path: Path, meta: DirectoryMeta) -> DirectoryMeta:
     """Make ``path`` inside ``root`` the node's, once."""
     name = str(path.relative_to(root))
     if name in meta.contains:
+        held = _still_held_in(path)
+        if held:
+            wanted = json.dumps({"cluster_id": meta.cluster_id, "node_id": meta.node_id})
+            raise DataDirectoryError(
+                f"{path / META_FILE} is gone, and other files of that directory are there "
+                f"({', '.join(held)}); restore that file, or write `{wanted}` into it if it is "
+                "certain that all else there is this node's own, and no older copy"
+            )
         raise DataDirectoryError(
             f"{path} was in use and is gone or emptied, and with it what this node had promised "
             "to keep; bring back that very disk. An old copy is as dangerous as an empty one: "
@@ -220,6 +235,15 @@ def _held_in(path: Path) -> list[str]:
     found = sorted(entry.name for entry in path.iterdir() if entry.name not in _NO_DATA)
     # Empty directories are mount points, or made by an image: their turn comes in _put_to_use.
     return [name for name in found if not (path / name).is_dir() or any((path / name).iterdir())]
+
+
+def _still_held_in(path: Path) -> list[str]:
+    try:
+        return _held_in(path)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise DirectoryUnreadableError(f"cannot read {path}: {error.strerror}") from None
 
 
 def _without_owner(path: Path, held: Sequence[str]) -> DataDirectoryError:

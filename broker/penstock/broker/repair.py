@@ -511,6 +511,10 @@ def _say_given_up(log: PartitionLog, lost: Sequence[LostRange], next_step: str) 
 
 async def mend_index(log: PartitionLog, segment: Segment) -> None:
     """Make the index of a closed, sound segment anew. Raises what reading raises."""
+    # Of a disk that was unmounted nothing is there by name, and what is open can still be read.
+    if await asyncio.to_thread(log.home.is_another):
+        moved = OSError("it is not the directory that was opened: unmounted, or moved away")
+        raise log.home.fail(moved, f"reading {segment.index_path}")
     logger.warning("damaged index made anew", partition=log.name, segment=str(segment.path))
     await asyncio.to_thread(segment.preparation())
     if not log.is_closed and segment in log.files.segments and segment.index is None:

@@ -231,12 +231,12 @@ class Scrubber:
                     return
             if findings.error is not None:
                 raise log.home.translate(findings.error, f"reading {segment.path}")
-            if findings.damages or findings.index_is_damaged:
-                self._counts.segment_damaged()
             if findings.damages:
+                self._counts.segment_damaged()
                 self._found(log, findings.damages[0].offset)
             elif findings.index_is_damaged:
                 await mend_index(log, segment)
+                self._counts.segment_damaged()
         except PenstockError as error:
             logger.warning("segment not scrubbed", segment=str(segment.path), reason=error.message)
 

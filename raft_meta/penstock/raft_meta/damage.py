@@ -14,6 +14,8 @@ def damaged(what: str) -> DataDirectoryError:
     return DataDirectoryError(
         f"{what}. Do not start this controller with an empty directory instead: it would have "
         "forgotten its votes and what it had stored, and while another controller is down it could "
-        "elect one that lacks committed metadata. Put back a copy of metadata.dir that was made "
-        "since this node last ran, or replace the controller as docs/operating/failures.md says"
+        "elect one that lacks committed metadata; next: put back a copy of metadata.dir that was "
+        "made since this node last ran, or replace the controller: `penstock quorum remove ID`, "
+        "start it with an empty metadata.dir, `penstock quorum add ID@HOST:PORT` "
+        "(docs/operating/failures.md)"
     )

@@ -37,6 +37,10 @@ a peer may have refused an old one."""
 Message = raft_pb2.RaftExchangeRequest
 
 
+_NOBODY_LISTENS: Final = "Failed to connect to remote host"
+"""How gRPC says that TCP had no connection: certificates had no part in it yet."""
+
+
 class _Outlet:
     """The stream to one peer. Keeps it open; drops what was meant for an earlier one."""
 
@@ -155,8 +159,7 @@ class _Outlet:
                     peer=self._peer,
                     address=self._address,
                     reason=reason,
-                    next_step="check that it runs there, and that tls.* is set on both or on "
-                    "neither, with certificates of one authority",
+                    next_step=step_to_connect(reason),
                 )
         finally:
             call.cancel()
@@ -179,6 +182,16 @@ class _Outlet:
 
 def _in_words(error: aio.AioRpcError) -> str:
     return f"{error.code().name}: {error.details() or 'no details'}"
+
+
+def step_to_connect(reason: str) -> str:
+    """What to do where gRPC had no connection to another controller, for this reason."""
+    runs = "check that it runs there"
+    if _NOBODY_LISTENS in reason:
+        return f"{runs}, and can be reached from here"
+    return (
+        f"{runs}, and that tls.* is set on both or on neither, with certificates of one authority"
+    )
 
 
 class RaftLink(raft_pb2_grpc.RaftServicer):

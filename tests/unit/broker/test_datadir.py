@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -80,6 +81,42 @@ def test_a_directory_that_was_in_use_does_not_come_back_empty(tmp_path: Path) ->
     with pytest.raises(DataDirectoryError, match="raft was in use and is gone or emptied"):
         open_directories(tmp_path, 1, inside)
     assert not (tmp_path / "raft").exists()
+
+
+def test_one_flipped_bit_blames_neither_of_two_files(tmp_path: Path) -> None:
+    format_directory(tmp_path, "c1", 1)
+    open_directories(tmp_path, 1, [tmp_path / "raft"])
+    file = tmp_path / META_FILE
+    file.write_text(file.read_text().replace("c1", "c3"))
+    with pytest.raises(InconsistentClusterIdError) as told:
+        open_directories(tmp_path, 1, [tmp_path / "raft"])
+    assert str(file) in told.value.message
+    assert str(tmp_path / "raft" / META_FILE) in told.value.message
+    assert "restore the one of the two files that is damaged" in told.value.message
+
+
+def test_a_node_id_that_is_another_may_be_damaged(tmp_path: Path) -> None:
+    format_directory(tmp_path, "c1", 1)
+    with pytest.raises(DataDirectoryError, match="restore that file if it is damaged") as told:
+        open_directories(tmp_path, 3, [])
+    assert str(tmp_path / META_FILE) in told.value.message
+
+
+def test_a_directory_that_lost_only_what_says_whose_it_is_is_not_called_gone(
+    tmp_path: Path,
+) -> None:
+    format_directory(tmp_path, "c1", 1)
+    raft = tmp_path / "raft"
+    open_directories(tmp_path, 1, [raft])
+    (raft / "journal").touch()
+    (raft / META_FILE).unlink()
+    with pytest.raises(DataDirectoryError) as told:
+        open_directories(tmp_path, 1, [raft])
+    assert f"{raft / META_FILE} is gone" in told.value.message
+    assert "gone or emptied" not in told.value.message
+    [wanted] = re.findall("`(.*)`", told.value.message)
+    (raft / META_FILE).write_text(wanted)
+    open_directories(tmp_path, 1, [raft])
 
 
 def test_data_without_an_identity_is_never_taken_over(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from penstock.cli.errors import NEXT_STEPS, NODE_STEPS, explain
 from penstock.cli.installation import BROKER_PACKAGES
 from penstock.cli.settings import Settings
 from penstock.client.descriptions import OutOfSyncReplica, PartitionDescription, TopicDescription
+from penstock.raft_meta.damage import damaged
 from penstock.wire.errors import (
     ERRORS,
     AccessForbiddenError,
@@ -273,6 +274,16 @@ def test_settings_of_the_client_are_told_as_the_options_that_they_are_here() -> 
     assert explain(error) == (
         "error: --tls-ca: cannot read /a/tls_ca.pem: no\nnext: see tls.ca, --tls-key."
     )
+
+
+def test_a_damaged_journal_is_not_to_be_followed_by_another_directory() -> None:
+    text = explain(
+        damaged("the Raft journal in /d/raft is damaged: entry 7 is missing"), NODE_STEPS
+    )
+    problem, step = text.splitlines()
+    assert "Do not start this controller with an empty directory" in problem
+    assert step.startswith("next: put back a copy of metadata.dir")
+    assert "choose another directory" not in text
 
 
 def test_every_error_of_the_table_can_be_explained() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import grpc
+import pytest
 from grpc import aio
 
 from penstock.raft_meta import link
-from penstock.raft_meta.link import Message, _Outlet
+from penstock.raft_meta.link import Message, _Outlet, step_to_connect
 from tests.support import eventually
 
 
@@ -26,6 +27,24 @@ class BreakingConnector:
     def open(self, address: str, _peer: int) -> aio.Channel:
         self.opened.append(address)
         return aio.insecure_channel(address)
+
+
+ADDRESS = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: "
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_about_tls"),
+    [
+        (ADDRESS + "Failed to connect to remote host: Connection refused", False),
+        (ADDRESS + "Failed to connect to remote host: Timeout occurred: FD Shutdown", False),
+        (ADDRESS + "Ssl handshake failed: CERTIFICATE_VERIFY_FAILED", True),
+        ("Socket closed", True),
+    ],
+)
+def test_certificates_are_not_to_blame_where_nobody_listens(
+    reason: str, is_about_tls: bool
+) -> None:
+    assert ("tls.*" in step_to_connect(reason)) == is_about_tls
 
 
 async def test_a_stream_is_tried_again_after_whatever_went_wrong(monkeypatch) -> None:

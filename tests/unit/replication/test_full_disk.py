@@ -12,7 +12,7 @@ from penstock.broker.core.partition_events import Role
 from penstock.broker.replication import hosting
 from penstock.broker.replication.leader import MAX_IN_FLIGHT, FollowerStream
 from penstock.v1 import common_pb2
-from penstock.wire.errors import DiskFullError
+from penstock.wire.errors import DiskFullError, RequestTimedOutError
 from tests.support import eventually
 from tests.unit.replication.brokers import TOPIC, Brokers, running
 
@@ -142,6 +142,26 @@ async def test_a_leader_without_room_refuses_the_append_and_leads_on() -> None:
         log.full = False
         await brokers[1].append(b"b")
         assert brokers[2].log().values() == [b"b"]
+
+
+async def test_a_follower_whose_cut_waits_for_a_moment_is_nothing_to_warn_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def wait(*_: object, **__: object) -> None:
+        raise RequestTimedOutError("what producers wrote is being read; it goes on by itself")
+
+    async with running(2) as brokers:
+        brokers.create_topic()
+        log = brokers[2].log()
+        with capture_logs() as lines, monkeypatch.context() as patched:
+            patched.setattr(log, "append_as_follower", wait)
+            append = asyncio.create_task(brokers[1].append(b"a"))
+            await eventually(lambda: any("replica" in line["event"] for line in lines))
+            patched.undo()
+            await append
+        told = [(line["event"], line["log_level"]) for line in lines if "replica" in line["event"]]
+        assert told[0] == ("replica waits", "info")
+        assert ("replica cannot follow", "warning") not in told
 
 
 async def test_a_follower_without_room_says_so_once_and_once_when_it_follows_again() -> None:

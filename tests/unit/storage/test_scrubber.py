@@ -103,6 +103,41 @@ async def test_a_file_that_says_whose_log_it_is_is_written_anew_where_it_is_wron
     assert str(file) in told[0]["reason"]
 
 
+async def test_a_disk_that_was_unmounted_is_no_damaged_index(tmp_path: Path) -> None:
+    """What is open can still be read then, and every index seems to be missing."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    disks = Disks(path, 2)
+    for log in disks.logs.values():
+        log.home.note_identity()
+    path.rename(tmp_path / "away")
+    path.mkdir()
+    scrubber = disks.scrubber()
+    with capture_logs() as lines:
+        await scrubber.scrub(path, Progress(5_000))
+    await scrubber.stop()
+    assert not [line for line in lines if line["event"] == "damaged index made anew"]
+    for log in disks.logs.values():
+        assert log.home.failure is not None
+        assert "not the directory that was opened" in log.home.failure.message
+    assert list(path.iterdir()) == []
+
+
+async def test_an_index_that_is_gone_is_made_anew_where_the_directory_is_the_same(
+    tmp_path: Path,
+) -> None:
+    disks = Disks(tmp_path, 1)
+    [log] = disks.logs.values()
+    log.home.note_identity()
+    segment = log.files.segments[0]
+    segment.index_path.unlink()
+    scrubber = disks.scrubber()
+    await scrubber.scrub(tmp_path, Progress(5_000))
+    await scrubber.stop()
+    assert segment.index_path.exists()
+    assert log.home.failure is None
+
+
 async def test_a_round_goes_on_where_the_last_process_stopped(tmp_path: Path) -> None:
     disks = Disks(tmp_path, 3)
     for log in disks.logs.values():

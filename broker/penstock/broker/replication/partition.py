@@ -41,7 +41,13 @@ from penstock.broker.core.ports import (
 from penstock.broker.core.replica import Replica
 from penstock.broker.replication.answers import not_enough_replicas_after_append
 from penstock.broker.replication.purgatory import OffsetWaiters
-from penstock.wire.errors import ERRORS, ErrorCode, PenstockError, StorageError
+from penstock.wire.errors import (
+    ERRORS,
+    ErrorCode,
+    PenstockError,
+    RequestTimedOutError,
+    StorageError,
+)
 from penstock.wire.ids import LeaderEpoch, TopicIdPartition, TopicPartition
 
 logger = structlog.get_logger()
@@ -290,9 +296,13 @@ class Partition:
             # A corrupt push or a full disk: nothing was written; ask the leader again later.
             if type(error) is not self._cannot_follow:  # Once, not for each attempt.
                 self._cannot_follow = type(error)
-                logger.warning(
-                    "replica cannot follow", partition=str(self.name), error=error.message
-                )
+                # What only takes its time goes on by itself, within a second as a rule.
+                if isinstance(error, RequestTimedOutError):
+                    logger.info("replica waits", partition=str(self.name), reason=error.message)
+                else:
+                    logger.warning(
+                        "replica cannot follow", partition=str(self.name), error=error.message
+                    )
             self._host.state_position(self, pause=True)
             return False
         return True

@@ -123,6 +123,16 @@ class DataDirectory:
         is_same = self._identity == (status.st_dev, status.st_ino)
         return self.path / first[0] if is_same else None
 
+    def is_another(self) -> bool:
+        """Whether this is not the directory any more that was opened. Blocks; in any thread."""
+        if self._identity is None:
+            return False
+        try:
+            status = self.path.stat()
+        except OSError:
+            return True
+        return self._identity != (status.st_dev, status.st_ino)
+
     def fail(self, error: Exception, doing: str, next_step: str = "") -> StorageError:
         """The directory is not to be trusted any more. Returns the error for the caller to raise.
 
