@@ -7,7 +7,9 @@ import random
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.client.core.send_events import PartitionAnswer, StreamBroken, Woken
+from penstock.client.core.send_events import Answered, PartitionAnswer, StreamBroken, Woken
+from penstock.client.core.sequencer import Sequencer
+from penstock.wire.compression import Compression
 from penstock.wire.errors import (
     DeliveryTimeoutError,
     DiskFullError,
@@ -15,6 +17,8 @@ from penstock.wire.errors import (
     NotLeaderError,
     OutOfOrderSequenceError,
     PenstockError,
+    RecordTooLargeError,
+    RequestTimedOutError,
 )
 from tests.unit.client.test_sender_simulation import World
 
@@ -233,3 +237,60 @@ def test_order_and_exactly_once_while_disks_fill_and_have_room(seed: int) -> Non
     for value, what in world.verdicts.items():
         if isinstance(what, DiskFullError) and "may have been written" not in what.message:
             assert value not in written, "refused and written"
+
+
+def test_nothing_goes_again_behind_a_hole_while_older_batches_wait_for_their_answers() -> None:
+    """As where the followers are full as well: the leader has the older ones, and no answer yet."""
+    world = FullDisk()
+    world.begin()
+    world.send_batches(4)
+    [first, second, third, fourth] = world.requests[1]
+    world.requests[1].clear()
+    answers = [world.arrive(1, first), world.arrive(1, second)]
+    world.is_full = True
+    for refused in (third, fourth):
+        world.feed(world.arrive(1, refused))
+    world.feed(answers[0])
+    assert not world.requests[1], "it could only be refused again"
+    world.feed(answers[1])
+    assert len(world.requests[1]) == 1
+    world.is_full = False
+    world.heal()
+    world.check()
+
+
+def test_a_verdict_says_that_a_later_leader_did_not_look_for_an_earlier_attempt() -> None:
+    """Too large, says who leads now; the one before had taken it, and its answer was lost."""
+    world = FullDisk()
+    world.begin()
+    world.send_batches(1)
+    world.arrive(1, world.requests[1].popleft())
+    world.feed(StreamBroken(1, NetworkError("broke")))
+    world.logs[0].leader, world.logs[0].leader_epoch = 2, world.logs[0].leader_epoch + 1
+    world.refresh()
+    world.now += 1_000
+    world.feed(Woken())
+    [again] = world.requests[2]
+    world.requests[2].clear()
+    too_large = RecordTooLargeError("max.message.bytes is 10")
+    world.feed(Answered(2, again.correlation_id, (PartitionAnswer(too_large),)))
+    assert len(world.logs[0].records()) == 2
+    assert "may have been written all the same" in str(world.verdicts[2])
+
+
+def test_a_verdict_without_idempotence_says_that_an_earlier_attempt_was_appended() -> None:
+    world = FullDisk()
+    world.sender.sequencer = Sequencer(
+        idempotent=False, max_in_flight=5, compression=Compression.NONE
+    )
+    world.send(0)
+    world.now += 5
+    world.feed(Woken())
+    for answer in (RequestTimedOutError("appended, not acknowledged"), DiskFullError("no room")):
+        [request] = world.requests[1]
+        world.requests[1].clear()
+        world.feed(Answered(1, request.correlation_id, (PartitionAnswer(answer),)))
+        world.now += 1_000
+        world.feed(Woken())
+    assert isinstance(world.verdicts[1], DiskFullError)
+    assert "may have been written all the same" in world.verdicts[1].message

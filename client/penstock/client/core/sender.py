@@ -90,6 +90,8 @@ _NOT_WRITTEN: Final = (
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
 )
+# Of these what a leader finds only when it has looked for the batch among those it remembers.
+_AFTER_SEQUENCE: Final = (DiskFullError,)
 """Refusals that come before the append. Not so NotLeaderError, which also answers what was
 appended when the leader was deposed before the in-sync replicas had it."""
 _SEQUENCE: Final = (OutOfOrderSequenceError, UnknownProducerIdError, InvalidProducerEpochError)
@@ -567,13 +569,17 @@ class Sender(Generic[D]):
 
 def _for_good(batch: Batch[D], error: PenstockError) -> PenstockError:
     """The verdict that ``error`` is, which speaks of the last attempt only."""
-    # Whoever leads refuses what was made for an older epoch, but may read the rest of its own.
-    if not isinstance(error, _NOT_WRITTEN) or batch.unheard_epoch < batch.last_epoch:
+    if not isinstance(error, _NOT_WRITTEN) or not batch.maybe_written:
+        return error
+    # A leader that looked for it in its log had not got it, and refuses what was made for an older
+    # epoch; but it may read the rest of its own.
+    was_looked_for = isinstance(error, _AFTER_SEQUENCE) and batch.producer_id >= 0
+    if was_looked_for and batch.unheard_epoch < batch.last_epoch:
         return error
     they, them, _ = _pronouns(batch)
     verdict = type(error)(
-        f"an attempt to send {counted(batch.record_count, 'record')} for partition "
-        f"{batch.partition} is unanswered, and {they.lower()} may have been written all the same; "
+        f"what became of an attempt to send {counted(batch.record_count, 'record')} for partition "
+        f"{batch.partition} is unknown, and {they.lower()} may have been written all the same; "
         f"send {them} again only if a duplicate does no harm. The last attempt was refused: "
         f"{error.message}"
     )

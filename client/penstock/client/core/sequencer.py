@@ -147,7 +147,8 @@ class Sequencer(Generic[D]):
         return lane.resend[0] if len(lane.in_flight) < self._limit(lane) else None
 
     def _limit(self, lane: Lane[D]) -> int:
-        return self._max_in_flight if lane.refusal is None else 1
+        # Behind a hole another one could only be refused as well, and again, until it is closed.
+        return 1 if lane.has_hole or lane.refusal is not None else self._max_in_flight
 
     def start(self, batch: Batch[D]) -> None:
         """A new batch is being sent: number it and make its bytes."""
