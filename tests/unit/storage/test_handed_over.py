@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -18,6 +19,7 @@ from penstock.broker.core.ports import EpochEnd
 from penstock.broker.core.producer_state import ANY_PRODUCER
 from penstock.broker.core.replica import Replica
 from penstock.broker.storage.checkpoints import snapshots
+from penstock.broker.storage.disk import Disk
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.recovery import SavedState
 from penstock.broker.storage.settings import FlushPolicy, LogSettings
@@ -193,3 +195,47 @@ def test_one_that_begins_above_the_leaders_end_begins_where_the_leader_does(
     assert log.knows_no_producers
     [diverge] = leading(leader).handle(position_of(log))
     assert diverge == Diverge(2, 1, EpochEnd(-1, START))
+
+
+def test_who_is_handed_nothing_keeps_what_it_knows(tmp_path: Path) -> None:
+    """As by a leader that was handed nothing itself."""
+    replica = leader_in(tmp_path / "replica")
+    (tmp_path / "leader").mkdir()
+    saved = SavedState(recovery_point=0, log_start_offset=START)
+    leader = open_in(tmp_path / "leader", saved=saved)
+    assert len(leader.producers) == 0
+    replica.truncate_fully_and_start_at(START, leader.producers_below(START))
+    assert replica.append_as_leader(RETRY, 2, now_ms=1).duplicate
+
+
+class HookedDisk(Disk):
+    """Has something happen before the first snapshot gets its name."""
+
+    hook: Callable[[], None] | None = None
+
+    def rename(self, source: Path, target: Path) -> None:
+        if self.hook is not None and target.name.endswith(".snapshot"):
+            hook, self.hook = self.hook, None
+            hook()
+        super().rename(source, target)
+
+
+def test_a_log_may_begin_anew_while_a_flush_writes_a_snapshot_of_the_same_offset(
+    tmp_path: Path,
+) -> None:
+    disk = HookedDisk()
+    log = open_in(tmp_path, disk=disk)
+    for sequence in range(2):
+        log.append_as_leader(batch("v", producer=(7, 0, sequence)), 1, now_ms=1)
+    log.flush()
+    log.roll()
+    log.append_as_leader(batch("tail", producer=(7, 0, 2)), 1, now_ms=1)
+    log.advance_log_start(2)
+    disk.hook = lambda: log.truncate_to(2)  # The next leader lacks the tail.
+    task = log.begin_flush()
+    task.run()
+    assert task.error is None
+    log.finish_flush(task)
+    assert log.home.failure is None
+    assert [path.name for path in log.directory.glob("*.tmp")] == []
+    assert [offset for offset, _ in snapshots(log.directory)] == [2]

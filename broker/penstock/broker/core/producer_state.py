@@ -409,10 +409,13 @@ class ProducerState:
     def handed_over(self, offset: int) -> bytes:
         """A snapshot of what is of batches below ``offset``.
 
-        Empty where nothing is below, or that is more than fits into a message.
+        Empty where that is nothing, or more than fits into a message. Who is handed nothing may
+        know more, and keeps it.
         """
         below = self.below(offset) if offset and len(self) <= _HANDED_MAX else None
-        return b"" if below is None else below.encode(offset, -1)
+        if below is None or (not len(below) and below.forgotten_up_to == ANY_PRODUCER):
+            return b""
+        return below.encode(offset, -1)
 
     def copy(self) -> ProducerState:
         """A state that changes on its own."""

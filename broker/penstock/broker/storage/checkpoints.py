@@ -42,9 +42,12 @@ def write_atomically(disk: Disk, path: Path, data: bytes) -> None:
     write_ahead(disk, path, data)()
 
 
-def write_ahead(disk: Disk, path: Path, data: bytes) -> Callable[[], None]:
-    """The same in two steps: what is returned gives the file its name, and takes no room."""
-    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+def write_ahead(disk: Disk, path: Path, data: bytes, *, mark: str = "") -> Callable[[], None]:
+    """The same in two steps: what is returned gives the file its name, and takes no room.
+
+    With a ``mark`` of its own beside another writer of the same path, in any thread.
+    """
+    temporary = path.with_name(path.name + mark + TEMPORARY_SUFFIX)
 
     def undo() -> None:
         with contextlib.suppress(OSError):  # What is left of it would take room, and is no more.

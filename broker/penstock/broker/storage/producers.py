@@ -213,8 +213,10 @@ class LogProducers:
         disk, directory = self._home.disk, self._files.directory
         if state == _unknown(offset):
             return lambda: None
+        path, data = snapshot_path(directory, offset), state.encode(offset, -1)
         try:
-            name = write_ahead(disk, snapshot_path(directory, offset), state.encode(offset, -1))
+            # A flush may be writing a snapshot of this offset, for a segment that ended there.
+            name = write_ahead(disk, path, data, mark=".begun")
         except OSError as error:
             raise self._home.translate(error, doing) from error
 
