@@ -20,6 +20,8 @@ from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t, uint64_t
 from libc.string cimport memcpy, memset
 
+from operator import index
+
 from penstock.wire import reference
 from penstock.wire.batch import HEADER_BYTES
 from penstock.wire.columns import BytesColumn, Columns, HeadersColumn
@@ -27,9 +29,11 @@ from penstock.wire.record import Record, RecordData
 from penstock.wire.varint import encode_varint
 
 cdef extern from "Python.h":
+    const int PY_VERSION_HEX
     void PyObject_GC_UnTrack(void* op)
     object PyType_GenericAlloc(PyTypeObject* type, Py_ssize_t items)
 
+cdef object _new = tuple.__new__
 cdef type _Record = Record
 cdef type _RecordData = RecordData
 cdef Py_ssize_t _HEADER_BYTES = HEADER_BYTES
@@ -125,7 +129,7 @@ cdef class RecordsBody:
     cdef Py_ssize_t _append(self, object timestamp, object key, object value, object headers) except -1:
         cdef int64_t timestamp_ms
         try:
-            timestamp_ms = timestamp
+            timestamp_ms = index(timestamp)  # Refuses by TypeError what is no whole number.
         except OverflowError:
             timestamp_ms = -2
         if timestamp_ms < -1:
@@ -292,7 +296,11 @@ cdef object read_headers(Parsed* record):
 
 cdef inline object new_record(object offset, object timestamp_ms, Parsed* parsed, tuple headers):
     """A Record. It is made of what can be in no cycle, so the collector need not look at it."""
-    cdef object record = PyType_GenericAlloc(<PyTypeObject*>_Record, 5)
+    cdef object record
+    if PY_VERSION_HEX >= 0x030E0000:
+        # A tuple of 3.14 keeps its hash, which only its own constructor sets to unknown.
+        return _new(_Record, (offset, timestamp_ms, as_object(parsed.key), as_object(parsed.value), headers))
+    record = PyType_GenericAlloc(<PyTypeObject*>_Record, 5)
     cdef object key = as_object(parsed.key)
     cdef object value = as_object(parsed.value)
     Py_INCREF(offset)

@@ -106,6 +106,7 @@ NO_RECORDS: list[tuple[Any, ...]] = [
     (0, None, b"", [("name", "text")]),
     (0, None, b"", [("name",)]),
     ("now", None, b""),
+    (1.5, None, b""),
 ]
 
 
@@ -219,6 +220,7 @@ def test_records_are_ours_and_last_longer_than_what_they_were_read_from() -> Non
     assert type(records[0]) is Record
     assert records[499] == Record(506, 9, b"k" * 40, b"v" * 40, (("h", b"1"),))
     assert {record.value for record in records} == {b"v" * 40}
+    assert {*records} == {Record(offset, *made[0]) for offset in range(7, 507)}, "by their hashes"
 
 
 # --- columns -------------------------------------------------------------------------------------
