@@ -192,6 +192,7 @@ class SimulatedPartition:
                 self.broker.disk.cut_high_watermark(self.key, offset)
             case TruncateFullyAndStartAt(offset, producers):
                 log.truncate_fully_and_start_at(offset, producers)
+                self.broker.disk.cut_high_watermark(self.key, offset)
             case AdvanceLogStart(offset):
                 log.advance_log_start(offset)
             case _:
