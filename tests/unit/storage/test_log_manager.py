@@ -301,6 +301,7 @@ async def test_records_after_a_cut_are_not_taken_for_committed_by_a_crash(kit: K
     [log] = manager.logs()
     log.truncate_to(1)
     log.append_as_leader(batch("x", "y"), 1, now_ms=1)
+    assert manager.high_watermark(log.key) == 1, "a save would keep it otherwise"
     crash(manager, kit)
     manager = kit.open()
     assert manager.high_watermark(log.key) == 1
