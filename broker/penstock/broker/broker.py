@@ -21,6 +21,7 @@ from penstock.broker.coordinator.service import GroupsServicer
 from penstock.broker.core.group_events import GroupSettings
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage
 from penstock.broker.core.ports import DamagedLogError
+from penstock.broker.leader_reads import LeaderReads
 from penstock.broker.live_config import LiveConfig
 from penstock.broker.metrics import BrokerMetrics
 from penstock.broker.repair import Repairs
@@ -194,12 +195,14 @@ class Broker:
 
     async def _start_repairs(self) -> None:
         config = self._config
-        stand_ins = StandIns(
+        reads = partial(
+            LeaderReads,
             config.node_id,
             self._image,
             lambda: self._link.broker_epoch,
             ReplicationConnector(self._connector).open,
         )
+        stand_ins = StandIns(config.node_id, self._image, reads=reads)
         self._repairs = Repairs(
             stand_ins,
             self._replicas,

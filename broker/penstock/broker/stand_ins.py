@@ -10,31 +10,21 @@ from penstock.broker.core.metadata_image import MetadataImage
 from penstock.broker.core.ports import DamagedLogError
 from penstock.broker.leader_reads import LeaderReads
 from penstock.broker.replication.fetch import next_offset_after
-from penstock.broker.replication.ports import ChannelFactory
 from penstock.wire.ids import TopicIdPartition
 
 
 class StandIns:
     """What the metadata say of the other replicas of a partition, and reads of the one that leads.
 
-    Used on one event loop.
+    ``reads()`` gives new ones, for one task, which are to be closed. Used on one event loop.
     """
 
     def __init__(
-        self,
-        node_id: int,
-        image: MetadataImage,
-        broker_epoch: Callable[[], int],
-        channel_factory: ChannelFactory,
+        self, node_id: int, image: MetadataImage, *, reads: Callable[[], LeaderReads]
     ) -> None:
+        self.reads = reads
         self._node_id = node_id
         self._image = image
-        self._broker_epoch = broker_epoch
-        self._channel_factory = channel_factory
-
-    def reads(self) -> LeaderReads:
-        """New reads, for one task; to be closed."""
-        return LeaderReads(self._node_id, self._image, self._broker_epoch, self._channel_factory)
 
     def copy_of(self, key: TopicIdPartition, error: DamagedLogError) -> LogCopy:
         """What is decided of a log that does not open."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from grpc import aio
 
 from penstock.broker.core.metadata_image import MetadataImage
 from penstock.broker.core.ports import AppendInfo
+from penstock.broker.leader_reads import LeaderReads
 from penstock.broker.replication.connecting import ReplicationConnector
 from penstock.broker.replication.frame_server import FrameServer
 from penstock.broker.replication.manager import ReplicaManager
@@ -74,13 +76,15 @@ class BrokerProcess:
         )
         logs.on_durable = self.manager.on_durable  # type: ignore[assignment]
         self.counts = {"damaged": 0, "copied": 0}
+        reads = partial(
+            LeaderReads,
+            node_id,
+            self.image,
+            lambda: self.broker_epoch,
+            ReplicationConnector(NodeConnector(None)).open,
+        )
         self.shut_logs = ShutLogs(
-            StandIns(
-                node_id,
-                self.image,
-                lambda: self.broker_epoch,
-                ReplicationConnector(NodeConnector(None)).open,
-            ),
+            StandIns(node_id, self.image, reads=reads),
             self.manager,
             logs.open.get,
             count_damaged=lambda: self._count("damaged"),

@@ -115,7 +115,7 @@ async def test_several_damaged_segments_are_noted_as_they_are_mended(kit: Kit) -
             await asyncio.Event().wait()
             return b""
 
-    kit.peers.make_reads = lambda: Hanging(kit)
+    kit.peers.reads = lambda: Hanging(kit)
     kit.controllers.others_in_sync = False
     for segment in kit.log.files.segments[:2]:
         flip(segment.path, 70)

@@ -11,6 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.broker import repair
+from penstock.broker.core.metadata_image import MetadataImage
 from penstock.broker.leader_reads import LeaderReads
 from penstock.broker.repair import Repairs
 from penstock.broker.stand_ins import StandIns
@@ -80,13 +81,9 @@ class Peers(StandIns):
     """The other replicas: the one that leads has a kit's other log."""
 
     def __init__(self, kit: Kit) -> None:
-        self._kit = kit
+        super().__init__(1, MetadataImage(), reads=lambda: Reads(kit))
         self.leader = 2
         self.alone = False
-        self.make_reads: Callable[[], LeaderReads] = lambda: Reads(kit)
-
-    def reads(self) -> LeaderReads:
-        return self.make_reads()
 
     def leader_of(self, key: TopicIdPartition) -> tuple[int, int]:
         return self.leader, self.leader
@@ -439,7 +436,7 @@ async def test_a_log_is_dropped_only_for_the_leader_that_all_of_it_was_read_at(
             read_at[compacted.peers.leader].append(offset)
             return await super().read(key, offset)
 
-    compacted.peers.make_reads = lambda: Deposed(compacted)
+    compacted.peers.reads = lambda: Deposed(compacted)
     compacted.read_damaged()
     await compacted.until_over()
     assert read_at[2] == [0, 0], "the damaged batch, and the first ones of all"

@@ -208,7 +208,7 @@ async def test_nothing_is_written_into_a_log_that_was_cut_while_the_leader_was_a
             cut_and_regrown(kit.log, segment)
             return records
 
-    kit.peers.make_reads = lambda: Slow(kit)
+    kit.peers.reads = lambda: Slow(kit)
     flip(segment.path, 70)
     kit.found(kit.log, 0)
     await kit.until_over()
