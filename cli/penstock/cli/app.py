@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from penstock.cli import (
+    bench,
     cluster,
     consume,
     dev,
@@ -177,6 +178,7 @@ app.add_typer(partitions.app, name="partitions")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.add_typer(groups.app, name="groups")
+app.add_typer(bench.app, name="bench")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(quorum.app, name="quorum")
 app.add_typer(log.app, name="log")
