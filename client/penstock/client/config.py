@@ -276,9 +276,10 @@ class ConsumerConfig(CommonConfig):
     group_instance_id: str | None = None
     """A name that survives restarts: the member keeps its partitions over a short absence."""
     group_assignor: str = ""
-    """The server-side assignor: uniform, range or roundrobin; empty for the group's default."""
+    """The server-side assignor: uniform, range, roundrobin or rackaware (each partition is read in its
+    rack where that is even); empty for the default, uniform. In a group the most asked for is used."""
     client_rack: str = ""
-    """Where this consumer runs."""
+    """The rack or zone in which this consumer runs, as in the brokers' node.rack."""
     auto_offset_reset: OffsetReset = "latest"
     """Where to begin without a committed offset: earliest, latest, or none (NoOffsetError)."""
     enable_auto_commit: bool = True
