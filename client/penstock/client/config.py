@@ -276,8 +276,9 @@ class ConsumerConfig(CommonConfig):
     group_instance_id: str | None = None
     """A name that survives restarts: the member keeps its partitions over a short absence."""
     group_assignor: str = ""
-    """The server-side assignor: uniform, range, roundrobin or rackaware (each partition is read in its
-    rack where that is even); empty for the default, uniform. In a group the most asked for is used."""
+    """The server-side assignor: uniform, range, roundrobin, or rackaware (partitions are read in
+    their racks where that is even). The one that most members ask for is used; empty: no vote, and
+    uniform when nobody votes."""
     client_rack: str = ""
     """The rack or zone in which this consumer runs, as in the brokers' node.rack."""
     auto_offset_reset: OffsetReset = "latest"
