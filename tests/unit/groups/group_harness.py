@@ -8,6 +8,7 @@ from typing import Any
 from penstock.broker.core.group_events import (
     CommitOffsets,
     DeleteGroup,
+    DeleteOffsets,
     DescribeGroup,
     Effect,
     FetchOffsets,
@@ -206,6 +207,19 @@ class Driver:
 
     def delete(self, group: str = GROUP) -> groups_pb2.DeleteGroupResult:
         self.do(DeleteGroup(group, 4))
+        return self._answer()
+
+    def forget(
+        self, partitions: list[tuple[str, int]], group: str = GROUP
+    ) -> groups_pb2.DeleteOffsetsResponse:
+        request = groups_pb2.DeleteOffsetsRequest(
+            group_id=group,
+            partitions=[
+                common_pb2.TopicPartition(topic=topic, partition=number)
+                for topic, number in partitions
+            ],
+        )
+        self.do(DeleteOffsets(group, 5, request))
         return self._answer()
 
     def _answer(self) -> Any:

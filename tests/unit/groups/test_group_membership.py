@@ -366,6 +366,26 @@ def test_members_beyond_the_partitions_stand_by(driver: Driver) -> None:
     assert sorted(len(driver.assigned(name)) for name in "bcdef") == [0, 1, 1, 1, 1]
 
 
+def states(driver: Driver) -> dict[str, str]:
+    return {member.member_id: member.state for member in driver.describe().members}
+
+
+def test_members_are_told_with_what_they_are_doing(driver: Driver) -> None:
+    join(driver, "a", group_instance_id="static")
+    assert states(driver) == {"a": "stable"}
+    join(driver, "b")
+    assert states(driver) == {"a": "revoking", "b": "waiting"}
+    driver.heartbeat("a", 2, owned=driver.assigned("a"))
+    for name in "cde":
+        join(driver, name)
+    epoch = driver.describe().assignment_epoch
+    for name in "ab":
+        driver.heartbeat(name, epoch, owned=driver.assigned(name))
+    assert sorted(states(driver).values()) == ["stable"] * 4 + ["standby"]
+    driver.heartbeat("a", -2, group_instance_id="static")
+    assert states(driver)["a"] == "away"
+
+
 @pytest.mark.parametrize(
     ("fields", "words", "expected"),
     [

@@ -42,9 +42,21 @@ def state_name(state: GroupState) -> str:
     return "reconciling"
 
 
+def member_state(member: Member) -> str:
+    """A member's state as people are told it; see MemberDescription.state for what each means."""
+    if member.is_away:
+        return "away"
+    if member.revoking:
+        return "revoking"
+    if member.assigned != member.target:
+        return "waiting"
+    return "stable" if member.target else "standby"
+
+
 def bump(state: GroupState) -> None:
     """Raise the group epoch: the target assignment is out of date."""
-    state.put_epochs(replace(state.epochs, group_epoch=state.epochs.group_epoch + 1))
+    epoch = state.epochs.group_epoch + 1
+    state.put_epochs(replace(state.epochs, group_epoch=epoch, empty_since_ms=0))
 
 
 def needs_assignment(state: GroupState, subscriptions: Subscriptions) -> bool:
