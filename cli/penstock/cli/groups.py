@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -21,6 +21,14 @@ app = typer.Typer(
     help="List, describe, verify and delete consumer groups, and move their offsets.",
     no_args_is_help=True,
 )
+
+
+_NOT_STABLE: Final = {
+    "standby": "standing by",
+    "waiting": "waiting for partitions that others give back",
+    "revoking": "giving partitions back",
+    "away": "away for a while",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +140,10 @@ def _print_group(group: GroupDescription, lags: list[PartitionLag]) -> None:
         ],
         right=("Partition", "Committed", "LogEnd", "Lag"),
     )
-    holders = {lag.member_id for lag in lags}
-    idle = [member for member in group.members if member.member_id not in holders]
-    for member in idle:
-        print(f"standing by: member {member.member_id} at {member.client_host or '-'}")
+    for member in group.members:
+        if member.state in _NOT_STABLE:
+            where = f"member {member.member_id} at {member.client_host or '-'}"
+            print(f"{_NOT_STABLE[member.state]}: {where}")
 
 
 def _group_json(group: GroupDescription, lags: list[PartitionLag]) -> dict[str, Any]:
@@ -152,7 +160,9 @@ def _group_json(group: GroupDescription, lags: list[PartitionLag]) -> dict[str, 
                 "group_instance_id": member.group_instance_id,
                 "client_id": member.client_id,
                 "host": member.client_host,
+                "rack": member.rack_id,
                 "member_epoch": member.member_epoch,
+                "state": member.state,
                 "assigned": [_partition_json(entry) for entry in member.assigned],
             }
             for member in group.members
