@@ -179,6 +179,34 @@ async def test_revoked_partitions_wait_for_the_next_poll(cluster: FakeCluster) -
         assert await second.poll(50) == []
 
 
+async def test_an_automatic_commit_leaves_out_what_was_given_back_while_it_waited(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.add_topic("t", 2)
+    fill(cluster, "t", 0, numbers(0, 3))
+    fill(cluster, "t", 1, numbers(0, 3))
+    async with member(cluster) as first, member(cluster) as second:
+        await read(first, 6)
+        await first.poll(0)  # All of it is processed.
+        await second.poll(50)
+        await eventually(lambda: first._engine.handout.interrupted)
+        asked: list[int] = []
+
+        def not_yet(request: groups_pb2.CommitOffsetsRequest) -> PenstockError | None:
+            asked.append(len(request.offsets))
+            return CoordinatorLoadInProgressError("wait")
+
+        cluster.on_commit = not_yet
+        giving_back = asyncio.create_task(first.poll(0))
+        await eventually(lambda: asked != [])
+        engine = first._engine
+        waiting = asyncio.create_task(engine._commits.commit_processed(engine._mine))
+        cluster.on_commit = None
+        await asyncio.gather(giving_back, waiting)
+        assert committed(cluster) == {T0: 3, T1: 3}
+        assert "automatic commit failed" not in caplog.text
+
+
 async def test_a_fenced_member_loses_all_and_joins_anew(cluster: FakeCluster) -> None:
     cluster.add_topic("t")
     fill(cluster, "t", 0, numbers(0, 3))
