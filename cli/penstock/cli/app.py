@@ -23,6 +23,7 @@ from penstock.cli import (
     groups,
     log,
     node,
+    offsets,
     partitions,
     produce,
     quorum,
@@ -178,6 +179,7 @@ app.add_typer(partitions.app, name="partitions")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.add_typer(groups.app, name="groups")
+app.add_typer(offsets.app, name="offsets")
 app.add_typer(bench.app, name="bench")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(quorum.app, name="quorum")

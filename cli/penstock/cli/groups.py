@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from penstock.cli import group_offsets, group_verify
 from penstock.cli.connections import admin_client
 from penstock.cli.output import print_json, print_table
 from penstock.cli.settings import Bootstrap, Output, resolve
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
     from penstock.client.descriptions import GroupDescription, MemberDescription
     from penstock.wire.ids import TopicPartition
 
-app = typer.Typer(help="List and describe consumer groups.", no_args_is_help=True)
+app = typer.Typer(
+    help="List, describe, verify and delete consumer groups, and move their offsets.",
+    no_args_is_help=True,
+)
 
 
 _NOT_STABLE: Final = {
@@ -169,3 +173,27 @@ def _group_json(group: GroupDescription, lags: list[PartitionLag]) -> dict[str, 
 
 def _partition_json(partition: TopicPartition) -> dict[str, Any]:
     return {"topic": partition.topic, "partition": partition.partition}
+
+
+app.command("verify")(group_verify.verify)
+
+
+@app.command("delete")
+def delete(
+    ctx: typer.Context,
+    names: Annotated[list[str], typer.Argument(help="The groups to delete.", metavar="GROUP")],
+    bootstrap: Bootstrap = None,
+    output: Output = None,
+) -> None:
+    """Delete groups without members, with their committed offsets. There is no way back."""
+    settings = resolve(ctx, bootstrap, output)
+    with admin_client(settings) as admin:
+        for name in names:
+            admin.delete_groups([name])
+            if settings.as_json:
+                print_json({"group_id": name, "deleted": True})
+            else:
+                print(f"deleted group {name}")
+
+
+app.add_typer(group_offsets.app, name="offsets")

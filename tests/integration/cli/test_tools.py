@@ -1,16 +1,20 @@
-"""The tools of the command against a cluster of `penstock dev`: bench."""
+"""The tools of the command against a cluster of `penstock dev`: bench, groups, offsets."""
 
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from penstock.client import Consumer
 from tests.integration.cli.dev_cluster import COMMAND, DevCluster
 from tests.integration.cluster import environment_without_penstock
+from tests.support import wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -73,3 +77,79 @@ def test_ctrl_c_prints_what_was_measured_so_far(dev: DevCluster) -> None:
     assert (figures["errors"], figures["unacknowledged"]) == (0, 0)
     assert figures["longest_gap_ms"] > 0
     assert dev.json("topics", "list") == []
+
+
+# --- penstock groups and penstock offsets ---------------------------------------------------------
+
+
+def test_offsets_of_a_group_are_saved_moved_and_restored(dev: DevCluster, tmp_path: Path) -> None:
+    dev.ok("topics", "create", "moved", "--partitions", "2")
+    dev.ok("produce", "moved", stdin=b"".join(b"%d\n" % number for number in range(20)))
+    (ends, starts) = (
+        [entry["offset"] for entry in dev.json("offsets", "get", "moved", "--at", at)]
+        for at in ("latest", "earliest")
+    )
+    assert (sum(ends), starts) == (20, [0, 0])
+    everything = ("--group", "movers", "--max-records", "20")
+    assert len(dev.consumed("moved", *everything)) == 20
+    saved = tmp_path / "saved.json"
+    dev.ok("groups", "offsets", "export", "movers", "--file", str(saved))
+
+    reset = ("groups", "offsets", "reset", "movers", "--topic", "moved")
+    assert "nothing was changed" in dev.ok(*reset, "--to", "earliest")
+    assert dev.consumed("moved", "--group", "movers") == []
+    assert "committed 2 offsets" in dev.ok(*reset, "--to", "earliest", "--execute")
+    assert sorted(map(int, dev.consumed("moved", *everything))) == list(range(20))
+
+    [change, _] = dev.json(*reset, "--shift-by", "-1000", "--execute")["offsets"]
+    assert (change["new_offset"], change["asked_offset"]) == (0, change["committed_offset"] - 1000)
+    dev.ok("groups", "offsets", "import", "movers", str(saved), "--execute")
+    (group,) = dev.json("groups", "describe", "movers")
+    assert [entry["lag"] for entry in group["partitions"]] == [0, 0]
+    # Another group begins where that one stood.
+    dev.ok("groups", "offsets", "import", "successors", str(saved), "--execute")
+    assert dev.consumed("moved", "--group", "successors") == []
+    dev.ok("groups", "delete", "successors")
+    assert "'successors'" in dev.refused("groups", "delete", "successors")
+
+
+def test_a_time_is_found_in_a_log(dev: DevCluster) -> None:
+    dev.ok("topics", "create", "timed")
+    dev.ok("produce", "timed", stdin=b"one\ntwo\n")
+    times = [
+        json.loads(line)["timestamp_ms"]
+        for line in dev.consumed("timed", "--format", "json", "--max-records", "2")
+    ]
+    (entry,) = dev.json("offsets", "get", "timed", "--at", str(times[0]))
+    assert (entry["offset"], entry["timestamp_ms"]) == (0, times[0])
+    (entry,) = dev.json("offsets", "get", "timed", "--at", "2100-01-01")
+    assert entry["offset"] is None
+    (entry,) = dev.json("offsets", "get", "timed:0", "--at", "max-timestamp")
+    assert entry["timestamp_ms"] == max(times)
+    assert "did you mean 'timed'?" in dev.refused("offsets", "get", "tmied")
+
+
+def test_a_group_with_members_is_sound_and_keeps_its_offsets(dev: DevCluster) -> None:
+    dev.ok("topics", "create", "guarded", "--partitions", "4")
+    with (
+        Consumer(dev.bootstrap, group_id="guards", topics=["guarded"]) as one,
+        Consumer(dev.bootstrap, group_id="guards", topics=re.compile("guard.*")) as two,
+    ):
+
+        def shared() -> bool:
+            one.poll(0)
+            two.poll(0)
+            return len(one.assignment()) == len(two.assignment()) == 2
+
+        wait_until(shared, "the members share the partitions", 20.0)
+        assert dev.ok("groups", "verify", "guards") == (
+            "group guards is sound: stable, 2 members, 4 partitions held\n"
+        )
+        reset = ("groups", "offsets", "reset", "guards", "--topic", "guarded", "--to", "latest")
+        dev.ok(*reset)
+        errors = dev.refused(*reset, "--execute")
+        assert "group guards has 2 members" in errors
+        assert "next: stop them, and try again" in errors
+        assert "2 members" in dev.refused("groups", "delete", "guards")
+    verdict = dev.json("groups", "verify", "guards")
+    assert (verdict["sound"], verdict["members"]) == (True, 0)
