@@ -188,12 +188,12 @@ def run(soak: Soak) -> None:
         if now >= start_at:
             soak.cluster.start_node(down)
             down, start_at = 0, float("inf")
-        if now >= kill_at and now < options.seconds:
+        if kill_at <= now < options.seconds and not down:
             wait_for(soak.is_whole, bool, "every replica to be in sync before the next kill")
             down = next(nodes)
             soak.cluster.kill_node(down)
             soak.kills += 1
-            kill_at += options.kill_every
+            kill_at = soak.elapsed + options.kill_every
             start_at = soak.elapsed + _DOWN_SECONDS
         if now >= member_at:
             started += 1
@@ -213,14 +213,12 @@ def finish(soak: Soak) -> dict[str, Any]:
     soak.cluster.wait_ready()
     wait_for(soak.is_whole, bool, "every replica to be in sync in the end")
 
-    def unread() -> int:
+    def all_read() -> bool:
         (group,) = soak.admin.describe_groups([GROUP])
         lags = partition_lags(soak.admin, group)
-        if len(lags) < PARTITIONS:
-            return -1
-        return sum(-1 if entry.lag is None else entry.lag for entry in lags)
+        return len(lags) == PARTITIONS and all(entry.lag == 0 for entry in lags)
 
-    wait_for(unread, lambda lag: lag == 0, "the group to have read everything")
+    wait_for(all_read, bool, "the group to have read and committed everything")
     for child in soak.members.values():
         child.stop()
     in_log = Values()
