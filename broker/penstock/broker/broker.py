@@ -315,6 +315,8 @@ class Broker:
                 heartbeat_interval_ms=config.group_heartbeat_interval_ms,
                 min_session_timeout_ms=config.group_min_session_timeout_ms,
                 max_session_timeout_ms=config.group_max_session_timeout_ms,
+                offsets_retention_ms=config.offsets_retention_minutes * 60_000,
+                offsets_retention_check_interval_ms=config.offsets_retention_check_interval_ms,
             ),
         )
 

@@ -190,6 +190,16 @@ class NodeConfig:
     offsets_topic_replication_factor: int = _key(
         3, "Replicas of __consumer_offsets; it is not made before so many brokers live.", low=1
     )
+    offsets_retention_minutes: int = _key(
+        10_080,
+        "Committed offsets that nobody uses are forgotten after this: those of a group without "
+        "members, and of topics that none of its members reads.",
+        low=1,
+        high=2**31 - 1,
+    )
+    offsets_retention_check_interval_ms: int = _key(
+        600_000, "How often offsets to be forgotten are looked for.", low=10
+    )
     group_heartbeat_interval_ms: int = _key(
         3000, "How often a member of a group should be heard.", low=50
     )

@@ -16,12 +16,14 @@ import typer
 from typer.core import TyperGroup
 
 from penstock.cli import (
+    bench,
     cluster,
     consume,
     dev,
     groups,
     log,
     node,
+    offsets,
     partitions,
     produce,
     quorum,
@@ -177,6 +179,8 @@ app.add_typer(partitions.app, name="partitions")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.add_typer(groups.app, name="groups")
+app.add_typer(offsets.app, name="offsets")
+app.add_typer(bench.app, name="bench")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(quorum.app, name="quorum")
 app.add_typer(log.app, name="log")

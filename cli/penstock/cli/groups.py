@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from penstock.cli import group_offsets, group_verify
 from penstock.cli.connections import admin_client
 from penstock.cli.output import print_json, print_table
 from penstock.cli.settings import Bootstrap, Output, resolve
@@ -16,7 +17,18 @@ if TYPE_CHECKING:
     from penstock.client.descriptions import GroupDescription, MemberDescription
     from penstock.wire.ids import TopicPartition
 
-app = typer.Typer(help="List and describe consumer groups.", no_args_is_help=True)
+app = typer.Typer(
+    help="List, describe, verify and delete consumer groups, and move their offsets.",
+    no_args_is_help=True,
+)
+
+
+_NOT_STABLE: Final = {
+    "standby": "standing by",
+    "waiting": "waiting for partitions that others give back",
+    "revoking": "giving partitions back",
+    "away": "away for a while",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +140,10 @@ def _print_group(group: GroupDescription, lags: list[PartitionLag]) -> None:
         ],
         right=("Partition", "Committed", "LogEnd", "Lag"),
     )
-    holders = {lag.member_id for lag in lags}
-    idle = [member for member in group.members if member.member_id not in holders]
-    for member in idle:
-        print(f"standing by: member {member.member_id} at {member.client_host or '-'}")
+    for member in group.members:
+        if member.state in _NOT_STABLE:
+            where = f"member {member.member_id} at {member.client_host or '-'}"
+            print(f"{_NOT_STABLE[member.state]}: {where}")
 
 
 def _group_json(group: GroupDescription, lags: list[PartitionLag]) -> dict[str, Any]:
@@ -148,7 +160,9 @@ def _group_json(group: GroupDescription, lags: list[PartitionLag]) -> dict[str, 
                 "group_instance_id": member.group_instance_id,
                 "client_id": member.client_id,
                 "host": member.client_host,
+                "rack": member.rack_id,
                 "member_epoch": member.member_epoch,
+                "state": member.state,
                 "assigned": [_partition_json(entry) for entry in member.assigned],
             }
             for member in group.members
@@ -159,3 +173,27 @@ def _group_json(group: GroupDescription, lags: list[PartitionLag]) -> dict[str, 
 
 def _partition_json(partition: TopicPartition) -> dict[str, Any]:
     return {"topic": partition.topic, "partition": partition.partition}
+
+
+app.command("verify")(group_verify.verify)
+
+
+@app.command("delete")
+def delete(
+    ctx: typer.Context,
+    names: Annotated[list[str], typer.Argument(help="The groups to delete.", metavar="GROUP")],
+    bootstrap: Bootstrap = None,
+    output: Output = None,
+) -> None:
+    """Delete groups without members, with their committed offsets. There is no way back."""
+    settings = resolve(ctx, bootstrap, output)
+    with admin_client(settings) as admin:
+        for name in names:
+            admin.delete_groups([name])
+            if settings.as_json:
+                print_json({"group_id": name, "deleted": True})
+            else:
+                print(f"deleted group {name}")
+
+
+app.add_typer(group_offsets.app, name="offsets")

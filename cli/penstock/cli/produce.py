@@ -65,7 +65,7 @@ class Compression(enum.StrEnum):
     ZSTD = "zstd"
 
 
-_ACKS: Final[Mapping[Acks, Literal["all", 0, 1]]] = {
+ACKS: Final[Mapping[Acks, Literal["all", 0, 1]]] = {
     Acks.ALL: "all",
     Acks.LEADER: 1,
     Acks.NOBODY: 0,
@@ -252,7 +252,7 @@ def _connect(
     return Producer(
         settings.bootstrap,
         client_id="penstock-cli",
-        acks=_ACKS[acks],
+        acks=ACKS[acks],
         compression=compression.value,
         max_request_size=max_request_size,
         # Never full: send_lines waits before, and where it can be interrupted.

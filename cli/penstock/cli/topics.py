@@ -70,7 +70,7 @@ def create(
             made = admin.create_topic(
                 name,
                 partitions=partitions,
-                replication_factor=replication_factor or _default_replication(admin),
+                replication_factor=replication_factor or default_replication(admin),
                 configs=configs,
                 if_not_exists=if_not_exists,
             )
@@ -84,7 +84,7 @@ def create(
         print(f"topic {name} exists already and stays as it is")
 
 
-def _default_replication(admin: AdminClient) -> int:
+def default_replication(admin: AdminClient) -> int:
     """Three, or as many as there are brokers alive to hold the copies."""
     live = sum(1 for broker in admin.describe_cluster().brokers if not broker.fenced)
     return max(1, min(_USUAL_REPLICATION, live))

@@ -285,6 +285,14 @@ class AdminClient:
         """
         self._run(self._client.alter_group_offsets, group_id, offsets)
 
+    def delete_group_offsets(self, group_id: str, partitions: Iterable[TopicPartition]) -> None:
+        """Forget the committed offsets of partitions whose topic no member of the group reads.
+
+        Raises GroupSubscribedToTopicError, UnknownTopicOrPartitionError or GroupIdNotFoundError
+        for the first that cannot be forgotten; the others are.
+        """
+        self._run(self._client.delete_group_offsets, group_id, partitions)
+
     def list_offsets(
         self, partitions: Mapping[TopicPartition, OffsetSpec]
     ) -> dict[TopicPartition, OffsetAndTimestamp]:

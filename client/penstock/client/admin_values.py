@@ -193,6 +193,8 @@ def group(proto: groups_pb2.GroupDescription, coordinator: int) -> GroupDescript
                 target=partitions(member.target),
                 topics=tuple(member.subscription.topics),
                 topic_pattern=member.subscription.topic_pattern,
+                state=member.state,
+                rack_id=member.rack_id,
             )
             for member in proto.members
         ),

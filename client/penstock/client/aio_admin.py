@@ -290,12 +290,16 @@ class AsyncAdminClient(PartitionAdmin, ClusterAdmin):
             ],
         )
 
-        def judge(response: groups_pb2.CommitOffsetsResponse) -> None:
-            raise_if_error(response)
-            for result in response.results:
-                raise_if_error(result)
+        await self._ask_coordinator(group_id, "CommitOffsets", request, _judge_each)
 
-        await self._ask_coordinator(group_id, "CommitOffsets", request, judge)
+    async def delete_group_offsets(
+        self, group_id: str, partitions: Iterable[TopicPartition]
+    ) -> None:
+        """Forget committed offsets. See ``AdminClient.delete_group_offsets``."""
+        request = groups_pb2.DeleteOffsetsRequest(
+            group_id=arguments.group_id(group_id), partitions=named(partitions)
+        )
+        await self._ask_coordinator(group_id, "DeleteOffsets", request, _judge_each)
 
     async def _describe_group(self, group_id: str) -> GroupDescription:
         request = groups_pb2.DescribeGroupsRequest(group_ids=[group_id])
@@ -361,3 +365,11 @@ def _all_described(
 def _assignments(replicas: Sequence[Sequence[int]]) -> list[cluster_pb2.ReplicaAssignment]:
     checked = arguments.assignments(replicas)
     return [cluster_pb2.ReplicaAssignment(replicas=nodes) for nodes in checked]
+
+
+def _judge_each(
+    response: groups_pb2.CommitOffsetsResponse | groups_pb2.DeleteOffsetsResponse,
+) -> None:
+    raise_if_error(response)
+    for result in response.results:
+        raise_if_error(result)

@@ -276,9 +276,11 @@ class ConsumerConfig(CommonConfig):
     group_instance_id: str | None = None
     """A name that survives restarts: the member keeps its partitions over a short absence."""
     group_assignor: str = ""
-    """The server-side assignor: uniform, range or roundrobin; empty for the group's default."""
+    """The server-side assignor: uniform, range, roundrobin, or rackaware (partitions are read in
+    their racks where that is even). The one that most members ask for is used; empty: no vote, and
+    uniform when nobody votes."""
     client_rack: str = ""
-    """Where this consumer runs."""
+    """The rack or zone in which this consumer runs, as in the brokers' node.rack."""
     auto_offset_reset: OffsetReset = "latest"
     """Where to begin without a committed offset: earliest, latest, or none (NoOffsetError)."""
     enable_auto_commit: bool = True

@@ -164,7 +164,13 @@ class GroupListing:
 
 @dataclass(frozen=True, slots=True)
 class MemberDescription:
-    """A member: what it may hold now (``assigned``) and what it shall hold (``target``)."""
+    """A member: what it may hold now (``assigned``) and what it shall hold (``target``).
+
+    ``state`` is "stable", "revoking" (it has yet to give partitions back), "waiting" (others have
+    yet to give back what it shall hold), "standby" (nothing is left for it, and it takes over when
+    another leaves) or "away" (a static member that left for a while); empty where the coordinator
+    is of a version that does not say.
+    """
 
     member_id: str
     group_instance_id: str
@@ -175,6 +181,8 @@ class MemberDescription:
     target: tuple[TopicPartition, ...]
     topics: tuple[str, ...]
     topic_pattern: str
+    state: str = ""
+    rack_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

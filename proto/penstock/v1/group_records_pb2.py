@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from penstock.v1 import groups_pb2 as penstock_dot_v1_dot_groups__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpenstock/v1/group_records.proto\x12\x0bpenstock.v1\x1a\x18penstock/v1/groups.proto\"\xbc\x01\n\x0eGroupRecordKey\x12\x35\n\roffset_commit\x18\x01 \x01(\x0b\x32\x1c.penstock.v1.OffsetCommitKeyH\x00\x12\x37\n\x0egroup_metadata\x18\x02 \x01(\x0b\x32\x1d.penstock.v1.GroupMetadataKeyH\x00\x12\x33\n\x0cgroup_member\x18\x03 \x01(\x0b\x32\x1b.penstock.v1.GroupMemberKeyH\x00\x42\x05\n\x03key\"E\n\x0fOffsetCommitKey\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x11\n\tpartition\x18\x03 \x01(\x05\"z\n\x11OffsetCommitValue\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\x14\n\x0cleader_epoch\x18\x02 \x01(\x05\x12\x10\n\x08metadata\x18\x03 \x01(\t\x12\x1b\n\x13\x63ommit_timestamp_ms\x18\x04 \x01(\x03\x12\x10\n\x08topic_id\x18\x05 \x01(\x0c\"$\n\x10GroupMetadataKey\x12\x10\n\x08group_id\x18\x01 \x01(\t\"U\n\x12GroupMetadataValue\x12\x13\n\x0bgroup_epoch\x18\x01 \x01(\x05\x12\x18\n\x10\x61ssignment_epoch\x18\x02 \x01(\x05\x12\x10\n\x08\x61ssignor\x18\x03 \x01(\t\"5\n\x0eGroupMemberKey\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x11\n\tmember_id\x18\x02 \x01(\t\"\x8e\x03\n\x10GroupMemberValue\x12\x19\n\x11group_instance_id\x18\x01 \x01(\t\x12\x0f\n\x07rack_id\x18\x02 \x01(\t\x12\x11\n\tclient_id\x18\x03 \x01(\t\x12\x13\n\x0b\x63lient_host\x18\x04 \x01(\t\x12\x1a\n\x12session_timeout_ms\x18\x05 \x01(\x05\x12\x1c\n\x14rebalance_timeout_ms\x18\x06 \x01(\x05\x12/\n\x0csubscription\x18\x07 \x01(\x0b\x32\x19.penstock.v1.Subscription\x12\x14\n\x0cmember_epoch\x18\x08 \x01(\x05\x12.\n\x08\x61ssigned\x18\t \x03(\x0b\x32\x1c.penstock.v1.TopicPartitions\x12.\n\x08revoking\x18\n \x03(\x0b\x32\x1c.penstock.v1.TopicPartitions\x12,\n\x06target\x18\x0b \x03(\x0b\x32\x1c.penstock.v1.TopicPartitions\x12\x17\n\x0fserver_assignor\x18\x0c \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpenstock/v1/group_records.proto\x12\x0bpenstock.v1\x1a\x18penstock/v1/groups.proto\"\xbc\x01\n\x0eGroupRecordKey\x12\x35\n\roffset_commit\x18\x01 \x01(\x0b\x32\x1c.penstock.v1.OffsetCommitKeyH\x00\x12\x37\n\x0egroup_metadata\x18\x02 \x01(\x0b\x32\x1d.penstock.v1.GroupMetadataKeyH\x00\x12\x33\n\x0cgroup_member\x18\x03 \x01(\x0b\x32\x1b.penstock.v1.GroupMemberKeyH\x00\x42\x05\n\x03key\"E\n\x0fOffsetCommitKey\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x11\n\tpartition\x18\x03 \x01(\x05\"z\n\x11OffsetCommitValue\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\x14\n\x0cleader_epoch\x18\x02 \x01(\x05\x12\x10\n\x08metadata\x18\x03 \x01(\t\x12\x1b\n\x13\x63ommit_timestamp_ms\x18\x04 \x01(\x03\x12\x10\n\x08topic_id\x18\x05 \x01(\x0c\"$\n\x10GroupMetadataKey\x12\x10\n\x08group_id\x18\x01 \x01(\t\"m\n\x12GroupMetadataValue\x12\x13\n\x0bgroup_epoch\x18\x01 \x01(\x05\x12\x18\n\x10\x61ssignment_epoch\x18\x02 \x01(\x05\x12\x10\n\x08\x61ssignor\x18\x03 \x01(\t\x12\x16\n\x0e\x65mpty_since_ms\x18\x04 \x01(\x03\"5\n\x0eGroupMemberKey\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x11\n\tmember_id\x18\x02 \x01(\t\"\x8e\x03\n\x10GroupMemberValue\x12\x19\n\x11group_instance_id\x18\x01 \x01(\t\x12\x0f\n\x07rack_id\x18\x02 \x01(\t\x12\x11\n\tclient_id\x18\x03 \x01(\t\x12\x13\n\x0b\x63lient_host\x18\x04 \x01(\t\x12\x1a\n\x12session_timeout_ms\x18\x05 \x01(\x05\x12\x1c\n\x14rebalance_timeout_ms\x18\x06 \x01(\x05\x12/\n\x0csubscription\x18\x07 \x01(\x0b\x32\x19.penstock.v1.Subscription\x12\x14\n\x0cmember_epoch\x18\x08 \x01(\x05\x12.\n\x08\x61ssigned\x18\t \x03(\x0b\x32\x1c.penstock.v1.TopicPartitions\x12.\n\x08revoking\x18\n \x03(\x0b\x32\x1c.penstock.v1.TopicPartitions\x12,\n\x06target\x18\x0b \x03(\x0b\x32\x1c.penstock.v1.TopicPartitions\x12\x17\n\x0fserver_assignor\x18\x0c \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,9 +41,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GROUPMETADATAKEY']._serialized_start=460
   _globals['_GROUPMETADATAKEY']._serialized_end=496
   _globals['_GROUPMETADATAVALUE']._serialized_start=498
-  _globals['_GROUPMETADATAVALUE']._serialized_end=583
-  _globals['_GROUPMEMBERKEY']._serialized_start=585
-  _globals['_GROUPMEMBERKEY']._serialized_end=638
-  _globals['_GROUPMEMBERVALUE']._serialized_start=641
-  _globals['_GROUPMEMBERVALUE']._serialized_end=1039
+  _globals['_GROUPMETADATAVALUE']._serialized_end=607
+  _globals['_GROUPMEMBERKEY']._serialized_start=609
+  _globals['_GROUPMEMBERKEY']._serialized_end=662
+  _globals['_GROUPMEMBERVALUE']._serialized_start=665
+  _globals['_GROUPMEMBERVALUE']._serialized_end=1063
 # @@protoc_insertion_point(module_scope)

@@ -136,20 +136,24 @@ class GroupMetadataValue(google.protobuf.message.Message):
     GROUP_EPOCH_FIELD_NUMBER: builtins.int
     ASSIGNMENT_EPOCH_FIELD_NUMBER: builtins.int
     ASSIGNOR_FIELD_NUMBER: builtins.int
+    EMPTY_SINCE_MS_FIELD_NUMBER: builtins.int
     group_epoch: builtins.int
     """Raised by every change of members, subscriptions or topics."""
     assignment_epoch: builtins.int
     """The group epoch that the target assignment was made for."""
     assignor: builtins.str
     """The assignor."""
+    empty_since_ms: builtins.int
+    """When the group was first seen without members since it last had any; 0: not yet."""
     def __init__(
         self,
         *,
         group_epoch: builtins.int = ...,
         assignment_epoch: builtins.int = ...,
         assignor: builtins.str = ...,
+        empty_since_ms: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["assignment_epoch", b"assignment_epoch", "assignor", b"assignor", "group_epoch", b"group_epoch"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["assignment_epoch", b"assignment_epoch", "assignor", b"assignor", "empty_since_ms", b"empty_since_ms", "group_epoch", b"group_epoch"]) -> None: ...
 
 global___GroupMetadataValue = GroupMetadataValue
 

@@ -560,6 +560,7 @@ class MemberDescription(google.protobuf.message.Message):
     SUBSCRIPTION_FIELD_NUMBER: builtins.int
     RACK_ID_FIELD_NUMBER: builtins.int
     SERVER_ASSIGNOR_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
     member_id: builtins.str
     """The member's id."""
     group_instance_id: builtins.str
@@ -574,6 +575,11 @@ class MemberDescription(google.protobuf.message.Message):
     """The rack, or empty."""
     server_assignor: builtins.str
     """The assignor that it asked for, or empty."""
+    state: builtins.str
+    """stable; revoking: it has yet to give partitions back; waiting: others have yet to give back
+    what it shall hold; standby: nothing is left for it, and it takes over when another leaves;
+    away: a static member that left for a while.
+    """
     @property
     def assigned(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TopicPartitions]:
         """What it may hold now."""
@@ -599,9 +605,10 @@ class MemberDescription(google.protobuf.message.Message):
         subscription: global___Subscription | None = ...,
         rack_id: builtins.str = ...,
         server_assignor: builtins.str = ...,
+        state: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["subscription", b"subscription"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["assigned", b"assigned", "client_host", b"client_host", "client_id", b"client_id", "group_instance_id", b"group_instance_id", "member_epoch", b"member_epoch", "member_id", b"member_id", "rack_id", b"rack_id", "server_assignor", b"server_assignor", "subscription", b"subscription", "target", b"target"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["assigned", b"assigned", "client_host", b"client_host", "client_id", b"client_id", "group_instance_id", b"group_instance_id", "member_epoch", b"member_epoch", "member_id", b"member_id", "rack_id", b"rack_id", "server_assignor", b"server_assignor", "state", b"state", "subscription", b"subscription", "target", b"target"]) -> None: ...
 
 global___MemberDescription = MemberDescription
 

@@ -61,6 +61,7 @@ class ErrorCode(enum.IntEnum):
     ELIGIBLE_LEADERS_NOT_AVAILABLE = 83
     ELECTION_NOT_NEEDED = 84
     NO_REASSIGNMENT_IN_PROGRESS = 85
+    GROUP_SUBSCRIBED_TO_TOPIC = 86
     INVALID_RECORD = 87
     PRODUCER_FENCED = 90
     INVALID_UPDATE_VERSION = 95
@@ -306,6 +307,10 @@ class NonEmptyGroupError(PenstockError, code=ErrorCode.NON_EMPTY_GROUP):
 
 class GroupIdNotFoundError(PenstockError, code=ErrorCode.GROUP_ID_NOT_FOUND):
     """The group does not exist."""
+
+
+class GroupSubscribedToTopicError(PenstockError, code=ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC):
+    """Members of the group read the topic whose positions were to be forgotten."""
 
 
 class FencedLeaderEpochError(

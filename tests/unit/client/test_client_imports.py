@@ -53,3 +53,21 @@ def test_what_the_clients_promise_to_raise_can_be_caught_by_name(documented: typ
     named = {name for text in texts for name in re.findall(r"\b[A-Z]\w+Error\b", text or "")}
     assert named
     assert named <= {*errors.__all__, *dir(builtins)}
+
+
+def test_whatever_a_client_may_hear_can_be_caught_by_name() -> None:
+    between_nodes = {
+        "AddressInUseError",
+        "DataDirectoryError",
+        "DuplicateBrokerRegistrationError",
+        "DuplicateProposalError",
+        "InconsistentClusterIdError",
+        "IneligibleReplicaError",
+        "InvalidUpdateVersionError",
+        "MetadataDivergedError",
+        "NewLeaderElectedError",
+        "StaleBrokerEpochError",
+        "StaleControllerEpochError",
+    }
+    table = {error.__name__ for error in errors.every_error().values()}
+    assert table - between_nodes <= set(errors.__all__)

@@ -60,6 +60,7 @@ class FakeReplicas:
         self.fenced: PenstockError | None = None  # The broker may not serve.
         self.break_reads_with: list[Exception] = []  # One for each read to come.
         self.append_count = 0
+        self.watermark_count = 0  # How often the high watermark was asked for.
         self.refusal_count = 0
         self.read_bytes = 1 << 20
 
@@ -98,6 +99,7 @@ class FakeReplicas:
         return self.partitions[partition].leader_epoch
 
     def high_watermark(self, topic: str, partition: int) -> int:
+        self.watermark_count += 1
         return self._leading(partition).high_watermark
 
     def log_start_offset(self, topic: str, partition: int) -> int:
@@ -183,12 +185,14 @@ class World:
         self.replicas = FakeReplicas()
         self.ensured = 0
         self.clock_ahead_ms = 0  # Raise it, and the coordinator's process has stood still.
+        self.wall_clock_ahead_ms = 0
         self.coordinator = GroupCoordinator(
             self.replicas,
             self.image,
             ensure_offsets_topic=self._ensure,
             settings=settings or GroupSettings(assignment_interval_ms=0),
             clock_ms=lambda: time.monotonic_ns() // 1_000_000 + self.clock_ahead_ms,
+            wall_clock_ms=lambda: time.time_ns() // 1_000_000 + self.wall_clock_ahead_ms,
         )
         self._index = 0
         self.leader_of_offsets = 1

@@ -8,6 +8,7 @@ from typing import Any
 from penstock.broker.core.group_events import (
     CommitOffsets,
     DeleteGroup,
+    DeleteOffsets,
     DescribeGroup,
     Effect,
     FetchOffsets,
@@ -25,7 +26,7 @@ from penstock.broker.core.group_shard import GroupShard
 from penstock.broker.core.group_state import Change
 from penstock.broker.core.group_topics import TopicInfo
 from penstock.v1 import common_pb2, groups_pb2
-from penstock.wire.ids import TopicId
+from penstock.wire.ids import TopicId, TopicIdPartition
 
 GROUP = "billing"
 
@@ -36,6 +37,7 @@ class FakeTopics:
     def __init__(self, **counts: int) -> None:
         self._topics: dict[str, TopicInfo] = {}
         self._made = 0
+        self.racks_of: dict[TopicIdPartition, frozenset[str]] = {}
         for name, count in counts.items():
             self.make(name, count)
 
@@ -56,6 +58,9 @@ class FakeTopics:
 
     def find_id(self, topic_id: TopicId) -> TopicInfo | None:
         return next((t for t in self._topics.values() if t.topic_id == topic_id), None)
+
+    def racks(self, partition: TopicIdPartition) -> frozenset[str]:
+        return self.racks_of.get(partition, frozenset())
 
     def names(self) -> Iterator[str]:
         return (name for name in self._topics if not name.startswith("__"))
@@ -206,6 +211,19 @@ class Driver:
 
     def delete(self, group: str = GROUP) -> groups_pb2.DeleteGroupResult:
         self.do(DeleteGroup(group, 4))
+        return self._answer()
+
+    def forget(
+        self, partitions: list[tuple[str, int]], group: str = GROUP
+    ) -> groups_pb2.DeleteOffsetsResponse:
+        request = groups_pb2.DeleteOffsetsRequest(
+            group_id=group,
+            partitions=[
+                common_pb2.TopicPartition(topic=topic, partition=number)
+                for topic, number in partitions
+            ],
+        )
+        self.do(DeleteOffsets(group, 5, request))
         return self._answer()
 
     def _answer(self) -> Any:

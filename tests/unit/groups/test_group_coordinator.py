@@ -293,6 +293,36 @@ async def test_silent_members_are_removed_by_the_clock_and_not_before() -> None:
         assert len(held(regained.assignment.partitions)) == 4
 
 
+async def test_offsets_are_forgotten_in_the_log_when_their_time_has_come() -> None:
+    settings = GroupSettings(offsets_retention_ms=60_000, offsets_retention_check_interval_ms=10)
+    async with world(settings=settings) as w:
+        await w.commit(GROUP, 1)
+        committed = len(w.log_of(GROUP).records())
+        await w.commit("other", 2)
+        w.wall_clock_ahead_ms = 50_000
+        await w.commit("other", 3)
+        w.wall_clock_ahead_ms = 61_000
+        log = w.log_of(GROUP)
+        await eventually(lambda: len(log.records()) > committed)
+        assert log.records()[-1].value is None
+        assert log.records()[-1].key == log.records()[committed - 1].key
+        assert await w.committed(GROUP) == {}
+        assert await w.committed("other") == {("orders", 0): 3}
+
+
+async def test_a_broker_that_may_not_serve_forgets_nothing_and_looks_again_later() -> None:
+    settings = GroupSettings(offsets_retention_ms=60_000, offsets_retention_check_interval_ms=10)
+    async with world(settings=settings) as w:
+        await w.commit(GROUP, 1)
+        w.replicas.fenced = NotLeaderError("no lease")
+        checks = w.replicas.watermark_count
+        w.wall_clock_ahead_ms = 61_000
+        await eventually(lambda: w.replicas.watermark_count > checks + 3)
+        assert all(record.value is not None for record in w.log_of(GROUP).records())
+        w.replicas.fenced = None
+        await eventually(lambda: w.log_of(GROUP).records()[-1].value is None)
+
+
 async def test_a_removal_that_cannot_be_written_is_tried_until_it_can() -> None:
     settings = GroupSettings(min_session_timeout_ms=50, assignment_interval_ms=0, retry_ms=20)
     async with world(settings=settings) as w:

@@ -29,6 +29,7 @@ from hypothesis.stateful import (
 from penstock.broker.core.group_events import (
     CommitOffsets,
     Effect,
+    ExpireOffsets,
     GroupSettings,
     Heartbeat,
     Loaded,
@@ -395,6 +396,16 @@ class GroupMachine(RuleBasedStateMachine):
             self.now_ms = max(self.now_ms, at_ms)
             self._handle(Tick())
         self.now_ms = end_ms
+
+    @rule(ahead_ms=st.sampled_from([0, SETTINGS.offsets_retention_ms]))
+    def offsets_expire(self, ahead_ms: int) -> None:
+        """What is in use stays; the wall clock may jump."""
+        state = self.state
+        held = {p.topic_id for p in self.held}
+        before = {} if state is None else dict(state.offsets)
+        self._handle(ExpireOffsets(self.now_ms + ahead_ms))
+        after = {} if self.state is None else self.state.offsets
+        assert all(p in after for p, offset in before.items() if offset.topic_id in held)
 
     # ------------------------------------------------------------------ rules: the log
 

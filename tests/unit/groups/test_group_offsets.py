@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.broker.core.group_codec import decode
+from penstock.broker.core.group_events import ExpireOffsets, GroupSettings
 from penstock.wire.errors import CorruptRecordError, ErrorCode, error_from_proto
 from tests.unit.groups.group_harness import Driver, FakeTopics, durable, held, replayed
 
@@ -205,3 +206,85 @@ def test_records_of_other_versions_are_skipped_and_garbage_is_named() -> None:
     driver.commit({("orders", 0): 1})
     with pytest.raises(CorruptRecordError, match="OffsetCommitValue"):
         decode(driver.changes[0].key, b"\xff")
+
+
+HOUR_MS = 3_600_000
+RETENTION_MS = GroupSettings().offsets_retention_ms
+
+
+def expire(driver: Driver, wall_ms: int) -> None:
+    driver.do(ExpireOffsets(wall_ms))
+
+
+def test_offsets_committed_from_outside_are_forgotten_after_their_retention(driver: Driver) -> None:
+    driver.commit({("orders", 0): 5})
+    committed_ms = driver.now_ms
+    driver.now_ms += HOUR_MS
+    driver.commit({("orders", 1): 9})
+    expire(driver, committed_ms + RETENTION_MS - 1)
+    assert offsets(driver) == {("orders", 0): 5, ("orders", 1): 9}
+    expire(driver, committed_ms + RETENTION_MS)
+    assert offsets(driver) == {("orders", 1): 9}
+    assert driver.changes[-1].value is None, "a tombstone lets compaction forget it too"
+    driver.reload()
+    assert offsets(driver) == {("orders", 1): 9}
+    expire(driver, committed_ms + RETENTION_MS + HOUR_MS)
+    assert code(driver.describe()) is ErrorCode.GROUP_ID_NOT_FOUND
+
+
+def test_a_group_that_is_subscribed_keeps_its_offsets(driver: Driver) -> None:
+    driver.topics.make("other", 1)
+    driver.commit({("orders", 0): 5, ("other", 0): 7})
+    driver.heartbeat("a", 0, topics=["orders"])
+    expire(driver, driver.now_ms + 2 * RETENTION_MS)
+    assert offsets(driver) == {("orders", 0): 5}, "nobody reads the other topic any more"
+
+
+def test_the_time_of_a_group_that_lost_its_members_runs_from_then_on(driver: Driver) -> None:
+    driver.heartbeat("a", 0, topics=["orders"])
+    driver.commit({("orders", 0): 5}, "a", 1)
+    stopped_ms = driver.now_ms + 2 * RETENTION_MS
+    driver.heartbeat("a", -1)
+    expire(driver, stopped_ms)
+    driver.reload()
+    expire(driver, stopped_ms + RETENTION_MS - 1)
+    assert offsets(driver) == {("orders", 0): 5}
+    # Somebody is back for a while: the time begins again when it leaves.
+    driver.heartbeat("b", 0, topics=["orders"])
+    driver.heartbeat("b", -1)
+    expire(driver, stopped_ms + RETENTION_MS)
+    expire(driver, stopped_ms + 2 * RETENTION_MS - 1)
+    assert offsets(driver) == {("orders", 0): 5}
+    expire(driver, stopped_ms + 2 * RETENTION_MS)
+    assert code(driver.describe()) is ErrorCode.GROUP_ID_NOT_FOUND
+
+
+def test_what_a_member_has_yet_to_give_back_keeps_its_offset(driver: Driver) -> None:
+    driver.topics.make("other", 1)
+    driver.heartbeat("a", 0, topics=["orders"])
+    driver.commit({("orders", 0): 5}, "a", 1)
+    driver.heartbeat("a", 1, topics=["other"])
+    expire(driver, driver.now_ms + 2 * RETENTION_MS)
+    assert offsets(driver) == {("orders", 0): 5}
+
+
+def test_positions_that_nobody_reads_can_be_forgotten_by_name(driver: Driver) -> None:
+    driver.topics.make("other", 1)
+    driver.commit({("orders", 0): 5, ("other", 0): 7})
+    driver.heartbeat("a", 0, topics=["orders"])
+    response = driver.forget([("orders", 0), ("other", 0), ("orders", 9)])
+    refused, forgotten, unknown = response.results
+    assert code(refused) is ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+    assert not forgotten.HasField("error")
+    assert code(unknown) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert offsets(driver) == {("orders", 0): 5}
+    assert code(driver.forget([("orders", 0)], group="nobody")) is ErrorCode.GROUP_ID_NOT_FOUND
+
+
+def test_a_group_whose_last_position_is_forgotten_is_gone(driver: Driver) -> None:
+    driver.heartbeat("a", 0, topics=["orders"])
+    driver.commit({("orders", 0): 5}, "a", 1)
+    driver.heartbeat("a", -1)
+    driver.forget([("orders", 0)])
+    assert code(driver.describe()) is ErrorCode.GROUP_ID_NOT_FOUND
+    assert durable(driver.shard) == {}

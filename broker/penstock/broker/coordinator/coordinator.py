@@ -16,6 +16,7 @@ from penstock.broker.coordinator.streams import MemberStream
 from penstock.broker.core.group_events import (
     CommitOffsets,
     DeleteGroup,
+    DeleteOffsets,
     DescribeGroup,
     FetchOffsets,
     GroupSettings,
@@ -185,6 +186,16 @@ class GroupCoordinator:
         hosted = await self._route(group_id)
         answer: groups_pb2.DeleteGroupResult = await hosted.ask(
             lambda request_id: DeleteGroup(group_id, request_id)
+        )
+        return answer
+
+    async def delete_offsets(
+        self, request: groups_pb2.DeleteOffsetsRequest
+    ) -> groups_pb2.DeleteOffsetsResponse:
+        """Forget positions; answered when that is durable."""
+        hosted = await self._route(request.group_id)
+        answer: groups_pb2.DeleteOffsetsResponse = await hosted.ask(
+            lambda request_id: DeleteOffsets(request.group_id, request_id, request)
         )
         return answer
 

@@ -17,6 +17,7 @@ from penstock.broker.coordinator.streams import MemberStream
 from penstock.broker.coordinator.writing import Held, WriteQueue
 from penstock.broker.core.group_events import (
     Effect,
+    ExpireOffsets,
     GroupSettings,
     Heartbeat,
     Loaded,
@@ -87,6 +88,7 @@ class HostedShard:
         self._failing: str | None = None  # Why writes fail, to be logged once.
         self._timer: asyncio.TimerHandle | None = None
         self._stalled = False  # A deadline was passed over late; the timer gives members grace.
+        self._expiry: asyncio.TimerHandle | None = None  # When to look for offsets to forget.
         self._log = log.bind(partition=f"{OFFSETS_TOPIC}-{partition}", leader_epoch=leader_epoch)
 
     def start(self) -> None:
@@ -268,6 +270,9 @@ class HostedShard:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
         running = asyncio.current_task()
         for task in list(self._tasks):
             if task is not running:
@@ -301,6 +306,7 @@ class HostedShard:
         self._handle(Loaded())
         if self._shard is shard:
             self._loaded.set()
+            self._arm_expiry()
 
     # ------------------------------------------------------------------ time
 
@@ -335,6 +341,21 @@ class HostedShard:
             return
         self._stalled = False
         self._handle(Tick())
+
+    def _arm_expiry(self) -> None:
+        interval_s = self._context.settings.offsets_retention_check_interval_ms / 1000
+        self._expiry = asyncio.get_running_loop().call_later(interval_s, self._expire)
+
+    def _expire(self) -> None:
+        """Have groups forget offsets; a broker that may not serve leaves it to who may."""
+        try:
+            self._check_serving()
+        except PenstockError:
+            pass
+        else:
+            self._handle(ExpireOffsets(self._context.wall_clock_ms()))
+        if self._shard is not None:
+            self._arm_expiry()
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.get_running_loop().create_task(work, name=f"{name} {self.partition}")

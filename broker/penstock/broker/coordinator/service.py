@@ -19,7 +19,6 @@ from penstock.wire.errors import (
     InvalidRequestError,
     PenstockError,
     UnknownServerError,
-    UnsupportedVersionError,
 )
 from penstock.wire.transport import parse_address
 
@@ -147,12 +146,11 @@ class GroupsServicer(GroupsServicerBase):
     async def DeleteOffsets(
         self, request: groups_pb2.DeleteOffsetsRequest, context: Any
     ) -> groups_pb2.DeleteOffsetsResponse:
-        """Refused: this version forgets positions with their group or their topic only."""
-        error = UnsupportedVersionError(
-            f"a coordinator of this version does not delete single positions of group "
-            f"{request.group_id!r}; delete the group, or commit other positions"
-        )
-        return groups_pb2.DeleteOffsetsResponse(error=error.to_proto())
+        """Forget positions of partitions that no member reads."""
+        try:
+            return await self._coordinator.delete_offsets(request)
+        except PenstockError as error:
+            return groups_pb2.DeleteOffsetsResponse(error=error.to_proto())
 
     async def DeleteGroups(
         self, request: groups_pb2.DeleteGroupsRequest, context: Any

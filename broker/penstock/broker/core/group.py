@@ -34,8 +34,10 @@ from penstock.broker.core import group_describe, group_member, group_offsets, gr
 from penstock.broker.core.group_events import (
     CommitOffsets,
     DeleteGroup,
+    DeleteOffsets,
     DescribeGroup,
     Effect,
+    ExpireOffsets,
     FetchOffsets,
     GroupEvent,
     GroupSettings,
@@ -111,8 +113,17 @@ class Group:
                 return self._respond(event.request_id, described)
             case DeleteGroup():
                 return self._respond(event.request_id, self._delete())
+            case DeleteOffsets():
+                deleted = group_offsets.delete(
+                    self.state, self._topics, self._subscriptions, event.request
+                )
+                # The last offset may have been all that there was of the group.
+                self._settle(now_ms)
+                return self._respond(event.request_id, deleted)
             case TopicsChanged():
                 self._on_topics_changed(event)
+            case ExpireOffsets():
+                group_offsets.expire(self.state, self._subscriptions, self._settings, event.wall_ms)
             case Loaded():
                 self._on_loaded(now_ms)
             case Tick():
@@ -338,6 +349,7 @@ class Group:
             | groups_pb2.FetchOffsetsResponse
             | groups_pb2.GroupDescription
             | groups_pb2.DeleteGroupResult
+            | groups_pb2.DeleteOffsetsResponse
         ),
     ) -> list[Effect]:
         return [*self._persist(), Respond(self.state.group_id, request_id, response)]
@@ -345,7 +357,7 @@ class Group:
     def _delete(self) -> groups_pb2.DeleteGroupResult:
         result = groups_pb2.DeleteGroupResult(group_id=self.state.group_id)
         if self.state.is_bare:
-            result.error.CopyFrom(group_describe.not_found(self.state.group_id).to_proto())
+            result.error.CopyFrom(group_offsets.not_found(self.state.group_id).to_proto())
         elif self.state.members:
             error = NonEmptyGroupError(
                 f"group {self.state.group_id!r} has {counted(len(self.state.members), 'member')}; "

@@ -59,6 +59,7 @@ def epochs_value(epochs: Epochs) -> bytes:
         group_epoch=epochs.group_epoch,
         assignment_epoch=epochs.assignment_epoch,
         assignor=epochs.assignor,
+        empty_since_ms=epochs.empty_since_ms,
     ).SerializeToString()
 
 
@@ -165,7 +166,9 @@ def _epochs(value: bytes | None) -> Epochs | None:
     if value is None:
         return None
     stored = _parse(group_records_pb2.GroupMetadataValue, value, "value")
-    return Epochs(stored.group_epoch, stored.assignment_epoch, stored.assignor)
+    return Epochs(
+        stored.group_epoch, stored.assignment_epoch, stored.assignor, stored.empty_since_ms
+    )
 
 
 def _member(member_id: str, value: bytes | None) -> tuple[Member | None, dict[TopicId, str]]:

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from penstock.broker.core import group_codec, group_offsets
-from penstock.broker.core.group_reconcile import chosen_assignor, state_name
+from penstock.broker.core.group_reconcile import chosen_assignor, member_state, state_name
 from penstock.broker.core.group_state import GroupState
 from penstock.broker.core.group_topics import TopicView
 from penstock.broker.core.group_values import Member, Partitions
 from penstock.v1 import groups_pb2
-from penstock.wire.errors import GroupIdNotFoundError
-
-
-def not_found(group_id: str) -> GroupIdNotFoundError:
-    """The refusal for a group that does not exist."""
-    return GroupIdNotFoundError(
-        f"group {group_id!r} does not exist: it has no members and no committed offsets"
-    )
 
 
 def describe(state: GroupState, topics: TopicView) -> groups_pb2.GroupDescription:
     """Everything about a group, or GROUP_ID_NOT_FOUND."""
     if state.is_bare:
-        error = not_found(state.group_id).to_proto()
+        error = group_offsets.not_found(state.group_id).to_proto()
         return groups_pb2.GroupDescription(group_id=state.group_id, error=error)
     return groups_pb2.GroupDescription(
         group_id=state.group_id,
@@ -59,4 +51,5 @@ def _describe_member(state: GroupState, member: Member) -> groups_pb2.MemberDesc
         subscription=group_codec.subscription(member),
         rack_id=member.rack_id,
         server_assignor=member.server_assignor,
+        state=member_state(member),
     )

@@ -26,6 +26,9 @@ class GroupSettings:
     assignment_interval_ms: int = 50
     # After records could not be written, what depended on them is tried again after this.
     retry_ms: int = 500
+    # Offsets of what nobody reads any more are kept so long, and it is looked for so often.
+    offsets_retention_ms: int = 7 * 24 * 60 * 60 * 1_000
+    offsets_retention_check_interval_ms: int = 600_000
     max_offset_metadata_bytes: int = 4_096
     max_topics_of_member: int = 10_000
 
@@ -79,6 +82,22 @@ class DeleteGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class DeleteOffsets:
+    """A wish to forget positions."""
+
+    group_id: str
+    request_id: int
+    request: groups_pb2.DeleteOffsetsRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ExpireOffsets:
+    """It is this time of the wall clock: forget the offsets that were kept long enough."""
+
+    wall_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class ListGroups:
     """A question for all groups in brief."""
 
@@ -109,6 +128,8 @@ GroupEvent = (
     | FetchOffsets
     | DescribeGroup
     | DeleteGroup
+    | DeleteOffsets
+    | ExpireOffsets
     | TopicsChanged
     | Loaded
     | Tick

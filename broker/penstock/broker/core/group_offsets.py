@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from penstock.broker.core.group_events import CommitOffsets, GroupSettings
 from penstock.broker.core.group_state import GroupState
-from penstock.broker.core.group_topics import TopicInfo, TopicView
+from penstock.broker.core.group_topics import Subscriptions, TopicInfo, TopicView
 from penstock.broker.core.group_values import CommittedOffset, Member
 from penstock.v1 import common_pb2, groups_pb2
 from penstock.wire.errors import (
     FencedMemberEpochError,
+    GroupIdNotFoundError,
+    GroupSubscribedToTopicError,
     InvalidRequestError,
     OffsetMetadataTooLargeError,
     PenstockError,
@@ -221,3 +225,70 @@ def forget_missing_topics(state: GroupState, topics: TopicView) -> None:
     """
     gone = {offset.topic_id for offset in state.offsets.values()}
     forget_topics(state, frozenset(t for t in gone if topics.find_id(t) is None))
+
+
+def expire(
+    state: GroupState, subscriptions: Subscriptions, settings: GroupSettings, wall_ms: int
+) -> None:
+    """Delete the offsets that nobody uses and that were kept long enough (KIP-211).
+
+    Those of topics that a member subscribes to, or still holds partitions of, stay. Of what else
+    there is the time runs from the commit, and in a group that lost its last member from then on:
+    what a group of a quiet topic committed long ago must not be gone when it is stopped for a day.
+    """
+    epochs = state.epochs
+    if not state.members and epochs.group_epoch and not epochs.empty_since_ms:
+        epochs = replace(epochs, empty_since_ms=wall_ms)
+        state.put_epochs(epochs)
+    in_use = _topics_in_use(state, subscriptions)
+    for partition, offset in list(state.offsets.items()):
+        if offset.topic_id in in_use:
+            continue
+        since_ms = max(offset.commit_timestamp_ms, epochs.empty_since_ms)
+        if wall_ms - since_ms >= settings.offsets_retention_ms:
+            state.put_offset(partition, None)
+
+
+def delete(
+    state: GroupState,
+    topics: TopicView,
+    subscriptions: Subscriptions,
+    request: groups_pb2.DeleteOffsetsRequest,
+) -> groups_pb2.DeleteOffsetsResponse:
+    """Forget positions, but for those of topics that members read (KIP-496)."""
+    if state.is_bare:
+        return groups_pb2.DeleteOffsetsResponse(error=not_found(state.group_id).to_proto())
+    in_use = _topics_in_use(state, subscriptions)
+    response = groups_pb2.DeleteOffsetsResponse()
+    for wanted in request.partitions:
+        result = response.results.add(partition=wanted)
+        partition = TopicPartition(wanted.topic, wanted.partition)
+        info = topics.find(wanted.topic)
+        if info is None or not 0 <= wanted.partition < info.partition_count:
+            unknown = UnknownTopicOrPartitionError(f"{partition} does not exist")
+            result.error.CopyFrom(unknown.to_proto())
+        elif info.topic_id in in_use:
+            error = GroupSubscribedToTopicError(
+                f"group {state.group_id!r} has members that read topic {wanted.topic!r}; stop them "
+                "first, or have them subscribe to other topics"
+            )
+            result.error.CopyFrom(error.to_proto())
+        else:
+            state.put_offset(partition, None)
+    return response
+
+
+def _topics_in_use(state: GroupState, subscriptions: Subscriptions) -> set[TopicId]:
+    """The topics that members subscribe to, or hold partitions of."""
+    in_use: set[TopicId] = set()
+    for member in state.members.values():
+        in_use.update(subscriptions.topics_of(member))
+        in_use.update(topic_id for topic_id, _ in member.assigned | member.revoking)
+    return in_use
+
+
+def not_found(group_id: str) -> GroupIdNotFoundError:
+    """The refusal for a group that does not exist."""
+    return GroupIdNotFoundError(
+        f"group {group_id!r} does not exist: it has no members and no committed offsets"
+    )

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from penstock.broker.core.assignors import ASSIGNORS, DEFAULT_ASSIGNOR, MemberSpec
+from penstock.broker.core.assignor_values import MemberSpec
+from penstock.broker.core.assignors import ASSIGNORS, DEFAULT_ASSIGNOR
 from penstock.broker.core.group_state import GroupState
 from penstock.broker.core.group_topics import Subscriptions, TopicInfo
 from penstock.broker.core.group_values import LEFT_EPOCH, NOTHING, Epochs, Member, Partitions
@@ -42,9 +43,21 @@ def state_name(state: GroupState) -> str:
     return "reconciling"
 
 
+def member_state(member: Member) -> str:
+    """A member's state as people are told it; see MemberDescription.state for what each means."""
+    if member.is_away:
+        return "away"
+    if member.revoking:
+        return "revoking"
+    if member.assigned != member.target:
+        return "waiting"
+    return "stable" if member.target else "standby"
+
+
 def bump(state: GroupState) -> None:
     """Raise the group epoch: the target assignment is out of date."""
-    state.put_epochs(replace(state.epochs, group_epoch=state.epochs.group_epoch + 1))
+    epoch = state.epochs.group_epoch + 1
+    state.put_epochs(replace(state.epochs, group_epoch=epoch, empty_since_ms=0))
 
 
 def needs_assignment(state: GroupState, subscriptions: Subscriptions) -> bool:
@@ -87,10 +100,12 @@ def assign(state: GroupState, subscriptions: Subscriptions) -> None:
     for member_id, member in state.members.items():
         subscribed = subscriptions.topics_of(member)
         topics |= subscribed
-        specs[member_id] = MemberSpec(frozenset(subscribed), member.target, member.instance_id)
+        specs[member_id] = MemberSpec(
+            frozenset(subscribed), member.target, member.instance_id, member.rack_id
+        )
     name = chosen_assignor(state)
     counts = {topic_id: info.partition_count for topic_id, info in topics.items()}
-    targets = ASSIGNORS[name](specs, counts)
+    targets = ASSIGNORS[name](specs, counts, subscriptions.racks)
     state.learn_names({topic_id: info.name for topic_id, info in topics.items()})
     epoch = state.epochs.group_epoch
     state.put_epochs(Epochs(group_epoch=epoch, assignment_epoch=epoch, assignor=name))

@@ -9,6 +9,7 @@ from penstock.broker.core import group_codec, group_describe
 from penstock.broker.core.group import Group
 from penstock.broker.core.group_events import (
     Effect,
+    ExpireOffsets,
     GroupEvent,
     GroupSettings,
     ListGroups,
@@ -76,10 +77,9 @@ class GroupShard:
                 return self._tick(event, now_ms)
             case TopicsChanged() | Loaded():
                 self._subscriptions.topics_changed()
-                effects: list[Effect] = []
-                for group in self._sorted():
-                    effects += self._handle(group, event, now_ms)
-                return effects
+                return self._handle_all(event, now_ms)
+            case ExpireOffsets():
+                return self._handle_all(event, now_ms)
             case _:
                 return self._handle(self._group(event.group_id), event, now_ms)
 
@@ -113,6 +113,14 @@ class GroupShard:
     def _handle(self, group: Group, event: GroupEvent, now_ms: int) -> list[Effect]:
         effects = group.handle(event, now_ms)
         self._keep(group)
+        return effects
+
+    def _handle_all(
+        self, event: TopicsChanged | Loaded | ExpireOffsets, now_ms: int
+    ) -> list[Effect]:
+        effects: list[Effect] = []
+        for group in self._sorted():
+            effects += self._handle(group, event, now_ms)
         return effects
 
     def _tick(self, event: Tick, now_ms: int) -> list[Effect]:

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 from penstock.broker.core.group_pattern import TopicPattern
 from penstock.broker.core.group_values import Member
 from penstock.broker.core.metadata_image import MetadataImage, Topic
-from penstock.wire.ids import TopicId
+from penstock.wire.ids import TopicId, TopicIdPartition
 
 _MAX_PATTERNS: Final = 1_000  # Remembered at a time.
 
@@ -34,6 +34,10 @@ class TopicView(Protocol):
         """The topic of this id."""
         ...
 
+    def racks(self, partition: TopicIdPartition) -> frozenset[str]:
+        """The racks that have a replica of the partition."""
+        ...
+
     def names(self) -> Iterator[str]:
         """The names that patterns are matched with: those of topics that are not internal."""
         ...
@@ -52,6 +56,13 @@ class ImageTopics:
     def find_id(self, topic_id: TopicId) -> TopicInfo | None:
         """The topic of this id."""
         return _info(self._image.topic_by_id(topic_id))
+
+    def racks(self, partition: TopicIdPartition) -> frozenset[str]:
+        """The racks of the brokers that have a replica of the partition."""
+        record = self._image.partition_by_id(partition)
+        nodes = () if record is None else record.replicas
+        brokers = (self._image.brokers.get(node_id) for node_id in nodes)
+        return frozenset(broker.rack for broker in brokers if broker is not None and broker.rack)
 
     def names(self) -> Iterator[str]:
         """The names of topics that are not internal."""
@@ -80,6 +91,10 @@ class Subscriptions:
             names = member.topics | self._matching(member.pattern)
         found = (self._topics.find(name) for name in names)
         return {info.topic_id: info for info in found if info is not None}
+
+    def racks(self, partition: TopicIdPartition) -> frozenset[str]:
+        """The racks that have a replica of the partition."""
+        return self._topics.racks(partition)
 
     def concern(self, member: Member, names: frozenset[str]) -> bool:
         """Whether a member subscribes to any of the topics named, existing or not."""

@@ -24,12 +24,14 @@ NOTHING: Final[Partitions] = frozenset()
 @dataclass(frozen=True, slots=True)
 class Epochs:
     """``group_epoch`` counts changes of the group; ``assignment_epoch`` is the one that the
-    target assignment was made for, by ``assignor``.
+    target assignment was made for, by ``assignor``. ``empty_since_ms`` (of the wall clock) is when
+    it was first seen that the group has no members any more; 0 while that was not seen.
     """
 
     group_epoch: int = 0
     assignment_epoch: int = 0
     assignor: str = ""
+    empty_since_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

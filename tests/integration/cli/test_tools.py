@@ -1,0 +1,155 @@
+"""The tools of the command against a cluster of `penstock dev`: bench, groups, offsets."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.client import Consumer
+from tests.integration.cli.dev_cluster import COMMAND, DevCluster
+from tests.integration.cluster import environment_without_penstock
+from tests.support import wait_until
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
+    cluster = DevCluster(tmp_path_factory.mktemp("tools") / "data", 27_300)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.close()
+
+
+# --- penstock bench -------------------------------------------------------------------------------
+
+
+def test_writing_is_measured_and_leaves_nothing(dev: DevCluster) -> None:
+    figures = dev.json("bench", "produce", "--records", "3000", "--size", "50", "--linger-ms", "1")
+    assert (figures["records"], figures["errors"]) == (3000, 0)
+    assert figures["records_per_s"] > 0
+    assert figures["mb_per_s"] == pytest.approx(figures["records_per_s"] * 50 / 1e6, rel=0.05)
+    assert figures["cpu_s_per_million"] > 0
+    assert 0 < figures["p50_ms"] <= figures["p99_ms"] <= figures["max_ms"]
+    assert dev.json("topics", "list") == []
+
+
+@pytest.mark.parametrize("mode", ["iterate", "poll", "poll_batch"])
+def test_reading_is_measured(dev: DevCluster, mode: str) -> None:
+    figures = dev.json("bench", "consume", "--mode", mode, "--records", "2000", "--size", "30")
+    assert (figures["records"], figures["mode"]) == (2000, mode)
+    assert figures["mb_per_s"] == pytest.approx(figures["records_per_s"] * 30 / 1e6, rel=0.05)
+    assert dev.json("topics", "list") == []
+
+
+def test_a_topic_that_is_there_is_read_as_it_is(dev: DevCluster) -> None:
+    dev.ok("topics", "create", "kept", "--partitions", "2")
+    dev.ok("bench", "produce", "--topic", "kept", "--records", "100", "--size", "10")
+    # One record to each partition warmed up.
+    assert dev.json("bench", "consume", "--topic", "kept", "--mode", "poll")["records"] == 102
+    dev.ok("topics", "delete", "kept")
+
+
+def test_ctrl_c_prints_what_was_measured_so_far(dev: DevCluster) -> None:
+    command = ("bench", "latency", "--records", "100000", "--rate", "100", "--output", "json")
+    running = subprocess.Popen(
+        [*COMMAND, *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment_without_penstock() | {"PENSTOCK_BOOTSTRAP": dev.bootstrap},
+    )
+    assert running.stderr is not None
+    # The first line of its progress.
+    assert b" of 100,000 records" in running.stderr.readline()
+    running.send_signal(signal.SIGINT)
+    out, errors = running.communicate(timeout=30)
+    assert running.returncode == 130, errors
+    figures = json.loads(out)
+    assert 100 <= figures["records"] < 100_000
+    assert (figures["errors"], figures["unacknowledged"]) == (0, 0)
+    assert figures["longest_gap_ms"] > 0
+    assert dev.json("topics", "list") == []
+
+
+# --- penstock groups and penstock offsets ---------------------------------------------------------
+
+
+def test_offsets_of_a_group_are_saved_moved_and_restored(dev: DevCluster, tmp_path: Path) -> None:
+    dev.ok("topics", "create", "moved", "--partitions", "2")
+    dev.ok("produce", "moved", stdin=b"".join(b"%d\n" % number for number in range(20)))
+    (ends, starts) = (
+        [entry["offset"] for entry in dev.json("offsets", "get", "moved", "--at", at)]
+        for at in ("latest", "earliest")
+    )
+    assert (sum(ends), starts) == (20, [0, 0])
+    everything = ("--group", "movers", "--max-records", "20")
+    assert len(dev.consumed("moved", *everything)) == 20
+    saved = tmp_path / "saved.json"
+    dev.ok("groups", "offsets", "export", "movers", "--file", str(saved))
+
+    reset = ("groups", "offsets", "reset", "movers", "--topic", "moved")
+    assert "nothing was changed" in dev.ok(*reset, "--to", "earliest")
+    assert dev.consumed("moved", "--group", "movers") == []
+    assert "committed 2 offsets" in dev.ok(*reset, "--to", "earliest", "--execute")
+    assert sorted(map(int, dev.consumed("moved", *everything))) == list(range(20))
+
+    [change, _] = dev.json(*reset, "--shift-by", "-1000", "--execute")["offsets"]
+    assert (change["new_offset"], change["asked_offset"]) == (0, change["committed_offset"] - 1000)
+    dev.ok("groups", "offsets", "import", "movers", str(saved), "--execute")
+    (group,) = dev.json("groups", "describe", "movers")
+    assert [entry["lag"] for entry in group["partitions"]] == [0, 0]
+    # Another group begins where that one stood.
+    dev.ok("groups", "offsets", "import", "successors", str(saved), "--execute")
+    assert dev.consumed("moved", "--group", "successors") == []
+    dev.ok("groups", "delete", "successors")
+    assert "'successors'" in dev.refused("groups", "delete", "successors")
+
+
+def test_a_time_is_found_in_a_log(dev: DevCluster) -> None:
+    dev.ok("topics", "create", "timed")
+    dev.ok("produce", "timed", stdin=b"one\ntwo\n")
+    times = [
+        json.loads(line)["timestamp_ms"]
+        for line in dev.consumed("timed", "--format", "json", "--max-records", "2")
+    ]
+    (entry,) = dev.json("offsets", "get", "timed", "--at", str(times[0]))
+    assert (entry["offset"], entry["timestamp_ms"]) == (0, times[0])
+    (entry,) = dev.json("offsets", "get", "timed", "--at", "2100-01-01")
+    assert entry["offset"] is None
+    (entry,) = dev.json("offsets", "get", "timed:0", "--at", "max-timestamp")
+    assert entry["timestamp_ms"] == max(times)
+    assert "did you mean 'timed'?" in dev.refused("offsets", "get", "tmied")
+
+
+def test_a_group_with_members_is_sound_and_keeps_its_offsets(dev: DevCluster) -> None:
+    dev.ok("topics", "create", "guarded", "--partitions", "4")
+    with (
+        Consumer(dev.bootstrap, group_id="guards", topics=["guarded"]) as one,
+        Consumer(dev.bootstrap, group_id="guards", topics=re.compile("guard.*")) as two,
+    ):
+
+        def shared() -> bool:
+            one.poll(0)
+            two.poll(0)
+            return len(one.assignment()) == len(two.assignment()) == 2
+
+        wait_until(shared, "the members share the partitions", 20.0)
+        assert dev.ok("groups", "verify", "guards") == (
+            "group guards is sound: stable, 2 members, 4 partitions held\n"
+        )
+        reset = ("groups", "offsets", "reset", "guards", "--topic", "guarded", "--to", "latest")
+        dev.ok(*reset)
+        errors = dev.refused(*reset, "--execute")
+        assert "group guards has 2 members" in errors
+        assert "next: stop them, and try again" in errors
+        assert "2 members" in dev.refused("groups", "delete", "guards")
+    verdict = dev.json("groups", "verify", "guards")
+    assert (verdict["sound"], verdict["members"]) == (True, 0)
