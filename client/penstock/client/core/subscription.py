@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from operator import length_hint
-from sys import maxsize
 from typing import NamedTuple
 
 from penstock.client.model import ConsumerRecord
@@ -141,7 +140,7 @@ class Handout:
 
     # --- the application's side -------------------------------------------------------------
 
-    def begin_run(self, now_ms: float, limit: int = maxsize) -> bool:
+    def begin_run(self, now_ms: float, limit: int = 2**31) -> bool:
         """Whether ``current`` has records, up to ``limit``; if not, the engine must be asked first.
 
         The last record that was handed out before is processed now.
