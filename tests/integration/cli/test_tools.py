@@ -1,9 +1,10 @@
-"""The tools of the command against a cluster of `penstock dev`: bench, groups, offsets."""
+"""The tools of the command against a cluster of `penstock dev`: bench, groups, offsets, replay."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.client import Consumer
+from penstock.client import Consumer, ConsumerRecord, Producer
 from tests.integration.cli.dev_cluster import COMMAND, DevCluster
 from tests.integration.cluster import environment_without_penstock
 from tests.support import wait_until
@@ -153,3 +154,64 @@ def test_a_group_with_members_is_sound_and_keeps_its_offsets(dev: DevCluster) ->
         assert "2 members" in dev.refused("groups", "delete", "guards")
     verdict = dev.json("groups", "verify", "guards")
     assert (verdict["sound"], verdict["members"]) == (True, 0)
+
+
+# --- penstock replay ------------------------------------------------------------------------------
+
+
+def contents(bootstrap: str, topic: str, count: int) -> list[tuple[object, ...]]:
+    """Everything of so many records but where they are; by key."""
+    with Consumer(bootstrap, topics=[topic], auto_offset_reset="earliest") as consumer:
+        found: list[ConsumerRecord] = []
+
+        def all_there() -> bool:
+            found.extend(consumer.poll(200))
+            return len(found) >= count
+
+        wait_until(all_there, f"{count} records of {topic}", 20.0)
+        assert consumer.poll(0) == []
+    return sorted((one.key, one.value, one.headers, one.timestamp_ms) for one in found)
+
+
+def test_a_topic_is_copied_and_interrupted_and_goes_on(dev: DevCluster) -> None:
+    dev.ok("topics", "create", "from", "--partitions", "2")
+    dev.ok("topics", "create", "to", "--partitions", "2")
+    dev.ok("topics", "create", "wide", "--partitions", "5")
+    with Producer(dev.bootstrap) as producer:
+        for number in range(2_000):
+            producer.send(
+                "from",
+                b"" if number % 7 else None,
+                b"%04d" % number,
+                [("n", b"%d" % number), ("empty", None)],
+                timestamp_ms=1_600_000_000_000 + number,
+            )
+    wanted = contents(dev.bootstrap, "from", 2_000)
+
+    running = subprocess.Popen(
+        [*COMMAND, "replay", "from", "to", "--rate", "100"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment_without_penstock() | {"PENSTOCK_BOOTSTRAP": dev.bootstrap},
+    )
+    assert running.stderr is not None
+    # The first line of its progress.
+    assert b" of 2,000 records" in running.stderr.readline()
+    running.send_signal(signal.SIGINT)
+    out, errors = running.communicate(timeout=30)
+    assert running.returncode == 130, errors
+    assert re.match(rb"replayed [\d,]+ records", out)
+    rest = errors.decode().partition("to go on: penstock ")[2].strip()
+    words = shlex.split(rest)
+    words[words.index("--rate") + 1] = "0"
+    report = json.loads(dev.ok(*words, "--output", "json"))
+    assert report["complete"] is True
+    assert 0 < report["records"] < 2_000
+    assert contents(dev.bootstrap, "to", 2_000) == wanted, "nothing lost, nothing doubled"
+
+    dev.ok("replay", "from", "wide", "--partition-by", "key")
+    assert contents(dev.bootstrap, "wide", 2_000) == wanted
+    # The last ten by their time.
+    last = ("--from", "1600000001990", "--max-records", "50", "--output", "json")
+    assert json.loads(dev.ok("replay", "from", "to", *last))["records"] == 10
+    assert "next: choose --partition-by key" in dev.refused("replay", "wide", "to")
