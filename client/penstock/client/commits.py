@@ -85,12 +85,12 @@ class Commits:
 
         What was given back while the commit waited for its turn was committed by that.
         """
-        consumed = self._handout.consumed
+        processed = self._handout.processed()
         positions = self._committable(
             {
                 partition: position
                 for partition in mine
-                if (position := consumed.get(partition)) is not None
+                if (position := processed.get(partition)) is not None
             }
         )
         new = {
