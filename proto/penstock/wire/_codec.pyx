@@ -12,12 +12,14 @@ Offsets in columns are int32, which is enough: no buffer here has more than 2 GB
 
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize, PyByteArray_Resize
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.list cimport PyList_GET_ITEM
+from cpython.long cimport PyLong_CheckExact
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
-from cpython.object cimport PyTypeObject
+from cpython.object cimport PyObject, PyTypeObject
 from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_New, PyTuple_SET_ITEM
-from cpython.unicode cimport PyUnicode_DecodeUTF8
-from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t, uint64_t
+from cpython.unicode cimport PyUnicode_CheckExact, PyUnicode_DecodeUTF8
+from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from operator import index
@@ -30,6 +32,8 @@ from penstock.wire.varint import encode_varint
 
 cdef extern from "Python.h":
     const int PY_VERSION_HEX
+    int PyObject_GC_IsTracked(object op)
+    void PyObject_GC_Track(void* op)
     void PyObject_GC_UnTrack(void* op)
     object PyType_GenericAlloc(PyTypeObject* type, Py_ssize_t items)
 
@@ -136,10 +140,14 @@ cdef class RecordsBody:
             raise ValueError(f"timestamp {timestamp} ms is out of range")
         key, value = as_bytes(key), as_bytes(value)
         cdef bytes encoded_headers = reference.encode_headers(headers) if headers else b"\x00"
-        cdef Py_ssize_t headers_size = PyBytes_GET_SIZE(encoded_headers)
+        if timestamp_ms == INT64_MAX and self.record_count and self.base_timestamp_ms < 0:
+            encode_varint(timestamp - self.base_timestamp_ms)  # Refuses by ValueError: 65 bits.
+        return self._write(timestamp_ms, key, value, encoded_headers)
+
+    cdef Py_ssize_t _write(self, int64_t timestamp_ms, object key, object value, bytes headers) except -1:
+        """Add what was checked. Runs no Python code, so nothing else runs in its midst."""
+        cdef Py_ssize_t headers_size = PyBytes_GET_SIZE(headers)
         cdef int64_t base_ms = self.base_timestamp_ms if self.record_count else timestamp_ms
-        if base_ms < 0 and timestamp_ms == INT64_MAX:
-            encode_varint(timestamp - base_ms)  # Refuses by ValueError what has 65 bits.
         cdef uint64_t delta = zigzag(timestamp_ms - base_ms)
         cdef uint64_t offset = zigzag(self.record_count)
         cdef Py_ssize_t size = (
@@ -153,7 +161,7 @@ cdef class RecordsBody:
         at = write_varint(at, offset)
         at = write_bytes(at, key)
         at = write_bytes(at, value)
-        memcpy(at, PyBytes_AS_STRING(encoded_headers), headers_size)
+        memcpy(at, PyBytes_AS_STRING(headers), headers_size)
         self._size += grown
         self.base_timestamp_ms = base_ms
         if not self.record_count or timestamp_ms > self.max_timestamp_ms:
@@ -171,6 +179,11 @@ cdef class RecordsBody:
             raise MemoryError
         self._body, self._room = moved, room
         return 0
+
+
+# --- taking in ----------------------------------------------------------------------------------
+
+include "_intake.pxi"
 
 
 # --- reading -------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ from penstock.wire.columns import Columns
 from penstock.wire.compression import Compression, compress, decompress
 from penstock.wire.errors import CorruptRecordError
 from penstock.wire.record import Bounds, Header, Record, RecordData, RecordLike
-from penstock.wire.reference import MIN_RECORD_BYTES, encode_headers
+from penstock.wire.reference import MIN_RECORD_BYTES, RECORD_BOUND_BYTES, encode_headers
 
 __all__ = [
     "HEADER_BYTES",
@@ -79,12 +79,12 @@ def record_size_bound(
     key: Buffer | None, value: Buffer | None, headers: Sequence[tuple[str, Buffer | None]] = ()
 ) -> int:
     """The most bytes that a batch grows by when the record is appended, uncompressed."""
-    size = 21 + 5 + 5  # Length, attributes, timestamp, offset; lengths of key and value.
+    size = RECORD_BOUND_BYTES
     if key is not None:
         size += memoryview(key).nbytes
     if value is not None:
         size += memoryview(value).nbytes
-    return size + len(encode_headers(headers) if headers else b"\x00")
+    return size + len(encode_headers(headers)) if headers else size
 
 
 class BatchBuilder(codec.RecordsBody):

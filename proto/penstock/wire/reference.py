@@ -21,6 +21,10 @@ from penstock.wire.varint import SMALL, SMALL_LIMIT, decode_varint, encode_varin
 MIN_RECORD_BYTES: Final = 7
 """The smallest record: seven fields of a byte each."""
 
+RECORD_BOUND_BYTES: Final = 21 + 5 + 5 + 1
+"""The most that a record without headers takes beside its key and value: its length, attributes,
+timestamp and offset; the lengths of key and value; the number of headers."""
+
 TIMESTAMP_MAX: Final = 2**63 - 1
 
 _new = tuple.__new__  # A NamedTuple's own constructor costs twice as much.

@@ -46,12 +46,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Generic, TypeVar
 
-from penstock.client.core.accumulator import Batch
+from penstock.client.core.accumulator import Batch, Splittable
 from penstock.wire.compression import Compression
 from penstock.wire.errors import PenstockError
 from penstock.wire.ids import TopicPartition
 
-D = TypeVar("D")
+D = TypeVar("D", bound=Splittable)
 
 SEQUENCE_LIMIT = 2**31
 MAX_EPOCH = 2**15 - 1
