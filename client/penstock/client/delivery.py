@@ -50,20 +50,21 @@ class Receipt:
     """What became of one batch. Settled once, or split into two that are. Thread-safe."""
 
     __slots__ = (
+        "_number",
+        "_topic",
         "_waiters",
         "base_offset",
         "error",
         "is_settled",
         "log_append_time_ms",
         "middle",
-        "partition",
         "parts",
         "period",
         "unread",
     )
 
     def __init__(self, partition: TopicPartition) -> None:
-        self.partition = partition
+        self._topic, self._number = partition
         self.is_settled = False  # Said last: what follows is final by then.
         self.base_offset = -1
         self.log_append_time_ms = -1
@@ -98,7 +99,8 @@ class Receipt:
 
     def split(self, middle: int) -> tuple[Receipt, Receipt]:
         """The batch goes on as two, of which the second begins at ``middle``."""
-        parts = Receipt(self.partition), Receipt(self.partition)
+        partition = TopicPartition(self._topic, self._number)
+        parts = Receipt(partition), Receipt(partition)
         with LOCK:
             for index, waiter in self._waiters:
                 if index < 0:
@@ -151,11 +153,10 @@ class Receipt:
         offset = self.base_offset
         if self.log_append_time_ms >= 0:
             timestamp_ms = self.log_append_time_ms
+        if offset >= 0:
+            offset += index
         # The type's own constructor costs twice as much.
-        return _new(
-            RecordMetadata,
-            (*self.partition, offset + index if offset >= 0 else -1, timestamp_ms),
-        )
+        return _new(RecordMetadata, (self._topic, self._number, offset, timestamp_ms))
 
     def note_read(self, count: int) -> None:
         """Somebody looks at so many of its records. The lock is held."""
@@ -218,7 +219,7 @@ class DeliveryFuture(codec.Claim[Receipt], concurrent.futures.Future[RecordMetad
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Why the record was not written, or None. Waits up to ``timeout`` seconds."""
-        receipt = self.receipt.locate(self.index)[0]
+        receipt = self.receipt
         if receipt.is_settled and receipt.error is None:
             return None
         error = super().exception(timeout)

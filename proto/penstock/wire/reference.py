@@ -67,6 +67,16 @@ class RecordsBody:
         """The records' bytes; not to be kept while more are appended."""
         return self._body
 
+    def behind(self, header: bytes) -> Buffer:
+        """The batch: the header and the records behind it.
+
+        With the compiled codec they are not copied, and while this is kept no record is appended
+        (BufferError). Raises ValueError for a header of another size.
+        """
+        if len(header) != HEADER_BYTES:
+            raise ValueError(f"a header of {len(header)} bytes instead of {HEADER_BYTES}")
+        return b"".join((header, self._body))
+
     def append(
         self,
         timestamp_ms: int,

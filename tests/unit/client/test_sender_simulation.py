@@ -126,7 +126,7 @@ class World:
                 for entry in effect.entries:
                     self.check_bytes(entry.batch)
                 topic_id = self.metadata.topic_id("t")
-                data = [e.batch.encoded for e in effect.entries]
+                data = [bytes(e.batch.encoded or b"") for e in effect.entries]
                 self.sent[effect.correlation_id] = (topic_id, data)
                 self.requests[effect.node_id].append(effect)
             case Acknowledge(batch, base_offset, _):
@@ -158,7 +158,7 @@ class World:
             header.base_sequence,
             header.last_sequence,  # The first part of a split batch begins where it did.
         )
-        assert self.bytes_of.setdefault(key, batch.encoded) == batch.encoded
+        assert self.bytes_of.setdefault(key, bytes(batch.encoded)) == batch.encoded
 
     # --- the world's side -------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from penstock.client.core.partitioner import partition_for_key
 from penstock.wire import codec, intake
 from penstock.wire.codec import Claim, Intake, Places, Stuck, first_odd
+from penstock.wire.compression import Compression
 from penstock.wire.records import BatchBuilder, decode_batch, record_size_bound
 
 compiled = pytest.mark.skipif(not codec.IS_COMPILED, reason="the package was built without it")
@@ -281,3 +282,46 @@ def test_without_the_compiled_codec_everything_goes_the_long_way() -> None:
     assert slow.used_bytes == 5
     with pytest.raises(TypeError):
         intake.Intake(int, buffer_memory_bytes=1, max_record_bytes=1, hashes_keys=True)  # type: ignore[type-var] # what is refused
+
+
+@given(st.lists(DATA, min_size=1, max_size=30), st.sampled_from(Compression))
+def test_a_sealed_batch_is_the_one_that_is_built(
+    values: list[bytes | None], compression: Compression
+) -> None:
+    builder = BatchBuilder()
+    for value in values:
+        builder.append(5, None, value)
+    identity: dict[str, Any] = {
+        "compression": compression,
+        "producer_id": 7,
+        "producer_epoch": 3,
+        "base_sequence": 11,
+    }
+    built = builder.build(**identity)
+    sealed = builder.seal(**identity)
+    assert sealed == built
+    other = builder.build(compression=compression)
+    assert sealed == built != other
+
+
+@compiled
+def test_a_batch_in_use_stays_as_it_is() -> None:
+    builder = BatchBuilder()
+    builder.append(5, None, b"v" * 20_000)
+    sealed = builder.seal()
+    before = bytes(sealed)
+    with pytest.raises(BufferError):
+        builder.append(5, None, b"w")
+    with pytest.raises(BufferError):
+        builder.seal(producer_id=1)
+    with pytest.raises(ValueError, match="a header of 3 bytes"):
+        builder.behind(b"abc")
+    del builder
+    others = [BatchBuilder() for _ in range(50)]  # None gets the memory, though it is wanted.
+    for other in others:
+        other.append(5, None, b"o" * 20_000)
+    assert bytes(sealed) == before
+    del sealed, other
+    built = {other.build() for other in others}
+    assert len(built) == 1
+    assert decode_batch(built.pop())[0].value == b"o" * 20_000

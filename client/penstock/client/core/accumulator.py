@@ -22,7 +22,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from penstock.wire.codec import Intake
 from penstock.wire.ids import TopicPartition
-from penstock.wire.records import HEADER_BYTES, BatchBuilder, RecordData, decode_batch
+from penstock.wire.records import HEADER_BYTES, BatchBuilder, Buffer, RecordData, decode_batch
 
 
 class Splittable(Protocol):
@@ -89,7 +89,7 @@ class Batch(Generic[D]):
         self.full = False
         self.closed = False
         self.done = False  # Has its verdict.
-        self.encoded: bytes | None = None
+        self.encoded: Buffer | None = None
         self.order = -1  # Its place among the batches ever sent to the partition.
         self.order_span = 0
         self.producer_id = -1

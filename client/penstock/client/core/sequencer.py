@@ -341,7 +341,9 @@ class Sequencer(Generic[D]):
         lane.next_sequence = (lane.next_sequence + batch.record_count) % SEQUENCE_LIMIT
 
     def _encode(self, batch: Batch[D]) -> None:
-        batch.encoded = batch.builder.build(
+        # What was sent before may still be on its way, and must stay as it is.
+        make = batch.builder.seal if batch.encoded is None else batch.builder.build
+        batch.encoded = make(
             compression=self._compression,
             producer_id=batch.producer_id,
             producer_epoch=batch.producer_epoch,
