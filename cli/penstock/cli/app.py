@@ -27,6 +27,7 @@ from penstock.cli import (
     partitions,
     produce,
     quorum,
+    replay,
     topics,
 )
 from penstock.cli import format as format_command
@@ -178,6 +179,7 @@ app.add_typer(topics.app, name="topics")
 app.add_typer(partitions.app, name="partitions")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
+app.command("replay")(replay.replay)
 app.add_typer(groups.app, name="groups")
 app.add_typer(offsets.app, name="offsets")
 app.add_typer(bench.app, name="bench")

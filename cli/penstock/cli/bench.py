@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from penstock.cli.bench_consume import ConsumeMode, ConsumeRun
-from penstock.cli.bench_figures import Figures, Progress, show
+from penstock.cli.bench_figures import Figures, show
 from penstock.cli.bench_produce import LatencyRun, Load, SendRun, warm_up
 from penstock.cli.bench_topic import BenchTopic, TopicPlan, bench_topic, readable_records
 from penstock.cli.client_warnings import client_warnings
 from penstock.cli.errors import EXIT_FAILED, explain, report, with_step
 from penstock.cli.interrupts import Interrupt
 from penstock.cli.output import format_count
+from penstock.cli.pace import Progress
 from penstock.cli.produce import ACKS, Acks, Compression
 from penstock.cli.settings import Bootstrap, Output, Settings, resolve
 from penstock.wire.config_keys import MAX_INT32

@@ -9,8 +9,9 @@ from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.cli.bench_figures import Figures, Progress, Stopwatch
+from penstock.cli.bench_figures import Figures, Stopwatch
 from penstock.cli.interrupts import Interrupt
+from penstock.cli.pace import Progress
 
 if TYPE_CHECKING:
     from penstock.client import Consumer, ConsumerRecord

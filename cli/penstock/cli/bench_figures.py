@@ -1,21 +1,16 @@
-"""What a benchmark of `penstock bench` measured, and how it is told while and after it runs."""
+"""What a benchmark of `penstock bench` measured, and how it is told."""
 
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from penstock.cli.errors import report
 from penstock.cli.output import format_count, print_json, print_table
 from penstock.wire.errors import PenstockError
 
-_TERMINAL_SECONDS: Final = 0.2
-_LINE_SECONDS: Final = 5.0
-_CLEAR: Final = "\r\x1b[K"
 _QUANTILES: Final = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p999", 0.999), ("max", 1.0))
 
 
@@ -124,47 +119,3 @@ class Stopwatch:
         """What comes later does not count, unless it is marked again."""
         self.seconds = time.perf_counter() - self.started
         self.cpu_seconds = time.process_time() - self._cpu_started
-
-
-class Progress:
-    """How far a run is, on standard error: a line that changes on a terminal, else one in 5 s."""
-
-    def __init__(self, what: str, total: int) -> None:
-        self._what = what
-        self._total = total
-        self._terminal = sys.stderr.isatty()
-        self._every = _TERMINAL_SECONDS if self._terminal else _LINE_SECONDS
-        self._done = 0
-        self._started = self._told = time.perf_counter()
-        self._told_count = 0
-
-    def advance(self, count: int) -> None:
-        """So many records more. Costs a look at the clock; call it for hundreds of records."""
-        self._done += count
-        now = time.perf_counter()
-        if now - self._told < self._every:
-            return
-        rate = (self._done - self._told_count) / (now - self._told)
-        self._told, self._told_count = now, self._done
-        text = (
-            f"{self._what} {format_count(self._done)} of {format_count(self._total)} records "
-            f"({rate:,.0f}/s)"
-        )
-        if self._terminal:
-            _write(_CLEAR + text)
-        else:
-            report(text)
-
-    def end(self) -> None:
-        """Take the line away."""
-        if self._terminal:
-            _write(_CLEAR)
-
-
-def _write(text: str) -> None:
-    try:
-        sys.stderr.write(text)
-        sys.stderr.flush()
-    except (OSError, ValueError):
-        # Nobody looks any more; the run is not for the progress line.
-        return

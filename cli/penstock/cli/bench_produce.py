@@ -17,9 +17,10 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.cli.bench_figures import Figures, Progress, Stopwatch
+from penstock.cli.bench_figures import Figures, Stopwatch
 from penstock.cli.errors import report
 from penstock.cli.interrupts import Interrupt
+from penstock.cli.pace import Progress, Schedule
 from penstock.wire.errors import DeliveryFailedError, PenstockError, RequestTimedOutError
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ _BLOCK_SECONDS: Final = 0.01
 _MOST_KEPT: Final = 1_000_000
 """Futures beyond are looked at while the run goes on, which counts as CPU time of the client."""
 _STOP_SECONDS: Final = 5.0
-_LOOK_UP_SECONDS: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,28 +56,6 @@ class Load:
         letters = (string.ascii_letters + string.digits).encode()
         chance = random.Random(self.size_bytes)
         return [bytes(chance.choices(letters, k=self.size_bytes)) for _ in range(self.block)]
-
-
-class Schedule:
-    """When the next record is due at a rate; without one, at once."""
-
-    def __init__(self, rate: float, interrupt: Interrupt) -> None:
-        self._rate = rate
-        self._interrupt = interrupt
-        self._started = time.perf_counter()
-        self.behind = 0.0
-
-    def wait_for(self, number: int) -> bool:
-        """Wait until the record of this number, from 0 on, is due; False at a stop signal."""
-        due = self._started + number / self._rate if self._rate else 0.0
-        while not self._interrupt.count:
-            left = due - time.perf_counter()
-            if left <= 0:
-                self.behind = max(self.behind, -left)
-                return True
-            # In short parts: a first stop signal wakes nobody up who sleeps here.
-            time.sleep(min(left, _LOOK_UP_SECONDS))
-        return False
 
 
 def warm_up(producer: Producer, topic: str, partitions: int, value: bytes) -> None:

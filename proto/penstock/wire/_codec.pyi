@@ -7,3 +7,4 @@ from penstock.wire.intake import first_odd as first_odd
 from penstock.wire.reference import RecordsBody as RecordsBody
 from penstock.wire.reference import parse_columns as parse_columns
 from penstock.wire.reference import parse_records as parse_records
+from penstock.wire.reference import parse_records_as as parse_records_as

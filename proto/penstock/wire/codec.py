@@ -8,7 +8,12 @@ from penstock.wire import intake, reference
 
 if TYPE_CHECKING:
     from penstock.wire.intake import Claim, Intake, Places, Stuck, first_odd
-    from penstock.wire.reference import RecordsBody, parse_columns, parse_records
+    from penstock.wire.reference import (
+        RecordsBody,
+        parse_columns,
+        parse_records,
+        parse_records_as,
+    )
 
     IS_COMPILED: Final[bool] = False
 else:
@@ -20,6 +25,7 @@ else:
     RecordsBody = (_codec or reference).RecordsBody
     parse_columns = (_codec or reference).parse_columns
     parse_records = (_codec or reference).parse_records
+    parse_records_as = (_codec or reference).parse_records_as
     Claim = (_codec or intake).Claim
     Intake = (_codec or intake).Intake
     Places = (_codec or intake).Places
@@ -36,4 +42,5 @@ __all__ = [
     "first_odd",
     "parse_columns",
     "parse_records",
+    "parse_records_as",
 ]

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = [
-    "catch_up.py", "codec.py", "controller_failover.py", "failover.py", "idle.py",
+    "catch_up.py", "codec.py", "consume.py", "controller_failover.py", "failover.py", "idle.py",
     "log_recovery.py", "many_partitions.py", "metadata_scale.py", "produce_latency.py",
     "quorum_commit.py", "throughput.py",
 ]  # fmt: skip
@@ -96,6 +96,16 @@ def test_throughput_is_measured():
     assert [row["what"].split(",")[0] for row in rows] == ["one broker"] * 2 + ["three brokers"] * 2
     assert [row["megabytes"] > 10 for row in rows] == [True] * 4
     assert rows[1]["megabytes"] > rows[0]["megabytes"], "what warmed up is consumed too"
+
+
+@pytest.mark.integration
+def test_consuming_is_measured():
+    small = ("--records", "20000", "--rounds", "1", "--how", "iterate", "poll", "poll_batch")
+    rounds = json.loads(run("consume.py", *small, "--json"))["rounds"]
+    assert [each["how"] for each in rounds] == ["iterate", "poll", "poll_batch"]
+    for each in rounds:
+        assert each["records"] >= 20_000
+        assert each["records_per_s"] > 0
 
 
 @pytest.mark.integration

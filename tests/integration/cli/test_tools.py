@@ -1,9 +1,10 @@
-"""The tools of the command against a cluster of `penstock dev`: bench, groups, offsets."""
+"""The tools of the command against a cluster of `penstock dev`: bench, groups, offsets, replay."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.client import Consumer
+from penstock.client import Consumer, ConsumerRecord, Producer
 from tests.integration.cli.dev_cluster import COMMAND, DevCluster
 from tests.integration.cluster import environment_without_penstock
 from tests.support import wait_until
@@ -82,33 +83,40 @@ def test_ctrl_c_prints_what_was_measured_so_far(dev: DevCluster) -> None:
 # --- penstock groups and penstock offsets ---------------------------------------------------------
 
 
+def lags(dev: DevCluster, group_id: str) -> list[int]:
+    (group,) = dev.json("groups", "describe", group_id)
+    return [entry["lag"] for entry in group["partitions"]]
+
+
 def test_offsets_of_a_group_are_saved_moved_and_restored(dev: DevCluster, tmp_path: Path) -> None:
     dev.ok("topics", "create", "moved", "--partitions", "2")
-    dev.ok("produce", "moved", stdin=b"".join(b"%d\n" % number for number in range(20)))
+    # Keys of both partitions.
+    lines = b"".join(b"%d %d\n" % (number % 5, number) for number in range(20))
+    dev.ok("produce", "moved", "--key-separator", " ", stdin=lines)
     (ends, starts) = (
         [entry["offset"] for entry in dev.json("offsets", "get", "moved", "--at", at)]
         for at in ("latest", "earliest")
     )
     assert (sum(ends), starts) == (20, [0, 0])
-    everything = ("--group", "movers", "--max-records", "20")
+    everything = ("--group", "movers", "--max-records", "20", "--timeout", "30")
     assert len(dev.consumed("moved", *everything)) == 20
     saved = tmp_path / "saved.json"
     dev.ok("groups", "offsets", "export", "movers", "--file", str(saved))
 
     reset = ("groups", "offsets", "reset", "movers", "--topic", "moved")
     assert "nothing was changed" in dev.ok(*reset, "--to", "earliest")
-    assert dev.consumed("moved", "--group", "movers") == []
+    assert lags(dev, "movers") == [0, 0]
     assert "committed 2 offsets" in dev.ok(*reset, "--to", "earliest", "--execute")
     assert sorted(map(int, dev.consumed("moved", *everything))) == list(range(20))
 
     [change, _] = dev.json(*reset, "--shift-by", "-1000", "--execute")["offsets"]
     assert (change["new_offset"], change["asked_offset"]) == (0, change["committed_offset"] - 1000)
+    assert sum(lags(dev, "movers")) > 0
     dev.ok("groups", "offsets", "import", "movers", str(saved), "--execute")
-    (group,) = dev.json("groups", "describe", "movers")
-    assert [entry["lag"] for entry in group["partitions"]] == [0, 0]
+    assert lags(dev, "movers") == [0, 0]
     # Another group begins where that one stood.
     dev.ok("groups", "offsets", "import", "successors", str(saved), "--execute")
-    assert dev.consumed("moved", "--group", "successors") == []
+    assert lags(dev, "successors") == [0, 0]
     dev.ok("groups", "delete", "successors")
     assert "'successors'" in dev.refused("groups", "delete", "successors")
 
@@ -118,7 +126,9 @@ def test_a_time_is_found_in_a_log(dev: DevCluster) -> None:
     dev.ok("produce", "timed", stdin=b"one\ntwo\n")
     times = [
         json.loads(line)["timestamp_ms"]
-        for line in dev.consumed("timed", "--format", "json", "--max-records", "2")
+        for line in dev.consumed(
+            "timed", "--format", "json", "--max-records", "2", "--timeout", "30"
+        )
     ]
     (entry,) = dev.json("offsets", "get", "timed", "--at", str(times[0]))
     assert (entry["offset"], entry["timestamp_ms"]) == (0, times[0])
@@ -153,3 +163,64 @@ def test_a_group_with_members_is_sound_and_keeps_its_offsets(dev: DevCluster) ->
         assert "2 members" in dev.refused("groups", "delete", "guards")
     verdict = dev.json("groups", "verify", "guards")
     assert (verdict["sound"], verdict["members"]) == (True, 0)
+
+
+# --- penstock replay ------------------------------------------------------------------------------
+
+
+def contents(bootstrap: str, topic: str, count: int) -> list[tuple[object, ...]]:
+    """Everything of so many records but where they are; by key."""
+    with Consumer(bootstrap, topics=[topic], auto_offset_reset="earliest") as consumer:
+        found: list[ConsumerRecord] = []
+
+        def all_there() -> bool:
+            found.extend(consumer.poll(200))
+            return len(found) >= count
+
+        wait_until(all_there, f"{count} records of {topic}", 20.0)
+        assert consumer.poll(0) == []
+    return sorted((one.key, one.value, one.headers, one.timestamp_ms) for one in found)
+
+
+def test_a_topic_is_copied_and_interrupted_and_goes_on(dev: DevCluster) -> None:
+    dev.ok("topics", "create", "from", "--partitions", "2")
+    dev.ok("topics", "create", "to", "--partitions", "2")
+    dev.ok("topics", "create", "wide", "--partitions", "5")
+    with Producer(dev.bootstrap) as producer:
+        for number in range(2_000):
+            producer.send(
+                "from",
+                b"" if number % 7 else None,
+                b"%04d" % number,
+                [("n", b"%d" % number), ("empty", None)],
+                timestamp_ms=1_600_000_000_000 + number,
+            )
+    wanted = contents(dev.bootstrap, "from", 2_000)
+
+    running = subprocess.Popen(
+        [*COMMAND, "replay", "from", "to", "--rate", "100"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment_without_penstock() | {"PENSTOCK_BOOTSTRAP": dev.bootstrap},
+    )
+    assert running.stderr is not None
+    # The first line of its progress.
+    assert b" of 2,000 records" in running.stderr.readline()
+    running.send_signal(signal.SIGINT)
+    out, errors = running.communicate(timeout=30)
+    assert running.returncode == 130, errors
+    assert re.match(rb"replayed [\d,]+ records", out)
+    rest = errors.decode().partition("to go on: penstock ")[2].strip()
+    words = shlex.split(rest)
+    words[words.index("--rate") + 1] = "0"
+    report = json.loads(dev.ok(*words, "--output", "json"))
+    assert report["complete"] is True
+    assert 0 < report["records"] < 2_000
+    assert contents(dev.bootstrap, "to", 2_000) == wanted, "nothing lost, nothing doubled"
+
+    dev.ok("replay", "from", "wide", "--partition-by", "key")
+    assert contents(dev.bootstrap, "wide", 2_000) == wanted
+    # The last ten by their time.
+    last = ("--from", "1600000001990", "--max-records", "50", "--output", "json")
+    assert json.loads(dev.ok("replay", "from", "to", *last))["records"] == 10
+    assert "next: choose --partition-by key" in dev.refused("replay", "wide", "to")

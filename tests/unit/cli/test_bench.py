@@ -17,11 +17,12 @@ from typer.testing import CliRunner
 from penstock.cli import bench, bench_topic
 from penstock.cli.app import app
 from penstock.cli.bench_consume import ConsumeMode, ConsumeRun
-from penstock.cli.bench_figures import Figures, Progress, Stopwatch, quantile, show
+from penstock.cli.bench_figures import Figures, Stopwatch, quantile, show
 from penstock.cli.bench_produce import LatencyRun, Load, SendRun, longest_gap
 from penstock.cli.bench_topic import BenchTopic, TopicPlan
 from penstock.cli.interrupts import Interrupt
 from penstock.cli.output import OutputFormat
+from penstock.cli.pace import Progress
 from penstock.cli.settings import Settings
 from penstock.wire.errors import (
     BufferExhaustedError,
