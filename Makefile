@@ -28,7 +28,7 @@ help: ## List the targets
 
 # --- Setting up -----------------------------------------------------------------------------------
 # The marker files make an install run again when what is built or installed by it has changed.
-BUILT_FROM := pyproject.toml hatch_build.py proto/penstock/wire/_codec.pyx
+BUILT_FROM := pyproject.toml hatch_build.py proto/penstock/wire/_codec.pyx proto/penstock/wire/_intake.pxi
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
