@@ -19,7 +19,8 @@ SERVICE_FILES := $(shell grep -l '^service ' $(PROTO_FILES))
 .PHONY: help venv install demo test lint types format test-unit test-simulation test-integration \
 	proto proto-check bench-failover bench-idle bench-quorum bench-controller-failover \
 	bench-metadata bench-latency bench-catch-up bench-throughput bench-recovery bench-partitions \
-	bench-tls bench-codec bench-client kill-loop fuzz-codec flip-loop sim sim-mutants build clean distclean
+	bench-tls bench-codec bench-client bench-consume kill-loop fuzz-codec flip-loop sim sim-mutants \
+	build clean distclean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-26s %s\n", $$1, $$2 }' \
@@ -97,6 +98,9 @@ bench-codec: $(VENV)/.installed-dev ## Measure what a record costs to encode and
 
 bench-client: $(VENV)/.installed-dev ## Measure every way to write and read against its goals
 	@$(BIN)/python bench/client.py $(ARGS)
+
+bench-consume: $(VENV)/.installed-dev ## Measure the records a second that a consumer hands out
+	@$(BIN)/python bench/consume.py $(ARGS)
 
 # --- Checking -------------------------------------------------------------------------------------
 

@@ -93,6 +93,9 @@ def main(path: str, rounds: int, seed: int) -> None:
                 expected = outcome(getattr(reference, name), data, bounds)
                 assert outcome(getattr(codec, name), data, bounds) == expected, (seed, number, name)
                 refused += isinstance(expected, str)
+            framed = (data, bounds, chance.choice((-1, 3, 9)), tuple, ("t", 1), (b"id",))
+            expected = outcome(reference.parse_records_as, *framed)
+            assert outcome(codec.parse_records_as, *framed) == expected, (seed, number, "as")
     sys.stdout.write(f"{rounds} rounds of seed {seed}: {refused} of {8 * rounds} refused, alike\n")
 
 

@@ -80,12 +80,12 @@ class Commits:
         self, mine: Iterable[TopicPartition], timeout_ms: float | None = None
     ) -> None:
         """Commit what is processed and not committed yet of ``mine``; a failure is only logged."""
-        consumed = self._handout.consumed
+        processed = self._handout.processed()
         positions = self._committable(
             {
                 partition: position
                 for partition in mine
-                if (position := consumed.get(partition)) is not None
+                if (position := processed.get(partition)) is not None
             }
         )
         new = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import re
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sized
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack
 
@@ -25,6 +25,7 @@ from penstock.wire.errors import ClientClosedError, PenstockError
 from penstock.wire.ids import TopicPartition
 
 T = TypeVar("T")
+Taken = TypeVar("Taken", bound=Sized)
 P = ParamSpec("P")
 
 
@@ -55,6 +56,7 @@ class Consumer:
         self._guard = ForkGuard("Consumer")
         self._thread = LoopThread.shared()
         self._engine = ConsumerEngine(self.config)
+        self._handout = self._engine.handout
         self._listener: RebalanceListener | None = None
         self._closed = False
         self._thread.register(self)
@@ -84,13 +86,14 @@ class Consumer:
         return self
 
     def __next__(self) -> ConsumerRecord:
-        handout = self._engine.handout
+        handout = self._handout
         while True:
-            record = handout.next_record(now_ms())
-            if record is not None:
-                return record
-            self._check_open()
-            self._fetch(Deadline.never(), None)
+            if not handout.interrupted:
+                for record in handout.current:
+                    return record
+            if not handout.begin_run(now_ms()):
+                self._check_open()
+                self._fetch(Deadline.never(), None)
 
     # --- what to read -----------------------------------------------------------------------
 
@@ -140,7 +143,8 @@ class Consumer:
 
         Waits up to ``timeout_ms`` (None: without bound) for the first; then returns what is
         there, maybe nothing. Records of a partition come in order. Marks what earlier polls
-        returned as processed. Runs rebalance listeners. Raises NoOffsetError, CorruptRecordError
+        returned as processed. Runs rebalance listeners. Raises NoOffsetError, OffsetOutOfRangeError
+        (both only with ``auto_offset_reset="none"``), CorruptRecordError
         (naming partition and offset, after ``default_api_timeout_ms`` of asking the leader again;
         it goes on being asked, or ``seek`` past it), SerializationError,
         UnknownTopicOrPartitionError, FencedInstanceIdError, BootstrapError. The first call
@@ -150,27 +154,28 @@ class Consumer:
         A member that did not poll for ``max_poll_interval_ms`` has left the group (a warning says
         so); polling joins again.
         """
-        self._check_open()
-        timeout_ms = arguments.timeout_ms(timeout_ms)
-        max_records = arguments.max_records(max_records)
-        handout = self._engine.handout
-        handout.settle()
-        limit = max_records or self.config.max_poll_records
-        deadline = Deadline.after_ms(timeout_ms)
-        # Taken here, not returned by the engine: what an interrupt keeps from us stays there.
-        while not (records := handout.take(limit, now_ms())):
-            if not self._fetch(deadline, max_records):
-                break
-        return records
+        return self._poll(self._handout.take, timeout_ms, max_records)
 
     def poll_batch(
         self, timeout_ms: float | None = 1_000, max_records: int | None = None
     ) -> dict[TopicPartition, list[ConsumerRecord]]:
-        """``poll``, by partition."""
-        batches: dict[TopicPartition, list[ConsumerRecord]] = {}
-        for record in self.poll(timeout_ms, max_records):
-            batches.setdefault(record.topic_partition, []).append(record)
-        return batches
+        """``poll``, by partition: the same records, and cheaper where they are processed so."""
+        return self._poll(self._handout.take_batches, timeout_ms, max_records)
+
+    def _poll(
+        self, take: Callable[[int, float], Taken], timeout_ms: float | None, max_records: int | None
+    ) -> Taken:
+        self._check_open()
+        timeout_ms = arguments.timeout_ms(timeout_ms)
+        max_records = arguments.max_records(max_records)
+        self._handout.settle()
+        limit = max_records or self.config.max_poll_records
+        deadline = Deadline.after_ms(timeout_ms)
+        # Taken here, not returned by the engine: what an interrupt keeps from us stays there.
+        while not (taken := take(limit, now_ms())):
+            if not self._fetch(deadline, max_records):
+                break
+        return taken
 
     # --- positions --------------------------------------------------------------------------
 
@@ -310,7 +315,7 @@ class Consumer:
         self._closed = True
         self._thread.forget(self)
         if all_processed:
-            self._engine.handout.settle()
+            self._handout.settle()
         deadline = Deadline.after_ms(timeout_ms)
         try:
             parting = self._engine.parting()

@@ -29,7 +29,7 @@ from penstock.client.metadata_keeper import MetadataKeeper
 from penstock.client.model import OffsetAndMetadata, OffsetAndTimestamp
 from penstock.client.offsets import GroupOffsets
 from penstock.client.positions import Positions
-from penstock.client.record_reader import RecordReader
+from penstock.client.record_reader import record_reader
 from penstock.wire.errors import (
     ClientClosedError,
     ConsumerStalledError,
@@ -42,6 +42,9 @@ from penstock.wire.ids import TopicPartition
 _LOG: Final = logging.getLogger("penstock.client")
 _STALL_MS: Final = 10_000.0
 _LEAVE_MS: Final = 2_000.0
+_AHEAD_BYTES: Final = 1024 * 1024
+"""What was fetched as this is decoded at a time, so that an application that takes few records each
+time need not ask the event loop each time."""
 _LEAST_PAUSE_MS: Final = 10.0
 """Between automatic commits, however often they are asked for."""
 
@@ -53,7 +56,7 @@ class ConsumerEngine:
 
     def __init__(self, config: ConsumerConfig) -> None:
         self._config = config
-        self.handout = Handout()
+        self.handout = Handout(record_reader(config))
         self.closed = False
         self._cluster = Cluster(config)
         self._keeper = MetadataKeeper(self._cluster, self._on_metadata)
@@ -74,7 +77,7 @@ class ConsumerEngine:
                 self._cluster,
                 self._coordinators,
                 config,
-                alive_ms=lambda: now_ms() if self._polling else self.handout.taken_ms,
+                alive_ms=self._alive_ms,
                 on_change=self._on_group_change,
             )
             self._offsets = GroupOffsets(
@@ -92,7 +95,6 @@ class ConsumerEngine:
             member=self._group.member if self._group is not None else None,
             on_progress=self._progress,
         )
-        self._reader = RecordReader(config)
         self._subscription = Subscription()
         self._subscribed = Subscription()  # What is in force.
         self._by_hand = False
@@ -324,8 +326,12 @@ class ConsumerEngine:
             self._topics_changed = False
             self._read_whole_topics(first=False)
         if not self.handout.has_kept:
-            self.handout.keep(self._fetch.take(limit, self._reader.convert))
+            self.handout.keep(self._fetch.take(limit, _AHEAD_BYTES))
         return True if self.handout.has_kept else None
+
+    def _alive_ms(self) -> float:
+        now = now_ms()
+        return now if self._polling else self.handout.taken_ms(now)
 
     def _watch_leaders(self) -> None:
         if news := self._leader_watch.look(self._fetch.fetcher.leaderless(), now_ms()):
@@ -459,12 +465,14 @@ class ConsumerEngine:
         wanted = tuple(partitions)
         self._check_assigned(wanted)
         self._fetch.pause(wanted)
+        self.handout.hold(wanted)
 
     async def resume(self, partitions: Iterable[TopicPartition]) -> None:
         """Hand partitions out again."""
         wanted = tuple(partitions)
         self._check_assigned(wanted)
         self._fetch.resume(wanted)
+        self.handout.release(wanted)
         self._progress()
 
     def paused(self) -> frozenset[TopicPartition]:

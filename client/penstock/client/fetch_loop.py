@@ -26,9 +26,9 @@ from penstock.client.core.fetch_events import (
     SendFetch,
     Woken,
 )
-from penstock.client.core.fetcher import Convert, Fetcher, FetcherSettings
+from penstock.client.core.fetcher import Fetcher, FetcherSettings
+from penstock.client.core.subscription import Run
 from penstock.client.metadata_keeper import MetadataKeeper
-from penstock.client.model import ConsumerRecord
 from penstock.client.transport import rpc_error
 from penstock.v1 import common_pb2, log_pb2, log_pb2_grpc
 from penstock.wire.errors import NetworkError, PenstockError, error_from_proto
@@ -88,10 +88,10 @@ class FetchLoop:
             self._carry_out(effect)
         self._set_timer()
 
-    def take(self, limit: int, convert: Convert) -> list[ConsumerRecord]:
+    def take(self, limit: int, ahead_bytes: int) -> list[Run]:
         """Records for the application; fetches on at once in the room they leave."""
         try:
-            return self.fetcher.take(limit, convert, now_ms())
+            return self.fetcher.take(limit, now_ms(), ahead_bytes)
         finally:
             self.handle(Woken())
 

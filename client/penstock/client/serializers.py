@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, TypeVar
 
+from penstock.client.model import ConsumerRecord
 from penstock.wire.errors import ConfigurationError, PenstockError, SerializationError
 
 Serializer = Callable[[Any], bytes | None]
@@ -117,13 +118,14 @@ def serialize(
 
 
 def deserialize(
-    what: Literal["key", "value"], where: str, use: Deserializer, data: bytes | None
+    what: Literal["key", "value"], record: ConsumerRecord, use: Deserializer, data: bytes | None
 ) -> Any:
     """The object that ``data`` stands for. Raises SerializationError naming the record."""
     try:
         return use(data)
     except Exception as error:
         raise SerializationError(
-            f"cannot deserialise the {what} of the record at {where}: {error}; seek past the "
-            f"record, or set {what}_deserializer='bytes' to look at it"
+            f"cannot deserialise the {what} of the record at {record.topic_partition}@"
+            f"{record.offset}: {error}; seek past the record, or set {what}_deserializer='bytes' "
+            "to look at it"
         ) from error

@@ -2,3 +2,4 @@
 from penstock.wire.reference import RecordsBody as RecordsBody
 from penstock.wire.reference import parse_columns as parse_columns
 from penstock.wire.reference import parse_records as parse_records
+from penstock.wire.reference import parse_records_as as parse_records_as

@@ -15,7 +15,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromSt
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from cpython.object cimport PyTypeObject
 from cpython.ref cimport Py_INCREF
-from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_New, PyTuple_SET_ITEM
+from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_New, PyTuple_SET_ITEM
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t, uint64_t
 from libc.string cimport memcpy, memset
@@ -294,38 +294,56 @@ cdef object read_headers(Parsed* record):
     return headers if at == record.end else None
 
 
-cdef inline object new_record(object offset, object timestamp_ms, Parsed* parsed, tuple headers):
-    """A Record. It is made of what can be in no cycle, so the collector need not look at it."""
-    cdef object record
+cdef inline void put(object record, Py_ssize_t place, object field) noexcept:
+    Py_INCREF(field)
+    PyTuple_SET_ITEM(record, place, field)
+
+
+cdef inline object new_record(
+    type kind, tuple before, object offset, object timestamp_ms, Parsed* parsed, tuple headers, tuple after
+):
+    """A record. It is made of what can be in no cycle, so the collector need not look at it."""
+    cdef object record, key, value
+    cdef Py_ssize_t first = PyTuple_GET_SIZE(before), more = PyTuple_GET_SIZE(after), place
     if PY_VERSION_HEX >= 0x030E0000:
         # A tuple of 3.14 keeps its hash, which only its own constructor sets to unknown.
-        return _new(_Record, (offset, timestamp_ms, as_object(parsed.key), as_object(parsed.value), headers))
-    record = PyType_GenericAlloc(<PyTypeObject*>_Record, 5)
-    cdef object key = as_object(parsed.key)
-    cdef object value = as_object(parsed.value)
-    Py_INCREF(offset)
-    PyTuple_SET_ITEM(record, 0, offset)
-    Py_INCREF(timestamp_ms)
-    PyTuple_SET_ITEM(record, 1, timestamp_ms)
-    Py_INCREF(key)
-    PyTuple_SET_ITEM(record, 2, key)
-    Py_INCREF(value)
-    PyTuple_SET_ITEM(record, 3, value)
-    Py_INCREF(headers)
-    PyTuple_SET_ITEM(record, 4, headers)
+        key, value = as_object(parsed.key), as_object(parsed.value)
+        return _new(kind, (*before, offset, timestamp_ms, key, value, headers, *after))
+    record = PyType_GenericAlloc(<PyTypeObject*>kind, first + 5 + more)
+    for place in range(first):
+        put(record, place, <object>PyTuple_GET_ITEM(before, place))
+    put(record, first, offset)
+    put(record, first + 1, timestamp_ms)
+    put(record, first + 2, as_object(parsed.key))
+    put(record, first + 3, as_object(parsed.value))
+    put(record, first + 4, headers)
+    for place in range(more):
+        put(record, first + 5 + place, <object>PyTuple_GET_ITEM(after, place))
     PyObject_GC_UnTrack(<void*>record)
     return record
 
 
 def parse_records(bytes data, bounds):
-    cdef list records = _records(data, bounds)
+    cdef list records = _records(data, bounds, -1, _Record, (), ())
     if records is None:
         return reference.parse_records(data, bounds)
     return records
 
 
-cdef list _records(bytes data, object bounds):
-    """The records, or None where something is malformed."""
+def parse_records_as(bytes data, bounds, least_offset, kind, before, after):
+    cdef list records = None
+    before, after = tuple(before), tuple(after)  # Exactly tuples, whatever kind they were of.
+    if isinstance(kind, type) and issubclass(kind, tuple) and -1 <= least_offset <= INT64_MAX:
+        records = _records(data, bounds, least_offset, kind, before, after)
+    if records is None:
+        return reference.parse_records_as(data, bounds, least_offset, kind, before, after)
+    return records
+
+
+cdef list _records(
+    bytes data, object bounds, int64_t least_offset, type kind, tuple before, tuple after
+):
+    """The records from an offset on, or None where something is malformed, before it too."""
     cdef int64_t record_count, base_offset, last_delta, base_ms, scale
     record_count, base_offset, last_delta, base_ms, scale = bounds
     cdef const uint8_t* at = <const uint8_t*>PyBytes_AS_STRING(data)
@@ -349,9 +367,11 @@ cdef list _records(bytes data, object bounds):
             headers = read_headers(&parsed)
             if headers is None:
                 return None
+        if offset < least_offset:
+            continue
         if timestamp_ms != last_ms:  # What is sent together often has one time.
             time, last_ms = timestamp_ms, timestamp_ms
-        records.append(new_record(offset, time, &parsed, headers))
+        records.append(new_record(kind, before, offset, time, &parsed, headers, after))
     return records if at == end else None
 
 

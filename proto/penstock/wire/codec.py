@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Final
 from penstock.wire import reference
 
 if TYPE_CHECKING:
-    from penstock.wire.reference import RecordsBody, parse_columns, parse_records
+    from penstock.wire.reference import (
+        RecordsBody,
+        parse_columns,
+        parse_records,
+        parse_records_as,
+    )
 
     IS_COMPILED: Final[bool] = False
 else:
@@ -19,5 +24,6 @@ else:
     RecordsBody = chosen.RecordsBody
     parse_columns = chosen.parse_columns
     parse_records = chosen.parse_records
+    parse_records_as = chosen.parse_records_as
 
-__all__ = ["IS_COMPILED", "RecordsBody", "parse_columns", "parse_records"]
+__all__ = ["IS_COMPILED", "RecordsBody", "parse_columns", "parse_records", "parse_records_as"]

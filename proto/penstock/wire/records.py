@@ -15,7 +15,7 @@ but CorruptRecordError.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from crc32c import crc32c
 
@@ -42,7 +42,7 @@ from penstock.wire.columns import Columns
 from penstock.wire.compression import Compression, compress, decompress
 from penstock.wire.errors import CorruptRecordError
 from penstock.wire.record import Bounds, Header, Record, RecordData, RecordLike
-from penstock.wire.reference import MIN_RECORD_BYTES, encode_headers
+from penstock.wire.reference import MIN_RECORD_BYTES, TupleT, encode_headers
 
 __all__ = [
     "HEADER_BYTES",
@@ -57,6 +57,7 @@ __all__ = [
     "RecordData",
     "RecordLike",
     "decode_batch",
+    "decode_batch_as",
     "decode_columns",
     "encode_batch",
     "iter_batches",
@@ -205,6 +206,26 @@ def decode_batch(batch: Buffer, *, max_bytes: int = MAX_RECORDS_BYTES) -> list[R
     """
     header = verify_batch(batch)
     return codec.parse_records(_record_data(batch, header, max_bytes), _bounds(header))
+
+
+def decode_batch_as(
+    batch: Buffer,
+    least_offset: int,
+    kind: type[TupleT],
+    before: tuple[Any, ...] = (),
+    after: tuple[Any, ...] = (),
+    *,
+    max_bytes: int = MAX_RECORDS_BYTES,
+) -> tuple[BatchHeader, list[TupleT]]:
+    """The batch's header, and its records from ``least_offset`` on, each as a ``kind``.
+
+    That is a NamedTuple, made of ``before``, a Record's fields and ``after``. What all records
+    share must be able to be in no cycle: numbers, texts, bytes. Raises what ``decode_batch`` does.
+    """
+    header = verify_batch(batch)
+    data = _record_data(batch, header, max_bytes)
+    bounds = _bounds(header)
+    return header, codec.parse_records_as(data, bounds, least_offset, kind, before, after)
 
 
 def decode_columns(batch: Buffer, *, max_bytes: int = MAX_RECORDS_BYTES) -> Columns:

@@ -1,6 +1,6 @@
 """Records to bytes and back, in pure Python: what the compiled codec is held to.
 
-It serves where that one was not built. ``_codec`` has the same three names with the same results
+It serves where that one was not built. ``_codec`` has the same names with the same results
 (tests/unit/wire/test_codec.py), and leaves to these what it finds malformed, so that errors are the
 same as well; ``penstock.wire.codec`` chooses. All functions are pure and safe from any thread.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from penstock.wire.batch import HEADER_BYTES, Buffer
 from penstock.wire.columns import BytesColumn, Columns, HeadersColumn
@@ -22,6 +22,8 @@ MIN_RECORD_BYTES: Final = 7
 """The smallest record: seven fields of a byte each."""
 
 TIMESTAMP_MAX: Final = 2**63 - 1
+
+TupleT = TypeVar("TupleT", bound=tuple[Any, ...])
 
 _new = tuple.__new__  # A NamedTuple's own constructor costs twice as much.
 
@@ -196,6 +198,27 @@ def parse_records(data: bytes, bounds: Bounds) -> list[Record]:
             f"byte {at} of its records"
         )
     return records
+
+
+def parse_records_as(  # noqa: PLR0917 - the compiled one takes no names.
+    data: bytes,
+    bounds: Bounds,
+    least_offset: int,
+    kind: type[TupleT],
+    before: tuple[Any, ...],
+    after: tuple[Any, ...],
+) -> list[TupleT]:
+    """The records from ``least_offset`` on, each as a ``kind``, which is a NamedTuple.
+
+    Its fields are ``before``, then a Record's own, then ``after``: what all of them share, which
+    must be able to be in no cycle (numbers, texts, bytes), as no collector may look for one.
+    Raises what ``parse_records`` raises, for records before ``least_offset`` as well.
+    """
+    return [
+        _new(kind, (*before, *record, *after))
+        for record in parse_records(data, bounds)
+        if record.offset >= least_offset
+    ]
 
 
 def parse_columns(data: bytes, bounds: Bounds) -> Columns:

@@ -29,10 +29,10 @@ from tests.unit.client.test_fetcher import (
     T0,
     T1,
     batch,
-    convert,
     led,
     make,
     start,
+    take,
 )
 
 BAD = CorruptRecordError("t-0: the batch at byte 7 of 0.log is damaged")
@@ -64,12 +64,12 @@ def test_damage_is_no_news_for_who_polls_while_another_replica_may_lead() -> Non
     effects = refuse(fetcher, fetch, 0)
     assert RefreshMetadata(avoid=-1) in effects
     assert fetches(effects) == [], "not at once"
-    assert fetcher.take(9, convert, 0) == []
+    assert take(fetcher, 9, 0) == []
     metadata.apply(led((2, 1), index=2), 1)
     [anew] = fetches(fetcher.handle(Woken(), 1))
     assert (anew.node_id, anew.wanted[0].offset) == (2, 5)
     fetcher.handle(FetchAnswered(anew.fetch_id, (Fetched(T0, None, batch(5, 2)),)), 2)
-    assert [record.offset for record in fetcher.take(9, convert, 2)] == [5, 6]
+    assert [record.offset for record in take(fetcher, 9, 2)] == [5, 6]
     assert fetcher.trouble() is None
 
 
@@ -79,7 +79,7 @@ def test_the_same_leader_is_asked_again_and_again_with_a_growing_pause() -> None
     now_ms, pauses = 0.0, []
     for _ in range(6):
         assert RefreshMetadata(avoid=-1) in refuse(fetcher, fetch, now_ms)
-        assert fetcher.take(9, convert, now_ms) == []
+        assert take(fetcher, 9, now_ms) == []
         fetch, at_ms = ask_again(fetcher)
         pauses.append(at_ms - now_ms)
         now_ms = at_ms
@@ -91,7 +91,7 @@ def test_the_same_leader_is_asked_again_and_again_with_a_growing_pause() -> None
     assert "goes on asking" in trouble.message
     assert "`penstock topics describe t`" in trouble.message
     fetcher.handle(FetchAnswered(fetch.fetch_id, (Fetched(T0, None, batch(0, 1)),)), now_ms)
-    assert len(fetcher.take(9, convert, now_ms)) == 1
+    assert len(take(fetcher, 9, now_ms)) == 1
 
 
 def test_damage_that_lasts_is_told_once_for_each_time_that_it_was_asked_for() -> None:
@@ -100,19 +100,19 @@ def test_damage_that_lasts_is_told_once_for_each_time_that_it_was_asked_for() ->
     now_ms = 0.0
     while now_ms < PATIENCE_MS:
         refuse(fetcher, fetch, now_ms)
-        assert fetcher.take(9, convert, now_ms) == []
+        assert take(fetcher, 9, now_ms) == []
         fetch, now_ms = ask_again(fetcher)
     for _ in range(3):
         refuse(fetcher, fetch, now_ms)
         with pytest.raises(CorruptRecordError, match=r"t-0, offset 0.*in 6\d s"):
-            fetcher.take(9, convert, now_ms)
-        assert fetcher.take(9, convert, now_ms) == [], "only when it was asked again"
+            take(fetcher, 9, now_ms)
+        assert take(fetcher, 9, now_ms) == [], "only when it was asked again"
         fetch, now_ms = ask_again(fetcher)
     refuse(fetcher, fetch, now_ms)  # Nobody polls, but it is asked for on and on.
     fetch, now_ms = ask_again(fetcher)
     fetcher.handle(FetchAnswered(fetch.fetch_id, (Fetched(T0, None, batch(0, 1)),)), now_ms)
-    assert len(fetcher.take(9, convert, now_ms)) == 1
-    assert fetcher.take(9, convert, now_ms) == [], "what was not told in time is not told"
+    assert len(take(fetcher, 9, now_ms)) == 1
+    assert take(fetcher, 9, now_ms) == [], "what was not told in time is not told"
 
 
 def test_other_damage_further_on_has_a_time_of_its_own() -> None:
@@ -122,9 +122,9 @@ def test_other_damage_further_on_has_a_time_of_its_own() -> None:
     fetch, now_ms = ask_again(fetcher)
     results = (Fetched(T0, None, batch(0, 1)),)
     [fetch] = fetches(fetcher.handle(FetchAnswered(fetch.fetch_id, results), now_ms))
-    assert len(fetcher.take(9, convert, now_ms)) == 1
+    assert len(take(fetcher, 9, now_ms)) == 1
     refuse(fetcher, fetch, PATIENCE_MS + 1)
-    assert fetcher.take(9, convert, PATIENCE_MS + 1) == []
+    assert take(fetcher, 9, PATIENCE_MS + 1) == []
 
 
 def test_a_seek_past_damage_goes_on_at_once() -> None:
@@ -141,15 +141,15 @@ def test_what_came_damaged_is_dropped_with_all_behind_it_and_fetched_anew() -> N
     data = batch(0, 2) + flipped(batch(2, 2)) + batch(4, 2)
     effects = fetcher.handle(FetchAnswered(fetch.fetch_id, (Fetched(T0, None, data),)), 0)
     assert effects == [RefreshMetadata(avoid=-1)]
-    assert [record.offset for record in fetcher.take(99, convert, 0)] == [0, 1]
-    assert fetcher.take(99, convert, 0) == []
+    assert [record.offset for record in take(fetcher, 99, 0)] == [0, 1]
+    assert take(fetcher, 99, 0) == []
     fetcher.validate()
     assert fetcher.handle(Woken(), 0) == []
     anew, now_ms = ask_again(fetcher)
     assert (now_ms, anew.wanted[0].offset) == (20, 2)
     sound = (Fetched(T0, None, batch(2, 2) + batch(4, 2)),)
     fetcher.handle(FetchAnswered(anew.fetch_id, sound), now_ms)
-    assert [record.offset for record in fetcher.take(99, convert, now_ms)] == [2, 3, 4, 5]
+    assert [record.offset for record in take(fetcher, 99, now_ms)] == [2, 3, 4, 5]
 
 
 def test_what_comes_damaged_each_time_is_told_when_it_lasts() -> None:
@@ -159,7 +159,7 @@ def test_what_comes_damaged_each_time_is_told_when_it_lasts() -> None:
     results = (Fetched(T0, None, flipped(batch(0, 2))),)
     while now_ms < PATIENCE_MS:
         fetcher.handle(FetchAnswered(fetch.fetch_id, results), now_ms)
-        assert fetcher.take(9, convert, now_ms) == []
+        assert take(fetcher, 9, now_ms) == []
         fetcher.handle(Woken(), now_ms)
         fetch, at_ms = ask_again(fetcher)
         pauses.append(at_ms - now_ms)
@@ -167,7 +167,7 @@ def test_what_comes_damaged_each_time_is_told_when_it_lasts() -> None:
     assert pauses[:5] == [20, 40, 80, 160, 200]
     fetcher.handle(FetchAnswered(fetch.fetch_id, results), now_ms)
     with pytest.raises(CorruptRecordError, match=r"t-0, offset 0.*Seek to 2.*in 60 s"):
-        fetcher.take(9, convert, now_ms)
+        take(fetcher, 9, now_ms)
 
 
 def test_what_is_garbage_is_asked_for_again_and_what_is_before_it_is_kept() -> None:
@@ -176,7 +176,7 @@ def test_what_is_garbage_is_asked_for_again_and_what_is_before_it_is_kept() -> N
     results = (Fetched(T0, None, batch(0, 2) + b"\xff" * 100),)
     effects = fetcher.handle(FetchAnswered(fetch.fetch_id, results), 0)
     assert fetches(effects) == []
-    assert [record.offset for record in fetcher.take(9, convert, 0)] == [0, 1]
+    assert [record.offset for record in take(fetcher, 9, 0)] == [0, 1]
     anew, _ = ask_again(fetcher)
     assert anew.wanted[0].offset == 2
 
@@ -196,7 +196,7 @@ def test_what_is_of_another_place_in_the_log_is_asked_for_again(data: bytes, had
     fetcher, _ = make((1, 0))
     [fetch] = start(fetcher)
     fetcher.handle(FetchAnswered(fetch.fetch_id, (Fetched(T0, None, data),)), 0)
-    assert [record.offset for record in fetcher.take(9, convert, 0)] == [*range(had)]
+    assert [record.offset for record in take(fetcher, 9, 0)] == [*range(had)]
     anew, _ = ask_again(fetcher)
     assert anew.wanted[0].offset == had
     fetcher.validate()
@@ -208,7 +208,7 @@ def test_other_partitions_are_read_beside_damage() -> None:
     refuse(fetcher, fetch, 0)
     [other] = start(fetcher, T1)
     fetcher.handle(FetchAnswered(other.fetch_id, (Fetched(T1, None, batch(0, 3)),)), 1)
-    assert len(fetcher.take(9, convert, 1)) == 3
+    assert len(take(fetcher, 9, 1)) == 3
 
 
 def test_what_an_older_leader_wrote_does_not_follow_on_what_a_newer_one_did() -> None:
@@ -218,7 +218,7 @@ def test_what_an_older_leader_wrote_does_not_follow_on_what_a_newer_one_did() ->
     first, second = batch(0, 2), batch(2, 2)
     data = first[:12] + (3).to_bytes(4) + first[16:] + second[:12] + (1).to_bytes(4) + second[16:]
     fetcher.handle(FetchAnswered(fetch.fetch_id, (Fetched(T0, None, data),)), 0)
-    assert [record.offset for record in fetcher.take(9, convert, 0)] == [0, 1]
+    assert [record.offset for record in take(fetcher, 9, 0)] == [0, 1]
     anew, _ = ask_again(fetcher)
     assert (anew.wanted[0].offset, anew.wanted[0].last_fetched_epoch) == (2, 3)
 

@@ -37,7 +37,7 @@ from penstock.wire.errors import (
     UnknownTopicOrPartitionError,
 )
 from penstock.wire.ids import TopicPartition
-from penstock.wire.records import Record, RecordData, encode_batch
+from penstock.wire.records import RecordData, encode_batch
 
 T0 = TopicPartition("t", 0)
 T1 = TopicPartition("t", 1)
@@ -49,14 +49,8 @@ def batch(base: int, count: int) -> bytes:
     return encode_batch(records, base_offset=base, leader_epoch=0)
 
 
-def convert(
-    partition: TopicPartition, record: Record, epoch: int, topic_id: bytes
-) -> ConsumerRecord:
-    return ConsumerRecord(
-        *(partition.topic, partition.partition, record.offset, 1, None, record.value, ()),
-        leader_epoch=epoch,
-        topic_id=topic_id,
-    )
+def take(fetcher: Fetcher, limit: int, now_ms: float) -> list[ConsumerRecord]:
+    return [record for run in fetcher.take(limit, now_ms) for record in run.records]
 
 
 def led(
@@ -104,10 +98,24 @@ def test_it_fetches_ahead_and_hands_out_in_order() -> None:
     assert isinstance(following, SendFetch)
     assert following.wanted[0].offset == 10
     assert following.wanted[0].last_fetched_epoch == 0
-    assert [record.offset for record in fetcher.take(4, convert, 0)] == [3, 4, 5, 6]
-    assert fetcher.cursor(T0) == 7
-    assert [record.offset for record in fetcher.take(99, convert, 0)] == [7, 8, 9]
+    assert fetcher.cursor(T0) == 3
+    assert [record.offset for record in take(fetcher, 1, 0)] == [3, 4]
+    assert fetcher.cursor(T0) == 5
+    assert [record.offset for record in take(fetcher, 99, 0)] == [5, 6, 7, 8, 9]
     assert fetcher.cursor(T0) == 10
+    fetcher.validate()
+
+
+def test_more_than_was_asked_for_is_handed_out_while_it_is_little() -> None:
+    fetcher, _ = make((1, 0))
+    [fetch] = start(fetcher)
+    data = batch(0, 5) + batch(5, 5) + batch(10, 5)
+    fetcher.handle(FetchAnswered(fetch.fetch_id, (Fetched(T0, None, data),)), 1)
+    first, second = fetcher.take(1, 1, ahead_bytes=len(batch(0, 5)) + 1)
+    assert [record.offset for record in first.records] == [0, 1, 2, 3, 4]
+    assert (second.partition, len(second.records)) == (T0, 5)
+    assert first.size_bytes == len(batch(0, 5))
+    assert [len(run.records) for run in fetcher.take(1, 1)] == [5]
     fetcher.validate()
 
 
@@ -116,8 +124,7 @@ def test_it_stops_fetching_a_partition_whose_buffer_is_full() -> None:
     [fetch] = start(fetcher)
     answer = FetchAnswered(fetch.fetch_id, (Fetched(T0, None, batch(0, 5)),))
     assert fetcher.handle(answer, 1) == []
-    fetcher.take(5, convert, 0)
-    fetcher.take(1, convert, 0)  # Finds the buffer empty.
+    take(fetcher, 5, 0)
     assert [type(effect) for effect in fetcher.handle(Woken(), 2)] == [SendFetch]
 
 
@@ -126,7 +133,7 @@ def test_an_answer_that_a_seek_overtook_is_dropped() -> None:
     [fetch] = start(fetcher)
     fetcher.handle(PositionFound(T0, Position(7)), 1)
     effects = fetcher.handle(FetchAnswered(fetch.fetch_id, (Fetched(T0, None, batch(0, 5)),)), 2)
-    assert fetcher.take(99, convert, 0) == []
+    assert take(fetcher, 99, 0) == []
     [again] = [effect for effect in effects if isinstance(effect, SendFetch)]
     assert again.wanted[0].offset == 7
 
@@ -208,7 +215,7 @@ def test_partitions_of_a_broker_share_a_fetch() -> None:
     assert isinstance(second, SendFetch)
     fetcher.handle(FetchAnswered(1, (Fetched(T0, None, batch(0, 1)),)), 1)
     effects = fetcher.handle(FetchAnswered(2, (Fetched(T1, None, batch(0, 1)),)), 1)
-    assert len(fetcher.take(99, convert, 0)) == 2
+    assert len(take(fetcher, 99, 0)) == 2
     assert all(isinstance(effect, SendFetch) for effect in effects)
 
 
@@ -256,7 +263,7 @@ class Brokers:
                 self.answer(fetch)
 
     def take(self, limit: int) -> None:
-        for record in self.fetcher.take(limit, convert, 0):
+        for record in take(self.fetcher, limit, 0):
             name = TopicPartition("t", record.partition)
             assert record.offset == self.seen[name]
             self.seen[name] += 1
@@ -350,7 +357,7 @@ class World:
             self.seen = self.seen[:back]
             self.feed(PositionFound(T0, Position(back)))
         elif choice < 0.8:
-            taken = self.fetcher.take(self.chance.randint(1, 10), convert, self.now)
+            taken = take(self.fetcher, self.chance.randint(1, 10), self.now)
             self.seen += [record.offset for record in taken]
         self.feed(Woken())
 
@@ -398,10 +405,10 @@ def test_a_position_is_given_up_when_another_topic_has_the_name() -> None:
         FetchAnswered(fetch.fetch_id, (Fetched(T0, None, batch(0, 5)),)), 1
     )
     assert isinstance(following, SendFetch)
-    fetcher.take(2, convert, 0)
+    take(fetcher, 2, 0)
     metadata.apply(led((1, 0), index=2, topic_id=NEW_ID), 2)
-    assert fetcher.handle(Woken(), 2) == [MadeAnew(T0, 2)]
-    assert fetcher.take(99, convert, 0) == []
+    assert fetcher.handle(Woken(), 2) == [MadeAnew(T0, 5)]
+    assert take(fetcher, 99, 0) == []
     assert fetcher.cursor(T0) is None
     # What the old topic still answers is of no use, and nothing is fetched meanwhile.
     late = FetchAnswered(following.fetch_id, (Fetched(T0, None, batch(5, 5)),))

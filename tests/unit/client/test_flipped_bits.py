@@ -22,7 +22,7 @@ from penstock.wire.batch import checksum
 from penstock.wire.errors import OffsetOutOfRangeError
 from penstock.wire.records import Compression, RecordData, encode_batch, parse_header
 from penstock.wire.rewriting import filler
-from tests.unit.client.test_fetcher import T0, convert, make, start
+from tests.unit.client.test_fetcher import T0, make, start, take
 
 _STEPS = 100
 """So often a fetcher may do something before it counts as one that hangs."""
@@ -93,7 +93,7 @@ class _Reader:
         self.take_in(self.fetcher.handle(FetchAnswered(fetch.fetch_id, (result,)), self.now_ms))
 
     def take(self) -> None:
-        for record in self.fetcher.take(3, convert, self.now_ms):
+        for record in take(self.fetcher, 3, self.now_ms):
             self.taken.append((record.offset, record.value))
         self.take_in(self.fetcher.handle(Woken(), self.now_ms))
         self.fetcher.validate()

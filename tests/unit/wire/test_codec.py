@@ -6,7 +6,7 @@ import random
 from array import array
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +17,13 @@ from penstock.wire.columns import BytesColumn, Columns
 from penstock.wire.compression import Compression
 from penstock.wire.errors import CorruptRecordError
 from penstock.wire.record import Bounds, Record, RecordData
-from penstock.wire.records import HEADER_BYTES, decode_batch, decode_columns, encode_batch
+from penstock.wire.records import (
+    HEADER_BYTES,
+    decode_batch,
+    decode_batch_as,
+    decode_columns,
+    encode_batch,
+)
 from penstock.wire.varint import encode_varint
 from tests.unit.wire.strategies import headers, payloads, record_data, record_lists
 
@@ -31,6 +37,19 @@ BOUNDS = st.tuples(
     st.sampled_from([-2, -1, 0, 1_700_000_000_000, MAX, -(2**63)]),
     st.sampled_from([0, 1]),
 ).filter(lambda bounds: bounds[1] + bounds[2] <= MAX)  # As verify_batch has seen to.
+
+
+class Framed(NamedTuple):
+    """A Record between what it shares with others."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    topic_id: bytes
 
 
 def outcome(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -56,6 +75,11 @@ def agree_on(data: bytes, *numbers: int) -> None:
     bounds = Bounds(*numbers)
     expected = outcome(reference.parse_records, data, bounds)
     assert outcome(compiled.parse_records, data, bounds) == expected
+    for least_offset in (-1, bounds.base_offset + 2):
+        same = (data, bounds, least_offset, Framed, ("t", 3), (b"id",))
+        assert outcome(compiled.parse_records_as, *same) == outcome(
+            reference.parse_records_as, *same
+        )
     columns = outcome(compiled.parse_columns, data, bounds)
     assert plain(columns) == plain(outcome(reference.parse_columns, data, bounds))
 
@@ -221,6 +245,26 @@ def test_records_are_ours_and_last_longer_than_what_they_were_read_from() -> Non
     assert records[499] == Record(506, 9, b"k" * 40, b"v" * 40, (("h", b"1"),))
     assert {record.value for record in records} == {b"v" * 40}
     assert {*records} == {Record(offset, *made[0]) for offset in range(7, 507)}, "by their hashes"
+
+
+def test_records_of_another_kind_are_of_that_kind_and_begin_where_they_are_to() -> None:
+    made = [RecordData(9, b"k%d" % number, None) for number in range(500)]
+    batch = encode_batch(made, base_offset=7, leader_epoch=3)
+    header, records = decode_batch_as(batch, 500, Framed, ("t", 3), (b"id",))
+    assert (header.base_offset, header.leader_epoch, len(records)) == (7, 3, 7)
+    assert type(records[0]) is Framed
+    assert records[0] == Framed("t", 3, 500, 9, b"k493", None, (), b"id")
+    assert len({*records}) == 7, "by their hashes"
+    assert decode_batch_as(batch, 507, Framed, ("t", 3), (b"id",))[1] == []
+
+
+def test_records_can_be_of_no_kind_that_is_no_tuple() -> None:
+    body = body_of([RecordData(1, None, b"v")])
+    for kind in (list, object, 7):
+        given = (body, Bounds(1, 0, 0, 1, 1), 0, kind, (), ())
+        refusal = outcome(reference.parse_records_as, *given)
+        assert refusal[0] is TypeError
+        assert outcome(compiled.parse_records_as, *given) == refusal
 
 
 # --- columns -------------------------------------------------------------------------------------

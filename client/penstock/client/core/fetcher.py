@@ -37,8 +37,7 @@ from penstock.client.core.fetch_events import (
 from penstock.client.core.lane import Lane
 from penstock.client.core.leader_watch import no_leader
 from penstock.client.core.metadata_cache import MetadataCache
-from penstock.client.core.subscription import Position
-from penstock.client.model import ConsumerRecord
+from penstock.client.core.subscription import Run
 from penstock.wire.errors import (
     CorruptRecordError,
     NetworkError,
@@ -47,13 +46,9 @@ from penstock.wire.errors import (
     UnknownTopicOrPartitionError,
 )
 from penstock.wire.ids import TopicPartition
-from penstock.wire.records import Record
 
 _MAX_FETCHES_PER_NODE: Final = 3
 _SLOW_MARGIN_MS: Final = 1_000.0
-
-Convert = Callable[[TopicPartition, Record, int, bytes], ConsumerRecord]
-"""Makes the application's record; may raise (a deserialiser's failure)."""
 
 
 @dataclass(slots=True)
@@ -197,56 +192,33 @@ class Fetcher:
         for partition in partitions:
             self._lanes[partition].paused = paused
 
-    def take(self, limit: int, convert: Convert, now_ms: float) -> list[ConsumerRecord]:
-        """Up to ``limit`` records, in order within each partition, in turns between them.
+    def take(self, limit: int, now_ms: float, ahead_bytes: int = 0) -> list[Run]:
+        """Runs of records, in order within each partition, in turns between them.
 
+        They are ``limit`` records, if there are so many, and more as long as all were fetched as
+        less than ``ahead_bytes``. Runs are of whole batches, so the last may go beyond either.
         Raises a partition's error when its turn comes and nothing else was taken before. What a
         damaged batch has it want done comes out of the next ``handle``.
         """
-        taken: list[ConsumerRecord] = []
+        taken: list[Run] = []
+        count = size_bytes = 0
         order = [name for name, lane in self._lanes.items() if not lane.paused]
         self._turn += 1
         start = self._turn % len(order) if order else 0
         for partition in order[start:] + order[:start]:
-            if len(taken) >= limit:
-                break
             lane = self._lanes[partition]
             try:
-                self._take_from(partition, lane, limit, convert, taken, now_ms=now_ms)
-            except PenstockError:
-                if not taken:
-                    raise
+                while count < limit or size_bytes < ahead_bytes:
+                    if (run := lane.decode_next(partition)) is None:
+                        break
+                    taken.append(run)
+                    count += len(run.records)
+                    size_bytes += run.size_bytes
+            except CorruptRecordError as error:
+                self._damaged(partition, lane, error, now_ms)
             if not taken:
                 lane.complain()
         return taken
-
-    def _take_from(
-        self,
-        partition: TopicPartition,
-        lane: Lane,
-        limit: int,
-        convert: Convert,
-        taken: list[ConsumerRecord],
-        *,
-        now_ms: float,
-    ) -> None:
-        while len(taken) < limit:
-            if not lane.decoded and not self._decode_next(partition, lane, now_ms):
-                return
-            decoded = lane.decoded
-            epoch, topic_id = lane.decoded_next.leader_epoch, lane.topic_id
-            while decoded and len(taken) < limit:
-                taken.append(convert(partition, decoded[0], epoch, topic_id))
-                lane.cursor = Position(decoded.popleft().offset + 1, epoch)
-            if not decoded:
-                lane.cursor = lane.decoded_next
-
-    def _decode_next(self, partition: TopicPartition, lane: Lane, now_ms: float) -> bool:
-        try:
-            return lane.decode_next(partition)
-        except CorruptRecordError as error:
-            self._damaged(partition, lane, error, now_ms)
-            return False
 
     # --- events -----------------------------------------------------------------------------
 

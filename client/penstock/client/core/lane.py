@@ -7,7 +7,9 @@ too long nobody is told, and then once for each time that it was asked for.
 Batches are checked when they come, before a position is taken from them: one that is wrong would
 be fetched behind, and end in the reset policy or in a gap. Base offsets and leader epochs are not
 covered by a batch's own checksum; the answer's covers them, and batches follow one another without
-a gap. When they are decoded they are checked again, for they may have lain in memory for long.
+a gap. Where an answer has a checksum and it holds, that of each batch is not looked at on arrival:
+the broker did before it made the answer's. When batches are decoded their own are, for they may
+have lain in memory for long. So each byte is summed twice, once for its way and once for its stay.
 """
 
 from __future__ import annotations
@@ -16,11 +18,12 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from penstock.client.core.subscription import Position
+from penstock.client.core.subscription import Position, Run
+from penstock.client.model import ConsumerRecord
 from penstock.wire.batch import BatchHeader, checksum, iter_batches, parse_header, verify_batch
 from penstock.wire.errors import CorruptRecordError, PenstockError
 from penstock.wire.ids import TopicPartition
-from penstock.wire.records import Record, decode_batch
+from penstock.wire.records import decode_batch_as
 from penstock.wire.wording import counted
 
 _NOWHERE: Final = Position(-1)
@@ -36,11 +39,20 @@ class _Chunk:
     last_epoch: int  # and the largest.
     at: int = 0
 
-    def decode(self) -> tuple[BatchHeader, list[Record]]:
-        """Go past the next batch. Raises CorruptRecordError if it is not what was fetched."""
+    def decode(
+        self, partition: TopicPartition, topic_id: bytes, cursor: Position
+    ) -> tuple[BatchHeader, list[ConsumerRecord]]:
+        """Go past the next batch; its records from ``cursor`` on.
+
+        Raises CorruptRecordError if it is not what was fetched.
+        """
         header = parse_header(self.data, self.at)
         batch = memoryview(self.data)[self.at : self.at + header.size_bytes]
-        records = decode_batch(batch)
+        shared = (header.leader_epoch, topic_id)
+        try:
+            _, records = decode_batch_as(batch, cursor.offset, ConsumerRecord, partition, shared)
+        except CorruptRecordError as error:
+            raise CorruptRecordError(error.message + _after(header, cursor)) from None
         if header.base_offset != self.offset or not self.epoch <= header.leader_epoch <= (
             self.last_epoch
         ):
@@ -73,8 +85,6 @@ class Lane:
     generation: int = 0
     paused: bool = False
     chunks: deque[_Chunk] = field(default_factory=deque)
-    decoded: deque[Record] = field(default_factory=deque)
-    decoded_next: Position = _NOWHERE  # Where the decoded batch ends.
     buffered_bytes: int = 0
     fetch_id: int = -1
     error: PenstockError | None = None  # Final, until there is another position.
@@ -97,7 +107,6 @@ class Lane:
     def _drop_fetched(self) -> None:
         self.generation += 1
         self.chunks.clear()
-        self.decoded.clear()
         self.buffered_bytes = 0
 
     def complain(self) -> None:
@@ -126,7 +135,9 @@ class Lane:
         damage: CorruptRecordError | None = None
         try:
             for header, batch in iter_batches(records, allow_torn_tail=True):
-                _check(header, batch, position, follows=begins is not None)
+                if crc is None:
+                    _verify(header, batch, position)
+                _check(header, position, follows=begins is not None)
                 begins = begins or header
                 end += len(batch)
                 position = Position(header.next_offset, header.leader_epoch)
@@ -146,33 +157,31 @@ class Lane:
                 f"partition {partition}, offset {position.offset}: {damage.message}"
             ) from None
 
-    def decode_next(self, partition: TopicPartition) -> bool:
-        """Decode batches until one has records to hand out; False when there is none.
+    def decode_next(self, partition: TopicPartition) -> Run | None:
+        """The records of the next batch that has any to be handed out; None when there is none.
 
         Raises CorruptRecordError where a batch was damaged since it came. It is dropped with all
         behind it, to be fetched anew.
         """
         while self.chunks:
             chunk = self.chunks[0]
-            if chunk.at >= len(chunk.data):
-                self.chunks.popleft()
-                self.buffered_bytes -= len(chunk.data)
-                continue
+            began = chunk.at
             try:
-                header, records = chunk.decode()
+                header, records = chunk.decode(partition, self.topic_id, self.cursor)
             except CorruptRecordError as error:
                 self._drop_fetched()
                 self.position = self.cursor
                 raise CorruptRecordError(
                     f"partition {partition}, offset {self.cursor.offset}: {error.message}"
                 ) from None
-            cursor = self.cursor.offset
-            self.decoded = deque(record for record in records if record.offset >= cursor)
-            self.decoded_next = Position(max(header.next_offset, cursor), header.leader_epoch)
-            if self.decoded:
-                return True
-            self.cursor = self.decoded_next
-        return False
+            if chunk.at >= len(chunk.data):
+                self.chunks.popleft()
+                self.buffered_bytes -= len(chunk.data)
+            offset = max(header.next_offset, self.cursor.offset)
+            self.cursor = Position(offset, header.leader_epoch)
+            if records:
+                return Run(partition, records, chunk.at - began)
+        return None
 
     def note_damage(
         self,
@@ -206,15 +215,19 @@ class Lane:
         return told
 
 
-def _check(header: BatchHeader, batch: memoryview, position: Position, *, follows: bool) -> None:
-    """Raise CorruptRecordError unless the batch is sound and the one that is read next.
-
-    It begins at ``position`` where it ``follows`` on another, and contains it elsewhere.
-    """
+def _verify(header: BatchHeader, batch: memoryview, position: Position) -> None:
+    """Raise CorruptRecordError unless the batch is sound."""
     try:
         verify_batch(batch)
     except CorruptRecordError as error:
         raise CorruptRecordError(error.message + _after(header, position)) from None
+
+
+def _check(header: BatchHeader, position: Position, *, follows: bool) -> None:
+    """Raise CorruptRecordError unless the batch is the one that is read next.
+
+    It begins at ``position`` where it ``follows`` on another, and contains it elsewhere.
+    """
     base, offset = header.base_offset, position.offset
     if not (base == offset if follows else base <= offset < header.next_offset):
         raise CorruptRecordError(

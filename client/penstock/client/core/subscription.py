@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from operator import length_hint
 from typing import NamedTuple
 
 from penstock.client.model import ConsumerRecord
@@ -64,117 +64,293 @@ class Rebalance:
     lost: tuple[TopicPartition, ...] = ()
 
 
+class Run:
+    """Records of one partition, one after the other: those of a batch.
+
+    ``start`` is the first that the application has not had. ``size_bytes`` is what the batch was
+    fetched as.
+    """
+
+    __slots__ = ("partition", "records", "size_bytes", "start")
+
+    def __init__(
+        self, partition: TopicPartition, records: list[ConsumerRecord], size_bytes: int = 0
+    ) -> None:
+        self.partition = partition
+        self.records = records
+        self.size_bytes = size_bytes
+        self.start = 0
+
+    def next(self, limit: int) -> list[ConsumerRecord]:
+        """Up to so many of those that the application has not had."""
+        if not self.start and limit >= len(self.records):
+            return self.records
+        return self.records[self.start : self.start + limit]
+
+
+Convert = Callable[[ConsumerRecord], ConsumerRecord]
+"""Makes the application's record of one whose key and value are bytes; may raise."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """Iteration's way through a run: through ``records``, the first of which is at ``start``."""
+
+    run: Run
+    start: int
+    records: list[ConsumerRecord]
+    source: Iterator[ConsumerRecord]  # Over them.
+
+    @property
+    def had(self) -> int:
+        """How many of them it had."""
+        return len(self.records) - length_hint(self.source)
+
+
+def _after(record: ConsumerRecord) -> Position:
+    return Position(record.offset + 1, record.leader_epoch)
+
+
 class Handout:
     """Which records the application has, and which it is done with.
 
-    A record is processed when the next one (iteration) or the next poll is asked for. Used by
-    the application's thread; the engine's only calls the methods marked so, while the
-    application waits in a call to it, and reads ``consumed`` by copying.
+    A record is processed when the next one (iteration) or the next poll is asked for. What is kept
+    for the application are runs. Iteration goes through one of them, ``current``, and notes
+    nothing: how far it is gone is found by asking ``current`` how much is left.
+
+    Used by the application's thread; the engine's only calls the methods marked so, while the
+    application waits in a call to it, and those marked as safe at any time.
     """
 
-    def __init__(self) -> None:
-        self.consumed: dict[TopicPartition, Position] = {}
+    def __init__(self, convert: Convert | None = None) -> None:
         self.topic_ids: dict[TopicPartition, bytes] = {}  # What the positions belong to.
         self.last_ids: dict[TopicPartition, bytes] = {}  # The same, of all that was ever read.
         self.renewed: set[TopicPartition] = set()  # Read in more than one topic of the name.
         self.interrupted = False  # The engine has something that goes before more records.
-        self.taken_ms = float("-inf")  # When the application last took a record.
+        self.current: Iterator[ConsumerRecord] = iter(())  # Nobody else may go through it.
+        self._convert = convert
+        self._consumed: dict[TopicPartition, Position] = {}
         self._handed: dict[TopicPartition, Position] = {}
-        self._last: ConsumerRecord | None = None  # Handed out by iteration.
-        self._kept: deque[ConsumerRecord] = deque()
+        self._kept: deque[Run] = deque()
+        self._held: dict[TopicPartition, list[Run]] = {}  # Kept, of paused partitions.
+        self._pass: _Pass | None = None  # Through the first run that is kept, by ``current``.
+        self._taken_ms = float("-inf")
+        self._begun = 0  # Runs that iteration began.
+        self._seen = (0, 0)  # How far iteration was when it was last looked at.
 
     # --- the application's side -------------------------------------------------------------
 
-    def next_record(self, now_ms: float) -> ConsumerRecord | None:
-        """The next record; None when the engine must be asked first."""
+    def begin_run(self, now_ms: float, limit: int = 2**31) -> bool:
+        """Whether ``current`` has records, up to ``limit``; if not, the engine must be asked first.
+
+        The last record that was handed out before is processed now.
+        """
         self.settle()
         if self.interrupted or not self._kept:
-            return None
-        record = self._last = self._kept[0]
-        self._kept.popleft()
-        self.taken_ms = now_ms
-        return record
+            return False
+        self._taken_ms = now_ms
+        self._begun += 1
+        run = self._kept[0]
+        records = run.next(limit)
+        source = iter(records)
+        self._pass = _Pass(run, run.start, records, source)
+        self.current = source if self._convert is None else map(self._converted, source)
+        return True
+
+    def _converted(self, record: ConsumerRecord) -> ConsumerRecord:
+        assert self._convert is not None
+        try:
+            return self._convert(record)
+        except BaseException:
+            # It was not handed out, and is next again; what is before it is processed.
+            self._end_run(not_handed=1)
+            self._settle_handed()
+            raise
 
     def take(self, limit: int, now_ms: float) -> list[ConsumerRecord]:
-        """Up to ``limit`` records, which count as handed out; none while interrupted."""
-        kept = self._kept
-        if self.interrupted or not kept:
-            return []
-        self.taken_ms = now_ms
-        records = list(kept) if limit >= len(kept) else list(islice(kept, limit))
-        for record in records:
-            partition = TopicPartition(record.topic, record.partition)
-            self._handed[partition] = Position(record.offset + 1, record.leader_epoch)
-            kept.popleft()
-        return records
+        """Up to ``limit`` records, which count as handed out; none while interrupted.
+
+        Raises what the first record's conversion raises. Where a later one's does, those before it
+        are handed out.
+        """
+        taken = self._take(limit, now_ms)
+        if len(taken) == 1:
+            return taken[0][1]
+        return [record for _, records in taken for record in records]
+
+    def take_batches(self, limit: int, now_ms: float) -> dict[TopicPartition, list[ConsumerRecord]]:
+        """What ``take`` takes, by partition."""
+        batches: dict[TopicPartition, list[ConsumerRecord]] = {}
+        for partition, records in self._take(limit, now_ms):
+            if partition in batches:
+                batches[partition] += records
+            else:
+                batches[partition] = records
+        return batches
+
+    def _take(self, limit: int, now_ms: float) -> list[tuple[TopicPartition, list[ConsumerRecord]]]:
+        taken: list[tuple[TopicPartition, list[ConsumerRecord]]] = []
+        self._end_run()
+        if self.interrupted or not self._kept:
+            return taken
+        self._taken_ms = now_ms
+        left = limit
+        while left > 0 and self._kept:
+            run = self._kept[0]
+            wanted = records = run.next(left)
+            if self._convert is not None:
+                records = self._convert_all(wanted, may_raise=not taken)
+                if not records:
+                    break
+            count = len(records)
+            self._handed_out(run, run.start + count)
+            taken.append((run.partition, records))
+            left -= count
+            if count < len(wanted):
+                break
+        return taken
+
+    def _handed_out(self, run: Run, end: int) -> None:
+        """All up to there were, of the first run that is kept."""
+        run.start = end
+        self._handed[run.partition] = _after(run.records[end - 1])
+        if end == len(run.records) and self._kept[0] is run:
+            self._kept.popleft()
+
+    def _convert_all(
+        self, records: list[ConsumerRecord], *, may_raise: bool
+    ) -> list[ConsumerRecord]:
+        """All of them, or those before the first that cannot be converted."""
+        assert self._convert is not None
+        converted: list[ConsumerRecord] = []
+        try:
+            for record in records:
+                converted.append(self._convert(record))  # noqa: PERF401 - it may raise between.
+        except Exception:
+            if may_raise and not converted:
+                raise
+        return converted
 
     def settle(self) -> None:
         """What was handed out counts as processed now."""
-        last = self._last
-        if last is not None:
-            self._last = None
-            self.consumed[TopicPartition(last.topic, last.partition)] = Position(
-                last.offset + 1, last.leader_epoch
-            )
+        self._end_run()
+        self._settle_handed()
+
+    def _settle_handed(self) -> None:
         if self._handed:
-            self.consumed.update(self._handed)
+            self._consumed.update(self._handed)
             self._handed.clear()
 
-    # --- the engine's side ------------------------------------------------------------------
+    def _end_run(self, not_handed: int = 0) -> None:
+        """Iteration goes no further in its run; so many that it had were not handed out after all.
 
-    def keep(self, records: Iterable[ConsumerRecord]) -> None:
-        """Keep records for the application, whose waiting for them may just be interrupted."""
-        self._kept.extend(records)
+        What was handed out is not processed by that.
+        """
+        going = self._pass
+        if going is not None:
+            count = going.had - not_handed
+            # In this order: what is processed is asked for at any time, and never goes back.
+            if count > 1:
+                self._consumed[going.run.partition] = _after(going.records[count - 2])
+            if count:
+                self._handed_out(going.run, going.start + count)
+            self._forget_run()
 
-    @property
-    def has_kept(self) -> bool:
-        """Whether there are records that the application has not had."""
-        return bool(self._kept)
+    def _forget_run(self) -> None:
+        self._pass = None
+        self.current = iter(())
+
+    # --- safe at any time -------------------------------------------------------------------
+
+    def processed(self) -> dict[TopicPartition, Position]:
+        """The position after everything that is processed."""
+        going = self._pass  # First: what it is done with is in ``_consumed`` before it ends.
+        positions = dict(self._consumed)
+        # The last one is in the application's hands; all before it went through them.
+        if going is not None and (count := going.had) > 1:
+            positions[going.run.partition] = _after(going.records[count - 2])
+        return positions
 
     def delivered(self) -> dict[TopicPartition, Position]:
         """The position after everything handed out, whether processed or not."""
-        positions = dict(self.consumed)
+        positions = dict(self._consumed)
         positions.update(self._handed)
-        last = self._last
-        if last is not None:
-            partition = TopicPartition(last.topic, last.partition)
-            positions[partition] = Position(last.offset + 1, last.leader_epoch)
+        going = self._pass
+        if going is not None and (count := going.had):
+            positions[going.run.partition] = _after(going.records[count - 1])
         return positions
 
-    def first_kept(self, partition: TopicPartition) -> int | None:
-        """The offset of the first kept record of a partition."""
-        for record in self._kept:
-            if record.partition == partition.partition and record.topic == partition.topic:
-                return record.offset
-        return None
+    def taken_ms(self, now_ms: float) -> float:
+        """When the application last took a record.
+
+        In the middle of a run it may be before that, but after this was last asked for.
+        """
+        going = self._pass
+        seen = (self._begun, going.had if going is not None else 0)
+        if seen != self._seen:
+            self._seen = seen
+            self._taken_ms = max(self._taken_ms, now_ms)
+        return self._taken_ms
 
     def begin(self, partition: TopicPartition, position: Position, topic_id: bytes) -> None:
         """Reading begins, or goes on, at a position in the topic with this id.
 
         Nothing of the partition is kept or handed out: what was must have been dropped, in a call
-        of the application. This may be called at any time.
+        of the application.
         """
-        self.consumed[partition] = position
+        self._consumed[partition] = position
         self.topic_ids[partition] = topic_id
         if topic_id:
             if self.last_ids.setdefault(partition, topic_id) != topic_id:
                 self.renewed.add(partition)
             self.last_ids[partition] = topic_id
 
+    # --- the engine's side ------------------------------------------------------------------
+
+    def keep(self, runs: Iterable[Run]) -> None:
+        """Keep records for the application, whose waiting for them may just be interrupted."""
+        self._kept.extend(runs)
+
+    @property
+    def has_kept(self) -> bool:
+        """Whether there are records that the application has not had."""
+        return bool(self._kept)
+
+    def first_kept(self, partition: TopicPartition) -> int | None:
+        """The offset of the first kept record of a partition."""
+        going = self._pass
+        for run in (*self._held.get(partition, ()), *self._kept):
+            if run.partition == partition:
+                had = going.had if going is not None and going.run is run else 0
+                if run.start + had < len(run.records):
+                    offset: int = run.records[run.start + had].offset
+                    return offset
+        return None
+
+    def hold(self, partitions: Iterable[TopicPartition]) -> None:
+        """Hand out nothing of these partitions until ``release``."""
+        paused = frozenset(partitions)
+        self._end_run()
+        for run in self._kept:
+            if run.partition in paused:
+                self._held.setdefault(run.partition, []).append(run)
+        self._kept = deque(run for run in self._kept if run.partition not in paused)
+
+    def release(self, partitions: Iterable[TopicPartition]) -> None:
+        """Hand out again what was held."""
+        self._end_run()
+        for partition in partitions:
+            self._kept.extendleft(reversed(self._held.pop(partition, ())))
+
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
         """Forget everything about these partitions."""
         gone = frozenset(partitions)
+        if self._pass is not None and self._pass.run.partition in gone:
+            self._forget_run()
         if self._kept:
-            kept = [
-                record
-                for record in self._kept
-                if TopicPartition(record.topic, record.partition) not in gone
-            ]
-            self._kept = deque(kept)
+            self._kept = deque(run for run in self._kept if run.partition not in gone)
         for partition in gone:
-            self.consumed.pop(partition, None)
+            self._held.pop(partition, None)
+            self._consumed.pop(partition, None)
             self.topic_ids.pop(partition, None)
             self._handed.pop(partition, None)
-        last = self._last
-        if last is not None and TopicPartition(last.topic, last.partition) in gone:
-            self._last = None
