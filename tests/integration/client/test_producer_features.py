@@ -161,6 +161,22 @@ async def test_a_failure_that_nobody_looks_at_is_raised(form: Form, admin: Admin
             await settle(producer.send(topic, b"x" * 2_000_000))
 
 
+async def test_a_producer_that_never_waits_hears_of_a_topic_meanwhile(
+    form: Form, topic: str
+) -> None:
+    async with form.producer(max_block_ms=0) as producer:
+        with pytest.raises(RequestTimedOutError, match=topic):
+            await settle(producer.send(topic, b"v"))
+        async with asyncio.timeout(20):
+            while True:
+                try:
+                    sent = await settle(producer.send(topic, b"v"))
+                    break
+                except RequestTimedOutError:
+                    await asyncio.sleep(0.02)  # Until what was asked for is there.
+        assert (await verdict(sent)).offset == 0
+
+
 # --- records --------------------------------------------------------------------------------------
 
 
