@@ -60,7 +60,9 @@ class Case:
 
 CASES: Final = (
     Case("produce", "send", 100, Goal(600_000, 1.2, 1.8)),
+    Case("produce", "many", 100, Goal(1_200_000, 0.4, 1.1)),
     Case("produce", "send", 1_000, Goal(200_000)),
+    Case("produce", "many", 1_000, Goal(200_000)),
     Case("consume", "iterate", 100, Goal(900_000)),
     Case("consume", "poll_batch", 100, Goal(1_800_000)),
 )

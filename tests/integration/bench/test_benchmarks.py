@@ -105,7 +105,9 @@ def test_clients_are_measured_in_every_way():
     rows = json.loads(run("client.py", *small))["rows"]
     assert [row["case"] for row in rows] == [
         "send-100",
+        "many-100",
         "send-1000",
+        "many-1000",
         "iterate-100",
         "poll_batch-100",
     ]
