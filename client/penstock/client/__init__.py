@@ -24,6 +24,7 @@ from penstock.client.admin import AdminClient
 from penstock.client.aio_admin import AsyncAdminClient, OffsetSpec
 from penstock.client.aio_consumer import AsyncConsumer
 from penstock.client.aio_producer import AsyncProducer
+from penstock.client.bulk import AsyncBulkDeliveryFuture, BulkDeliveryFuture
 from penstock.client.consumer import Consumer
 from penstock.client.descriptions import (
     BrokerDescription,
@@ -44,6 +45,7 @@ from penstock.client.descriptions import (
 from penstock.client.errors import *  # noqa: F403 - errors.__all__ is the list
 from penstock.client.errors import __all__ as _error_names
 from penstock.client.model import (
+    ConsumerMetrics,
     ConsumerRecord,
     Header,
     OffsetAndMetadata,
@@ -57,12 +59,15 @@ from penstock.wire.ids import TopicPartition
 __all__ = [  # noqa: PLE0604 - the names of errors are strings
     "AdminClient",
     "AsyncAdminClient",
+    "AsyncBulkDeliveryFuture",
     "AsyncConsumer",
     "AsyncProducer",
     "BrokerDescription",
+    "BulkDeliveryFuture",
     "ClusterDescription",
     "ConfigEntry",
     "Consumer",
+    "ConsumerMetrics",
     "ConsumerRecord",
     "CreatedTopic",
     "GroupDescription",

@@ -119,6 +119,28 @@ async def test_order_and_no_duplicates_while_the_leader_is_killed(
     assert values == {0: list(range(0, 2_000, 2)), 1: list(range(1, 2_000, 2))}
 
 
+async def test_many_records_in_one_call(form: Form, topic: str, admin: AdminClient) -> None:
+    keys = [b"%d" % (number % 10) if number % 3 else None for number in range(3_000)]
+    async with form.producer() as producer:
+        sent = await settle(producer.send_many(topic, [b"%d" % n for n in range(3_000)], keys))
+        places = await sent if form.is_async else sent.result(30)
+    read = {(record.partition, record.offset): record for record in await form.read(topic, 3_000)}
+    for number, (key, place) in enumerate(zip(keys, places, strict=True)):
+        record = read.pop((place.partition, place.offset))
+        assert (record.key, record.value) == (key, b"%d" % number)
+        assert key is None or place.partition == partition_for_key(key, 4)
+    small = make_topic(admin, max_message_bytes="1000")
+    async with form.producer() as producer:
+        values = [b"fits", b"x" * 2_000, b"fits too"]
+        sent = await settle(producer.send_many(small, values, partition=0))
+        first, second, third = await settle(sent.outcomes())
+        assert (first.offset, type(second), third.offset) == (0, RecordTooLargeError, 1)
+        with pytest.raises(DeliveryFailedError, match="1 of 3"):
+            _ = await sent if form.is_async else sent.result(30)
+        with pytest.raises(SerializationError):
+            await settle(producer.send_many(small, [b"fits", "does not"]))
+
+
 # --- batches and memory ---------------------------------------------------------------------------
 
 
