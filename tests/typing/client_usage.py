@@ -18,9 +18,11 @@ from typing import Any, assert_type
 from penstock.client import (
     AdminClient,
     AsyncAdminClient,
+    AsyncBulkDeliveryFuture,
     AsyncConsumer,
     AsyncProducer,
     BufferExhaustedError,
+    BulkDeliveryFuture,
     Consumer,
     ConsumerRecord,
     DeliveryTimeoutError,
@@ -53,6 +55,12 @@ def produce() -> None:
         producer.send("orders", headers=(("a", b"1"),))
         future.add_done_callback(on_done)
         assert_type(producer.partitions_for("orders"), int)
+        bulk = producer.send_many("orders", [b"a", None], keys=(b"k", None), partition=1)
+        assert_type(bulk, BulkDeliveryFuture)
+        assert_type(bulk.result(timeout=5), Sequence[RecordMetadata])
+        assert_type(bulk.outcomes(), list[RecordMetadata | BaseException])
+        assert_type(producer.send_arrow("orders", object()), BulkDeliveryFuture)
+        producer.send_many("orders", 5)  # type: ignore[arg-type]
         producer.flush(timeout_ms=1_000)
         producer.close(timeout_ms=None)
         producer.send(b"orders", b"v")  # type: ignore[arg-type]
@@ -285,6 +293,10 @@ async def produce_async() -> None:
         futures = [await producer.send("orders", b"%d" % number) for number in range(3)]
         assert_type(await asyncio.gather(*futures), list[RecordMetadata])
         assert_type(await producer.partitions_for("orders"), int)
+        bulk = await producer.send_many("orders", [b"a", None])
+        assert_type(bulk, AsyncBulkDeliveryFuture)
+        assert_type(await bulk, Sequence[RecordMetadata])
+        assert_type(await bulk.outcomes(), list[RecordMetadata | BaseException])
         await producer.flush(1_000)
         producer.send("orders", b"v").result()  # type: ignore[attr-defined]
         await producer.send(7)  # type: ignore[arg-type]
