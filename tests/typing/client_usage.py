@@ -24,6 +24,7 @@ from penstock.client import (
     BufferExhaustedError,
     BulkDeliveryFuture,
     Consumer,
+    ConsumerMetrics,
     ConsumerRecord,
     DeliveryTimeoutError,
     ErrorCode,
@@ -55,14 +56,16 @@ def produce() -> None:
         producer.send("orders", headers=(("a", b"1"),))
         future.add_done_callback(on_done)
         assert_type(producer.partitions_for("orders"), int)
-        bulk = producer.send_many("orders", [b"a", None], keys=(b"k", None), partition=1)
-        assert_type(bulk, BulkDeliveryFuture)
-        assert_type(bulk.result(timeout=5), Sequence[RecordMetadata])
-        assert_type(bulk.outcomes(), list[RecordMetadata | BaseException])
         assert_type(producer.send_arrow("orders", object()), BulkDeliveryFuture)
-        producer.send_many("orders", 5)  # type: ignore[arg-type]
         producer.flush(timeout_ms=1_000)
         producer.close(timeout_ms=None)
+        many = producer.send_many("orders", [b"one", b"two"], keys=[b"k", None])
+        assert_type(many, BulkDeliveryFuture)
+        assert_type(many.result()[-1], RecordMetadata)
+        assert_type(many.outcomes(), list[RecordMetadata | BaseException])
+        producer.send_many("orders", (b"%d" % number for number in range(9)), partition=0)
+        producer.send_many("orders", 7)  # type: ignore[arg-type]
+        producer.send_many("orders", [b"v"], b"k", 3)  # type: ignore[call-arg]
         producer.send(b"orders", b"v")  # type: ignore[arg-type]
         producer.send("orders", b"v", partition="1")  # type: ignore[arg-type]
         producer.send("orders", b"v", headers={"a": "text"})  # type: ignore[dict-item]
@@ -228,6 +231,8 @@ def consume() -> None:
         assert_type(consumer.paused(), frozenset[TopicPartition])
         assert_type(consumer.partitions_for("orders"), tuple[int, ...])
         assert_type(consumer.trouble(), PenstockError | None)
+        assert_type(consumer.current_lag(P0), int | None)
+        assert_type(consumer.metrics(), ConsumerMetrics)
         consumer.poll("1s")  # type: ignore[arg-type]
         consumer.poll(10, max_records=0.5)  # type: ignore[arg-type]
 
@@ -293,10 +298,10 @@ async def produce_async() -> None:
         futures = [await producer.send("orders", b"%d" % number) for number in range(3)]
         assert_type(await asyncio.gather(*futures), list[RecordMetadata])
         assert_type(await producer.partitions_for("orders"), int)
-        bulk = await producer.send_many("orders", [b"a", None])
-        assert_type(bulk, AsyncBulkDeliveryFuture)
-        assert_type(await bulk, Sequence[RecordMetadata])
-        assert_type(await bulk.outcomes(), list[RecordMetadata | BaseException])
+        many = await producer.send_many("orders", [b"one", b"two"])
+        assert_type(many, AsyncBulkDeliveryFuture)
+        assert_type((await many)[0], RecordMetadata)
+        assert_type(await many.outcomes(), list[RecordMetadata | BaseException])
         await producer.flush(1_000)
         producer.send("orders", b"v").result()  # type: ignore[attr-defined]
         await producer.send(7)  # type: ignore[arg-type]
@@ -320,6 +325,7 @@ async def consume_async() -> None:
         assert_type(found, dict[TopicPartition, OffsetAndTimestamp | None])
         assert_type(consumer.assignment(), frozenset[TopicPartition])
         assert_type(await consumer.trouble(), PenstockError | None)
+        assert_type(await consumer.current_lag(P0), int | None)
         await consumer.assign([P0])
         await consumer.seek(P0, 5)
         await consumer.pause(P0)

@@ -155,6 +155,28 @@ async def test_the_rows_of_an_arrow_table(form: Form, topic: str) -> None:
         assert record.partition == partition_for_key(record.key, 4)
 
 
+async def test_many_records_in_one_call(form: Form, topic: str, admin: AdminClient) -> None:
+    keys = [b"%d" % (number % 10) if number % 3 else None for number in range(3_000)]
+    async with form.producer() as producer:
+        sent = await settle(producer.send_many(topic, [b"%d" % n for n in range(3_000)], keys))
+        places = await sent if form.is_async else sent.result(30)
+    read = {(record.partition, record.offset): record for record in await form.read(topic, 3_000)}
+    for number, (key, place) in enumerate(zip(keys, places, strict=True)):
+        record = read.pop((place.partition, place.offset))
+        assert (record.key, record.value) == (key, b"%d" % number)
+        assert key is None or place.partition == partition_for_key(key, 4)
+    small = make_topic(admin, max_message_bytes="1000")
+    async with form.producer() as producer:
+        values = [b"fits", b"x" * 2_000, b"fits too"]
+        sent = await settle(producer.send_many(small, values, partition=0))
+        first, second, third = await settle(sent.outcomes())
+        assert (first.offset, type(second), third.offset) == (0, RecordTooLargeError, 1)
+        with pytest.raises(DeliveryFailedError, match="1 of 3"):
+            _ = await sent if form.is_async else sent.result(30)
+        with pytest.raises(SerializationError):
+            await settle(producer.send_many(small, [b"fits", "does not"]))
+
+
 # --- batches and memory ---------------------------------------------------------------------------
 
 
@@ -195,6 +217,22 @@ async def test_a_failure_that_nobody_looks_at_is_raised(form: Form, admin: Admin
         assert isinstance(caught.value.__cause__, RecordTooLargeError)
         with pytest.raises(RecordTooLargeError, match="max_request_size"):
             await settle(producer.send(topic, b"x" * 2_000_000))
+
+
+async def test_a_producer_that_never_waits_hears_of_a_topic_meanwhile(
+    form: Form, topic: str
+) -> None:
+    async with form.producer(max_block_ms=0) as producer:
+        with pytest.raises(RequestTimedOutError, match=topic):
+            await settle(producer.send(topic, b"v"))
+        async with asyncio.timeout(20):
+            while True:
+                try:
+                    sent = await settle(producer.send(topic, b"v"))
+                    break
+                except RequestTimedOutError:
+                    await asyncio.sleep(0.02)  # Until what was asked for is there.
+        assert (await verdict(sent)).offset == 0
 
 
 # --- records --------------------------------------------------------------------------------------
