@@ -12,11 +12,19 @@ from penstock.client.cluster import Cluster, now_ms
 from penstock.client.commits import Commitment, Commits
 from penstock.client.config import ConsumerConfig
 from penstock.client.coordinator import Coordinators
-from penstock.client.core.fetch_events import Added, MadeAnew, OutOfRange, Removed, Woken
+from penstock.client.core.fetch_events import (
+    Added,
+    MadeAnew,
+    OutOfRange,
+    PositionFound,
+    Removed,
+    Woken,
+)
 from penstock.client.core.leader_watch import LeaderWatch
 from penstock.client.core.member import MemberState, Polled, Reconciled, Subscribed
 from penstock.client.core.subscription import (
     Handout,
+    Position,
     Rebalance,
     Subscription,
     pattern_text,
@@ -45,6 +53,9 @@ _LEAVE_MS: Final = 2_000.0
 _AHEAD_BYTES: Final = 1024 * 1024
 """What was fetched as this is decoded at a time, so that an application that takes few records each
 time need not ask the event loop each time."""
+_ARROW_BYTES: Final = 8 * 1024 * 1024
+"""What was fetched as about this is handed out by one ``fetch_arrow``."""
+_MAX_ROWS: Final = 2**31 - 1
 _LEAST_PAUSE_MS: Final = 10.0
 """Between automatic commits, however often they are asked for."""
 
@@ -243,7 +254,9 @@ class ConsumerEngine:
 
     # --- reading ----------------------------------------------------------------------------
 
-    async def step(self, deadline: Deadline, max_records: int | None) -> bool | Rebalance:
+    async def step(
+        self, deadline: Deadline, max_records: int | None, *, columns: bool = False
+    ) -> bool | Rebalance:
         """Whether ``handout`` has records by the deadline, or a Rebalance to carry out before.
 
         They are there when it is cancelled, too: reading has gone on behind them.
@@ -266,7 +279,7 @@ class ConsumerEngine:
                 self._check_open()
                 self._watch_leaders()
                 self._wake.clear()
-                found = self._look(max_records or self._config.max_poll_records)
+                found = self._look(max_records, columns=columns)
                 if found is not None:
                     self._stalled_ms = float("inf")
                     return found
@@ -309,7 +322,7 @@ class ConsumerEngine:
             if error is not None:
                 raise error
 
-    def _look(self, limit: int) -> Literal[True] | Rebalance | None:
+    def _look(self, max_records: int | None, *, columns: bool) -> Literal[True] | Rebalance | None:
         self._positions.catch_up()
         if self._group is not None and not self._by_hand:
             self._group.handle(Polled())
@@ -325,9 +338,20 @@ class ConsumerEngine:
         if self._topics_changed:
             self._topics_changed = False
             self._read_whole_topics(first=False)
-        if not self.handout.has_kept:
-            self.handout.keep(self._fetch.take(limit, _AHEAD_BYTES))
-        return True if self.handout.has_kept else None
+        handout = self.handout
+        if columns and not handout.has_kept and not handout.has_columns:
+            handout.keep_columns(self._fetch.take_columns(max_records or _MAX_ROWS, _ARROW_BYTES))
+        elif not columns and not handout.has_kept:
+            self._give_back_columns()
+            limit = max_records or self._config.max_poll_records
+            handout.keep(self._fetch.take(limit, _AHEAD_BYTES))
+        return True if handout.has_kept or handout.has_columns else None
+
+    def _give_back_columns(self) -> None:
+        """What an interrupted ``fetch_arrow`` left is fetched anew."""
+        for run in self.handout.give_back_columns():
+            topic_id = self.handout.topic_ids.get(run.partition, b"")
+            self._fetch.handle(PositionFound(run.partition, Position(run.first_offset), topic_id))
 
     def _alive_ms(self) -> float:
         now = now_ms()
@@ -415,6 +439,7 @@ class ConsumerEngine:
     async def position(self, partition: TopicPartition) -> int:
         """The offset of the next record to be handed out."""
         self._check_assigned((partition,))
+        self._give_back_columns()
         return await self._positions.position(partition)
 
     def _on_out_of_range(self, effect: OutOfRange) -> None:
@@ -464,6 +489,7 @@ class ConsumerEngine:
         """Hold partitions back."""
         wanted = tuple(partitions)
         self._check_assigned(wanted)
+        self._give_back_columns()
         self._fetch.pause(wanted)
         self.handout.hold(wanted)
 

@@ -27,7 +27,7 @@ from penstock.client.core.fetch_events import (
     Woken,
 )
 from penstock.client.core.fetcher import Fetcher, FetcherSettings
-from penstock.client.core.subscription import Run
+from penstock.client.core.subscription import ColumnRun, Run
 from penstock.client.metadata_keeper import MetadataKeeper
 from penstock.client.transport import rpc_error
 from penstock.v1 import common_pb2, log_pb2, log_pb2_grpc
@@ -92,6 +92,13 @@ class FetchLoop:
         """Records for the application; fetches on at once in the room they leave."""
         try:
             return self.fetcher.take(limit, now_ms(), ahead_bytes)
+        finally:
+            self.handle(Woken())
+
+    def take_columns(self, limit: int, most_bytes: int) -> list[ColumnRun]:
+        """The same as columns."""
+        try:
+            return self.fetcher.take_columns(limit, most_bytes, now_ms())
         finally:
             self.handle(Woken())
 

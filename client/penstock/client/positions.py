@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from penstock.client import offset_reset
 from penstock.client.cluster import Cluster, now_ms
 from penstock.client.config import ConsumerConfig
 from penstock.client.core.fetch_events import (
@@ -51,6 +53,14 @@ class _How:
     from_group: bool
     policy: str
     why: str
+
+
+def _time_ms(policy: str) -> int:
+    """What leaders are asked for: a time, or the number that stands for a place."""
+    duration_ms = offset_reset.duration_ms(policy)
+    if duration_ms is None:
+        return _PLACES[policy]
+    return max(0, int(time.time() * 1000) - duration_ms)
 
 
 class Positions:
@@ -225,7 +235,7 @@ class Positions:
             self._tell()
         else:
             _LOG.warning(
-                "partition %s: position %d is out of range, going on from the %s offset: %s",
+                "partition %s: position %d is out of range, going on by auto_offset_reset=%r: %s",
                 partition,
                 effect.offset,
                 policy,
@@ -373,16 +383,23 @@ class Positions:
                 )
                 self._give_up(search, (partition,), error)
             return
-        times = dict.fromkeys(topic_ids, _PLACES[how.policy])
-        if not times:
+        if not topic_ids:
             return
         timeout_ms = self._config.request_timeout_ms
+        too_old: list[TopicPartition] = []  # All that is in them is.
 
         def found(partition: TopicPartition, entry: OffsetAndTimestamp) -> None:
-            self._found(search, partition, Position(entry.offset), topic_ids[partition])
+            if entry.offset < 0:
+                too_old.append(partition)
+            else:
+                self._found(search, partition, Position(entry.offset), topic_ids[partition])
 
         # Each as it comes: a partition without a leader must not hold back the others.
+        times = dict.fromkeys(topic_ids, _time_ms(how.policy))
         await self._leaders.list_offsets(times, timeout_ms, topic_ids, found)
+        if too_old:
+            ends = dict.fromkeys(too_old, _PLACES["latest"])
+            await self._leaders.list_offsets(ends, timeout_ms, topic_ids, found)
 
     def _still_wanted(
         self, search: int, partitions: tuple[TopicPartition, ...]

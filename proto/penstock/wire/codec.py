@@ -8,6 +8,7 @@ from penstock.wire import reference
 
 if TYPE_CHECKING:
     from penstock.wire.reference import (
+        ColumnsBuilder,
         RecordsBody,
         parse_columns,
         parse_records,
@@ -21,9 +22,17 @@ else:
     except ImportError:
         chosen = reference
     IS_COMPILED = chosen is not reference
+    ColumnsBuilder = chosen.ColumnsBuilder
     RecordsBody = chosen.RecordsBody
     parse_columns = chosen.parse_columns
     parse_records = chosen.parse_records
     parse_records_as = chosen.parse_records_as
 
-__all__ = ["IS_COMPILED", "RecordsBody", "parse_columns", "parse_records", "parse_records_as"]
+__all__ = [
+    "IS_COMPILED",
+    "ColumnsBuilder",
+    "RecordsBody",
+    "parse_columns",
+    "parse_records",
+    "parse_records_as",
+]
