@@ -17,9 +17,10 @@ SERVICE_FILES := $(shell grep -l '^service ' $(PROTO_FILES))
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: help venv install demo test lint types format test-unit test-simulation test-integration \
-	proto proto-check bench-failover bench-idle bench-quorum bench-controller-failover \
-	bench-metadata bench-latency bench-catch-up bench-throughput bench-recovery bench-partitions \
-	bench-tls bench-codec bench-consume kill-loop fuzz-codec flip-loop sim sim-mutants build clean distclean
+	proto proto-check bench-failover bench-group-failover bench-idle bench-quorum \
+	bench-controller-failover bench-metadata bench-latency bench-catch-up bench-throughput bench-recovery bench-partitions \
+	bench-tls bench-codec bench-consume soak kill-loop fuzz-codec flip-loop sim sim-mutants build clean \
+	distclean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-26s %s\n", $$1, $$2 }' \
@@ -27,7 +28,7 @@ help: ## List the targets
 
 # --- Setting up -----------------------------------------------------------------------------------
 # The marker files make an install run again when what is built or installed by it has changed.
-BUILT_FROM := pyproject.toml hatch_build.py proto/penstock/wire/_codec.pyx
+BUILT_FROM := pyproject.toml hatch_build.py proto/penstock/wire/_codec.pyx proto/penstock/wire/_intake.pxi
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -61,6 +62,9 @@ demo: $(VENV)/.installed-broker ## Run a real log through three nodes, one of wh
 
 bench-failover: $(VENV)/.installed-dev ## Measure how long writes stall when a leader is killed
 	@$(BIN)/python bench/failover.py $(ARGS)
+
+bench-group-failover: $(VENV)/.installed-dev ## Measure what a group's partitions wait when a member dies
+	@$(BIN)/python bench/group_failover.py $(ARGS)
 
 bench-idle: $(VENV)/.installed-dev ## Measure CPU and memory of three nodes at rest
 	@$(BIN)/python bench/idle.py $(ARGS)
@@ -126,6 +130,12 @@ test-integration: $(VENV)/.installed-dev ## Run the tests that start real nodes 
 # Nodes killed and started again under load: make kill-loop ROUNDS=100 SEED=7
 ROUNDS     ?= 30
 SEED       ?= 1
+
+# Writers, a group whose members come and go, nodes killed: make soak SECONDS=60 ARGS=--json
+SECONDS    ?= 600
+
+soak: $(VENV)/.installed-dev ## Write and read for ten minutes while members and nodes die
+	@$(BIN)/python bench/soak.py --seconds $(SECONDS) $(ARGS)
 
 kill-loop: $(VENV)/.installed-dev ## Kill real nodes in a loop under load, and check every record
 	KILL_ROUNDS=$(ROUNDS) KILL_SEED=$(SEED) $(PYTEST) -x tests/integration/broker/test_kill_loop.py $(ARGS)

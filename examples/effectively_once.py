@@ -38,9 +38,11 @@ class Store:
         self._database = sqlite3.connect(path, timeout=60, isolation_level=None)
         self._database.executescript(TABLES)
 
-    def position(self, partition: TopicPartition) -> int:
-        """The offset of the first record that does not count yet."""
-        self._database.execute("INSERT OR IGNORE INTO positions VALUES (?, ?, 0)", partition)
+    def position(self, partition: TopicPartition, begin: int) -> int:
+        """The offset of the first record that does not count yet: at first, ``begin``."""
+        self._database.execute(
+            "INSERT OR IGNORE INTO positions VALUES (?, ?, ?)", (*partition, begin)
+        )
         found = self._database.execute(
             "SELECT next_offset FROM positions WHERE topic = ? AND partition = ?", partition
         )
@@ -70,7 +72,10 @@ def count(consumer: Consumer, topic: str, store: Store) -> NoReturn:
     """Count for ever."""
     partitions = [TopicPartition(topic, number) for number in consumer.partitions_for(topic)]
     consumer.assign(partitions)
-    positions = {partition: store.position(partition) for partition in partitions}
+    begins = consumer.beginning_offsets(partitions)
+    positions = {
+        partition: store.position(partition, begins[partition]) for partition in partitions
+    }
     for partition, position in positions.items():
         consumer.seek(partition, position)
     while True:

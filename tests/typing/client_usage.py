@@ -18,9 +18,11 @@ from typing import Any, assert_type
 from penstock.client import (
     AdminClient,
     AsyncAdminClient,
+    AsyncBulkDeliveryFuture,
     AsyncConsumer,
     AsyncProducer,
     BufferExhaustedError,
+    BulkDeliveryFuture,
     Consumer,
     ConsumerRecord,
     DeliveryTimeoutError,
@@ -55,6 +57,13 @@ def produce() -> None:
         assert_type(producer.partitions_for("orders"), int)
         producer.flush(timeout_ms=1_000)
         producer.close(timeout_ms=None)
+        many = producer.send_many("orders", [b"one", b"two"], keys=[b"k", None])
+        assert_type(many, BulkDeliveryFuture)
+        assert_type(many.result()[-1], RecordMetadata)
+        assert_type(many.outcomes(), list[RecordMetadata | BaseException])
+        producer.send_many("orders", (b"%d" % number for number in range(9)), partition=0)
+        producer.send_many("orders", 7)  # type: ignore[arg-type]
+        producer.send_many("orders", [b"v"], b"k", 3)  # type: ignore[call-arg]
         producer.send(b"orders", b"v")  # type: ignore[arg-type]
         producer.send("orders", b"v", partition="1")  # type: ignore[arg-type]
         producer.send("orders", b"v", headers={"a": "text"})  # type: ignore[dict-item]
@@ -289,6 +298,10 @@ async def produce_async() -> None:
         futures = [await producer.send("orders", b"%d" % number) for number in range(3)]
         assert_type(await asyncio.gather(*futures), list[RecordMetadata])
         assert_type(await producer.partitions_for("orders"), int)
+        many = await producer.send_many("orders", [b"one", b"two"])
+        assert_type(many, AsyncBulkDeliveryFuture)
+        assert_type((await many)[0], RecordMetadata)
+        assert_type(await many.outcomes(), list[RecordMetadata | BaseException])
         await producer.flush(1_000)
         producer.send("orders", b"v").result()  # type: ignore[attr-defined]
         await producer.send(7)  # type: ignore[arg-type]

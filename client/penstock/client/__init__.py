@@ -24,6 +24,7 @@ from penstock.client.admin import AdminClient
 from penstock.client.aio_admin import AsyncAdminClient, OffsetSpec
 from penstock.client.aio_consumer import AsyncConsumer
 from penstock.client.aio_producer import AsyncProducer
+from penstock.client.bulk import AsyncBulkDeliveryFuture, BulkDeliveryFuture
 from penstock.client.consumer import Consumer
 from penstock.client.descriptions import (
     BrokerDescription,
@@ -57,9 +58,11 @@ from penstock.wire.ids import TopicPartition
 __all__ = [  # noqa: PLE0604 - the names of errors are strings
     "AdminClient",
     "AsyncAdminClient",
+    "AsyncBulkDeliveryFuture",
     "AsyncConsumer",
     "AsyncProducer",
     "BrokerDescription",
+    "BulkDeliveryFuture",
     "ClusterDescription",
     "ConfigEntry",
     "Consumer",

@@ -11,11 +11,14 @@ from typing import Any, Self, Unpack
 
 from penstock.client import arguments
 from penstock.client.background import ForkGuard
+from penstock.client.bulk import AsyncBulkDeliveryFuture
 from penstock.client.config import ProducerConfig, ProducerSettings
-from penstock.client.delivery import AsyncDeliveryFuture
+from penstock.client.core.accumulator import Appended
+from penstock.client.delivery import AsyncDeliveryFuture, Receipt
 from penstock.client.model import Header, RecordMetadata
 from penstock.client.producer_engine import ProducerEngine
-from penstock.client.sending import Place, SendPath
+from penstock.client.sending import Place, Prepared, SendPath
+from penstock.wire.codec import Places
 from penstock.wire.errors import BufferExhaustedError, ClientClosedError
 
 
@@ -78,13 +81,11 @@ class AsyncProducer:
 
         Returns without waiting unless the topic is new or ``buffer_memory`` is full.
         """
-        self._check_open()
-        deadline = 0.0
-        if not isinstance(topic, str) or topic not in self._engine.metadata:
-            arguments.topic(topic)
-            deadline = self._deadline()
-            await self._engine.await_topic(topic)
-            self._check_open()  # Nobody would ever send what is queued after the close.
+        if timestamp_ms is None and not headers and self._path.takes_bytes:
+            taken = self._engine.intake.take(topic, value, key, partition)
+            if taken is not None:
+                return self._future(taken.receipt, taken.index, taken.timestamp_ms)
+        deadline = await self._await_topic(topic)
         record = self._path.prepare(
             topic,
             value=value,
@@ -93,16 +94,67 @@ class AsyncProducer:
             partition=partition,
             timestamp_ms=timestamp_ms,
         )
-        future = AsyncDeliveryFuture(loop=asyncio.get_running_loop())
+        result = await self._queue(record, deadline)
+        return self._future(result.receipt, result.index, record.data.timestamp_ms)
+
+    async def send_many(
+        self,
+        topic: str,
+        values: Iterable[Any],
+        keys: Iterable[Any] | None = None,
+        *,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> AsyncBulkDeliveryFuture:
+        """Queue many records, in order. See ``Producer.send_many``.
+
+        Other tasks run while it waits for room, and in between.
+        """
+        deadline = await self._await_topic(topic)
+        if partition is not None:
+            partition = arguments.whole_number("partition", partition)
+        plain = self._path.prepare_many(topic, values, keys, timestamp_ms)
+        places: Places[Receipt] = Places()
+        count = len(plain.values)
+        take_many = self._engine.intake.take_many
+        try:
+            while (at := take_many(topic, *plain, partition=partition, places=places)) < count:
+                self._check_open()
+                result = await self._queue(self._path.nth(topic, plain, at, partition), deadline)
+                places.add(result.receipt, result.index)
+                deadline = 0.0
+                await asyncio.sleep(0)
+        except BaseException as error:
+            error.add_note(f"the first {len(places)} of {count} records were queued")
+            raise
+        return AsyncBulkDeliveryFuture(places, plain.timestamp_ms, loop=asyncio.get_running_loop())
+
+    async def _await_topic(self, topic: str) -> float:
+        """Know the topic; the time until which to wait for room, 0 where none passed yet."""
+        self._check_open()
+        if isinstance(topic, str) and topic in self._engine.metadata:
+            return 0.0
+        arguments.topic(topic)
+        deadline = self._deadline()
+        await self._engine.await_topic(topic)
+        self._check_open()  # Nobody would ever send what is queued after the close.
+        return deadline
+
+    async def _queue(self, record: Prepared, deadline: float) -> Appended[Receipt]:
+        """Have the accumulator take a record, as soon as it has room."""
         place: Place | None = None
-        while isinstance(result := self._path.offer(record, future, place), Place):
+        while isinstance(result := self._path.offer(record, place), Place):
             place = result
             deadline = deadline or self._deadline()
             await self._wait_for_room(deadline, record.size_bound)
             self._check_open()
         if result.wake:
             self._engine.wake()
-        return future
+        return result
+
+    @staticmethod
+    def _future(receipt: Receipt, index: int, timestamp_ms: int) -> AsyncDeliveryFuture:
+        return AsyncDeliveryFuture(receipt, index, timestamp_ms, loop=asyncio.get_running_loop())
 
     async def send_and_wait(
         self,
@@ -131,6 +183,7 @@ class AsyncProducer:
         if self._closed or self._guard.foreign:
             return
         self._closed = True
+        self._engine.intake.clear()
         self._room.set()
         await self._engine.close(timeout_ms)
 

@@ -147,6 +147,13 @@ def texts(name: str, value: Any, wanted: str) -> list[str]:
     return [text(f"an entry of {name}", entry, wanted) for entry in each(name, value, wanted)]
 
 
+def listed(name: str, value: Any) -> list[Any]:
+    """A list of whatever is in ``value``, which is left alone; the list itself where it is one."""
+    if isinstance(value, str | bytes | bytearray | Mapping) or not isinstance(value, Iterable):
+        raise refusal(name, value, "a list, or something else to iterate over,")
+    return value if type(value) is list else list(value)
+
+
 def each(name: str, value: Any, wanted: str) -> tuple[Any, ...]:
     """The entries of an iterable that is no single text."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):

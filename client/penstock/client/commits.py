@@ -67,19 +67,24 @@ class Commits:
             named[partition] = entry
         return Commitment(named, refusal)
 
-    async def commit(self, wanted: Commitment, timeout_ms: float) -> None:
+    async def commit(
+        self, wanted: Commitment, timeout_ms: float, *, leave_out_lost: bool = False
+    ) -> None:
         """Commit and wait. Raises UnknownTopicIdError for positions of topics that are gone."""
         offsets = self.offsets
         if wanted.refusal is not None:
             raise wanted.refusal
-        await offsets.commit(wanted.positions, timeout_ms)
-        for partition, entry in wanted.positions.items():
+        stored = await offsets.commit(wanted.positions, timeout_ms, leave_out_lost=leave_out_lost)
+        for partition, entry in stored.items():
             self._committed[partition] = _identity(entry)
 
     async def commit_processed(
         self, mine: Iterable[TopicPartition], timeout_ms: float | None = None
     ) -> None:
-        """Commit what is processed and not committed yet of ``mine``; a failure is only logged."""
+        """Commit what is processed and not committed yet of ``mine``; a failure is only logged.
+
+        What was given back while the commit waited for its turn was committed by that.
+        """
         processed = self._handout.processed()
         positions = self._committable(
             {
@@ -96,7 +101,11 @@ class Commits:
         if not new:
             return
         try:
-            await self.commit(Commitment(new), timeout_ms or self._config.request_timeout_ms)
+            await self.commit(
+                Commitment(new),
+                timeout_ms or self._config.request_timeout_ms,
+                leave_out_lost=True,
+            )
         except PenstockError as error:
             _LOG.warning(
                 "group %s: automatic commit failed, records may come again: %s",

@@ -54,6 +54,7 @@ class ProducerSettings(CommonSettings, total=False):
     enable_idempotence: bool
     linger_ms: int
     batch_size: int
+    max_batch_size: int
     compression: CompressionName
     retries: int
     delivery_timeout_ms: int
@@ -191,7 +192,10 @@ class ProducerConfig(CommonConfig):
     linger_ms: int = _bounded(5, 0)
     """How long a batch waits for company, in milliseconds."""
     batch_size: int = _bounded(16_384, 1)
-    """A batch is closed at this size in bytes, before compression."""
+    """A batch is full at this size in bytes, before compression, and is sent without lingering."""
+    max_batch_size: int = _bounded(524_288, 1)
+    """How large a full batch may become while it waits since enough is under way, in bytes before
+    compression; batch_size where that is set and this is not."""
     compression: CompressionName = "none"
     """The compression of batches."""
     retries: int = _bounded(_MAX_INT32, 0)
@@ -228,6 +232,7 @@ class ProducerConfig(CommonConfig):
         super(ProducerConfig, self)._check_together(given)
         serializers.serializer("key_serializer", self.key_serializer)
         serializers.serializer("value_serializer", self.value_serializer)
+        self._check_batch_sizes(given)
         if self.enable_idempotence:
             self._check_idempotence(given)
         least = self.linger_ms + self.request_timeout_ms
@@ -247,6 +252,18 @@ class ProducerConfig(CommonConfig):
                 self._derive(request_timeout_ms=self.delivery_timeout_ms - self.linger_ms)
             else:
                 self._derive(delivery_timeout_ms=least)
+
+    def _check_batch_sizes(self, given: frozenset[str]) -> None:
+        if "max_batch_size" not in given:
+            largest = min(self.max_batch_size, self.max_request_size)
+            bound = self.batch_size if "batch_size" in given else max(self.batch_size, largest)
+            self._derive(max_batch_size=bound)
+        elif self.max_batch_size < self.batch_size:
+            if "batch_size" in given:
+                raise ConfigurationError(
+                    f"max_batch_size={self.max_batch_size} is below batch_size={self.batch_size}"
+                )
+            self._derive(batch_size=self.max_batch_size)
 
     def _check_idempotence(self, given: frozenset[str]) -> None:
         conflict = ""

@@ -146,7 +146,8 @@ class Consumer:
 
         Waits up to ``timeout_ms`` (None: without bound) for the first; then returns what is
         there, maybe nothing. Records of a partition come in order. Marks what earlier polls
-        returned as processed. Runs rebalance listeners. Raises NoOffsetError, CorruptRecordError
+        returned as processed. Runs rebalance listeners. Raises NoOffsetError, OffsetOutOfRangeError
+        (both only with ``auto_offset_reset="none"``), CorruptRecordError
         (naming partition and offset, after ``default_api_timeout_ms`` of asking the leader again;
         it goes on being asked, or ``seek`` past it), SerializationError,
         UnknownTopicOrPartitionError, FencedInstanceIdError, BootstrapError. The first call

@@ -1,4 +1,12 @@
-"""Futures of records that know whether anybody looked at them, so that no failure is lost."""
+"""What became of records that were sent: receipts of batches, and the futures that stand on them.
+
+A batch has one receipt, which all its records share. The future of a record is a claim on it and
+little else: it costs next to nothing until somebody waits for it or calls back on it, and most are
+looked at when their verdict is there. Only what waits before that is kept by the receipt, and told.
+
+No failure is lost: a receipt that fails counts its records whose futures nobody looks at, and
+``flush`` and ``close`` raise for them.
+"""
 
 from __future__ import annotations
 
@@ -10,54 +18,210 @@ from contextvars import Context
 from typing import Any, Final, Protocol, Self
 
 from penstock.client.model import RecordMetadata
+from penstock.wire import codec
 from penstock.wire.errors import DeliveryFailedError, PenstockError
+from penstock.wire.ids import TopicPartition
 from penstock.wire.wording import counted
 
 _SAMPLES: Final = 100
+_new: Final = tuple.__new__
+LOCK: Final = threading.RLock()
+"""Guards who waits for which receipt, and who looked at what. Held for a few steps at a time, never
+while anything of the application's is called. But the garbage collector may run in between and with
+it anything, this module as well: hence one that its thread may take again."""
 
 
-class Promise(Protocol):
-    """What both kinds of futures give to the engine."""
+class Waiter(Protocol):
+    """Who is told that a receipt has its verdict."""
 
-    was_read: bool
-    unread: Unread | None
+    was_read: bool  # Somebody looked, or will: a failure is not unheard.
 
-    def deliver(self, metadata: RecordMetadata) -> None:
-        """The record is written."""
+    def settle(self, receipt: Receipt, index: int) -> None:
+        """The receipt is settled. ``index`` is the one that it waited for, -1 for all."""
 
-    def refuse(self, error: BaseException) -> None:
-        """The record is not written."""
+    def count_in(self, receipt: Receipt, index: int) -> int:
+        """How many records of the receipt it stands for."""
+
+    def split(self) -> None:
+        """It waits for one receipt more than before: one was split."""
 
 
-class DeliveryFuture(concurrent.futures.Future[RecordMetadata]):
-    """The future of ``Producer.send``. It cannot be cancelled: the record may be on its way."""
+class Receipt:
+    """What became of one batch. Settled once, or split into two that are. Thread-safe."""
+
+    __slots__ = (
+        "_number",
+        "_topic",
+        "_waiters",
+        "base_offset",
+        "error",
+        "is_settled",
+        "log_append_time_ms",
+        "middle",
+        "parts",
+        "period",
+        "unread",
+    )
+
+    def __init__(self, partition: TopicPartition) -> None:
+        self._topic, self._number = partition
+        self.is_settled = False  # Said last: what follows is final by then.
+        self.base_offset = -1
+        self.log_append_time_ms = -1
+        self.error: BaseException | None = None
+        self.parts: tuple[Receipt, Receipt] | None = None
+        self.middle = 0  # The first index that is the second part's, where there are parts.
+        self.period: Unread | None = None  # That counts what is unread of the failure.
+        self.unread = 0
+        self._waiters: list[tuple[int, Waiter]] = []
+
+    # --- the engine's side ------------------------------------------------------------------
+
+    def deliver(self, base_offset: int, log_append_time_ms: int) -> None:
+        """The batch is written."""
+        self.base_offset = base_offset
+        self.log_append_time_ms = log_append_time_ms
+        with LOCK:
+            waiters = self._end()
+        self._tell(waiters)
+
+    def refuse(self, error: BaseException, record_count: int, period: Unread) -> None:
+        """The batch is not written; what nobody looks at of it is counted in ``period``."""
+        self.error = error
+        with LOCK:
+            waiters = self._end()
+            read = sum(waiter.count_in(self, index) for index, waiter in waiters if waiter.was_read)
+            self.unread = max(0, record_count - read)
+            if self.unread:
+                self.period = period
+                period.add(self)
+        self._tell(waiters)
+
+    def split(self, middle: int) -> tuple[Receipt, Receipt]:
+        """The batch goes on as two, of which the second begins at ``middle``."""
+        partition = TopicPartition(self._topic, self._number)
+        parts = Receipt(partition), Receipt(partition)
+        with LOCK:
+            for index, waiter in self._waiters:
+                if index < 0:
+                    waiter.split()
+                    for part in parts:
+                        part._waiters.append((-1, waiter))
+                elif index < middle:
+                    parts[0]._waiters.append((index, waiter))
+                else:
+                    parts[1]._waiters.append((index - middle, waiter))
+            self._waiters = []
+            self.middle = middle
+            self.parts = parts
+        return parts
+
+    def _end(self) -> list[tuple[int, Waiter]]:
+        waiters, self._waiters = self._waiters, []
+        self.is_settled = True
+        return waiters
+
+    def _tell(self, waiters: list[tuple[int, Waiter]]) -> None:
+        for index, waiter in waiters:
+            waiter.settle(self, index)
+
+    # --- the futures' side ------------------------------------------------------------------
+
+    def locate(self, index: int) -> tuple[Receipt, int]:
+        """The receipt that the record is on by now, and its index there."""
+        receipt = self
+        while (parts := receipt.parts) is not None:
+            if index < receipt.middle:
+                receipt = parts[0]
+            else:
+                index -= receipt.middle
+                receipt = parts[1]
+        return receipt, index
+
+    def watch(self, index: int, waiter: Waiter) -> bool:
+        """Have ``waiter`` told; False, and nothing done, when it is settled. The lock is held.
+
+        The receipt must have no parts.
+        """
+        if self.is_settled:
+            return False
+        self._waiters.append((index, waiter))
+        return True
+
+    def metadata(self, index: int, timestamp_ms: int) -> RecordMetadata:
+        """Where a record is, once the receipt is settled without an error."""
+        offset = self.base_offset
+        if self.log_append_time_ms >= 0:
+            timestamp_ms = self.log_append_time_ms
+        if offset >= 0:
+            offset += index
+        # The type's own constructor costs twice as much.
+        return _new(RecordMetadata, (self._topic, self._number, offset, timestamp_ms))
+
+    def note_read(self, count: int) -> None:
+        """Somebody looks at so many of its records. The lock is held."""
+        if self.period is not None:
+            count = min(count, self.unread)
+            self.unread -= count
+            self.period.forget(count)
+
+
+class _Whole(concurrent.futures.Future[RecordMetadata]):
+    """What a DeliveryFuture has of a future once that is wanted."""
 
     was_read = False
-    unread: Unread | None = None
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.set_running_or_notify_cancel()
 
-    def deliver(self, metadata: RecordMetadata) -> None:
-        """The record is written."""
-        self.set_result(metadata)
+def _of_whole(name: str) -> Any:
+    """An attribute that concurrent.futures looks for in a future."""
 
-    def refuse(self, error: BaseException) -> None:
-        """The record is not written."""
-        self.set_exception(_own(error))
+    def get(future: DeliveryFuture) -> Any:
+        return getattr(future.completed(), name)
+
+    def put(future: DeliveryFuture, value: Any) -> None:
+        setattr(future.completed(), name, value)
+
+    return property(get, put)
+
+
+class DeliveryFuture(codec.Claim[Receipt], concurrent.futures.Future[RecordMetadata]):
+    """The future of ``Producer.send``. It cannot be cancelled: the record may be on its way.
+
+    Made as a claim on a receipt. What else a future has is made when it is first wanted; from then
+    on the receipt tells it. It takes no attributes of the application's.
+    """
+
+    __slots__ = ()
+
+    _condition = _of_whole("_condition")
+    _state = _of_whole("_state")
+    _result = _of_whole("_result")
+    _exception = _of_whole("_exception")
+    _waiters = _of_whole("_waiters")
+    _done_callbacks = _of_whole("_done_callbacks")
+    was_read = _of_whole("was_read")
+
+    def done(self) -> bool:
+        """Whether the verdict is there."""
+        return self.receipt.locate(self.index)[0].is_settled
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
         """The record's place; raises why there is none. Waits up to ``timeout`` seconds."""
-        result = super().exception(timeout)
-        _note_read(self)
-        if result is not None:
+        receipt = self.receipt
+        if receipt.is_settled and receipt.error is None:
+            return receipt.metadata(self.index, self.timestamp_ms)
+        error = self.exception(timeout)
+        if error is not None:
             # Otherwise each call would add its frames to those of the calls before.
-            raise result.with_traceback(None)
-        return super().result()
+            raise error.with_traceback(None)
+        receipt, index = receipt.locate(self.index)
+        return receipt.metadata(index, self.timestamp_ms)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Why the record was not written, or None. Waits up to ``timeout`` seconds."""
+        receipt = self.receipt
+        if receipt.is_settled and receipt.error is None:
+            return None
         error = super().exception(timeout)
         _note_read(self)
         return error
@@ -69,24 +233,75 @@ class DeliveryFuture(concurrent.futures.Future[RecordMetadata]):
         _note_read(self)
         super().add_done_callback(fn)
 
+    def completed(self) -> _Whole:
+        """All that a future has; made now, if nobody wanted it before."""
+        if self.whole is None:
+            with LOCK:
+                if self.whole is None:
+                    whole = _Whole()
+                    whole.set_running_or_notify_cancel()
+                    self.complete(whole)
+                    receipt, index = self.receipt.locate(self.index)
+                    if not receipt.watch(index, self):
+                        self.settle(receipt, index)
+        found: _Whole = self.whole
+        return found
+
+    def settle(self, receipt: Receipt, index: int) -> None:
+        """The receipt is settled."""
+        if receipt.error is None:
+            self.set_result(receipt.metadata(index, self.timestamp_ms))
+        else:
+            self.set_exception(own_copy(receipt.error))
+
+    def count_in(self, receipt: Receipt, index: int) -> int:
+        """It stands for one record."""
+        return 1
+
+    def split(self) -> None:
+        """Its record is on one part only."""
+
 
 class AsyncDeliveryFuture(asyncio.Future[RecordMetadata]):
     """The future of ``AsyncProducer.send``."""
 
     was_read = False
-    unread: Unread | None = None
 
-    def deliver(self, metadata: RecordMetadata) -> None:
-        """The record is written."""
-        if not self.done():
-            self.set_result(metadata)
+    def __init__(
+        self,
+        receipt: Receipt,
+        index: int,
+        timestamp_ms: int,
+        *,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(loop=loop)
+        self.receipt = receipt
+        self.index = index
+        self.timestamp_ms = timestamp_ms
+        with LOCK:
+            there, index = receipt.locate(index)
+            waits = there.watch(index, self)
+        if not waits:
+            self.settle(there, index)
 
-    def refuse(self, error: BaseException) -> None:
-        """The record is not written."""
-        if not self.done():
-            self.set_exception(_own(error))
+    def settle(self, receipt: Receipt, index: int) -> None:
+        """The receipt is settled."""
+        if self.done():
+            return
+        if receipt.error is None:
+            self.set_result(receipt.metadata(index, self.timestamp_ms))
+        else:
+            self.set_exception(own_copy(receipt.error))
             # flush() and close() raise what nobody read; asyncio need not log it as well.
             self._log_traceback = False
+
+    def count_in(self, receipt: Receipt, index: int) -> int:
+        """It stands for one record."""
+        return 1
+
+    def split(self) -> None:
+        """Its record is on one part only."""
 
     def result(self) -> RecordMetadata:
         """The record's place; raises why there is none."""
@@ -115,7 +330,7 @@ class AsyncDeliveryFuture(asyncio.Future[RecordMetadata]):
         return super().__await__()
 
 
-def _own(error: BaseException) -> BaseException:
+def own_copy(error: BaseException) -> BaseException:
     """A copy of a failure that many records share: raising an exception changes it.
 
     What Penstock did not make is passed on as it is, for nobody knows how to copy it.
@@ -129,55 +344,46 @@ def _own(error: BaseException) -> BaseException:
     return own
 
 
-def _note_read(promise: Promise) -> None:
-    promise.was_read = True  # First: who adds it to the unread ones looks at this last.
-    unread = promise.unread
-    if unread is not None:
-        unread.forget(promise)
+def _note_read(future: DeliveryFuture | AsyncDeliveryFuture) -> None:
+    if future.was_read:
+        return
+    with LOCK:
+        if not future.was_read:
+            future.was_read = True
+            future.receipt.locate(future.index)[0].note_read(1)
 
 
 class Unread:
-    """The failures of one period that nobody looked at yet. Thread-safe.
+    """The failures of one period that nobody looked at yet. Used while the lock is held.
 
     Counts, and pins nothing but a few samples: those who hold futures may read them at any time
     until the period ends, and those who do not must not fill the memory.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._count = 0
-        self._samples: list[tuple[Promise, BaseException]] = []
+        self.count = 0
+        self._samples: list[Receipt] = []
         self._latest: BaseException | None = None
 
-    def add(self, promise: Promise, error: BaseException) -> None:
-        """A record failed; ``forget`` follows when somebody looks at its promise."""
-        with self._lock:
-            promise.unread = self
-            if promise.was_read:  # Looked at before we were there to be told.
-                promise.unread = None
-                return
-            self._count += 1
-            self._latest = error
-            if len(self._samples) >= _SAMPLES:
-                self._samples = self._unread_samples()
-            if len(self._samples) < _SAMPLES:
-                self._samples.append((promise, error))
+    def add(self, receipt: Receipt) -> None:
+        """A batch failed, and this many of its records are ``unread``."""
+        self.count += receipt.unread
+        self._latest = receipt.error
+        if len(self._samples) >= _SAMPLES:
+            self._samples = [sample for sample in self._samples if sample.unread]
+        if len(self._samples) < _SAMPLES:
+            self._samples.append(receipt)
 
-    def forget(self, promise: Promise) -> None:
-        """Somebody looks at the promise."""
-        with self._lock:
-            if promise.unread is self:
-                promise.unread = None
-                self._count -= 1
+    def forget(self, count: int) -> None:
+        """Somebody looks at so many."""
+        self.count -= count
 
-    def count_and_first(self) -> tuple[int, BaseException | None]:
-        """How many there are, and why the first one (or, after very many, a later one) failed."""
-        with self._lock:
-            left = self._unread_samples()
-            return self._count, left[0][1] if left else self._latest
-
-    def _unread_samples(self) -> list[tuple[Promise, BaseException]]:
-        return [sample for sample in self._samples if not sample[0].was_read]
+    def first(self) -> BaseException | None:
+        """Why the first unread one (or, after very many, a later one) failed."""
+        for sample in self._samples:
+            if sample.unread:
+                return sample.error
+        return self._latest
 
 
 class FailureLedger:
@@ -187,15 +393,16 @@ class FailureLedger:
         self._unread = Unread()
         self.delivered = 0
 
-    def add(self, promise: Promise, error: BaseException) -> None:
-        """A record failed."""
-        self._unread.add(promise, error)
+    def refuse(self, receipt: Receipt, error: BaseException, record_count: int) -> None:
+        """So many records failed together."""
+        receipt.refuse(error, record_count, self._unread)
 
     def raise_unread(self) -> None:
         """Raise DeliveryFailedError if there are failures that nobody looked at; then forget."""
-        count, first = self._unread.count_and_first()
-        delivered = self.delivered
-        self._unread, self.delivered = Unread(), 0
+        with LOCK:
+            count, first = self._unread.count, self._unread.first()
+            delivered = self.delivered
+            self._unread, self.delivered = Unread(), 0
         if count:
             raise DeliveryFailedError(
                 f"{counted(count, 'record', 'was')} not delivered, and nobody read "

@@ -110,6 +110,7 @@ class MetadataKeeper:
                 raise type(verdict)(verdict.message)
             remaining = deadline - now_ms()
             if remaining <= 0:
+                self.request()  # For who waits for nothing: it is known when they try again.
                 raise self._not_in_time(
                     f"no metadata for topic {topic!r} within {timeout_ms:.0f} ms"
                 )

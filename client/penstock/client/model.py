@@ -12,8 +12,7 @@ Header = tuple[str, bytes | None]
 """One record header: its key and its bytes. Keys may repeat."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordMetadata:
+class RecordMetadata(NamedTuple):
     """Where an acknowledged record is.
 
     ``offset`` is -1 when it is not known: with ``acks=0``, or when the broker only knows that

@@ -41,25 +41,33 @@ class GroupOffsets:
         self,
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
         timeout_ms: float,
-    ) -> None:
+        *,
+        leave_out_lost: bool = False,
+    ) -> Mapping[TopicPartition, OffsetAndMetadata]:
         """Store positions: as the member while it is one, else from outside of an empty group.
 
         Each is one of the topic that its ``topic_id`` says; where that is empty, of the one that
         has the name now. Raises the first refusal; UnknownTopicIdError for a topic that was deleted
-        and made anew; the client's own where another may have the partitions by now.
+        and made anew; the client's own where another may have the partitions by now. What was the
+        member's and is another's when the commit's turn has come is left out, if that is wanted,
+        and a refusal otherwise. Returns what was stored.
         """
         self._group.check_commit(offsets)
         if not offsets:
-            return
+            return offsets
         deadline = now_ms() + timeout_ms
         held = self._group.member.owned.intersection(offsets)
         async with self._turn:
+            if leave_out_lost:
+                lost = held - self._group.member.owned
+                held -= lost
+                offsets = {name: entry for name, entry in offsets.items() if name not in lost}
             attempt = 0
-            while True:
+            while offsets:
                 try:
                     self._check_still_held(held)
                     await self._commit_once(offsets, max(1.0, deadline - now_ms()))
-                    return
+                    break
                 except StaleMemberEpochError:
                     # The answer with our newer epoch is on its way.
                     pause = self._cluster.backoff.delay_ms(attempt)
@@ -67,6 +75,7 @@ class GroupOffsets:
                     if attempt > 3 or now_ms() + pause >= deadline:
                         raise
                     await asyncio.sleep(pause / 1000)
+        return offsets
 
     async def fetch(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from penstock.client.cluster import Cluster
 from penstock.client.core.send_events import (
@@ -13,9 +13,12 @@ from penstock.client.core.send_events import (
     SendRequest,
     StreamBroken,
 )
+from penstock.client.produce_request import OutgoingBatch, OutgoingRequest
 from penstock.client.streams import BidiStream
-from penstock.v1 import common_pb2, log_pb2, log_pb2_grpc
+from penstock.v1 import common_pb2, log_pb2
 from penstock.wire.errors import NetworkError, PenstockError, error_from_proto
+
+_PRODUCE: Final = "/penstock.v1.Log/Produce"
 
 
 class ProduceStream:
@@ -50,15 +53,18 @@ class ProduceStream:
 
     def send(self, effect: SendRequest[Any]) -> None:
         """Queue a request; those queued go out in order."""
-        request = log_pb2.ProduceRequest(
-            correlation_id=effect.correlation_id, acks=self._acks, timeout_ms=self._timeout_ms
+        to_proto = self._cluster.metadata.to_proto
+        request = OutgoingRequest(
+            effect.correlation_id,
+            self._acks,
+            self._timeout_ms,
+            tuple(
+                OutgoingBatch(
+                    to_proto(entry.batch.partition), entry.leader_epoch, entry.batch.encoded or b""
+                )
+                for entry in effect.entries
+            ),
         )
-        for entry in effect.entries:
-            request.partitions.add(
-                partition=self._cluster.metadata.to_proto(entry.batch.partition),
-                current_leader_epoch=entry.leader_epoch,
-                records=entry.batch.encoded or b"",
-            )
         if self._acks == common_pb2.ACKS_NONE:
             # Nothing is answered: being under way is all that there is to know.
             answers = (PartitionAnswer(None),) * len(effect.entries)
@@ -80,7 +86,13 @@ class ProduceStream:
         await self._stream.finished()
 
     def _open(self) -> Any:
-        return log_pb2_grpc.LogStub(self._cluster.channel_to(self.node_id)).Produce()  # type: ignore[call-arg] # aio: written to later
+        channel = self._cluster.channel_to(self.node_id)
+        produce: Any = channel.stream_stream(
+            _PRODUCE,
+            request_serializer=OutgoingRequest.to_bytes,
+            response_deserializer=log_pb2.ProduceResponse.FromString,
+        )
+        return produce()  # Without an iterator of requests: it is written to later.
 
     def _on_message(self, response: log_pb2.ProduceResponse) -> None:
         answers = tuple(

@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 import concurrent.futures
+import os
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Final, Self, Unpack
 
 from penstock.client import arguments
 from penstock.client.background import ForkGuard, LoopThread
+from penstock.client.bulk import BulkDeliveryFuture
 from penstock.client.config import ProducerConfig, ProducerSettings
-from penstock.client.delivery import DeliveryFuture
+from penstock.client.core.accumulator import Appended
+from penstock.client.delivery import DeliveryFuture, Receipt
 from penstock.client.model import Header, RecordMetadata
 from penstock.client.producer_engine import ProducerEngine
-from penstock.client.sending import Place, SendPath
+from penstock.client.sending import Place, Prepared, SendPath
+from penstock.wire.codec import Intake, Places
 from penstock.wire.errors import BufferExhaustedError, ClientClosedError
+
+_INTAKES: Final[weakref.WeakSet[Intake[Receipt, DeliveryFuture]]] = weakref.WeakSet()
+
+
+def _decline_in_child() -> None:
+    """In a forked child every send is to come to the check that refuses it."""
+    for intake in list(_INTAKES):
+        intake.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_decline_in_child)
 
 
 class Producer:
@@ -41,6 +58,7 @@ class Producer:
         self._room = threading.Condition()
         self._engine = ProducerEngine(self.config, guard=self._room, on_room=self._on_room)
         self._path = SendPath(self.config, self._engine)
+        _INTAKES.add(self._engine.intake)
         self._waking = False
         self._closed = False
         self._thread.register(self)
@@ -94,12 +112,11 @@ class Producer:
         DeliveryTimeoutError after ``delivery_timeout_ms``, or with what the broker refused it for.
         A failure whose future nobody looked at raises at the next ``flush`` or ``close``.
         """
-        self._check_open()
-        deadline = 0.0
-        if not isinstance(topic, str) or topic not in self._engine.metadata:
-            arguments.topic(topic)
-            deadline = self._deadline()
-            self._thread.run(self._engine.await_topic, topic)
+        if timestamp_ms is None and not headers and self._path.takes_bytes:
+            taken = self._engine.intake.take(topic, value, key, partition)
+            if taken is not None:
+                return taken
+        deadline = self._await_topic(topic)
         record = self._path.prepare(
             topic,
             value=value,
@@ -108,13 +125,66 @@ class Producer:
             partition=partition,
             timestamp_ms=timestamp_ms,
         )
-        future = DeliveryFuture()
+        result = self._queue(record, deadline)
+        return DeliveryFuture(result.receipt, result.index, record.data.timestamp_ms)
+
+    def send_many(
+        self,
+        topic: str,
+        values: Iterable[Any],
+        keys: Iterable[Any] | None = None,
+        *,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> BulkDeliveryFuture:
+        """Queue many records, in order, at a fraction of what as many calls of ``send`` cost.
+
+        The future's result has each record's RecordMetadata, in the order of ``values``; where some
+        were not delivered it raises DeliveryFailedError, and its ``outcomes()`` tell of each.
+        ``keys`` are as many as the values. A list is not copied: leave it alone until the call
+        returns. All get the same time.
+
+        Blocks like ``send``, for at most ``max_block_ms`` at a time. What is wrong with any record
+        is raised before anything is queued. What goes wrong later (memory that stays full, a topic
+        that is deleted, a custom partitioner) is raised with a note that says how many had been
+        queued; these are sent, and nobody but ``flush`` and ``close`` tells of their failures.
+        """
+        deadline = self._await_topic(topic)
+        if partition is not None:
+            partition = arguments.whole_number("partition", partition)
+        plain = self._path.prepare_many(topic, values, keys, timestamp_ms)
+        places: Places[Receipt] = Places()
+        count = len(plain.values)
+        take_many = self._engine.intake.take_many
+        try:
+            while (at := take_many(topic, *plain, partition=partition, places=places)) < count:
+                self._check_open()
+                result = self._queue(self._path.nth(topic, plain, at, partition), deadline)
+                places.add(result.receipt, result.index)
+                deadline = 0.0
+        except BaseException as error:
+            error.add_note(f"the first {len(places)} of {count} records were queued")
+            raise
+        return BulkDeliveryFuture(places, plain.timestamp_ms)
+
+    def _await_topic(self, topic: str) -> float:
+        """Know the topic; the time until which to wait for room, 0 where none passed yet."""
+        self._check_open()
+        if isinstance(topic, str) and topic in self._engine.metadata:
+            return 0.0
+        arguments.topic(topic)
+        deadline = self._deadline()
+        self._thread.run(self._engine.await_topic, topic)
+        return deadline
+
+    def _queue(self, record: Prepared, deadline: float) -> Appended[Receipt]:
+        """Have the accumulator take a record, as soon as it has room."""
         place: Place | None = None
         while True:
             with self._room:
                 if self._closed:
                     raise ClientClosedError("the producer is closed; nothing was sent")
-                result = self._path.offer(record, future, place)
+                result = self._path.offer(record, place)
                 if isinstance(result, Place):
                     place = result
                     deadline = deadline or self._deadline()
@@ -125,7 +195,7 @@ class Producer:
                     self._waking = True
             if wake:
                 self._thread.call(self._wake)
-            return future
+            return result
 
     def flush(self, timeout_ms: float | None = None) -> None:
         """Send everything queued so far without lingering, and wait for the verdicts.
@@ -151,6 +221,7 @@ class Producer:
             if self._closed:
                 return
             self._closed = True
+            self._engine.intake.clear()
             self._room.notify_all()
         self._thread.forget(self)
         self._thread.run(self._engine.close, timeout_ms)

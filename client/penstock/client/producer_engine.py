@@ -32,11 +32,11 @@ from penstock.client.core.send_events import (
 )
 from penstock.client.core.sender import Sender, SenderSettings
 from penstock.client.core.sequencer import Identity, Sequencer
-from penstock.client.delivery import FailureLedger, Promise
+from penstock.client.delivery import DeliveryFuture, FailureLedger, Receipt
 from penstock.client.metadata_keeper import MetadataKeeper
-from penstock.client.model import RecordMetadata
 from penstock.client.produce_stream import ProduceStream
 from penstock.v1 import common_pb2, transactions_pb2, transactions_pb2_grpc
+from penstock.wire.codec import Intake
 from penstock.wire.errors import (
     ClientClosedError,
     PenstockError,
@@ -57,7 +57,7 @@ _ACKS: Final = {
 
 class ProducerEngine:
     """Carries out what the Sender decides. Everything but ``accumulator``, ``chooser`` (under the
-    guard) and ``metadata`` (read only) belongs to one event loop.
+    guard), ``intake`` and ``metadata`` (read only) belongs to one event loop.
 
     ``guard`` is held around appends; ``on_room`` is called when memory was freed.
     """
@@ -71,12 +71,20 @@ class ProducerEngine:
     ) -> None:
         self._config = config
         self._on_room = on_room
-        self.accumulator: Accumulator[Promise] = Accumulator(
-            batch_size_bytes=config.batch_size,
+        self.intake: Intake[Receipt, DeliveryFuture] = Intake(
+            DeliveryFuture,
             buffer_memory_bytes=config.buffer_memory,
+            max_record_bytes=config.max_request_size,
+            hashes_keys=config.partitioner == "default",
+        )
+        self.accumulator: Accumulator[Receipt] = Accumulator(
+            batch_size_bytes=config.batch_size,
+            max_batch_bytes=config.max_batch_size,
             linger_ms=config.linger_ms,
             delivery_timeout_ms=config.delivery_timeout_ms,
             guard=guard,
+            intake=self.intake,
+            receipt_for=Receipt,
         )
         self.chooser = Chooser(
             config.partitioner, stick_bytes=config.batch_size, pick=random.randrange
@@ -144,6 +152,7 @@ class ProducerEngine:
     # --- the loop ---------------------------------------------------------------------------
 
     def _on_metadata(self) -> None:
+        self.intake.clear()  # What is sent next is to look at the topic anew.
         for topic in self.metadata.missing:
             if self.metadata.verdict(topic) is not None:
                 self._keeper.forget((topic,))  # Its records fail now; the next send asks anew.
@@ -159,7 +168,7 @@ class ProducerEngine:
             self._carry_out(effect)
         self._set_timer()
 
-    def _carry_out(self, effect: Effect[Promise]) -> None:
+    def _carry_out(self, effect: Effect[Receipt]) -> None:
         if isinstance(effect, SendRequest):
             self._send(effect)
         elif isinstance(effect, Acknowledge):
@@ -195,7 +204,7 @@ class ProducerEngine:
 
     # --- effects ----------------------------------------------------------------------------
 
-    def _send(self, effect: SendRequest[Promise]) -> None:
+    def _send(self, effect: SendRequest[Receipt]) -> None:
         stream = self._streams.get(effect.node_id)
         if stream is None or stream.ended:
             stream = ProduceStream(
@@ -215,24 +224,15 @@ class ProducerEngine:
             del self._streams[stream.node_id]
         self._handle(event)
 
-    def _acknowledge(self, effect: Acknowledge[Promise]) -> None:
+    def _acknowledge(self, effect: Acknowledge[Receipt]) -> None:
         batch = effect.batch
-        topic, partition = batch.partition
-        offset = effect.base_offset
-        for delivery in batch.deliveries:
-            time_ms = effect.log_append_time_ms
-            if time_ms < 0:
-                time_ms = delivery.timestamp_ms
-            delivery.future.deliver(RecordMetadata(topic, partition, offset, time_ms))
-            if offset >= 0:
-                offset += 1
-        self._ledger.delivered += len(batch.deliveries)
+        self._ledger.delivered += batch.record_count
+        batch.receipt.deliver(effect.base_offset, effect.log_append_time_ms)
         self._note_verdict()
 
-    def _fail(self, effect: Fail[Promise]) -> None:
-        for delivery in effect.batch.deliveries:
-            delivery.future.refuse(effect.error)
-            self._ledger.add(delivery.future, effect.error)
+    def _fail(self, effect: Fail[Receipt]) -> None:
+        batch = effect.batch
+        self._ledger.refuse(batch.receipt, effect.error, batch.record_count)
         self._note_verdict()
 
     def _note_verdict(self) -> None:
@@ -273,7 +273,7 @@ class ProducerEngine:
     # --- flush and close --------------------------------------------------------------------
 
     async def _await_verdicts(self, timeout_ms: float | None) -> None:
-        pending: list[Batch[Promise]] = self._sender.open_batches()
+        pending: list[Batch[Receipt]] = self._sender.open_batches()
         deadline = None if timeout_ms is None else now_ms() + timeout_ms
         self._sender.hurry += 1
         try:
@@ -325,7 +325,7 @@ class ProducerEngine:
         await self._keeper.close()
         await self._cluster.close()
 
-    def _make_sender(self) -> Sender[Promise]:
+    def _make_sender(self) -> Sender[Receipt]:
         config = self._config
         return Sender(
             settings=SenderSettings(

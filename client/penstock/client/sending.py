@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from penstock.client import arguments, serializers
 from penstock.client.cluster import now_ms, wall_ms
 from penstock.client.config import ProducerConfig
 from penstock.client.core.accumulator import Appended
-from penstock.client.delivery import Promise
+from penstock.client.delivery import Receipt
 from penstock.client.model import Header
 from penstock.client.producer_engine import ProducerEngine
+from penstock.wire.codec import first_odd
 from penstock.wire.errors import (
     InvalidPartitionsError,
+    InvalidRequestError,
     RecordTooLargeError,
     SerializationError,
     UnknownTopicOrPartitionError,
 )
 from penstock.wire.ids import TopicPartition
 from penstock.wire.records import HEADER_BYTES, RecordData, record_size_bound
+from penstock.wire.reference import RECORD_BOUND_BYTES
 
 
 class Prepared(NamedTuple):
@@ -31,6 +34,14 @@ class Prepared(NamedTuple):
     value: bytes | None
     data: RecordData
     size_bound: int
+
+
+class Plain(NamedTuple):
+    """Many records in bytes, without headers, as many keys as values."""
+
+    values: list[bytes | None]
+    keys: list[bytes | None] | None
+    timestamp_ms: int
 
 
 class Place(NamedTuple):
@@ -48,6 +59,8 @@ class SendPath:
     def __init__(self, config: ProducerConfig, engine: ProducerEngine) -> None:
         self._engine = engine
         self._max_request_size = config.max_request_size
+        # Bytes as they are may go past everything that is about other keys and values.
+        self.takes_bytes = config.key_serializer == config.value_serializer == "bytes"
         self._key_serializer = serializers.serializer("key_serializer", config.key_serializer)
         self._value_serializer = serializers.serializer("value_serializer", config.value_serializer)
 
@@ -65,26 +78,79 @@ class SendPath:
         key_bytes = serializers.serialize("key", topic, self._key_serializer, key)
         value_bytes = serializers.serialize("value", topic, self._value_serializer, value)
         checked = _check_headers(topic, headers) if headers else ()
-        if timestamp_ms is None:
-            timestamp_ms = wall_ms()
-        elif type(timestamp_ms) is not int or not 0 <= timestamp_ms <= arguments.MAX_INT64:
-            timestamp_ms = _timestamp(topic, timestamp_ms)
+        timestamp_ms = _timestamp(topic, timestamp_ms)
         size_bound = record_size_bound(key_bytes, value_bytes, checked)
-        if size_bound + HEADER_BYTES > self._max_request_size:
-            raise RecordTooLargeError(
-                f"a record for topic {topic!r} takes {size_bound + HEADER_BYTES} bytes (key "
-                f"{len(key_bytes or b'')}, value {len(value_bytes or b'')}), more than "
-                f"max_request_size={self._max_request_size}; raise max_request_size (and the "
-                "topic's max.message.bytes), or send less"
-            )
+        self._check_size(topic, key_bytes, value_bytes, size_bound)
         if partition is not None and type(partition) is not int:
             partition = arguments.whole_number("partition", partition)
         data = RecordData(timestamp_ms, key_bytes, value_bytes, checked)
         return Prepared(topic, partition, key_bytes, value_bytes, data, size_bound)
 
-    def offer(
-        self, record: Prepared, promise: Promise, earlier: Place | None = None
-    ) -> Appended | Place:
+    def prepare_many(
+        self,
+        topic: str,
+        values: Iterable[Any],
+        keys: Iterable[Any] | None,
+        timestamp_ms: int | None,
+    ) -> Plain:
+        """The records in bytes. Raises what ``Producer.send_many`` promises to raise at once."""
+        value_list = arguments.listed("values", values)
+        key_list = None if keys is None else arguments.listed("keys", keys)
+        if key_list is not None and len(key_list) != len(value_list):
+            raise InvalidRequestError(
+                f"keys are {len(key_list)} and values {len(value_list)}: as many keys as values "
+                "are wanted, or None for no keys"
+            )
+        plain = Plain(
+            self._serialize_all("value", topic, self._value_serializer, value_list),
+            None
+            if key_list is None
+            else self._serialize_all("key", topic, self._key_serializer, key_list),
+            _timestamp(topic, timestamp_ms),
+        )
+        self._check_sizes(topic, plain)
+        return plain
+
+    def _serialize_all(
+        self,
+        what: Literal["key", "value"],
+        topic: str,
+        use: serializers.Serializer,
+        data: list[Any],
+    ) -> list[bytes | None]:
+        if self.takes_bytes and first_odd(data, arguments.MAX_INT32) == len(data):
+            return data
+        return [serializers.serialize(what, topic, use, one) for one in data]
+
+    def _check_sizes(self, topic: str, plain: Plain) -> None:
+        # Half of what a record may have: keys and values are looked at one after the other.
+        small_bytes = (self._max_request_size - HEADER_BYTES - RECORD_BOUND_BYTES) // 2
+        count = len(plain.values)
+        if any(first_odd(data or [], small_bytes) < len(data or []) for data in plain[:2]):
+            for number in range(count):
+                self.nth(topic, plain, number, None)
+
+    def nth(self, topic: str, plain: Plain, number: int, partition: int | None) -> Prepared:
+        """One of many. Raises RecordTooLargeError."""
+        value = plain.values[number]
+        key = None if plain.keys is None else plain.keys[number]
+        size_bound = record_size_bound(key, value)
+        self._check_size(topic, key, value, size_bound)
+        data = RecordData(plain.timestamp_ms, key, value)
+        return Prepared(topic, partition, key, value, data, size_bound)
+
+    def _check_size(
+        self, topic: str, key: bytes | None, value: bytes | None, size_bound: int
+    ) -> None:
+        if size_bound + HEADER_BYTES > self._max_request_size:
+            raise RecordTooLargeError(
+                f"a record for topic {topic!r} takes {size_bound + HEADER_BYTES} bytes (key "
+                f"{len(key or b'')}, value {len(value or b'')}), more than "
+                f"max_request_size={self._max_request_size}; raise max_request_size (and the "
+                "topic's max.message.bytes), or send less"
+            )
+
+    def offer(self, record: Prepared, earlier: Place | None = None) -> Appended[Receipt] | Place:
         """Add the record to its partition's batch; its place when memory is full.
 
         With the place that an ``earlier`` offer came to no partition is chosen again, which would
@@ -101,10 +167,14 @@ class SendPath:
             place = TopicPartition(record.topic, self._choose(record, count))
         else:
             place = earlier.partition
-        taken = self._engine.accumulator.append(
-            place, record.data, record.size_bound, promise, now_ms()
-        )
-        return Place(place, count) if taken is None else taken
+        engine = self._engine
+        taken = engine.accumulator.append(place, count, record.data, record.size_bound, now_ms())
+        if taken is None:
+            return Place(place, count)
+        stuck = engine.chooser.stuck.get(record.topic)
+        if stuck is not None:
+            engine.intake.stick(record.topic, stuck)
+        return taken
 
     def _choose(self, record: Prepared, count: int) -> int:
         topic, partition = record.topic, record.partition
@@ -132,7 +202,9 @@ class SendPath:
 
 
 def _timestamp(topic: str, timestamp_ms: object) -> int:
-    """What is no plain int in range: another kind of whole number, or refused."""
+    """Now where none is given. Raises InvalidRequestError, SerializationError."""
+    if timestamp_ms is None:
+        return wall_ms()
     found = arguments.whole_number("timestamp_ms", timestamp_ms, unit=" of milliseconds since 1970")
     if found < 0:
         raise SerializationError(

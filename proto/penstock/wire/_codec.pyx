@@ -10,14 +10,17 @@ under an address sanitiser.
 Offsets in columns are int32, which is enough: no buffer here has more than 2 GB.
 """
 
+from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize, PyByteArray_Resize
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.list cimport PyList_GET_ITEM
+from cpython.long cimport PyLong_CheckExact
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
-from cpython.object cimport PyTypeObject
+from cpython.object cimport PyObject, PyTypeObject
 from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_New, PyTuple_SET_ITEM
-from cpython.unicode cimport PyUnicode_DecodeUTF8
-from libc.stdint cimport INT32_MAX, INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint64_t
+from cpython.unicode cimport PyUnicode_CheckExact, PyUnicode_DecodeUTF8
+from libc.stdint cimport INT32_MAX, INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from operator import index
@@ -30,6 +33,8 @@ from penstock.wire.varint import encode_varint
 
 cdef extern from "Python.h":
     const int PY_VERSION_HEX
+    int PyObject_GC_IsTracked(object op)
+    void PyObject_GC_Track(void* op)
     void PyObject_GC_UnTrack(void* op)
     object PyType_GenericAlloc(PyTypeObject* type, Py_ssize_t items)
 
@@ -90,26 +95,62 @@ cdef inline Py_ssize_t bytes_size(object data) noexcept:
     return size_of(zigzag(size)) + size
 
 
+# Buffers that records were gathered in, kept for those who gather next: memory that was touched
+# before costs nothing to touch again. Guarded, as all here, by Python's global lock.
+cdef enum:
+    KEPT_BUFFERS = 24
+cdef Py_ssize_t _LEAST_KEPT_BYTES = 16 * 1024
+cdef Py_ssize_t _LARGEST_KEPT_BYTES = 640 * 1024
+cdef uint8_t* _kept[KEPT_BUFFERS]
+cdef Py_ssize_t _kept_bytes[KEPT_BUFFERS]
+cdef int _kept_count = 0
+
+
 cdef class RecordsBody:
-    cdef uint8_t* _body
-    cdef Py_ssize_t _size, _room
+    """The buffer begins with room for the header of the batch, so that it can be sent from there."""
+
+    cdef uint8_t* _buffer
+    cdef Py_ssize_t _size, _room  # Of the records: without the header's.
+    cdef int _exports
     cdef readonly int64_t record_count, base_timestamp_ms, max_timestamp_ms
 
     def __cinit__(self):
-        self._body = NULL
+        self._buffer = NULL
         self._size = self._room = 0
+        self._exports = 0
         self.record_count = 0
         self.base_timestamp_ms = self.max_timestamp_ms = -1
 
     def __dealloc__(self):
-        PyMem_Free(self._body)
+        global _kept_count
+        cdef Py_ssize_t size = self._room + _HEADER_BYTES
+        if _LEAST_KEPT_BYTES <= size <= _LARGEST_KEPT_BYTES and _kept_count < KEPT_BUFFERS:
+            _kept[_kept_count] = self._buffer
+            _kept_bytes[_kept_count] = size
+            _kept_count += 1
+        else:
+            PyMem_Free(self._buffer)
 
     @property
     def size_bytes(self):
         return _HEADER_BYTES + self._size
 
     def body(self):
-        return PyBytes_FromStringAndSize(<char*>self._body, self._size)
+        return b"" if self._buffer == NULL else memoryview(self)[_HEADER_BYTES:]
+
+    def behind(self, bytes header):
+        if PyBytes_GET_SIZE(header) != _HEADER_BYTES:
+            raise ValueError(f"a header of {len(header)} bytes instead of {_HEADER_BYTES}")
+        self._make_room(0)
+        memcpy(self._buffer, PyBytes_AS_STRING(header), _HEADER_BYTES)
+        return memoryview(self)
+
+    def __getbuffer__(self, Py_buffer* buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self._buffer, _HEADER_BYTES + self._size, True, flags)
+        self._exports += 1
+
+    def __releasebuffer__(self, Py_buffer* buffer):
+        self._exports -= 1
 
     def append(self, timestamp_ms, key, value, headers=()):
         return self._append(timestamp_ms, key, value, headers)
@@ -136,10 +177,14 @@ cdef class RecordsBody:
             raise ValueError(f"timestamp {timestamp} ms is out of range")
         key, value = as_bytes(key), as_bytes(value)
         cdef bytes encoded_headers = reference.encode_headers(headers) if headers else b"\x00"
-        cdef Py_ssize_t headers_size = PyBytes_GET_SIZE(encoded_headers)
+        if timestamp_ms == INT64_MAX and self.record_count and self.base_timestamp_ms < 0:
+            encode_varint(timestamp - self.base_timestamp_ms)  # Refuses by ValueError: 65 bits.
+        return self._write(timestamp_ms, key, value, encoded_headers)
+
+    cdef Py_ssize_t _write(self, int64_t timestamp_ms, object key, object value, bytes headers) except -1:
+        """Add what was checked. Runs no Python code, so nothing else runs in its midst."""
+        cdef Py_ssize_t headers_size = PyBytes_GET_SIZE(headers)
         cdef int64_t base_ms = self.base_timestamp_ms if self.record_count else timestamp_ms
-        if base_ms < 0 and timestamp_ms == INT64_MAX:
-            encode_varint(timestamp - base_ms)  # Refuses by ValueError what has 65 bits.
         cdef uint64_t delta = zigzag(timestamp_ms - base_ms)
         cdef uint64_t offset = zigzag(self.record_count)
         cdef Py_ssize_t size = (
@@ -147,13 +192,13 @@ cdef class RecordsBody:
         )
         cdef Py_ssize_t grown = size_of(zigzag(size)) + size
         self._make_room(grown)
-        cdef uint8_t* at = write_varint(self._body + self._size, zigzag(size))
+        cdef uint8_t* at = write_varint(self._buffer + _HEADER_BYTES + self._size, zigzag(size))
         at[0] = 0
         at = write_varint(at + 1, delta)
         at = write_varint(at, offset)
         at = write_bytes(at, key)
         at = write_bytes(at, value)
-        memcpy(at, PyBytes_AS_STRING(encoded_headers), headers_size)
+        memcpy(at, PyBytes_AS_STRING(headers), headers_size)
         self._size += grown
         self.base_timestamp_ms = base_ms
         if not self.record_count or timestamp_ms > self.max_timestamp_ms:
@@ -162,15 +207,29 @@ cdef class RecordsBody:
         return grown
 
     cdef int _make_room(self, Py_ssize_t more) except -1:
-        cdef Py_ssize_t room = self._room
-        if self._size + more <= room:
+        global _kept_count
+        cdef Py_ssize_t room
+        cdef uint8_t* moved
+        if self._exports:
+            raise BufferError("a batch that is in use takes no more records, and no other header")
+        if self._buffer != NULL and self._size + more <= self._room:
             return 0
-        room = max(512, 2 * room, self._size + more)
-        cdef uint8_t* moved = <uint8_t*>PyMem_Realloc(self._body, room)
+        if self._buffer == NULL and _kept_count and more <= _kept_bytes[_kept_count - 1] - _HEADER_BYTES:
+            _kept_count -= 1
+            self._buffer = _kept[_kept_count]
+            self._room = _kept_bytes[_kept_count] - _HEADER_BYTES
+            return 0
+        room = max(512, 2 * self._room, self._size + more)
+        moved = <uint8_t*>PyMem_Realloc(self._buffer, _HEADER_BYTES + room)
         if moved == NULL:
             raise MemoryError
-        self._body, self._room = moved, room
+        self._buffer, self._room = moved, room
         return 0
+
+
+# --- taking in ----------------------------------------------------------------------------------
+
+include "_intake.pxi"
 
 
 # --- reading -------------------------------------------------------------------------------------

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from penstock.wire import reference
+from penstock.wire import intake, reference
 
 if TYPE_CHECKING:
+    from penstock.wire.intake import Claim, Intake, Places, Stuck, first_odd
     from penstock.wire.reference import (
         ColumnsBuilder,
         RecordsBody,
@@ -18,20 +19,30 @@ if TYPE_CHECKING:
     IS_COMPILED: Final[bool] = False
 else:
     try:
-        from penstock.wire import _codec as chosen
+        from penstock.wire import _codec
     except ImportError:
-        chosen = reference
-    IS_COMPILED = chosen is not reference
-    ColumnsBuilder = chosen.ColumnsBuilder
-    RecordsBody = chosen.RecordsBody
-    parse_columns = chosen.parse_columns
-    parse_records = chosen.parse_records
-    parse_records_as = chosen.parse_records_as
+        _codec = None
+    IS_COMPILED = _codec is not None
+    ColumnsBuilder = (_codec or reference).ColumnsBuilder
+    RecordsBody = (_codec or reference).RecordsBody
+    parse_columns = (_codec or reference).parse_columns
+    parse_records = (_codec or reference).parse_records
+    parse_records_as = (_codec or reference).parse_records_as
+    Claim = (_codec or intake).Claim
+    Intake = (_codec or intake).Intake
+    Places = (_codec or intake).Places
+    Stuck = (_codec or intake).Stuck
+    first_odd = (_codec or intake).first_odd
 
 __all__ = [
     "IS_COMPILED",
+    "Claim",
     "ColumnsBuilder",
+    "Intake",
+    "Places",
     "RecordsBody",
+    "Stuck",
+    "first_odd",
     "parse_columns",
     "parse_records",
     "parse_records_as",

@@ -42,7 +42,7 @@ from penstock.wire.columns import Columns
 from penstock.wire.compression import Compression, compress, decompress
 from penstock.wire.errors import CorruptRecordError
 from penstock.wire.record import Bounds, Header, Record, RecordData, RecordLike
-from penstock.wire.reference import MIN_RECORD_BYTES, TupleT, encode_headers
+from penstock.wire.reference import MIN_RECORD_BYTES, RECORD_BOUND_BYTES, TupleT, encode_headers
 
 __all__ = [
     "HEADER_BYTES",
@@ -81,12 +81,12 @@ def record_size_bound(
     key: Buffer | None, value: Buffer | None, headers: Sequence[tuple[str, Buffer | None]] = ()
 ) -> int:
     """The most bytes that a batch grows by when the record is appended, uncompressed."""
-    size = 21 + 5 + 5  # Length, attributes, timestamp, offset; lengths of key and value.
+    size = RECORD_BOUND_BYTES
     if key is not None:
         size += memoryview(key).nbytes
     if value is not None:
         size += memoryview(value).nbytes
-    return size + len(encode_headers(headers) if headers else b"\x00")
+    return size + len(encode_headers(headers)) if headers else size
 
 
 class BatchBuilder(codec.RecordsBody):
@@ -116,23 +116,72 @@ class BatchBuilder(codec.RecordsBody):
         Where compression would save nothing the records stay plain, and the header says so.
         Raises ValueError when no record was appended.
         """
-        if not self.record_count:
-            raise ValueError("a batch needs at least one record")
-        records = self.body()
-        attributes = 0
-        if compression is not Compression.NONE:
-            compressed = compress(compression, records)
-            if len(compressed) < len(records):
-                records = compressed
-                attributes = int(compression)
-        max_timestamp_ms = self.max_timestamp_ms
-        if log_append_time_ms is not None:
-            attributes |= LOG_APPEND_TIME
-            max_timestamp_ms = log_append_time_ms
+        attributes, records = self._packed(compression)
         if is_transactional:
             attributes |= TRANSACTIONAL
         if is_control:
             attributes |= CONTROL
+        header = self._header(
+            records,
+            attributes,
+            base_offset=base_offset,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            base_sequence=base_sequence,
+            leader_epoch=leader_epoch,
+            log_append_time_ms=log_append_time_ms,
+        )
+        return b"".join((header, records))
+
+    def seal(
+        self,
+        *,
+        compression: Compression = Compression.NONE,
+        producer_id: int = -1,
+        producer_epoch: int = -1,
+        base_sequence: int = -1,
+    ) -> Buffer:
+        """``build`` of a producer's batch, which may be the builder's own memory (``behind``)."""
+        attributes, records = self._packed(compression)
+        header = self._header(
+            records,
+            attributes,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            base_sequence=base_sequence,
+        )
+        if attributes:
+            return b"".join((header, records))
+        del records  # While it is there the batch is in use.
+        return self.behind(header)
+
+    def _packed(self, compression: Compression) -> tuple[int, Buffer]:
+        """The attributes that say how, and the records, compressed where that saves anything."""
+        if not self.record_count:
+            raise ValueError("a batch needs at least one record")
+        records = self.body()
+        if compression is not Compression.NONE:
+            compressed = compress(compression, records)
+            if len(compressed) < len(records):
+                return int(compression), compressed
+        return 0, records
+
+    def _header(
+        self,
+        records: Buffer,
+        attributes: int,
+        *,
+        base_offset: int = 0,
+        producer_id: int,
+        producer_epoch: int,
+        base_sequence: int,
+        leader_epoch: int = -1,
+        log_append_time_ms: int | None = None,
+    ) -> bytes:
+        max_timestamp_ms = self.max_timestamp_ms
+        if log_append_time_ms is not None:
+            attributes |= LOG_APPEND_TIME
+            max_timestamp_ms = log_append_time_ms
         tail = TAIL.pack(
             attributes,
             self.record_count - 1,
@@ -144,8 +193,7 @@ class BatchBuilder(codec.RecordsBody):
             self.record_count,
         )
         head = PATCH.pack(base_offset, MIN_LENGTH + len(records), leader_epoch)
-        crc = CRC.pack(crc32c(records, crc32c(tail)))
-        return b"".join((head, b"\x02", crc, tail, records))
+        return b"".join((head, b"\x02", CRC.pack(crc32c(records, crc32c(tail))), tail))
 
 
 def encode_batch(

@@ -23,6 +23,10 @@ MIN_RECORD_BYTES: Final = 7
 
 INT32_MAX: Final = 2**31 - 1
 
+RECORD_BOUND_BYTES: Final = 21 + 5 + 5 + 1
+"""The most that a record without headers takes beside its key and value: its length, attributes,
+timestamp and offset; the lengths of key and value; the number of headers."""
+
 TIMESTAMP_MAX: Final = 2**63 - 1
 
 TupleT = TypeVar("TupleT", bound=tuple[Any, ...])
@@ -66,6 +70,16 @@ class RecordsBody:
     def body(self) -> Buffer:
         """The records' bytes; not to be kept while more are appended."""
         return self._body
+
+    def behind(self, header: bytes) -> Buffer:
+        """The batch: the header and the records behind it.
+
+        With the compiled codec they are not copied, and while this is kept no record is appended
+        (BufferError). Raises ValueError for a header of another size.
+        """
+        if len(header) != HEADER_BYTES:
+            raise ValueError(f"a header of {len(header)} bytes instead of {HEADER_BYTES}")
+        return b"".join((header, self._body))
 
     def append(
         self,

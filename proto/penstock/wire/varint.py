@@ -18,7 +18,8 @@ _INT64_MIN: Final = -(2**63)
 _INT64_MAX: Final = 2**63 - 1
 
 
-def _encode(unsigned: int) -> bytes:
+def encode_unsigned(unsigned: int) -> bytes:
+    """The plain encoding of a number from 0 on: Protocol Buffers' ``uint64``."""
     out = bytearray()
     while unsigned > 0x7F:
         out.append((unsigned & 0x7F) | 0x80)
@@ -30,7 +31,7 @@ def _encode(unsigned: int) -> bytes:
 SMALL_LIMIT: Final = 8192
 """``SMALL[n]`` is the encoding of each n with 0 <= n < SMALL_LIMIT: all that take two bytes."""
 
-SMALL: Final[tuple[bytes, ...]] = tuple(_encode(n << 1) for n in range(SMALL_LIMIT))
+SMALL: Final[tuple[bytes, ...]] = tuple(encode_unsigned(n << 1) for n in range(SMALL_LIMIT))
 
 
 def encode_varint(value: int) -> bytes:
@@ -39,7 +40,7 @@ def encode_varint(value: int) -> bytes:
         return SMALL[value]
     if not _INT64_MIN <= value <= _INT64_MAX:
         raise ValueError(f"{value} does not fit into 64 bits")
-    return _encode((value << 1) ^ (value >> 63))
+    return encode_unsigned((value << 1) ^ (value >> 63))
 
 
 def size_of_varint(value: int) -> int:

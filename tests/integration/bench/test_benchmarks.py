@@ -11,9 +11,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = [
-    "catch_up.py", "codec.py", "consume.py", "controller_failover.py", "failover.py", "idle.py",
+    "catch_up.py", "codec.py", "consume.py", "controller_failover.py", "failover.py",
+    "group_failover.py", "idle.py",
     "log_recovery.py", "many_partitions.py", "metadata_scale.py", "produce_latency.py",
-    "quorum_commit.py", "throughput.py",
+    "quorum_commit.py", "soak.py", "throughput.py",
 ]  # fmt: skip
 
 
@@ -122,3 +123,23 @@ def test_partitions_at_rest_are_measured():
     figures = json.loads(run("many_partitions.py", "--partitions", "6", "--seconds", "1", "--json"))
     assert figures["partitions"] == 6
     assert min(figures["stopped_seconds"], figures["killed_seconds"]) > 0
+
+
+@pytest.mark.integration
+def test_a_killed_member_is_measured():
+    small = ("--rounds", "1", "--members", "2", "--partitions", "4", "--session-timeout-ms", "1000")
+    figures = json.loads(run("group_failover.py", *small, "--json"))
+    (kill,) = figures["rounds"]
+    assert kill["partitions"] == 2
+    assert kill["taken_over"] > 0.5, "nobody knows of it before the session has timed out"
+    assert kill["others_pause"] >= 0
+
+
+@pytest.mark.integration
+def test_a_short_soak_loses_nothing():
+    small = ("--seconds", "12", "--kill-every", "4", "--member-every", "3", "--rate", "50")
+    figures = json.loads(run("soak.py", *small, "--json"))
+    assert figures["faults"] == []
+    assert figures["sent"] > 500
+    assert figures["node_kills"] >= 1
+    assert figures["departures"]["killed"] >= 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from penstock.client import AsyncConsumer, ConsumerRecord, TopicPartition
 from penstock.wire.records import RecordData, encode_batch
@@ -33,3 +34,17 @@ async def read(consumer: AsyncConsumer, count: int) -> list[ConsumerRecord]:
 
 def values(records: Sequence[ConsumerRecord], partition: int = 0) -> list[bytes]:
     return [record.value for record in records if record.partition == partition]
+
+
+def member(cluster: FakeCluster, **settings: Any) -> AsyncConsumer:
+    settings = {
+        "group_id": "g",
+        "auto_offset_reset": "earliest",
+        "retry_backoff_ms": 10,
+        **settings,
+    }
+    return AsyncConsumer(cluster.bootstrap, topics="t", **settings)
+
+
+def committed(cluster: FakeCluster) -> dict[TopicPartition, int]:
+    return {name: entry.offset for name, entry in cluster.groups["g"].offsets.items()}

@@ -1,40 +1,42 @@
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from penstock.client.core.accumulator import Accumulator, Batch
 from penstock.wire.ids import TopicPartition
-from penstock.wire.records import RecordData, decode_batch, record_size_bound
+from penstock.wire.records import decode_batch, record_size_bound
+from tests.unit.client.receipts import Names, accumulator_of_names, append
 
 P0 = TopicPartition("t", 0)
 P1 = TopicPartition("t", 1)
 
 
 def make(
-    batch_size: int = 1_000, memory: int = 10_000, linger: float = 5, timeout: float = 100
-) -> Accumulator[int]:
-    return Accumulator(
-        batch_size_bytes=batch_size,
-        buffer_memory_bytes=memory,
+    batch_size: int = 1_000,
+    memory: int = 10_000,
+    linger: float = 5,
+    timeout: float = 100,
+    max_batch: int = 0,
+) -> Accumulator[Names]:
+    return accumulator_of_names(
+        batch_size=batch_size,
+        memory=memory,
         linger_ms=linger,
-        delivery_timeout_ms=timeout,
-        guard=nullcontext(),
+        timeout_ms=timeout,
+        max_batch=max_batch,
     )
 
 
 def put(
-    accumulator: Accumulator[int],
+    accumulator: Accumulator[Names],
     value: bytes,
     partition: TopicPartition = P0,
     now: float = 0,
-    future: int = 0,
+    name: int = 0,
 ) -> bool | None:
-    record = RecordData(1, None, value)
-    taken = accumulator.append(partition, record, record_size_bound(None, value), future, now)
+    taken = append(accumulator, partition, value, name, now)
     return None if taken is None else taken.wake
 
 
@@ -69,6 +71,17 @@ def test_full_memory_refuses_until_a_batch_is_judged_and_makes_batches_go_early(
     assert put(accumulator, b"x" * 100) is not None
 
 
+def test_a_full_batch_that_waits_goes_on_growing_up_to_the_largest() -> None:
+    accumulator = make(batch_size=300, max_batch=1_000)
+    woken = [put(accumulator, b"x" * 50, now=number) for number in range(30)]
+    assert woken.index(True, 1) == 4
+    assert woken.count(True) == 4  # Two batches, each when it begins and when it is full.
+    assert accumulator.ready_at_ms(P0, hurry=False) == float("-inf")
+    batch = accumulator.pop(P0)
+    assert 900 < batch.size_bytes <= 1_000
+    assert batch.record_count < 30 == batch.record_count + accumulator.records_waiting
+
+
 def test_a_record_larger_than_the_memory_goes_alone() -> None:
     accumulator = make(memory=50)
     assert put(accumulator, b"x" * 500) is True
@@ -92,14 +105,14 @@ def test_what_waits_too_long_or_for_a_missing_topic_is_taken_out() -> None:
 def test_a_split_batch_keeps_its_records_and_is_settled_when_its_parts_are() -> None:
     accumulator = make()
     for number in range(5):
-        put(accumulator, b"%d" % number, future=number)
+        put(accumulator, b"%d" % number, name=number)
     batch = accumulator.pop(P0)
     reserved = batch.reserved_bytes
     batch.encoded = batch.builder.build()
     parts = batch.split()
     values = [record.value for part in parts for record in decode_batch(part.builder.build())]
     assert values == [b"0", b"1", b"2", b"3", b"4"]
-    assert [d.future for part in parts for d in part.deliveries] == [0, 1, 2, 3, 4]
+    assert [name for part in parts for name in part.receipt.names] == [0, 1, 2, 3, 4]
     assert sum(part.reserved_bytes for part in parts) == reserved
     assert not batch.settled
     parts[0].done = True
@@ -114,7 +127,7 @@ class Accounting(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.accumulator = make(batch_size=300, memory=2_000)
-        self.sent: list[Batch[int]] = []
+        self.sent: list[Batch[Names]] = []
         self.now = 0.0
         self.next = 0
         self.seen: dict[TopicPartition, int] = {}
@@ -132,10 +145,10 @@ class Accounting(RuleBasedStateMachine):
     def send(self, partition: TopicPartition) -> None:
         if partition in self.accumulator.partitions():
             batch = self.accumulator.pop(partition)
-            futures = [delivery.future for delivery in batch.deliveries]
-            assert futures == sorted(futures)
-            assert futures[0] > self.seen.get(partition, 0)
-            self.seen[partition] = futures[-1]
+            names = batch.receipt.names
+            assert names == sorted(names)
+            assert names[0] > self.seen.get(partition, 0)
+            self.seen[partition] = names[-1]
             self.sent.append(batch)
 
     @rule(data=st.data())

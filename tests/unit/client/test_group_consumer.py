@@ -10,7 +10,6 @@ import pytest
 from penstock.client import (
     AsyncConsumer,
     MaxPollExceededError,
-    OffsetAndMetadata,
     TopicPartition,
 )
 from penstock.v1 import groups_pb2
@@ -21,27 +20,12 @@ from penstock.wire.errors import (
     FencedMemberEpochError,
     InvalidGroupIdError,
     PenstockError,
-    StaleMemberEpochError,
     UnknownMemberIdError,
     UnreleasedInstanceIdError,
 )
 from tests.support import eventually
 from tests.unit.client.fake_broker import FakeCluster
-from tests.unit.client.reading import T0, T1, fill, numbers, read, values
-
-
-def member(cluster: FakeCluster, **settings: Any) -> AsyncConsumer:
-    settings = {
-        "group_id": "g",
-        "auto_offset_reset": "earliest",
-        "retry_backoff_ms": 10,
-        **settings,
-    }
-    return AsyncConsumer(cluster.bootstrap, topics="t", **settings)
-
-
-def committed(cluster: FakeCluster) -> dict[TopicPartition, int]:
-    return {name: entry.offset for name, entry in cluster.groups["g"].offsets.items()}
+from tests.unit.client.reading import T0, T1, committed, fill, member, numbers, read, values
 
 
 async def test_a_member_commits_what_it_handed_out_and_the_next_goes_on(
@@ -55,44 +39,6 @@ async def test_a_member_commits_what_it_handed_out_and_the_next_goes_on(
     async with member(cluster) as consumer:
         assert values(await read(consumer, 6)) == numbers(4, 10)
     assert committed(cluster) == {T0: 10}
-
-
-async def test_iteration_commits_only_what_was_gone_past(cluster: FakeCluster) -> None:
-    cluster.add_topic("t")
-    fill(cluster, "t", 0, numbers(0, 10))
-    async with member(cluster, auto_commit_interval_ms=10) as consumer:
-        seen = 0
-        async for _ in consumer:
-            seen += 1
-            if seen == 5:
-                await eventually(lambda: committed(cluster).get(T0) == 4)
-                break
-        # The fifth is in the application's hands: not processed yet, as far as we know.
-        assert committed(cluster) == {T0: 4}
-    assert committed(cluster) == {T0: 5}  # Closing says that it is.
-
-
-async def test_auto_commit_holds_back_what_the_last_poll_gave(cluster: FakeCluster) -> None:
-    cluster.add_topic("t")
-    fill(cluster, "t", 0, numbers(0, 6))
-    async with member(cluster, auto_commit_interval_ms=10, max_poll_records=3) as consumer:
-        await read(consumer, 3)
-        await eventually(lambda: committed(cluster) == {T0: 0})
-        await read(consumer, 3)
-        await eventually(lambda: committed(cluster) == {T0: 3})
-
-
-async def test_commits_by_hand(cluster: FakeCluster) -> None:
-    cluster.add_topic("t", 2)
-    fill(cluster, "t", 0, numbers(0, 5))
-    async with member(cluster, enable_auto_commit=False) as consumer:
-        await read(consumer, 5)
-        assert await consumer.committed(T0, T1) == {T0: None, T1: None}
-        await consumer.commit()
-        assert (await consumer.committed(T0))[T0] == OffsetAndMetadata(5, 0, "")
-        await consumer.commit({T0: OffsetAndMetadata(2, 0, "note"), T1: 0})
-        assert (await consumer.committed(T0))[T0] == OffsetAndMetadata(2, 0, "note")
-    assert committed(cluster) == {T0: 2, T1: 0}
 
 
 async def test_two_members_share_and_nothing_is_lost_or_doubled(cluster: FakeCluster) -> None:
@@ -237,26 +183,6 @@ async def test_a_loading_coordinator_is_waited_for(cluster: FakeCluster) -> None
         cluster.on_commit = load
         await consumer.commit()
     assert committed(cluster) == {T0: 2}
-
-
-async def test_a_commit_that_crossed_a_new_epoch_is_repeated(cluster: FakeCluster) -> None:
-    cluster.add_topic("t")
-    fill(cluster, "t", 0, numbers(0, 2))
-    left = 1
-
-    def stale(request: groups_pb2.CommitOffsetsRequest) -> PenstockError | None:
-        nonlocal left
-        left -= 1
-        return StaleMemberEpochError("take the newer one first") if left >= 0 else None
-
-    async with member(cluster, enable_auto_commit=False) as consumer:
-        await read(consumer, 2)
-        cluster.on_commit = stale
-        await consumer.commit()
-        assert committed(cluster) == {T0: 2}
-        cluster.on_commit = lambda request: UnknownMemberIdError("gone")
-        with pytest.raises(UnknownMemberIdError):
-            await consumer.commit()
 
 
 @pytest.mark.parametrize("refusal", [UnknownMemberIdError, FencedMemberEpochError])

@@ -17,7 +17,6 @@ from penstock.client import (
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
 )
-from penstock.client.delivery import AsyncDeliveryFuture
 from penstock.v1 import groups_pb2
 from penstock.wire.errors import PenstockError
 from tests.support import eventually
@@ -385,7 +384,7 @@ async def test_a_topic_that_goes_while_a_record_is_placed_is_a_typed_refusal(
             record = path.prepare(
                 "t", value=b"v", key=key, headers=(), partition=partition, timestamp_ms=None
             )
-            path.offer(record, AsyncDeliveryFuture())
+            path.offer(record)
 
         await producer.partitions_for("t")
         known = producer._engine.metadata.topics

@@ -293,6 +293,20 @@ async def test_silent_members_are_removed_by_the_clock_and_not_before() -> None:
         assert len(held(regained.assignment.partitions)) == 4
 
 
+async def test_that_a_dead_member_was_removed_is_logged() -> None:
+    settings = GroupSettings(min_session_timeout_ms=50, assignment_interval_ms=0)
+    with capture_logs() as logs:
+        async with world(settings=settings) as w:
+            dead = FakeMember(w, GROUP, "dead")
+            await dead.join(session_timeout_ms=50)
+            await dead.next()
+            w.coordinator.close_stream(dead.stream)
+            await eventually(lambda: any(line["event"] == "member removed" for line in logs))
+    (removed,) = [line for line in logs if line["event"] == "member removed"]
+    assert (removed["group"], removed["member"]) == (GROUP, "dead")
+    assert "not heard for 50 ms" in removed["reason"]
+
+
 async def test_offsets_are_forgotten_in_the_log_when_their_time_has_come() -> None:
     settings = GroupSettings(offsets_retention_ms=60_000, offsets_retention_check_interval_ms=10)
     async with world(settings=settings) as w:

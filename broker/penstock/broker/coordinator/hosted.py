@@ -189,18 +189,17 @@ class HostedShard:
 
     def _send(self, effect: Send) -> None:
         stream = self._streams.get(effect.stream_id)
-        if stream is None:
-            return
-        if effect.is_reply:
+        if not effect.is_reply:
+            # Also with nobody there to hear it: that a dead member was removed is to be logged.
+            self._queue.hold(effect.group_id, Held(partial(self._push, stream, effect), _nothing))
+        elif stream is not None:
             held = Held(
                 partial(stream.reply, effect.response),
                 partial(_refuse, stream, effect.response.member_id),
             )
-        else:
-            held = Held(partial(self._push, stream, effect), _nothing)
-        self._queue.hold(effect.group_id, held)
+            self._queue.hold(effect.group_id, held)
 
-    def _push(self, stream: MemberStream, effect: Send) -> None:
+    def _push(self, stream: MemberStream | None, effect: Send) -> None:
         if effect.response.HasField("error"):
             self._log.info(
                 "member removed",
@@ -208,7 +207,8 @@ class HostedShard:
                 member=effect.response.member_id,
                 reason=effect.response.error.message,
             )
-        stream.push(effect.response)
+        if stream is not None:
+            stream.push(effect.response)
 
     # ------------------------------------------------------------------ writing
 

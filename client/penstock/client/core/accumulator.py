@@ -1,28 +1,39 @@
 """Records waiting to be sent: a queue of batches for each partition, within a bound of memory.
 
-Memory is counted by the most that a record can take in a batch (``record_size_bound``), from
-the append until its batch has its verdict; compression and retries change nothing in the count.
+Memory is counted by what records take in a batch, uncompressed, from the append until the batch has
+its verdict; compression and retries change nothing in the count.
+
+A batch is *full*, and need not linger any more, at ``batch_size_bytes``. While it waits for its
+turn all the same, since enough is under way, it goes on growing up to ``max_batch_bytes``: what
+comes faster than it can be sent goes in fewer, larger batches, which cost everybody less.
+
+Records that need nothing but to be added to an open batch come through the ``intake``, without the
+guard. So an open batch may have grown between any two steps; whoever looks into one, or adds to it
+in another way, closes it there before.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
+from penstock.wire.codec import Intake
 from penstock.wire.ids import TopicPartition
-from penstock.wire.records import HEADER_BYTES, BatchBuilder, RecordData, decode_batch
-
-D = TypeVar("D")
+from penstock.wire.records import HEADER_BYTES, BatchBuilder, Buffer, RecordData, decode_batch
 
 
-class Delivery(NamedTuple, Generic[D]):
-    """One record's promise: the shell's future, and the timestamp that goes into its metadata."""
+class Splittable(Protocol):
+    """What a batch has for the shell: the one place that all its records' verdicts come to."""
 
-    future: D
-    timestamp_ms: int
+    def split(self, middle: int, /) -> tuple[Self, Self]:
+        """That of the records before ``middle``, and that of the others."""
+        ...
+
+
+D = TypeVar("D", bound=Splittable)
 
 
 NEVER_UNHEARD = -2
@@ -35,6 +46,7 @@ class Batch(Generic[D]):
 
     Grows until it is ``closed``. ``encoded`` is set when it is first sent and is what every
     retry sends again, byte for byte, until the sequencer numbers it under another identity.
+    ``receipt`` is the shell's.
     ``maybe_written`` says that some attempt may have reached the log unheard.
     ``unheard_epoch`` is the newest leader epoch of an attempt without any answer, NEVER_UNHEARD if
     there is none: a leader of this epoch may have it still unread.
@@ -47,9 +59,9 @@ class Batch(Generic[D]):
         "closed",
         "created_ms",
         "deadline_ms",
-        "deliveries",
         "done",
         "encoded",
+        "full",
         "last_epoch",
         "last_error",
         "maybe_written",
@@ -59,21 +71,25 @@ class Batch(Generic[D]):
         "parts",
         "producer_epoch",
         "producer_id",
+        "receipt",
         "reserved_bytes",
         "retry_at_ms",
         "unheard_epoch",
     )
 
-    def __init__(self, partition: TopicPartition, created_ms: float, deadline_ms: float) -> None:
+    def __init__(
+        self, partition: TopicPartition, receipt: D, created_ms: float, deadline_ms: float
+    ) -> None:
         self.partition = partition
+        self.receipt = receipt
         self.created_ms = created_ms
         self.deadline_ms = deadline_ms
         self.builder = BatchBuilder()
-        self.deliveries: list[Delivery[D]] = []
-        self.reserved_bytes = 0
+        self.reserved_bytes = 0  # Of the memory; set when it is closed.
+        self.full = False
         self.closed = False
         self.done = False  # Has its verdict.
-        self.encoded: bytes | None = None
+        self.encoded: Buffer | None = None
         self.order = -1  # Its place among the batches ever sent to the partition.
         self.order_span = 0
         self.producer_id = -1
@@ -97,7 +113,7 @@ class Batch(Generic[D]):
     @property
     def record_count(self) -> int:
         """How many records it has."""
-        return len(self.deliveries)
+        return self.builder.record_count
 
     @property
     def size_bytes(self) -> int:
@@ -116,11 +132,10 @@ class Batch(Generic[D]):
         records = decode_batch(self.encoded)
         middle = self.record_count // 2
         parts = []
-        for first, last in ((0, middle), (middle, self.record_count)):
-            part: Batch[D] = Batch(self.partition, self.created_ms, self.deadline_ms)
-            for record in records[first:last]:
-                part.builder.append(record.timestamp_ms, record.key, record.value, record.headers)
-            part.deliveries = self.deliveries[first:last]
+        receipts = self.receipt.split(middle)
+        for receipt, half in zip(receipts, (records[:middle], records[middle:]), strict=True):
+            part: Batch[D] = Batch(self.partition, receipt, self.created_ms, self.deadline_ms)
+            part.builder.extend(half)
             part.closed = True
             part.last_error = self.last_error
             part.maybe_written = self.maybe_written
@@ -140,9 +155,11 @@ class Batch(Generic[D]):
 
 
 @dataclass(frozen=True, slots=True)
-class Appended:
-    """A record was taken. ``wake``: the sender has something new to look at."""
+class Appended(Generic[D]):
+    """A record was taken: which of its batch's it is. ``wake``: the sender has something to do."""
 
+    receipt: D
+    index: int
     wake: bool
 
 
@@ -153,65 +170,89 @@ class Accumulator(Generic[D]):
         self,
         *,
         batch_size_bytes: int,
-        buffer_memory_bytes: int,
+        max_batch_bytes: int,
         linger_ms: float,
         delivery_timeout_ms: float,
         guard: AbstractContextManager[object],
+        intake: Intake[D, Any],
+        receipt_for: Callable[[TopicPartition], D],
     ) -> None:
         self._batch_size_bytes = batch_size_bytes
-        self._buffer_memory_bytes = buffer_memory_bytes
+        self._max_batch_bytes = max(batch_size_bytes, max_batch_bytes)
         self._linger_ms = linger_ms
         self._delivery_timeout_ms = delivery_timeout_ms
         self._guard = guard
+        self._intake = intake
+        self._receipt_for = receipt_for
         self._queues: dict[TopicPartition, deque[Batch[D]]] = {}
-        self._used_bytes = 0
         self._starved = False  # Somebody waits for memory.
-        self.records_waiting = 0
 
     @property
     def used_bytes(self) -> int:
         """How much of the memory is taken."""
-        return self._used_bytes
+        return self._intake.used_bytes
+
+    @property
+    def records_waiting(self) -> int:
+        """How many records are in batches that were not taken out."""
+        return sum(batch.record_count for batch in self.waiting())
 
     def append(
         self,
         partition: TopicPartition,
+        partition_count: int,
         record: RecordData,
         size_bound: int,
-        future: D,
         now_ms: float,
-    ) -> Appended | None:
+    ) -> Appended[D] | None:
         """Take one record; None (and nothing taken) when memory is full.
 
         The caller holds the guard. A record larger than the whole memory is taken when nothing
         else is there, so that it does not wait for ever.
         """
-        if self._used_bytes + size_bound > self._buffer_memory_bytes and self._used_bytes:
+        intake = self._intake
+        used_bytes = intake.used_bytes
+        if used_bytes + size_bound > intake.buffer_memory_bytes and used_bytes:
             self._starved = True
             return None
         queue = self._queues.get(partition)
         if queue is None:
             queue = self._queues[partition] = deque()
+        intake.close(*partition)
         batch: Batch[D] | None = queue[-1] if queue else None
-        fresh = (
-            batch is None
-            or batch.closed
-            or batch.builder.size_bytes + size_bound > self._batch_size_bytes
-        )
-        if fresh:
-            if batch is not None:
-                batch.closed = True
-            batch = Batch(partition, now_ms, now_ms + self._delivery_timeout_ms)
-        assert batch is not None
-        batch.builder.append(*record)
-        batch.deliveries.append(Delivery(future, record.timestamp_ms))
-        batch.reserved_bytes += size_bound
-        if fresh:
+        wake = False
+        if batch is None or batch.builder.size_bytes + size_bound > self._max_batch_bytes:
+            # The batch before stays as it is, and this one is not in the queue while it is empty.
+            wake = True
+            batch = Batch(
+                partition,
+                self._receipt_for(partition),
+                now_ms,
+                now_ms + self._delivery_timeout_ms,
+            )
+        intake.charge(batch.builder.append(*record))
+        if wake:
+            if queue:
+                self._close(queue[-1])
             queue.append(batch)
-        self._used_bytes += size_bound
-        self.records_waiting += 1
-        full = batch.builder.size_bytes >= self._batch_size_bytes
-        return Appended(wake=fresh or full)
+        if not batch.full and batch.builder.size_bytes >= self._batch_size_bytes:
+            wake = batch.full = True
+        taken = Appended(batch.receipt, batch.record_count - 1, wake)
+        limit = self._max_batch_bytes if batch.full else self._batch_size_bytes
+        intake.open(
+            *partition,
+            partition_count=partition_count,
+            body=batch.builder,
+            receipt=batch.receipt,
+            limit_bytes=limit,
+        )
+        return taken
+
+    def _close(self, batch: Batch[D]) -> None:
+        """Nothing is added to the batch any more, the last of its partition's."""
+        self._intake.close(*batch.partition)
+        batch.closed = True
+        batch.reserved_bytes = batch.builder.size_bytes - HEADER_BYTES
 
     def ready_at_ms(self, partition: TopicPartition, *, hurry: bool) -> float:
         """When the partition's first batch may go: at once (minus infinity) when it is full or
@@ -222,12 +263,7 @@ class Accumulator(Generic[D]):
 
     def _ready_at_ms(self, queue: deque[Batch[D]], *, hurry: bool) -> float:
         first = queue[0]
-        if (
-            hurry
-            or self._starved
-            or len(queue) > 1
-            or first.builder.size_bytes >= self._batch_size_bytes
-        ):
+        if hurry or self._starved or len(queue) > 1 or first.full:
             return float("-inf")
         return first.created_ms + self._linger_ms
 
@@ -238,11 +274,7 @@ class Accumulator(Generic[D]):
     def pop(self, partition: TopicPartition) -> Batch[D]:
         """Take the partition's first batch out of its queue and close it."""
         with self._guard:
-            queue = self._queues[partition]
-            batch = queue.popleft()
-            batch.closed = True
-            self.records_waiting -= batch.record_count
-        return batch
+            return self._take_first(self._queues[partition])
 
     def pop_expired(self, now_ms: float) -> list[Batch[D]]:
         """Take out what has waited longer than the delivery timeout."""
@@ -250,7 +282,7 @@ class Accumulator(Generic[D]):
             expired: list[Batch[D]] = []
             for queue in self._queues.values():
                 while queue and queue[0].deadline_ms <= now_ms:
-                    expired.append(self._drop_first(queue))
+                    expired.append(self._take_first(queue))
             return expired
 
     def pop_topic(self, topic: str) -> list[Batch[D]]:
@@ -259,7 +291,7 @@ class Accumulator(Generic[D]):
             found: list[Batch[D]] = []
             for partition, queue in self._queues.items():
                 while partition.topic == topic and queue:
-                    found.append(self._drop_first(queue))
+                    found.append(self._take_first(queue))
             return found
 
     def pop_all(self) -> list[Batch[D]]:
@@ -268,19 +300,19 @@ class Accumulator(Generic[D]):
             found: list[Batch[D]] = []
             for queue in self._queues.values():
                 while queue:
-                    found.append(self._drop_first(queue))
+                    found.append(self._take_first(queue))
             return found
 
-    def _drop_first(self, queue: deque[Batch[D]]) -> Batch[D]:
+    def _take_first(self, queue: deque[Batch[D]]) -> Batch[D]:
         batch = queue.popleft()
-        batch.closed = True
-        self.records_waiting -= batch.record_count
+        if not batch.closed:
+            self._close(batch)
         return batch
 
     def release(self, batch: Batch[D]) -> bool:
         """Give back a judged batch's memory; whether somebody waits for it."""
         with self._guard:
-            self._used_bytes -= batch.reserved_bytes
+            self._intake.charge(-batch.reserved_bytes)
             batch.reserved_bytes = 0
             starved, self._starved = self._starved, False
             return starved
@@ -304,13 +336,14 @@ class Accumulator(Generic[D]):
     def validate(self, in_flight: Iterable[Batch[D]] = ()) -> None:
         """Assert what always holds (for tests); ``in_flight`` are the batches popped, unjudged."""
         waiting = list(self.waiting())
-        reserved = sum(batch.reserved_bytes for batch in [*waiting, *in_flight])
-        assert self._used_bytes == reserved
-        assert self.records_waiting == sum(batch.record_count for batch in waiting)
+        reserved = sum(
+            batch.reserved_bytes if batch.closed else batch.builder.size_bytes - HEADER_BYTES
+            for batch in [*waiting, *in_flight]
+        )
+        assert self.used_bytes == reserved
         for queue in self._queues.values():
             for batch in list(queue)[:-1]:
                 assert batch.closed
             for batch in queue:
-                assert batch.record_count == batch.builder.record_count
-                small = batch.builder.size_bytes <= max(self._batch_size_bytes, HEADER_BYTES)
+                small = batch.builder.size_bytes <= self._max_batch_bytes
                 assert small or batch.record_count == 1

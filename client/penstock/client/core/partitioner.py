@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Final, Literal, Protocol
 
+from penstock.wire.codec import Stuck
+
 _SEED: Final = 0x9747B28C
 _M: Final = 0x5BD1E995
 _MASK: Final = 0xFFFFFFFF
@@ -85,7 +87,7 @@ class Chooser:
         self._strategy = strategy
         self._stick_bytes = stick_bytes
         self._pick = pick
-        self._stuck: dict[str, tuple[int, int]] = {}  # Topic: partition, bytes sent there.
+        self.stuck: dict[str, Stuck] = {}  # By topic. The intake counts down in it as well.
         self._next: dict[str, int] = {}
 
     def choose(
@@ -120,10 +122,12 @@ class Chooser:
         partition_count: int,
         available: Callable[[], Sequence[int]],
     ) -> int:
-        partition, sent_bytes = self._stuck.get(topic, (-1, 0))
-        if partition < 0 or sent_bytes >= self._stick_bytes or partition >= partition_count:
-            places = [place for place in available() if place != partition] or available()
+        stuck = self.stuck.get(topic)
+        if stuck is None or stuck.left_bytes <= 0 or stuck.partition >= partition_count:
+            former = -1 if stuck is None else stuck.partition
+            places = [place for place in available() if place != former] or available()
             places = places or range(partition_count)
-            partition, sent_bytes = places[self._pick(len(places))], 0
-        self._stuck[topic] = (partition, sent_bytes + size_bytes)
-        return partition
+            stuck = Stuck(places[self._pick(len(places))], self._stick_bytes)
+            self.stuck[topic] = stuck
+        stuck.left_bytes -= size_bytes
+        return stuck.partition

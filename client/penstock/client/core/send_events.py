@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from penstock.client.core.accumulator import Batch
+from penstock.client.core.accumulator import Batch, Splittable
 from penstock.client.core.sequencer import Identity
 from penstock.wire.errors import PenstockError
 
-D = TypeVar("D")
+D = TypeVar("D", bound=Splittable)
 
 
 # --- events --------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
-from penstock.client.core.accumulator import Accumulator, Batch
+from penstock.client.core.accumulator import Accumulator, Batch, Splittable
 from penstock.client.core.backoff import Backoff
 from penstock.client.core.metadata_cache import MetadataCache, PartitionLeader
 from penstock.client.core.send_events import (
@@ -63,7 +63,7 @@ from penstock.wire.errors import (
 from penstock.wire.ids import TopicPartition
 from penstock.wire.wording import counted
 
-D = TypeVar("D")
+D = TypeVar("D", bound=Splittable)
 
 _SLOW_MS: Final = 1_000.0
 """A request unanswered for so long has us ask another broker who leads: the leader may hang."""

@@ -46,12 +46,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Generic, TypeVar
 
-from penstock.client.core.accumulator import Batch
+from penstock.client.core.accumulator import Batch, Splittable
 from penstock.wire.compression import Compression
 from penstock.wire.errors import PenstockError
 from penstock.wire.ids import TopicPartition
 
-D = TypeVar("D")
+D = TypeVar("D", bound=Splittable)
 
 SEQUENCE_LIMIT = 2**31
 MAX_EPOCH = 2**15 - 1
@@ -341,7 +341,9 @@ class Sequencer(Generic[D]):
         lane.next_sequence = (lane.next_sequence + batch.record_count) % SEQUENCE_LIMIT
 
     def _encode(self, batch: Batch[D]) -> None:
-        batch.encoded = batch.builder.build(
+        # What was sent before may still be on its way, and must stay as it is.
+        make = batch.builder.seal if batch.encoded is None else batch.builder.build
+        batch.encoded = make(
             compression=self._compression,
             producer_id=batch.producer_id,
             producer_epoch=batch.producer_epoch,

@@ -1,0 +1,327 @@
+"""The compiled way into open batches: what it takes it takes as the long way would, and no more."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.client.core.partitioner import partition_for_key
+from penstock.wire import codec, intake
+from penstock.wire.codec import Claim, Intake, Places, Stuck, first_odd
+from penstock.wire.compression import Compression
+from penstock.wire.records import BatchBuilder, decode_batch, record_size_bound
+
+compiled = pytest.mark.skipif(not codec.IS_COMPILED, reason="the package was built without it")
+PARTITIONS = 5
+DATA = st.none() | st.binary(max_size=300)
+
+
+class Receipt:
+    pass
+
+
+class Producer:
+    """An intake with an open batch for each partition of topic t."""
+
+    def __init__(
+        self, *, memory: int = 10**6, largest: int = 10**6, limit: int = 10**6, hashes: bool = True
+    ) -> None:
+        self.intake: Intake[Receipt, Any] = Intake(
+            Claim, buffer_memory_bytes=memory, max_record_bytes=largest, hashes_keys=hashes
+        )
+        self.builders = [BatchBuilder() for _ in range(PARTITIONS)]
+        self.receipts = [Receipt() for _ in range(PARTITIONS)]
+        self.stuck = Stuck(2, 10**6)
+        for number in range(PARTITIONS):
+            self.open(number, limit)
+        self.intake.stick("t", self.stuck)
+
+    def open(self, number: int, limit: int = 10**6) -> None:
+        self.intake.open(
+            "t",
+            number,
+            partition_count=PARTITIONS,
+            body=self.builders[number],
+            receipt=self.receipts[number],
+            limit_bytes=limit,
+        )
+
+    def take(self, value: Any = b"v", key: Any = None, partition: Any = None) -> Any:
+        return self.intake.take("t", value, key, partition)
+
+    @property
+    def counts(self) -> list[int]:
+        return [builder.record_count for builder in self.builders]
+
+
+@compiled
+@given(st.lists(st.tuples(DATA, DATA, st.none() | st.integers(0, PARTITIONS - 1)), max_size=40))
+def test_what_is_taken_is_in_the_batch_as_if_it_had_been_appended(
+    records: list[tuple[bytes | None, bytes | None, int | None]],
+) -> None:
+    producer = Producer()
+    expected: dict[int, list[tuple[bytes | None, bytes | None, int]]] = {}
+    for key, value, partition in records:
+        before = round(time.time_ns() / 1e6) - 1
+        claim = producer.take(value, key, partition)
+        if partition is not None:
+            place = partition
+        else:
+            place = 2 if key is None else partition_for_key(key, PARTITIONS)
+        there = expected.setdefault(place, [])
+        assert claim.receipt is producer.receipts[place]
+        assert claim.index == len(there)
+        assert before <= claim.timestamp_ms <= before + 60_000
+        there.append((key, value, claim.timestamp_ms))
+    for place, there in expected.items():
+        builder, plain = producer.builders[place], BatchBuilder()
+        for key, value, timestamp_ms in there:
+            plain.append(timestamp_ms, key, value)
+        assert builder.build() == plain.build()
+        found = [(one.key, one.value, one.timestamp_ms) for one in decode_batch(builder.build())]
+        assert found == there
+    assert producer.intake.used_bytes == sum(one.size_bytes - 61 for one in producer.builders)
+    keyless = sum(key is None and partition is None for key, _, partition in records)
+    assert (producer.stuck.left_bytes < 10**6) == (keyless > 0)
+
+
+@compiled
+@given(st.lists(st.tuples(DATA, DATA), max_size=40), st.none() | st.integers(0, PARTITIONS - 1))
+def test_many_are_taken_as_one_by_one(
+    records: list[tuple[bytes | None, bytes | None]], partition: int | None
+) -> None:
+    one_by_one, together = Producer(), Producer()
+    claims = [one_by_one.take(value, key, partition) for key, value in records]
+    places: Places[Receipt] = Places()
+    keys, values = [key for key, _ in records], [value for _, value in records]
+    taken = together.intake.take_many("t", values, keys, 7, partition=partition, places=places)
+    assert taken == len(places) == len(records)
+    for number, claim in enumerate(claims):
+        receipt, index = places.place(number)
+        partition_number = one_by_one.receipts.index(claim.receipt)
+        assert places.receipts[receipt] is together.receipts[partition_number]
+        assert index == claim.index
+    assert together.counts == one_by_one.counts
+    with pytest.raises(IndexError):
+        places.place(len(records))
+
+
+class Text(str):
+    __slots__ = ()
+
+
+class Octets(bytes):
+    __slots__ = ()
+
+
+@compiled
+def test_what_there_is_more_to_is_declined_and_changes_nothing() -> None:
+    producer = Producer(largest=500)
+    for value, key, partition in (
+        ("text", None, None),
+        (bytearray(b"v"), None, None),
+        (Octets(b"v"), None, None),
+        (b"v", "text", None),
+        (b"v", None, PARTITIONS),
+        (b"v", None, -1),
+        (b"v", None, 2**80),
+        (b"v", None, True),
+        (b"v", None, "1"),
+        (b"v", None, 1.0),
+        (b"v" * 408, None, None),
+        (b"v" * 200, b"k" * 208, None),
+    ):
+        assert producer.take(value, key, partition) is None
+    for topic in ("other", Text("t"), b"t", None, ["t"]):
+        assert producer.intake.take(topic, b"v", None, None) is None
+    assert producer.counts == [0] * PARTITIONS
+    assert producer.intake.used_bytes == 0
+    assert producer.take(b"v" * 407) is not None
+
+
+@compiled
+def test_batches_are_added_to_up_to_their_limit_and_the_memorys() -> None:
+    bound = record_size_bound(None, b"v" * 100)
+    producer = Producer(limit=61 + 3 * bound)
+    while producer.take(b"v" * 100, partition=1):
+        assert producer.builders[1].size_bytes <= 61 + 3 * bound
+    assert producer.counts[1] == 3
+    producer = Producer(memory=2 * bound)
+    assert producer.take(b"v" * 100, partition=0)
+    producer.intake.charge(bound)
+    assert producer.take(b"v" * 100, partition=1) is None
+    producer.intake.charge(-bound)
+    assert producer.take(b"v" * 100, partition=1)
+
+
+@compiled
+def test_nothing_is_added_where_no_batch_is_open_or_nobody_says_where() -> None:
+    producer = Producer()
+    producer.intake.close("t", 1)
+    producer.intake.close("t", PARTITIONS)
+    producer.intake.close("other", 0)
+    assert producer.take(partition=1) is None
+    producer.open(1)
+    assert producer.take(partition=1)
+    producer.stuck.left_bytes = 1
+    assert producer.take()
+    assert producer.stuck.left_bytes < 0
+    assert producer.take() is None
+    producer.intake.stick("t", Stuck(PARTITIONS, 10))
+    assert producer.take() is None
+    producer.intake.clear()
+    assert producer.take(partition=0) is None
+    by_turns = Producer(hashes=False)
+    assert by_turns.take(key=b"k") is None
+    assert by_turns.take() is None
+    assert by_turns.take(partition=3)
+
+
+@compiled
+def test_threads_add_while_batches_are_closed_and_nothing_is_lost_or_counted_twice() -> None:
+    producer = Producer(memory=10**12)
+    stop = threading.Event()
+    taken: list[list[Any]] = [[], [], []]
+
+    def send(mine: list[Any]) -> None:
+        while not stop.is_set():
+            claim = producer.take(partition=0)
+            if claim is not None:
+                mine.append((claim.receipt, claim.index))
+
+    threads = [threading.Thread(target=send, args=(mine,)) for mine in taken]
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        sizes = close_and_open(producer, threads)
+    finally:
+        sys.setswitchinterval(usual_s)
+        producer.intake.close("t", 0)
+        stop.set()
+        for thread in threads:
+            thread.join(30)
+    sizes[producer.receipts[0]] = producer.builders[0].record_count
+    places = [place for mine in taken for place in mine]
+    assert len(places) == len(set(places)) == sum(sizes.values())
+    assert Counter(receipt for receipt, _ in places) == +sizes
+
+
+def close_and_open(producer: Producer, threads: list[threading.Thread]) -> Counter[Receipt]:
+    for thread in threads:
+        thread.start()
+    sizes: Counter[Receipt] = Counter()
+    while len(sizes) < 300:
+        builder, receipt = producer.builders[0], producer.receipts[0]
+        while builder.record_count < 5:
+            time.sleep(0)
+        producer.intake.close("t", 0)
+        sizes[receipt] = builder.record_count
+        producer.builders[0], producer.receipts[0] = BatchBuilder(), Receipt()
+        producer.open(0)
+    return sizes
+
+
+@compiled
+def test_claims_are_looked_at_by_the_collector_once_they_can_be_in_a_cycle() -> None:
+    producer = Producer()
+    claim = producer.take()
+    assert not gc.is_tracked(claim)
+    claim.complete([claim])
+    assert gc.is_tracked(claim)
+    claim.complete(None)
+    assert gc.is_tracked(Claim(Receipt(), 0, 0))
+
+
+def test_first_odd_finds_what_is_not_plain_or_too_long() -> None:
+    for find in (first_odd, intake.first_odd):
+        assert find([], 3) == 0
+        assert find([b"", None, b"abc"], 3) == 3
+        assert find([b"", None, b"abcd"], 3) == 2
+        assert find([b"", "a"], 3) == 1
+        assert find([Octets(b"a")], 3) == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2**31)), max_size=200))
+def test_places_are_kept_as_they_were_added(added: list[tuple[int, int]]) -> None:
+    receipts = [Receipt() for _ in range(4)]
+    for kind in (Places, intake.Places):
+        places: Any = kind()
+        for receipt, index in added:
+            places.add(receipts[receipt], index)
+        found = [places.place(number) for number in range(len(places))]
+        assert [(places.receipts[receipt], index) for receipt, index in found] == [
+            (receipts[receipt], index) for receipt, index in added
+        ]
+
+
+def test_without_the_compiled_codec_everything_goes_the_long_way() -> None:
+    slow: intake.Intake[Receipt, Any] = intake.Intake(
+        intake.Claim, buffer_memory_bytes=10, max_record_bytes=10, hashes_keys=True
+    )
+    slow.open(
+        "t",
+        0,
+        partition_count=1,
+        body=BatchBuilder(),
+        receipt=Receipt(),
+        limit_bytes=10**6,
+    )
+    slow.stick("t", intake.Stuck(0, 10))
+    assert slow.take("t", b"v", None, None) is None
+    places: intake.Places[Receipt] = intake.Places()
+    assert slow.take_many("t", [b"v"], None, 1, partition=None, places=places) == 0
+    slow.charge(5)
+    assert slow.used_bytes == 5
+    with pytest.raises(TypeError):
+        intake.Intake(int, buffer_memory_bytes=1, max_record_bytes=1, hashes_keys=True)  # type: ignore[type-var] # what is refused
+
+
+@given(st.lists(DATA, min_size=1, max_size=30), st.sampled_from(Compression))
+def test_a_sealed_batch_is_the_one_that_is_built(
+    values: list[bytes | None], compression: Compression
+) -> None:
+    builder = BatchBuilder()
+    for value in values:
+        builder.append(5, None, value)
+    identity: dict[str, Any] = {
+        "compression": compression,
+        "producer_id": 7,
+        "producer_epoch": 3,
+        "base_sequence": 11,
+    }
+    built = builder.build(**identity)
+    sealed = builder.seal(**identity)
+    assert sealed == built
+    other = builder.build(compression=compression)
+    assert sealed == built != other
+
+
+@compiled
+def test_a_batch_in_use_stays_as_it_is() -> None:
+    builder = BatchBuilder()
+    builder.append(5, None, b"v" * 20_000)
+    sealed = builder.seal()
+    before = bytes(sealed)
+    with pytest.raises(BufferError):
+        builder.append(5, None, b"w")
+    with pytest.raises(BufferError):
+        builder.seal(producer_id=1)
+    with pytest.raises(ValueError, match="a header of 3 bytes"):
+        builder.behind(b"abc")
+    del builder
+    others = [BatchBuilder() for _ in range(50)]  # None gets the memory, though it is wanted.
+    for other in others:
+        other.append(5, None, b"o" * 20_000)
+    assert bytes(sealed) == before
+    del sealed, other
+    built = {other.build() for other in others}
+    assert len(built) == 1
+    assert decode_batch(built.pop())[0].value == b"o" * 20_000
