@@ -18,9 +18,9 @@ SERVICE_FILES := $(shell grep -l '^service ' $(PROTO_FILES))
 .NOTPARALLEL:
 .PHONY: help venv install demo test lint types format test-unit test-simulation test-integration \
 	proto proto-check bench-failover bench-group-failover bench-idle bench-quorum \
-	bench-controller-failover bench-metadata bench-latency bench-catch-up bench-throughput bench-recovery bench-partitions \
-	bench-tls bench-codec bench-consume soak kill-loop fuzz-codec flip-loop sim sim-mutants build clean \
-	distclean
+	bench-controller-failover bench-metadata bench-latency bench-catch-up bench-throughput \
+	bench-recovery bench-partitions bench-tls bench-codec bench-client bench-consume soak \
+	kill-loop fuzz-codec flip-loop sim sim-mutants build clean distclean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-26s %s\n", $$1, $$2 }' \
@@ -98,6 +98,9 @@ bench-tls: $(VENV)/.installed-dev ## Measure what TLS costs on producing and on 
 
 bench-codec: $(VENV)/.installed-dev ## Measure what a record costs to encode and to decode
 	@$(BIN)/python bench/codec.py $(ARGS)
+
+bench-client: $(VENV)/.installed-dev ## Measure every way to write and read against its goals
+	@$(BIN)/python bench/client.py $(ARGS)
 
 bench-consume: $(VENV)/.installed-dev ## Measure the records a second that a consumer hands out
 	@$(BIN)/python bench/consume.py $(ARGS)

@@ -13,18 +13,15 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from children import Child, cpu_seconds, stopping
+from clusters import local_cluster, node_pids
 
-from penstock.cli.cluster_layout import find_base_port, prepare_layout
 from penstock.cli.local_cluster import LocalCluster
 from penstock.cli.output import print_json, print_table
 from penstock.client import AdminClient
@@ -102,7 +99,7 @@ def run_all(options: argparse.Namespace) -> list[Row]:
 
 def measured(cluster: LocalCluster, client: Child, how: str, records: int) -> Row:
     """Read it all once."""
-    nodes = [cluster.pid(plan.node_id) for plan in cluster.layout.plans]
+    nodes = node_pids(cluster)
     used = cpu_seconds(nodes)
     answer: dict[str, Any] = client.ask("read", how=how, records=records)
     used = cpu_seconds(nodes) - used
@@ -120,30 +117,18 @@ def measured(cluster: LocalCluster, client: Child, how: str, records: int) -> Ro
 @contextmanager
 def filling_client(partitions: int) -> Iterator[tuple[LocalCluster, Child]]:
     """Three nodes with the topic, and a client process."""
-    work = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
-    try:
-        layout = prepare_layout(
-            work / "cluster",
-            nodes=_NODES,
-            base_port=find_base_port(_NODES, first=28_000),
-            settings={"flush.policy": "os"},
-        )
-        with LocalCluster(layout) as cluster:
-            cluster.start()
-            cluster.wait_ready()
-            with AdminClient(cluster.bootstrap) as admin:
-                admin.create_topic(TOPIC, partitions, _NODES, _CONFIGS)
-                (topic,) = admin.describe_topics([TOPIC])
-            leads: dict[str, list[int]] = {}
-            addresses = {plan.node_id: plan.address for plan in layout.plans}
-            for partition in topic.partitions:
-                leads.setdefault(addresses[partition.leader], []).append(partition.partition)
-            given = {"topic": TOPIC, "leads": leads, "bootstrap": cluster.bootstrap}
-            client = Child("consuming_client.py", given, work / "client.log")
-            with stopping([client]):
-                yield cluster, client
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    with local_cluster(_NODES, {"flush.policy": "os"}) as (cluster, work):
+        with AdminClient(cluster.bootstrap) as admin:
+            admin.create_topic(TOPIC, partitions, _NODES, _CONFIGS)
+            (topic,) = admin.describe_topics([TOPIC])
+        leads: dict[str, list[int]] = {}
+        addresses = {plan.node_id: plan.address for plan in cluster.layout.plans}
+        for partition in topic.partitions:
+            leads.setdefault(addresses[partition.leader], []).append(partition.partition)
+        given = {"topic": TOPIC, "leads": leads, "bootstrap": cluster.bootstrap}
+        client = Child("consuming_client.py", given, work / "client.log")
+        with stopping([client]):
+            yield cluster, client
 
 
 def show(rows: Sequence[Row]) -> None:

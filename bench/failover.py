@@ -1,9 +1,11 @@
 """How long writes stand still when a partition's leader is killed.
 
-Three nodes, three partitions with three replicas each, a writer that sends to every partition
-all the time with acks=all. Ten times: SIGKILL the leader of one partition, take the time until a
-write to it that was sent after the kill is acknowledged, start the node again, and wait until
-every replica is in sync. Exit status 1 when the median is a second or more.
+Three nodes, three partitions with three replicas each, and a Producer that sends to each partition
+200 times a second with acks=all. Ten times: SIGKILL the leader of one partition, take the longest
+time without an acknowledgement of that partition from then until a write that was sent after the
+kill is acknowledged, start the node again, and wait until every replica is in sync. Exit status 1
+when the median is more than 0.3 s, or more than 0.7 s of those that were the active controller as
+well, or when a write fails.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -29,7 +32,7 @@ from penstock.client import AdminClient, Producer, RecordMetadata, TopicDescript
 
 TOPIC: Final = "failover"
 NODES: Final = 3
-GOAL_SECONDS: Final = 1.0
+GOALS_SECONDS: Final = {"leader alone": 0.3, "leader and active controller": 0.7}
 _SEND_EVERY_SECONDS: Final = 0.005
 _PATIENCE_SECONDS: Final = 60.0
 
@@ -60,17 +63,23 @@ class Writer:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def wait_for_write(self, partition_id: int, sent_after: float) -> float:
-        """When the first of the writes sent after that time was acknowledged."""
+    def standstill(self, partition_id: int, killed_at: float) -> float:
+        """The longest time in seconds without an acknowledgement that touches what follows a
+        kill, up to that of the first write that was sent after it.
+        """
         answers = self._acknowledged[partition_id]
         with self._changed:
             if not self._changed.wait_for(
-                lambda: any(sent > sent_after for sent, _ in answers), _PATIENCE_SECONDS
+                lambda: any(sent > killed_at for sent, _ in answers), _PATIENCE_SECONDS
             ):
                 raise SystemExit(f"no write to partition {partition_id} was acknowledged")
-            first = min(answered for sent, answered in answers if sent > sent_after)
+            end = min(answered for sent, answered in answers if sent > killed_at)
+            times = sorted(answered for _, answered in answers if answered <= end)
             answers.clear()
-            return first
+        return max(
+            (later - earlier for earlier, later in pairwise(times) if later > killed_at),
+            default=end - killed_at,
+        )
 
     def close(self) -> list[str]:
         """Stop; the reasons of writes that failed."""
@@ -139,7 +148,7 @@ def _kill_once(cluster: LocalCluster, admin: AdminClient, writer: Writer, number
     was_controller = admin.describe_cluster().controller_id == leader
     killed_at = time.monotonic()
     cluster.kill_node(leader)
-    seconds = writer.wait_for_write(partition_id, killed_at) - killed_at
+    seconds = writer.standstill(partition_id, killed_at)
     cluster.start_node(leader)
     cluster.wait_ready()
     return Kill(number, partition_id, leader, was_controller, seconds)
@@ -157,14 +166,19 @@ def show(kills: Sequence[Kill], *, as_json: bool) -> int:
             "kills": len(values),
             "p50_ms": round(statistics.median(values) * 1000, 1),
             "max_ms": round(max(values) * 1000, 1),
-            "p50_of_goal": round(statistics.median(values) / GOAL_SECONDS, 3),
+            "goal_ms": GOALS_SECONDS[name] * 1000 if name in GOALS_SECONDS else None,
         }
         for name, values in groups.items()
         if values
     }
+    missed = [
+        name
+        for name, goal in GOALS_SECONDS.items()
+        if groups[name] and statistics.median(groups[name]) > goal
+    ]
     if as_json:
         rows = [{field: getattr(kill, field) for field in kill.__slots__} for kill in kills]
-        print_json({"kills": rows, "summary": summary, "goal_ms": GOAL_SECONDS * 1000})
+        print_json({"kills": rows, "summary": summary, "missed": missed})
     else:
         print_table(
             ("Kill", "Partition", "Node", "ActiveController", "Milliseconds"),
@@ -178,15 +192,15 @@ def show(kills: Sequence[Kill], *, as_json: bool) -> int:
                 )
                 for k in kills
             ],
-            title="from SIGKILL to the next acknowledged write",
+            title="longest time without an acknowledgement after SIGKILL",
             right=("Kill", "Partition", "Node", "Milliseconds"),
         )
         print_table(
-            ("Killed", "Kills", "p50 ms", "max ms", "p50 / 1 s"),
+            ("Killed", "Kills", "p50 ms", "max ms", "Goal ms"),
             [(name, *values.values()) for name, values in summary.items()],
-            right=("Kills", "p50 ms", "max ms", "p50 / 1 s"),
+            right=("Kills", "p50 ms", "max ms", "Goal ms"),
         )
-    return 0 if statistics.median(groups["all"]) < GOAL_SECONDS else 1
+    return 1 if missed else 0
 
 
 def _describe(admin: AdminClient) -> TopicDescription:

@@ -15,18 +15,15 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Final
 
 from children import Answer, Child, cpu_seconds, stopping
+from clusters import local_cluster, node_pids
 
-from penstock.cli.cluster_layout import find_base_port, prepare_layout
 from penstock.cli.local_cluster import LocalCluster
 from penstock.cli.output import print_json, print_table
 from penstock.client import AdminClient
@@ -129,7 +126,7 @@ class Bench:
         return self._measured(what, goal, "consume", load)
 
     def _measured(self, what: str, goal: Goal, request: str, load: dict[str, object]) -> Row:
-        brokers = [self.cluster.pid(plan.node_id) for plan in self.cluster.layout.plans]
+        brokers = node_pids(self.cluster)
         used = cpu_seconds(brokers)
         answer: Answer = self._client.ask(request, **load)
         used = cpu_seconds(brokers) - used
@@ -154,30 +151,18 @@ def cluster_of(
     configs: Mapping[str, str] = _CONFIGS,
 ) -> Iterator[Bench]:
     """Run so many nodes; all hold replicas of all partitions."""
-    work = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
-    try:
-        layout = prepare_layout(
-            work / "cluster",
-            nodes=brokers,
-            base_port=find_base_port(brokers, first=28_000),
-            settings={"flush.policy": policy},
-        )
-        with LocalCluster(layout) as cluster:
-            cluster.start()
-            cluster.wait_ready()
-            with AdminClient(cluster.bootstrap) as admin:
-                acknowledged_by = {"min.insync.replicas": str(min(brokers, 2))}
-                admin.create_topic(TOPIC, partitions, brokers, {**configs, **acknowledged_by})
-                (topic,) = admin.describe_topics([TOPIC])
-            leads: dict[str, list[int]] = {}
-            addresses = {plan.node_id: plan.address for plan in layout.plans}
-            for partition in topic.partitions:
-                leads.setdefault(addresses[partition.leader], []).append(partition.partition)
-            client = Child("raw_client.py", {"topic": TOPIC, "leads": leads}, work / "client.log")
-            with stopping([client]):
-                yield Bench(cluster, client)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    with local_cluster(brokers, {"flush.policy": policy}) as (cluster, work):
+        with AdminClient(cluster.bootstrap) as admin:
+            acknowledged_by = {"min.insync.replicas": str(min(brokers, 2))}
+            admin.create_topic(TOPIC, partitions, brokers, {**configs, **acknowledged_by})
+            (topic,) = admin.describe_topics([TOPIC])
+        leads: dict[str, list[int]] = {}
+        addresses = {plan.node_id: plan.address for plan in cluster.layout.plans}
+        for partition in topic.partitions:
+            leads.setdefault(addresses[partition.leader], []).append(partition.partition)
+        client = Child("raw_client.py", {"topic": TOPIC, "leads": leads}, work / "client.log")
+        with stopping([client]):
+            yield Bench(cluster, client)
 
 
 def show(rows: Sequence[Row], *, as_json: bool) -> None:

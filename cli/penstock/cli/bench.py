@@ -12,7 +12,7 @@ import typer
 
 from penstock.cli.bench_consume import ConsumeMode, ConsumeRun
 from penstock.cli.bench_figures import Figures, show
-from penstock.cli.bench_produce import LatencyRun, Load, SendRun, warm_up
+from penstock.cli.bench_produce import LatencyRun, Load, ManyRun, SendRun, warm_up
 from penstock.cli.bench_topic import BenchTopic, TopicPlan, bench_topic, readable_records
 from penstock.cli.client_warnings import client_warnings
 from penstock.cli.errors import EXIT_FAILED, explain, report, with_step
@@ -41,6 +41,7 @@ class ProduceMode(enum.StrEnum):
     """How records are written."""
 
     SEND = "send"
+    MANY = "many"
 
 
 Topic = Annotated[
@@ -123,7 +124,11 @@ def produce(
         typer.Option("--rate", min=0, help="Records a second; 0 for as many as there can be."),
     ] = 0,
     mode: Annotated[
-        ProduceMode, typer.Option("--mode", help="send: one call for each record.")
+        ProduceMode,
+        typer.Option(
+            "--mode",
+            help="send: one call for each record; many: send_many, one for thousands of them.",
+        ),
     ] = ProduceMode.SEND,
     compression: CompressionOption = Compression.NONE,
     batch_size: BatchSize = None,
@@ -137,18 +142,20 @@ def produce(
 ) -> None:
     """Write records as an application does, and print how fast and at what cost.
 
-    Every record's future is kept and looked at; a failed one makes the exit status 1. One record in
-    some hundreds is timed, from send to acknowledgement. CPU time is this client's, without the
-    brokers'. One record to each partition comes first, uncounted. Ctrl-C prints what was measured
-    so far.
+    Every future is kept and looked at; a failed record makes the exit status 1. One record in some
+    hundreds is timed, from send to acknowledgement; of send_many each call. CPU time is this
+    client's, without the brokers'. One record to each partition comes first, uncounted. Ctrl-C
+    prints what was measured so far.
     """
     settings = resolve(ctx, bootstrap, output)
     plan = TopicPlan(topic, partitions, replication_factor, keep)
     producing = _Producing(acks, compression, batch_size, linger_ms)
     with _run(settings, plan) as run, run.producer(producing) as producer:
-        load = Load(run.topic.name, records, size, rate)
+        is_many = mode is ProduceMode.MANY
+        load = Load(run.topic.name, records, size, rate, many=is_many)
         _warm_up(run, producer, load)
-        run.figures = SendRun(producer, load, run.interrupt).run(Progress("sent", records))
+        way = ManyRun if is_many else SendRun
+        run.figures = way(producer, load, run.interrupt).run(Progress("sent", records))
 
 
 @app.command("latency")

@@ -1,7 +1,8 @@
 """The measuring loops of `penstock bench produce` and `penstock bench latency`.
 
-They do for each record what an application does: call ``send`` and keep the future. All else is
-done once in a block of records, so that what is measured is the client.
+They do for each record what an application does: call ``send`` and keep the future, or hand many
+records to ``send_many``. All else is done once in a block of records, so that what is measured is
+the client.
 """
 
 from __future__ import annotations
@@ -15,18 +16,24 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.cli.bench_figures import Figures, Stopwatch
 from penstock.cli.errors import report
 from penstock.cli.interrupts import Interrupt
+from penstock.cli.output import format_count
 from penstock.cli.pace import Progress, Schedule
 from penstock.wire.errors import DeliveryFailedError, PenstockError, RequestTimedOutError
 
 if TYPE_CHECKING:
     from penstock.client import Producer
+    from penstock.client.bulk import BulkDeliveryFuture
 
 _MOST_IN_BLOCK: Final = 1_000
+_MOST_IN_CALL: Final = 10_000
+_CALL_BYTES: Final = 1_000_000
+"""What ``send_many`` is given at a time has at most so many records, or so many bytes."""
+_CALLS: Final = 100
 _BLOCKS: Final = 5_000
 """Of an unthrottled run, as long as its blocks are not larger than that."""
 _BLOCK_SECONDS: Final = 0.01
@@ -44,11 +51,16 @@ class Load:
     records: int
     size_bytes: int
     rate: float
+    many: bool = False
+    """Whether a block is what ``send_many`` is given at a time."""
 
     @property
     def block(self) -> int:
         """How many records are sent between two looks at the clock; the first of them is timed."""
         size = max(1, min(_MOST_IN_BLOCK, self.records // _BLOCKS))
+        if self.many:
+            most = min(_MOST_IN_CALL, _CALL_BYTES // max(1, self.size_bytes))
+            size = max(1, min(most, self.records // _CALLS))
         return size if not self.rate else max(1, min(size, int(self.rate * _BLOCK_SECONDS)))
 
     def values(self) -> list[bytes]:
@@ -75,16 +87,19 @@ class SendRun:
         self._load = load
         self._interrupt = interrupt
         self._values = load.values()
-        self._kept: deque[list[Future[Any]]] = deque()
+        self._kept: deque[tuple[Sequence[Future[Any]], int]] = deque()
         self._kept_records = 0
         block = len(self._values)
         self.figures = Figures(
             "produce",
             self.mode,
             load.topic,
-            "from send to acknowledgement"
-            + ("" if block == 1 else f", of one record in {format(block, ',')}"),
+            self._timed_what(format_count(block)),
         )
+
+    def _timed_what(self, block: str) -> str:
+        how_many = "" if block == "1" else f", of one record in {block}"
+        return f"from send to acknowledgement{how_many}"
 
     def run(self, progress: Progress) -> Figures:
         """Send all, wait for all verdicts, and say what came of it. A stop signal ends it early."""
@@ -100,7 +115,7 @@ class SendRun:
         watch.mark()
         progress.end()
         while self._kept:
-            self._settle(self._kept.popleft())
+            self._settle(*self._kept.popleft())
         figures.seconds, figures.cpu_seconds = watch.seconds, watch.cpu_seconds
         figures.value_bytes = float(figures.records) * self._load.size_bytes
         figures.behind = schedule.behind if self._load.rate else None
@@ -113,13 +128,12 @@ class SendRun:
             sent += len(values)
             progress.advance(len(values))
             while self._kept_records > _MOST_KEPT:
-                self._settle(self._kept.popleft())
+                self._settle(*self._kept.popleft())
 
     def _send_block(self, values: Sequence[bytes]) -> None:
         topic, send = self._load.topic, self._producer.send
         futures: list[Future[Any]] = []
-        self._kept.append(futures)
-        self._kept_records += len(values)
+        self._keep(futures, len(values))
         append = futures.append
         append(self._timed(time.perf_counter(), send(topic, values[0])))
         for value in values[1:]:
@@ -134,9 +148,47 @@ class SendRun:
         if future.exception() is None:
             self.figures.latencies.append(time.perf_counter() - sent_at)
 
-    def _settle(self, futures: Sequence[Future[Any]]) -> None:
-        self._kept_records -= len(futures)
+    def _keep(self, futures: Sequence[Future[Any]], records: int) -> None:
+        self._kept.append((futures, records))
+        self._kept_records += records
+
+    def _settle(self, futures: Sequence[Future[Any]], records: int) -> None:
+        self._kept_records -= records
+        self._count(futures, records)
+
+    def _count(self, futures: Sequence[Future[Any]], _records: int) -> None:
+        """Count what became of a block. Of a stopped run the undecided are not waited for."""
         settle(self.figures, futures, is_stopped=self._interrupt.count > 0)
+
+
+class ManyRun(SendRun):
+    """Hands the records of each block to ``send_many``, and looks at every future in the end."""
+
+    mode = "many"
+
+    def _timed_what(self, block: str) -> str:
+        return f"from send_many to the acknowledgement of its last record, {block} a call"
+
+    def _send_block(self, values: Sequence[bytes]) -> None:
+        sent_at = time.perf_counter()
+        future = self._producer.send_many(self._load.topic, values)
+        self._timed(sent_at, future)
+        self._keep((future,), len(values))
+
+    def _count(self, futures: Sequence[Future[Any]], records: int) -> None:
+        (future,) = futures
+        figures = self.figures
+        if self._interrupt.count and not future.done():
+            figures.unacknowledged += records
+            return
+        failed = 0
+        if (error := future.exception()) is not None:
+            # Of one call some may be there, and others not.
+            outcomes = cast("BulkDeliveryFuture", future).outcomes()
+            failed = sum(isinstance(one, BaseException) for one in outcomes)
+            _blame(figures, error)
+        figures.errors += failed
+        figures.records += records - failed
 
 
 class LatencyRun:

@@ -45,6 +45,7 @@ from penstock.client.descriptions import (
 from penstock.client.errors import *  # noqa: F403 - errors.__all__ is the list
 from penstock.client.errors import __all__ as _error_names
 from penstock.client.model import (
+    ConsumerMetrics,
     ConsumerRecord,
     Header,
     OffsetAndMetadata,
@@ -66,6 +67,7 @@ __all__ = [  # noqa: PLE0604 - the names of errors are strings
     "ClusterDescription",
     "ConfigEntry",
     "Consumer",
+    "ConsumerMetrics",
     "ConsumerRecord",
     "CreatedTopic",
     "GroupDescription",

@@ -17,6 +17,7 @@ from penstock.client.consumer_engine import ConsumerEngine
 from penstock.client.core.subscription import Rebalance
 from penstock.client.deadline import Deadline
 from penstock.client.model import (
+    ConsumerMetrics,
     ConsumerRecord,
     OffsetAndMetadata,
     OffsetAndTimestamp,
@@ -191,6 +192,16 @@ class AsyncConsumer:
         """The offset of the next record to be handed out."""
         self._check_open()
         return await self._engine.position(arguments.partition(partition))
+
+    async def current_lag(self, partition: TopicPartition) -> int | None:
+        """How far the partition is behind. See ``Consumer.current_lag``."""
+        self._check_open()
+        return await self._engine.current_lag(arguments.partition(partition))
+
+    async def metrics(self) -> ConsumerMetrics:
+        """How far behind each assigned partition is. See ``Consumer.metrics``."""
+        self._check_open()
+        return await self._engine.metrics()
 
     async def committed(
         self, *partitions: TopicPartition

@@ -16,6 +16,7 @@ from penstock.client.consumer_engine import ConsumerEngine
 from penstock.client.core.subscription import Rebalance
 from penstock.client.deadline import Deadline
 from penstock.client.model import (
+    ConsumerMetrics,
     ConsumerRecord,
     OffsetAndMetadata,
     OffsetAndTimestamp,
@@ -232,6 +233,17 @@ class Consumer:
     def position(self, partition: TopicPartition) -> int:
         """The offset of the next record to be handed out."""
         return self._run(self._engine.position, arguments.partition(partition))
+
+    def current_lag(self, partition: TopicPartition) -> int | None:
+        """How far the partition is behind; None before its leader has answered (KIP-695).
+
+        Asks no broker; see ``ConsumerMetrics`` for what is counted.
+        """
+        return self._run(self._engine.current_lag, arguments.partition(partition))
+
+    def metrics(self) -> ConsumerMetrics:
+        """How far behind each assigned partition is, as far as known. Asks no broker."""
+        return self._run(self._engine.metrics)
 
     def committed(
         self, *partitions: TopicPartition

@@ -34,7 +34,7 @@ from penstock.client.fetch_loop import FetchLoop
 from penstock.client.group_link import GroupLink
 from penstock.client.leader_calls import LeaderCalls
 from penstock.client.metadata_keeper import MetadataKeeper
-from penstock.client.model import OffsetAndMetadata, OffsetAndTimestamp
+from penstock.client.model import ConsumerMetrics, OffsetAndMetadata, OffsetAndTimestamp
 from penstock.client.offsets import GroupOffsets
 from penstock.client.positions import Positions
 from penstock.client.record_reader import record_reader
@@ -441,6 +441,23 @@ class ConsumerEngine:
         self._check_assigned((partition,))
         self._give_back_columns()
         return await self._positions.position(partition)
+
+    async def current_lag(self, partition: TopicPartition) -> int | None:
+        """How many offsets are between the position and the end that the broker last told."""
+        self._check_assigned((partition,))
+        return self._lag(partition)
+
+    async def metrics(self) -> ConsumerMetrics:
+        """What is known of how far behind this consumer is."""
+        lags = {partition: self._lag(partition) for partition in sorted(self.assignment())}
+        return ConsumerMetrics({name: lag for name, lag in lags.items() if lag is not None})
+
+    def _lag(self, partition: TopicPartition) -> int | None:
+        end = self._fetch.fetcher.high_watermark(partition)
+        position = self.handout.first_kept(partition)
+        if position is None:
+            position = self._fetch.fetcher.cursor(partition)
+        return None if end is None or position is None else max(0, end - position)
 
     def _on_out_of_range(self, effect: OutOfRange) -> None:
         self._positions.on_out_of_range(effect)

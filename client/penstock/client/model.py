@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -72,6 +72,24 @@ class OffsetAndMetadata:
     leader_epoch: int = -1
     metadata: str = ""
     topic_id: bytes = field(default=b"", compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerMetrics:
+    """How far behind a consumer is: ``records_lag`` by partition, of those that are known.
+
+    A lag counts the offsets from the next record to be handed out to the end of what can be read,
+    as the partition's leader said with its last answer: one that is not asked, since it is paused
+    or enough is prefetched, may have more by now. Offsets that no record has (compacted, or
+    markers) count as well.
+    """
+
+    records_lag: Mapping[TopicPartition, int]
+
+    @property
+    def records_lag_max(self) -> int | None:
+        """The largest lag of a partition; None while none is known."""
+        return max(self.records_lag.values(), default=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = [
-    "catch_up.py", "codec.py", "consume.py", "controller_failover.py", "failover.py",
+    "catch_up.py", "client.py", "codec.py", "consume.py", "controller_failover.py", "failover.py",
     "group_failover.py", "idle.py",
     "log_recovery.py", "many_partitions.py", "metadata_scale.py", "produce_latency.py",
     "quorum_commit.py", "soak.py", "throughput.py",
@@ -97,6 +97,26 @@ def test_throughput_is_measured():
     assert [row["what"].split(",")[0] for row in rows] == ["one broker"] * 2 + ["three brokers"] * 2
     assert [row["megabytes"] > 10 for row in rows] == [True] * 4
     assert rows[1]["megabytes"] > rows[0]["megabytes"], "what warmed up is consumed too"
+
+
+@pytest.mark.integration
+def test_clients_are_measured_in_every_way():
+    small = ("--records", "3000", "--rounds", "1", "--json")
+    rows = json.loads(run("client.py", *small))["rows"]
+    assert [row["case"] for row in rows] == [
+        "send-100",
+        "many-100",
+        "send-1000",
+        "many-1000",
+        "iterate-100",
+        "poll_batch-100",
+    ]
+    for row in rows:
+        wanted = 1_000 if row["case"].endswith("-1000") else 3_000
+        assert wanted <= row["records"] <= wanted + 6, "one to each partition warmed up"
+        assert row["client_cpu_s_per_million"] > 0
+        assert row["all_cpu_s_per_million"] > row["client_cpu_s_per_million"]
+        assert "records/s" in row["missed"], "3,000 records are too few to be fast"
 
 
 @pytest.mark.integration

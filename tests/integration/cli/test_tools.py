@@ -33,8 +33,10 @@ def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
 # --- penstock bench -------------------------------------------------------------------------------
 
 
-def test_writing_is_measured_and_leaves_nothing(dev: DevCluster) -> None:
-    figures = dev.json("bench", "produce", "--records", "3000", "--size", "50", "--linger-ms", "1")
+@pytest.mark.parametrize("mode", ["send", "many"])
+def test_writing_is_measured_and_leaves_nothing(dev: DevCluster, mode: str) -> None:
+    options = ("--records", "3000", "--size", "50", "--linger-ms", "1", "--mode", mode)
+    figures = dev.json("bench", "produce", *options)
     assert (figures["records"], figures["errors"]) == (3000, 0)
     assert figures["records_per_s"] > 0
     assert figures["mb_per_s"] == pytest.approx(figures["records_per_s"] * 50 / 1e6, rel=0.05)

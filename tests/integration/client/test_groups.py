@@ -338,6 +338,28 @@ def test_auto_commit_takes_what_was_handed_out_and_processed(
     wait_until(lambda: committed() == 20, "the rest")
 
 
+def test_members_know_how_far_behind_they_are(
+    admin: AdminClient, producer: Producer, join: Join, name: str
+) -> None:
+    admin.create_topic(name, 2)
+    member = join()
+    wait_until(lambda: member.numbers == {0, 1}, "an assignment")
+    place = TopicPartition(name, 0)
+
+    def lag() -> int | None:
+        return member.ask(lambda consumer: consumer.current_lag(place))
+
+    wait_until(lambda: lag() == 0, "there is nothing to be read")
+    member.ask(lambda consumer: consumer.pause(place))
+    write(producer, name, 2, range(20))
+    wait_until(lambda: len(member.seen) == 10, "the other partition is read")
+    member.ask(lambda consumer: consumer.resume(place))
+    wait_until(lambda: len(member.seen) == 20, "all is read")
+    wait_until(lambda: lag() == 0, "it is known that all is read")
+    found = member.ask(lambda consumer: consumer.metrics())
+    assert found.records_lag == {place: 0, TopicPartition(name, 1): 0}
+
+
 def test_positions_are_committed_with_metadata_one_partition_at_a_time(
     admin: AdminClient, kind: Kind, join: Join, name: str
 ) -> None:

@@ -18,7 +18,7 @@ from penstock.cli import bench, bench_topic
 from penstock.cli.app import app
 from penstock.cli.bench_consume import ConsumeMode, ConsumeRun
 from penstock.cli.bench_figures import Figures, Stopwatch, quantile, show
-from penstock.cli.bench_produce import LatencyRun, Load, SendRun, longest_gap
+from penstock.cli.bench_produce import LatencyRun, Load, ManyRun, SendRun, longest_gap
 from penstock.cli.bench_topic import BenchTopic, TopicPlan
 from penstock.cli.interrupts import Interrupt
 from penstock.cli.output import OutputFormat
@@ -32,6 +32,18 @@ from penstock.wire.errors import (
     UnknownTopicOrPartitionError,
 )
 from penstock.wire.ids import TopicPartition
+
+
+class Bulk(Future[Any]):
+    """What ``send_many`` gives."""
+
+    def __init__(self, parts: list[Future[Any]]) -> None:
+        super().__init__()
+        self.parts = parts
+        self.failed = [error for one in parts if (error := one.exception()) is not None]
+
+    def outcomes(self) -> list[Any]:
+        return [one.exception() for one in self.parts]
 
 
 class StandInProducer:
@@ -58,6 +70,16 @@ class StandInProducer:
         elif number not in self.silent:
             future.set_result(None)
         return future
+
+    def send_many(self, topic: str, values: list[bytes]) -> Future[Any]:
+        """One future for all, as the real one: it fails where any record did."""
+        futures = [self.send(topic, value) for value in values]
+        whole = Bulk([one for one in futures if one.done()])
+        if whole.failed:
+            whole.set_exception(whole.failed[0])
+        elif len(whole.parts) == len(futures):
+            whole.set_result(None)
+        return whole
 
     def flush(self, timeout_ms: float | None = None) -> None:
         self.flushes.append(timeout_ms)
@@ -156,6 +178,37 @@ def test_every_record_is_sent_and_looked_at() -> None:
     assert str(figures.first_error) == "record 3"
     # Blocks of 2, and a last one of 1; the timed record 3 of a block was not the first of it.
     assert len(figures.latencies) == 6_001
+
+
+def test_many_are_sent_by_the_call_and_each_is_counted() -> None:
+    producer = StandInProducer()
+    producer.refuses = {3, 4, 11_999}
+    load = Load("t", 12_001, 10, 0, many=True)
+    assert load.block == 120
+    figures = ManyRun(producer, load, Interrupt()).run(quiet())  # type: ignore[arg-type]  # A stand-in.
+    assert len(producer.sent) == 12_001
+    assert (figures.records, figures.errors, figures.unacknowledged) == (11_998, 3, 0)
+    assert str(figures.first_error) == "record 3"
+    assert len(figures.latencies) == 99, "of 101 calls two failed"
+
+
+def test_calls_without_a_verdict_are_said_when_it_is_stopped() -> None:
+    interrupt = Interrupt()
+    producer = StandInProducer()
+    producer.silent = {1}
+    producer.on_send[25] = lambda: signal.raise_signal(signal.SIGINT)
+    load = Load("t", 1_000, 1, 0, many=True)
+    with interrupt.installed():
+        figures = ManyRun(producer, load, interrupt).run(quiet())  # type: ignore[arg-type]  # A stand-in.
+    assert (figures.records, figures.errors, figures.unacknowledged) == (20, 0, 10)
+
+
+@pytest.mark.parametrize(
+    ("records", "size", "block"),
+    [(10, 100, 1), (10**7, 10, 10_000), (10**7, 1_000, 1_000), (10**7, 5_000_000, 1)],
+)
+def test_a_call_has_at_most_so_many_records_and_bytes(records: int, size: int, block: int) -> None:
+    assert Load("t", records, size, 0, many=True).block == block
 
 
 def test_what_send_refuses_ends_the_run_with_what_was_measured() -> None:

@@ -108,6 +108,11 @@ class Fetcher:
         """What is read."""
         return frozenset(self._lanes)
 
+    def high_watermark(self, partition: TopicPartition) -> int | None:
+        """The end of what can be read, as the last answer said; None before there was one."""
+        lane = self._lanes.get(partition)
+        return None if lane is None or lane.high_watermark < 0 else lane.high_watermark
+
     @property
     def paused(self) -> frozenset[TopicPartition]:
         """What is paused."""
@@ -338,6 +343,7 @@ class Fetcher:
             return
         lane.attempts = 0
         lane.last_error = None
+        lane.high_watermark = result.high_watermark
         assert lane.position is not None
         if result.diverging_offset >= 0:
             why = OffsetOutOfRangeError(

@@ -90,10 +90,12 @@ class Lane:
     retry_at_ms: float = float("-inf")
     failed_epoch: int = -1
     last_error: PenstockError | None = None
+    high_watermark: int = -1  # As the last answer since ``clear`` said.
 
     def clear(self) -> None:
         """Drop what was fetched; an answer on its way is none of ours."""
         self._drop_fetched()
+        self.high_watermark = -1
         self.error = None
         self.damage = None
         self.complaint = None
