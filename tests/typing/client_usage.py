@@ -34,6 +34,7 @@ from penstock.client import (
     Producer,
     RebalanceListener,
     RecordMetadata,
+    StallReason,
     TopicPartition,
 )
 
@@ -231,6 +232,8 @@ def consume() -> None:
         assert_type(consumer.paused(), frozenset[TopicPartition])
         assert_type(consumer.partitions_for("orders"), tuple[int, ...])
         assert_type(consumer.trouble(), PenstockError | None)
+        if (trouble := consumer.trouble()) is not None:
+            assert_type(trouble.reason, StallReason | None)
         consumer.poll("1s")  # type: ignore[arg-type]
         consumer.poll(10, max_records=0.5)  # type: ignore[arg-type]
 

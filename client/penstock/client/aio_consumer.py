@@ -260,7 +260,8 @@ class AsyncConsumer:
     async def trouble(self) -> PenstockError | None:
         """Why something that is to be read is not being read now; None when all is well.
 
-        A LeaderNotAvailableError names the partitions that have no leader. Ask it before you take
+        Its ``reason`` is a StallReason. A LeaderNotAvailableError names the partitions that have no
+        leader. Ask it before you take
         an empty ``poll`` for the end: what cannot be read now is no end.
         """
         self._check_open()

@@ -154,7 +154,8 @@ class Consumer:
         UnknownTopicOrPartitionError, FencedInstanceIdError, BootstrapError. The first call
         connects and may take longer.
         What is likely to mend (a partition without a leader, a coordinator that moves) is waited
-        for, and logged every 10 s; after 10 s, ConsumerStalledError says what will not mend.
+        for, and logged every 10 s; after 10 s, ConsumerStalledError says what will not mend (its
+        ``reason`` is a StallReason).
         A member that did not poll for ``max_poll_interval_ms`` has left the group (a warning says
         so); polling joins again.
         """
@@ -328,7 +329,8 @@ class Consumer:
     def trouble(self) -> PenstockError | None:
         """Why something that is to be read is not being read now; None when all is well.
 
-        A LeaderNotAvailableError names the partitions that have no leader. Ask it before you take
+        Its ``reason`` is a StallReason. A LeaderNotAvailableError names the partitions that have no
+        leader. Ask it before you take
         an empty ``poll`` for the end: what cannot be read now is no end.
         """
         return self._run(self._engine.trouble)

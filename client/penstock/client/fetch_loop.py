@@ -37,6 +37,13 @@ from penstock.wire.ids import TopicPartition
 _LOG: Final = logging.getLogger("penstock.client")
 _LEADER_BACKOFF_FIRST_MS: Final = 20.0
 
+_AHEAD_BYTES: Final = 1024 * 1024
+"""What was fetched as this is decoded at a time, so that an application that takes few records each
+time need not ask the event loop each time."""
+_ARROW_BYTES: Final = 8 * 1024 * 1024
+"""What was fetched as about this is handed out by one ``fetch_arrow``."""
+_MAX_ROWS: Final = 2**31 - 1
+
 
 class FetchLoop:
     """Belongs to one event loop. ``on_progress`` is called when there may be something to take,
@@ -88,17 +95,17 @@ class FetchLoop:
             self._carry_out(effect)
         self._set_timer()
 
-    def take(self, limit: int, ahead_bytes: int) -> list[Run]:
+    def take(self, limit: int) -> list[Run]:
         """Records for the application; fetches on at once in the room they leave."""
         try:
-            return self.fetcher.take(limit, now_ms(), ahead_bytes)
+            return self.fetcher.take(limit, now_ms(), _AHEAD_BYTES)
         finally:
             self.handle(Woken())
 
-    def take_columns(self, limit: int, most_bytes: int) -> list[ColumnRun]:
+    def take_columns(self, max_records: int | None) -> list[ColumnRun]:
         """The same as columns."""
         try:
-            return self.fetcher.take_columns(limit, most_bytes, now_ms())
+            return self.fetcher.take_columns(max_records or _MAX_ROWS, _ARROW_BYTES, now_ms())
         finally:
             self.handle(Woken())
 

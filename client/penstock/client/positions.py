@@ -39,6 +39,7 @@ from penstock.wire.errors import (
     UnknownMemberIdError,
 )
 from penstock.wire.ids import TopicPartition
+from penstock.wire.stalls import StallReason
 
 _LOG: Final = logging.getLogger("penstock.client")
 _NOT_A_MEMBER_NOW: Final = (StaleMemberEpochError, UnknownMemberIdError, FencedMemberEpochError)
@@ -53,6 +54,12 @@ class _How:
     from_group: bool
     policy: str
     why: str
+
+
+def _waiting(message: str) -> RequestTimedOutError:
+    error = RequestTimedOutError(message)
+    error.reason = StallReason.WAITING_FOR_POSITION
+    return error
 
 
 def _time_ms(policy: str) -> int:
@@ -296,6 +303,14 @@ class Positions:
                     f"default_api_timeout_ms={timeout_ms}"
                 ) from None
 
+    def lag(self, partition: TopicPartition) -> int | None:
+        """How far the position is from the end that the broker last told, where both are known."""
+        end = self._fetch.fetcher.high_watermark(partition)
+        position = self._handout.first_kept(partition)
+        if position is None:
+            position = self._fetch.fetcher.cursor(partition)
+        return None if end is None or position is None else max(0, end - position)
+
     def trouble(self) -> PenstockError | None:
         """Why it is not known yet where something that is to be read begins; None if all is."""
         unplaced = sorted(self._fetch.fetcher.unplaced())
@@ -304,12 +319,12 @@ class Positions:
         for partition in unplaced:
             failure = self._leaders.failure_of(partition)
             if failure is not None:
-                return RequestTimedOutError(
+                return _waiting(
                     f"where reading partition {partition} begins was not found yet: its leader, "
                     f"{failure.message}; next: see `penstock cluster describe`, and start that "
                     "broker, or wait until another one leads"
                 )
-        return RequestTimedOutError(
+        return _waiting(
             f"where reading partition {unplaced[0]} begins was not found yet; next: give it "
             "more time, and see `penstock cluster describe`"
         )
