@@ -24,6 +24,7 @@ from penstock.client import (
     BufferExhaustedError,
     BulkDeliveryFuture,
     Consumer,
+    ConsumerMetrics,
     ConsumerRecord,
     DeliveryTimeoutError,
     ErrorCode,
@@ -234,6 +235,8 @@ def consume() -> None:
         assert_type(consumer.trouble(), PenstockError | None)
         if (trouble := consumer.trouble()) is not None:
             assert_type(trouble.reason, StallReason | None)
+        assert_type(consumer.current_lag(P0), int | None)
+        assert_type(consumer.metrics(), ConsumerMetrics)
         consumer.poll("1s")  # type: ignore[arg-type]
         consumer.poll(10, max_records=0.5)  # type: ignore[arg-type]
 
@@ -329,6 +332,7 @@ async def consume_async() -> None:
         assert_type(found, dict[TopicPartition, OffsetAndTimestamp | None])
         assert_type(consumer.assignment(), frozenset[TopicPartition])
         assert_type(await consumer.trouble(), PenstockError | None)
+        assert_type(await consumer.current_lag(P0), int | None)
         await consumer.assign([P0])
         await consumer.seek(P0, 5)
         await consumer.pause(P0)

@@ -193,6 +193,31 @@ async def test_what_does_not_exist_is_said_and_may_come_later(
         assert [record.value for record in await poll(consumer, 1)] == [b"v"]
 
 
+async def test_every_group_gets_every_record(form: Form, full: str, name: str) -> None:
+    for group in (f"{name}-one", f"{name}-two"):
+        async with form.consumer(
+            topics=full, group_id=group, auto_offset_reset="earliest"
+        ) as consumer:
+            check_full(await poll(consumer, FULL))
+        async with form.consumer(topics=full, group_id=group) as consumer:
+            while len(consumer.assignment()) < 3:
+                assert await settle(consumer.poll(50)) == []
+            positions = [await settle(consumer.position(place(full, p))) for p in range(3)]
+            assert positions == [20] * 3
+
+
+async def test_records_larger_than_what_is_fetched_at_once_are_read(
+    form: Form, admin: AdminClient, producer: Producer, name: str
+) -> None:
+    admin.create_topic(name, 2)
+    values = {b"%d" % number * 50_000 for number in range(10)}
+    for number, value in enumerate(sorted(values)):
+        producer.send(name, value, partition=number % 2)
+    producer.flush()
+    limits = {"max_partition_fetch_bytes": 1, "fetch_max_bytes": 1_024, "prefetch_max_bytes": 0}
+    assert {record.value for record in await form.read(name, 10, **limits)} == values
+
+
 # --- positions ------------------------------------------------------------------------------------
 
 
