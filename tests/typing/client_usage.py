@@ -56,6 +56,7 @@ def produce() -> None:
         producer.send("orders", headers=(("a", b"1"),))
         future.add_done_callback(on_done)
         assert_type(producer.partitions_for("orders"), int)
+        assert_type(producer.send_arrow("orders", object()), BulkDeliveryFuture)
         producer.flush(timeout_ms=1_000)
         producer.close(timeout_ms=None)
         many = producer.send_many("orders", [b"one", b"two"], keys=[b"k", None])

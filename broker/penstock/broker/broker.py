@@ -17,6 +17,7 @@ from penstock.broker.acting import MetadataActor
 from penstock.broker.config import NodeConfig
 from penstock.broker.controller_link import BrokerIdentity, ControllerLink
 from penstock.broker.coordinator.coordinator import GroupCoordinator
+from penstock.broker.coordinator.lags import GroupLags
 from penstock.broker.coordinator.service import GroupsServicer
 from penstock.broker.core.group_events import GroupSettings
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage
@@ -187,6 +188,17 @@ class Broker:
         self._undo.append(cleaner.stop)
         self._groups = self._make_groups()
         self._undo.append(self._groups.stop)
+        if self._config.metrics_listen:
+            lags = GroupLags(
+                self._config.node_id,
+                self._image,
+                self._replicas,
+                self._groups.committed,
+                open_channel=self._connector.open,
+                show=self._metrics.group_lags,
+            )
+            lags.start()
+            self._undo.append(lags.stop)
         await self._listen()
         self._actor = self._make_actor()
         self._undo.append(self._actor.stop)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
@@ -74,6 +74,13 @@ class BrokerMetrics:
             registry=self.registry,
         )
 
+        self._group_lag = Gauge(
+            "penstock_group_lag_records",
+            "Records that a group coordinated here has not committed yet, by topic",
+            ["group", "topic"],
+            registry=self.registry,
+        )
+        self._shown_lags: set[tuple[str, str]] = set()
         self._stream_refusals = Counter(
             "penstock_replication_refusals",
             "Connections for replication in frames that were refused, by cause",
@@ -88,6 +95,14 @@ class BrokerMetrics:
         )
         for transport in ("frames", "grpc"):
             self._streams.labels(transport=transport)
+
+    def group_lags(self, lags: Mapping[tuple[str, str], int]) -> None:
+        """Show these lags by group and topic, and no others. On one thread alone."""
+        for gone in self._shown_lags - lags.keys():
+            self._group_lag.remove(*gone)
+        for (group, topic), lag in lags.items():
+            self._group_lag.labels(group=group, topic=topic).set(lag)
+        self._shown_lags = set(lags)
 
     def stream_refused(self, cause: str) -> None:
         """Count a connection for replication that was refused."""

@@ -10,14 +10,16 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from penstock.client import arguments
+from penstock.client.arrow_sending import ArrowRecords
 from penstock.client.background import ForkGuard
 from penstock.client.bulk import AsyncBulkDeliveryFuture
+from penstock.client.cluster import wall_ms
 from penstock.client.config import ProducerConfig, ProducerSettings
 from penstock.client.core.accumulator import Appended
 from penstock.client.delivery import AsyncDeliveryFuture, Receipt
 from penstock.client.model import Header, RecordMetadata
 from penstock.client.producer_engine import ProducerEngine
-from penstock.client.sending import Place, Prepared, SendPath
+from penstock.client.sending import Place, Plain, Prepared, SendPath, counting
 from penstock.wire.codec import Places
 from penstock.wire.errors import BufferExhaustedError, ClientClosedError
 
@@ -115,19 +117,46 @@ class AsyncProducer:
             partition = arguments.whole_number("partition", partition)
         plain = self._path.prepare_many(topic, values, keys, timestamp_ms)
         places: Places[Receipt] = Places()
-        count = len(plain.values)
-        take_many = self._engine.intake.take_many
-        try:
-            while (at := take_many(topic, *plain, partition=partition, places=places)) < count:
-                self._check_open()
-                result = await self._queue(self._path.nth(topic, plain, at, partition), deadline)
-                places.add(result.receipt, result.index)
+        with counting(places, len(plain.values)):
+            await self._queue_many(topic, plain, partition, places, deadline)
+        loop = asyncio.get_running_loop()
+        return AsyncBulkDeliveryFuture(places, plain.times, loop=loop)
+
+    async def send_arrow(
+        self, topic: str, data: Any, *, partition: int | None = None
+    ) -> AsyncBulkDeliveryFuture:
+        """Queue the rows of a table, in order. See ``Producer.send_arrow``."""
+        deadline = await self._await_topic(topic)
+        if partition is not None:
+            partition = arguments.whole_number("partition", partition)
+        records = ArrowRecords(data)
+        now = wall_ms()
+        for plain in records.chunks(now):
+            self._path.check_all(topic, plain)
+        places: Places[Receipt] = Places()
+        times: list[int] = []
+        with counting(places, len(records)):
+            for plain in records.chunks(now):
+                await self._queue_many(topic, plain, partition, places, deadline)
                 deadline = 0.0
-                await asyncio.sleep(0)
-        except BaseException as error:
-            error.add_note(f"the first {len(places)} of {count} records were queued")
-            raise
-        return AsyncBulkDeliveryFuture(places, plain.timestamp_ms, loop=asyncio.get_running_loop())
+                times += plain.each_time()
+        return AsyncBulkDeliveryFuture(places, times, loop=asyncio.get_running_loop())
+
+    async def _queue_many(
+        self,
+        topic: str,
+        plain: Plain,
+        partition: int | None,
+        places: Places[Receipt],
+        deadline: float,
+    ) -> None:
+        before, path = len(places), self._path
+        while (at := path.take_many(topic, plain, partition, before, places)) < len(plain.values):
+            self._check_open()
+            result = await self._queue(path.nth(topic, plain, at, partition), deadline)
+            places.add(result.receipt, result.index)
+            deadline = 0.0
+            await asyncio.sleep(0)
 
     async def _await_topic(self, topic: str) -> float:
         """Know the topic; the time until which to wait for room, 0 where none passed yet."""

@@ -43,15 +43,16 @@ class DeliveredRecords(Sequence[RecordMetadata]):
 class Bulk:
     """The records of one call, and how many of their batches are still without a verdict.
 
-    ``on_end`` is called once, when all have theirs. Thread-safe.
+    ``times`` are in milliseconds: that of all, or of each. ``on_end`` is called once, when all have
+    their verdict. Thread-safe.
     """
 
     def __init__(
-        self, places: Places[Receipt], timestamp_ms: int, on_end: Callable[[], object]
+        self, places: Places[Receipt], times: int | Sequence[int], on_end: Callable[[], object]
     ) -> None:
         self.was_read = False
         self._places = places
-        self._timestamp_ms = timestamp_ms
+        self._times = times
         self._on_end = on_end
         self._failed: list[Receipt] = []
         self._counts: Counter[Receipt] | None = None
@@ -119,7 +120,10 @@ class Bulk:
     def metadata(self, number: int) -> RecordMetadata:
         """Where a record is that was delivered. Raises IndexError."""
         receipt, index = self._located(number)
-        return receipt.metadata(index, self._timestamp_ms)
+        return receipt.metadata(index, self._time_of(number))
+
+    def _time_of(self, number: int) -> int:
+        return self._times if isinstance(self._times, int) else self._times[number]
 
     def outcomes(self) -> list[RecordMetadata | BaseException]:
         """Where each is, or why it is not there, once all have their verdict."""
@@ -128,7 +132,7 @@ class Bulk:
             receipt, index = self._located(number)
             error = receipt.error
             found.append(
-                receipt.metadata(index, self._timestamp_ms) if error is None else own_copy(error)
+                receipt.metadata(index, self._time_of(number)) if error is None else own_copy(error)
             )
         return found
 
@@ -157,10 +161,10 @@ class BulkDeliveryFuture(concurrent.futures.Future[Sequence[RecordMetadata]]):
     it raises DeliveryFailedError; ``outcomes`` tells of each.
     """
 
-    def __init__(self, places: Places[Receipt], timestamp_ms: int) -> None:
+    def __init__(self, places: Places[Receipt], times: int | Sequence[int]) -> None:
         super().__init__()
         self.set_running_or_notify_cancel()
-        self._bulk = Bulk(places, timestamp_ms, self._on_end)
+        self._bulk = Bulk(places, times, self._on_end)
         self._bulk.begin()
 
     def outcomes(self, timeout: float | None = None) -> list[RecordMetadata | BaseException]:
@@ -202,12 +206,12 @@ class AsyncBulkDeliveryFuture(asyncio.Future[Sequence[RecordMetadata]]):
     def __init__(
         self,
         places: Places[Receipt],
-        timestamp_ms: int,
+        times: int | Sequence[int],
         *,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(loop=loop)
-        self._bulk = Bulk(places, timestamp_ms, self._on_end)
+        self._bulk = Bulk(places, times, self._on_end)
         self._bulk.begin()
 
     async def outcomes(self) -> list[RecordMetadata | BaseException]:

@@ -12,14 +12,16 @@ from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
 from penstock.client import arguments
+from penstock.client.arrow_sending import ArrowRecords
 from penstock.client.background import ForkGuard, LoopThread
 from penstock.client.bulk import BulkDeliveryFuture
+from penstock.client.cluster import wall_ms
 from penstock.client.config import ProducerConfig, ProducerSettings
 from penstock.client.core.accumulator import Appended
 from penstock.client.delivery import DeliveryFuture, Receipt
 from penstock.client.model import Header, RecordMetadata
 from penstock.client.producer_engine import ProducerEngine
-from penstock.client.sending import Place, Prepared, SendPath
+from penstock.client.sending import Place, Plain, Prepared, SendPath, counting
 from penstock.wire.codec import Intake, Places
 from penstock.wire.errors import BufferExhaustedError, ClientClosedError
 
@@ -154,18 +156,53 @@ class Producer:
             partition = arguments.whole_number("partition", partition)
         plain = self._path.prepare_many(topic, values, keys, timestamp_ms)
         places: Places[Receipt] = Places()
-        count = len(plain.values)
-        take_many = self._engine.intake.take_many
-        try:
-            while (at := take_many(topic, *plain, partition=partition, places=places)) < count:
-                self._check_open()
-                result = self._queue(self._path.nth(topic, plain, at, partition), deadline)
-                places.add(result.receipt, result.index)
+        with counting(places, len(plain.values)):
+            self._queue_many(topic, plain, partition, places, deadline)
+        return BulkDeliveryFuture(places, plain.times)
+
+    def send_arrow(
+        self, topic: str, data: Any, *, partition: int | None = None
+    ) -> BulkDeliveryFuture:
+        """Queue the rows of a table, in order. See ``send_many`` for what it returns and raises.
+
+        ``data`` is a pyarrow Table or RecordBatch, or any object with Arrow's stream interface. Its
+        columns are those of ``Consumer.fetch_arrow``: ``value`` (binary or string), and if wanted
+        ``key`` (the same), ``timestamp`` (a timestamp, or milliseconds as integers), ``headers``
+        (lists of structs of a ``key`` and a ``value``) and ``partition`` (where it is null, that is
+        chosen as without). Serialisers are not asked. With the first three only it costs least.
+
+        Raises ConfigurationError without pyarrow, InvalidRequestError for other columns or types.
+        """
+        deadline = self._await_topic(topic)
+        if partition is not None:
+            partition = arguments.whole_number("partition", partition)
+        records = ArrowRecords(data)
+        now = wall_ms()
+        for plain in records.chunks(now):
+            self._path.check_all(topic, plain)
+        places: Places[Receipt] = Places()
+        times: list[int] = []
+        with counting(places, len(records)):
+            for plain in records.chunks(now):
+                self._queue_many(topic, plain, partition, places, deadline)
                 deadline = 0.0
-        except BaseException as error:
-            error.add_note(f"the first {len(places)} of {count} records were queued")
-            raise
-        return BulkDeliveryFuture(places, plain.timestamp_ms)
+                times += plain.each_time()
+        return BulkDeliveryFuture(places, times)
+
+    def _queue_many(
+        self,
+        topic: str,
+        plain: Plain,
+        partition: int | None,
+        places: Places[Receipt],
+        deadline: float,
+    ) -> None:
+        before, path = len(places), self._path
+        while (at := path.take_many(topic, plain, partition, before, places)) < len(plain.values):
+            self._check_open()
+            result = self._queue(path.nth(topic, plain, at, partition), deadline)
+            places.add(result.receipt, result.index)
+            deadline = 0.0
 
     def _await_topic(self, topic: str) -> float:
         """Know the topic; the time until which to wait for room, 0 where none passed yet."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 from penstock.client import arguments, serializers
@@ -12,7 +13,7 @@ from penstock.client.core.accumulator import Appended
 from penstock.client.delivery import Receipt
 from penstock.client.model import Header
 from penstock.client.producer_engine import ProducerEngine
-from penstock.wire.codec import first_odd
+from penstock.wire.codec import Places, first_odd
 from penstock.wire.errors import (
     InvalidPartitionsError,
     InvalidRequestError,
@@ -37,11 +38,18 @@ class Prepared(NamedTuple):
 
 
 class Plain(NamedTuple):
-    """Many records in bytes, without headers, as many keys as values."""
+    """Many records in bytes: as many of everything as values, or None."""
 
     values: list[bytes | None]
     keys: list[bytes | None] | None
-    timestamp_ms: int
+    times: int | list[int]
+    headers: list[tuple[Header, ...]] | None = None
+    partitions: list[int | None] | None = None
+
+    def each_time(self) -> list[int]:
+        """The time of each."""
+        times = self.times
+        return [times] * len(self.values) if isinstance(times, int) else times
 
 
 class Place(NamedTuple):
@@ -49,6 +57,16 @@ class Place(NamedTuple):
 
     partition: TopicPartition
     partition_count: int
+
+
+@contextmanager
+def counting(places: Places[Receipt], count: int) -> Iterator[None]:
+    """Have whatever is raised say how many of so many records were queued before."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"the first {len(places)} of {count} records were queued")
+        raise
 
 
 class SendPath:
@@ -108,7 +126,7 @@ class SendPath:
             else self._serialize_all("key", topic, self._key_serializer, key_list),
             _timestamp(topic, timestamp_ms),
         )
-        self._check_sizes(topic, plain)
+        self.check_all(topic, plain)
         return plain
 
     def _serialize_all(
@@ -122,22 +140,45 @@ class SendPath:
             return data
         return [serializers.serialize(what, topic, use, one) for one in data]
 
-    def _check_sizes(self, topic: str, plain: Plain) -> None:
-        # Half of what a record may have: keys and values are looked at one after the other.
-        small_bytes = (self._max_request_size - HEADER_BYTES - RECORD_BOUND_BYTES) // 2
-        count = len(plain.values)
-        if any(first_odd(data or [], small_bytes) < len(data or []) for data in plain[:2]):
-            for number in range(count):
-                self.nth(topic, plain, number, None)
+    def take_many(
+        self, topic: str, plain: Plain, partition: int | None, before: int, places: Places[Receipt]
+    ) -> int:
+        """How many are queued by now; those that the intake takes are added to ``places``."""
+        if plain.headers is not None or plain.partitions is not None:
+            return len(places) - before
+        return self._engine.intake.take_many(
+            topic, *plain[:3], partition=partition, before=before, places=places
+        )
 
     def nth(self, topic: str, plain: Plain, number: int, partition: int | None) -> Prepared:
-        """One of many. Raises RecordTooLargeError."""
+        """One of many. Raises RecordTooLargeError, SerializationError."""
         value = plain.values[number]
         key = None if plain.keys is None else plain.keys[number]
-        size_bound = record_size_bound(key, value)
+        headers = _check_headers(topic, plain.headers[number]) if plain.headers else ()
+        size_bound = record_size_bound(key, value, headers)
         self._check_size(topic, key, value, size_bound)
-        data = RecordData(plain.timestamp_ms, key, value)
+        time_ms = plain.times if isinstance(plain.times, int) else plain.times[number]
+        data = RecordData(_timestamp(topic, time_ms), key, value, headers)
+        if partition is None and plain.partitions is not None:
+            partition = plain.partitions[number]
         return Prepared(topic, partition, key, value, data, size_bound)
+
+    def check_all(self, topic: str, plain: Plain) -> None:
+        """Raise what one of them would raise: RecordTooLargeError, SerializationError,
+        InvalidPartitionsError.
+        """
+        count = self._engine.metadata.partition_count(topic)
+        for partition in set(plain.partitions or ()):
+            if partition is not None:
+                _check_partition(topic, partition, count)
+        # Half of what a record may have: keys and values are looked at one after the other.
+        small_bytes = (self._max_request_size - HEADER_BYTES - RECORD_BOUND_BYTES) // 2
+        odd = any(first_odd(data or [], small_bytes) < len(data or []) for data in plain[:2])
+        if not isinstance(plain.times, int):
+            odd = odd or min(plain.times, default=0) < 0
+        if odd or plain.headers is not None:
+            for number in range(len(plain.values)):
+                self.nth(topic, plain, number, None)
 
     def _check_size(
         self, topic: str, key: bytes | None, value: bytes | None, size_bound: int
@@ -179,10 +220,7 @@ class SendPath:
     def _choose(self, record: Prepared, count: int) -> int:
         topic, partition = record.topic, record.partition
         if partition is not None:
-            if not 0 <= partition < count:
-                raise InvalidPartitionsError(
-                    f"topic {topic!r} has no partition {partition}; it has 0 to {count - 1}"
-                )
+            _check_partition(topic, partition, count)
             return partition
         metadata = self._engine.metadata
         partition = self._engine.chooser.choose(
@@ -212,6 +250,13 @@ def _timestamp(topic: str, timestamp_ms: object) -> int:
             "milliseconds since 1970 are wanted"
         )
     return found
+
+
+def _check_partition(topic: str, partition: int, count: int) -> None:
+    if not 0 <= partition < count:
+        raise InvalidPartitionsError(
+            f"topic {topic!r} has no partition {partition}; it has 0 to {count - 1}"
+        )
 
 
 def _check_headers(

@@ -42,6 +42,10 @@ cdef uint32_t murmur2(const uint8_t* key, Py_ssize_t size) noexcept nogil:
     return h ^ h >> 15
 
 
+cdef inline bint of_length(list data, Py_ssize_t count) noexcept:
+    return data is None or PyList_GET_SIZE(data) == count
+
+
 cdef inline bint is_plain(object data) noexcept:
     return data is None or PyBytes_CheckExact(data)
 
@@ -54,6 +58,55 @@ def first_odd(list data, Py_ssize_t max_bytes):
         if one is not None and (not PyBytes_CheckExact(one) or PyBytes_GET_SIZE(one) > max_bytes):
             return at
     return len(data)
+
+
+def byte_strings(column, Py_ssize_t first, Py_ssize_t count):
+    cdef list strings = _byte_strings(column, first, count)
+    if strings is None:
+        return reference.byte_strings(column, first, count)
+    return strings
+
+
+cdef list _byte_strings(object column, Py_ssize_t first, Py_ssize_t count):
+    """The strings, or None where they are not all there."""
+    cdef Py_buffer offsets, data, validity
+    cdef bint has_validity = column.validity is not None
+    PyObject_GetBuffer(column.offsets, &offsets, PyBUF_SIMPLE)
+    try:
+        PyObject_GetBuffer(column.data, &data, PyBUF_SIMPLE)
+        try:
+            if not has_validity:
+                return _strings_in(&offsets, &data, NULL, first, count)
+            PyObject_GetBuffer(column.validity, &validity, PyBUF_SIMPLE)
+            try:
+                return _strings_in(&offsets, &data, &validity, first, count)
+            finally:
+                PyBuffer_Release(&validity)
+        finally:
+            PyBuffer_Release(&data)
+    finally:
+        PyBuffer_Release(&offsets)
+
+
+cdef list _strings_in(Py_buffer* offsets, Py_buffer* data, Py_buffer* validity, Py_ssize_t first, Py_ssize_t count):
+    cdef const int32_t* ends = <const int32_t*>offsets.buf
+    cdef const uint8_t* bits = NULL
+    cdef list strings = []
+    cdef Py_ssize_t at
+    if first < 0 or count < 0 or first > offsets.len // 4 - 1 - count:
+        return None
+    if validity != NULL:
+        if (first + count + 7) // 8 > validity.len:
+            return None
+        bits = <const uint8_t*>validity.buf
+    for at in range(first, first + count):
+        if not 0 <= ends[at] <= ends[at + 1] <= data.len:
+            return None
+        if bits != NULL and not bits[at >> 3] >> (at & 7) & 1:
+            strings.append(None)
+        else:
+            strings.append(PyBytes_FromStringAndSize(<const char*>data.buf + ends[at], ends[at + 1] - ends[at]))
+    return strings
 
 
 cdef class Claim:
@@ -220,17 +273,20 @@ cdef class Intake:
         return claim
 
     def take_many(
-        self, topic, list values, list keys, int64_t timestamp_ms, *, partition, Places places
+        self, topic, list values, list keys, times, *, partition, Py_ssize_t before, Places places
     ):
-        cdef OpenTopic found
+        cdef OpenTopic found = self._topics.get(topic) if PyUnicode_CheckExact(topic) else None
         cdef OpenBatch batch
-        cdef Py_ssize_t at
+        cdef Py_ssize_t at = places._size - before, count = len(values)
         cdef object value, key = None
-        found = self._topics.get(topic) if PyUnicode_CheckExact(topic) else None
-        if found is None:
-            return places._size
-        for at in range(places._size, len(values)):
+        cdef list each_time = times if type(times) is list else None
+        cdef int64_t timestamp_ms = 0 if each_time is not None else times
+        if found is None or not 0 <= at <= count or not of_length(keys, count) or not of_length(each_time, count):
+            return at
+        while at < count:
             value = values[at]
+            if each_time is not None:
+                timestamp_ms = each_time[at]
             if keys is not None:
                 key = keys[at]
             batch = self._batch_for(found, value, key, partition)
@@ -240,12 +296,14 @@ cdef class Intake:
                 batch.number = len(places.receipts)
                 places.receipts.append(batch.receipt)
                 batch.places = places
-                # Letting go of the former places may have run anything: look again.
-                if self._batch_for(found, value, key, partition) is not batch:
+                # Letting go of the former places may have run anything: look again at everything.
+                if not of_length(values, count) or not of_length(keys, count) or not of_length(each_time, count):
                     return at
+                continue
             places._add(batch.number, batch.body.record_count)
             self._put(found, batch, timestamp_ms, value, key, partition)
-        return len(values)
+            at += 1
+        return at
 
     cdef inline OpenBatch _batch_for(self, OpenTopic found, object value, object key, object partition):
         """The batch that takes the record now; None where more is to be done about it."""

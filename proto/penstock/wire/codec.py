@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from penstock.wire.intake import Claim, Intake, Places, Stuck, first_odd
     from penstock.wire.reference import (
         RecordsBody,
+        byte_strings,
         parse_columns,
         parse_records,
         parse_records_as,
@@ -30,6 +31,7 @@ else:
     Intake = (_codec or intake).Intake
     Places = (_codec or intake).Places
     Stuck = (_codec or intake).Stuck
+    byte_strings = (_codec or reference).byte_strings
     first_odd = (_codec or intake).first_odd
 
 __all__ = [
@@ -39,6 +41,7 @@ __all__ = [
     "Places",
     "RecordsBody",
     "Stuck",
+    "byte_strings",
     "first_odd",
     "parse_columns",
     "parse_records",

@@ -149,12 +149,16 @@ class Intake(Generic[R, C]):
         topic: object,
         values: list[Any],
         keys: list[Any] | None,
-        timestamp_ms: int,
+        times: int | list[int],
         *,
         partition: object,
+        before: int,
         places: Places[R],
     ) -> int:
-        """Add those records that ``places`` has not; how many it has then, all or up to one that
-        there is more to. ``keys`` are as many as the values.
+        """Add values; the number of those that are added by now, all or up to one that there is
+        more to.
+
+        Those added before are as many as ``places`` has more than ``before``. ``keys``, and
+        ``times`` in milliseconds if they are not the same for all, are as many as the values.
         """
-        return len(places)
+        return len(places) - before

@@ -273,3 +273,24 @@ def _headers_column(headers: Sequence[tuple[Header, ...]]) -> HeadersColumn:
 
 def _running_total(lengths: Iterable[int]) -> bytes:
     return array("i", accumulate(lengths, initial=0)).tobytes()
+
+
+def byte_strings(column: BytesColumn, first: int, count: int) -> list[bytes | None]:
+    """So many strings of a column, from number ``first`` on; None where one is null.
+
+    Raises ValueError where they are not all there, or one is not within the data.
+    """
+    ends = memoryview(column.offsets).cast("B").cast("i")
+    data = memoryview(column.data).cast("B")
+    validity = None if column.validity is None else memoryview(column.validity).cast("B")
+    last = first + count
+    if first < 0 or count < 0 or last >= len(ends) or (validity and last > 8 * len(validity)):
+        raise ValueError(f"there are not {count} strings from number {first} on")
+    strings: list[bytes | None] = []
+    for place in range(first, last):
+        start, end = ends[place], ends[place + 1]
+        if not 0 <= start <= end <= len(data):
+            raise ValueError(f"string {place} is from byte {start} to {end} of {len(data)}")
+        there = validity is None or validity[place >> 3] >> (place & 7) & 1
+        strings.append(bytes(data[start:end]) if there else None)
+    return strings

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.client import AsyncConsumer, AsyncProducer, Consumer, Producer, RecordMetadata
+from penstock.client import AsyncConsumer, AsyncProducer, Consumer, Producer
 from tests.integration.client.group_members import settle
 
 _PATIENCE_S = 30
@@ -62,8 +62,8 @@ class Form:
         return found
 
 
-async def verdict(sent: Any) -> RecordMetadata:
-    """What became of a ``send``, or of its future: the record's place, or the error raised."""
+async def verdict(sent: Any) -> Any:
+    """What became of a ``send``, or of its future: where it is, or the error raised."""
     future = await sent if inspect.iscoroutine(sent) else sent
     if isinstance(future, concurrent.futures.Future):
         return future.result(_PATIENCE_S)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import time
+import tomllib
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -24,7 +26,7 @@ from penstock.client.descriptions import GroupDescription, MemberDescription
 from penstock.v1 import common_pb2, groups_pb2, groups_pb2_grpc
 from penstock.wire.errors import ErrorCode
 from tests.integration.client.group_members import KINDS, GroupMember, Kind
-from tests.integration.cluster import Cluster
+from tests.integration.cluster import Cluster, free_ports
 from tests.support import wait_until
 
 pytestmark = pytest.mark.integration
@@ -35,9 +37,11 @@ RACKS = {1: "east", 2: "west", 3: "north"}
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     made = Cluster(tmp_path_factory.mktemp("cluster"))
-    for node_id, node in made.nodes.items():
+    metrics = free_ports(len(made.nodes))
+    for (node_id, node), port in zip(made.nodes.items(), metrics, strict=True):
         with node.config.open("a", encoding="utf-8") as config:
             config.write(f'node.rack = "{RACKS[node_id]}"\n')
+            config.write(f'metrics.listen = "127.0.0.1:{port}"\n')
     try:
         made.start()
         yield made
@@ -358,6 +362,23 @@ def test_members_know_how_far_behind_they_are(
     wait_until(lambda: lag() == 0, "it is known that all is read")
     found = member.ask(lambda consumer: consumer.metrics())
     assert found.records_lag == {place: 0, TopicPartition(name, 1): 0}
+
+
+def test_the_coordinators_metrics_show_the_lag_of_its_groups(
+    cluster: Cluster, admin: AdminClient, producer: Producer
+) -> None:
+    admin.create_topic("lagging", 3)  # On all three nodes, each of which leads one partition.
+    write(producer, "lagging", 3, range(30))
+    admin.alter_group_offsets("behind", {TopicPartition("lagging", n): n for n in range(3)})
+    coordinator = cluster.nodes[described(admin, "behind").coordinator]
+    address = tomllib.loads(coordinator.config.read_text(encoding="utf-8"))["metrics"]["listen"]
+
+    def shown() -> str:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+            return answer.read().decode()
+
+    wanted = 'penstock_group_lag_records{group="behind",topic="lagging"} 27.0'
+    wait_until(lambda: wanted in shown().splitlines(), "the lag is shown", 25)
 
 
 def test_positions_are_committed_with_metadata_one_partition_at_a_time(

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from penstock.client import (
@@ -117,6 +118,41 @@ async def test_order_and_no_duplicates_while_the_leader_is_killed(
     for record in await form.read(topic, 2_000):
         values[record.partition].append(int(record.value))
     assert values == {0: list(range(0, 2_000, 2)), 1: list(range(1, 2_000, 2))}
+
+
+async def test_many_records_in_one_call_while_the_leader_is_killed(
+    form: Form, admin: AdminClient, cluster: Cluster
+) -> None:
+    topic = make_topic(admin, 2)
+    victim = cluster.topic(topic).partitions[0].leader
+    values = [b"%d" % number for number in range(50_000)]
+    async with restarted(cluster), form.producer() as producer:
+        first = await settle(producer.send_many(topic, values[:25_000]))
+        cluster.nodes[victim].kill()
+        second = await settle(producer.send_many(topic, values[25_000:]))
+        places = [*await verdict(first), *await verdict(second)]
+    found = {
+        (record.partition, record.offset): record.value for record in await form.read(topic, 50_000)
+    }
+    assert [found[place.partition, place.offset] for place in places] == values
+
+
+async def test_the_rows_of_an_arrow_table(form: Form, topic: str) -> None:
+    table = pa.table(
+        {
+            "value": pa.array([b"%d" % number for number in range(20_000)]),
+            "key": pa.array([b"k%d" % (number % 10) for number in range(20_000)]),
+            "timestamp": pa.array(range(20_000), pa.timestamp("ms", tz="UTC")),
+        }
+    )
+    async with form.producer(compression="lz4") as producer:
+        places = await verdict(producer.send_arrow(topic, table))
+    assert len(places) == 20_000
+    for record in await form.read(topic, 20_000):
+        number = int(record.value)
+        assert record.timestamp_ms == number
+        assert record.key == b"k%d" % (number % 10)
+        assert record.partition == partition_for_key(record.key, 4)
 
 
 async def test_many_records_in_one_call(form: Form, topic: str, admin: AdminClient) -> None:

@@ -6,16 +6,19 @@ import gc
 import sys
 import threading
 import time
+from array import array
 from collections import Counter
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.client.core.partitioner import partition_for_key
-from penstock.wire import codec, intake
-from penstock.wire.codec import Claim, Intake, Places, Stuck, first_odd
+from penstock.wire import codec, intake, reference
+from penstock.wire.codec import Claim, Intake, Places, Stuck, byte_strings, first_odd
+from penstock.wire.columns import BytesColumn
 from penstock.wire.compression import Compression
 from penstock.wire.records import BatchBuilder, decode_batch, record_size_bound
 
@@ -94,24 +97,91 @@ def test_what_is_taken_is_in_the_batch_as_if_it_had_been_appended(
 
 
 @compiled
-@given(st.lists(st.tuples(DATA, DATA), max_size=40), st.none() | st.integers(0, PARTITIONS - 1))
+@given(
+    st.lists(st.tuples(DATA, DATA), max_size=40),
+    st.none() | st.integers(0, PARTITIONS - 1),
+    st.booleans(),
+)
 def test_many_are_taken_as_one_by_one(
-    records: list[tuple[bytes | None, bytes | None]], partition: int | None
+    records: list[tuple[bytes | None, bytes | None]], partition: int | None, each: bool
 ) -> None:
+    times: int | list[int] = list(range(len(records))) if each else 7
     one_by_one, together = Producer(), Producer()
     claims = [one_by_one.take(value, key, partition) for key, value in records]
     places: Places[Receipt] = Places()
     keys, values = [key for key, _ in records], [value for _, value in records]
-    taken = together.intake.take_many("t", values, keys, 7, partition=partition, places=places)
+    taken = together.intake.take_many(
+        "t", values, keys, times, partition=partition, before=0, places=places
+    )
     assert taken == len(places) == len(records)
+    again = together.intake.take_many(
+        "t", [b"v"], None, 9, partition=0, before=len(records), places=places
+    )
+    assert (again, len(places)) == (1, len(records) + 1)
     for number, claim in enumerate(claims):
         receipt, index = places.place(number)
         partition_number = one_by_one.receipts.index(claim.receipt)
         assert places.receipts[receipt] is together.receipts[partition_number]
         assert index == claim.index
-    assert together.counts == one_by_one.counts
+        if index == 0 and not each:
+            first = decode_batch(together.builders[partition_number].build())[0]
+            assert first.timestamp_ms == 7
+    assert sum(together.counts) == sum(one_by_one.counts) + 1
     with pytest.raises(IndexError):
-        places.place(len(records))
+        places.place(len(records) + 1)
+
+
+@compiled
+def test_lists_of_other_lengths_are_declined() -> None:
+    producer = Producer()
+    places: Places[Receipt] = Places()
+
+    def take(values: list[Any], keys: list[Any] | None, times: int | list[int], before: int) -> int:
+        return producer.intake.take_many(
+            "t", values, keys, times, partition=0, before=before, places=places
+        )
+
+    assert take([b"v"] * 3, [b"k"] * 2, 1, 0) == 0
+    assert take([b"v"] * 3, None, [1, 2], 0) == 0
+    assert take([b"v"] * 3, None, 1, 1) == -1
+    assert take([b"v", "text", b"v"], None, 1, 0) == 1
+    assert producer.counts[0] == len(places) == 1
+
+
+COLUMN = st.lists(st.none() | st.binary(max_size=20), max_size=40)
+
+
+@given(COLUMN, st.data())
+def test_strings_of_a_column_are_those_that_it_was_made_of(
+    strings: list[bytes | None], data: st.DataObject
+) -> None:
+    validity, offsets, buffer = pa.array(strings, pa.binary()).buffers()
+    column = BytesColumn(validity, strings.count(None), offsets, buffer or b"")
+    first = data.draw(st.integers(0, len(strings)))
+    count = data.draw(st.integers(0, len(strings) - first))
+    for read in (byte_strings, reference.byte_strings):
+        assert read(column, first, count) == strings[first : first + count]
+
+
+@given(
+    st.none() | st.binary(max_size=4),
+    st.lists(st.integers(-2, 12), max_size=8),
+    st.binary(max_size=10),
+    st.integers(-2, 9),
+    st.integers(-2, 9),
+)
+def test_strings_beyond_a_columns_buffers_are_refused_and_not_read(
+    validity: bytes | None, ends: list[int], data: bytes, first: int, count: int
+) -> None:
+    column = BytesColumn(validity, 0, array("i", ends).tobytes(), data)
+
+    def outcome(read: Any) -> Any:
+        try:
+            return read(column, first, count)
+        except ValueError as error:
+            return str(error)
+
+    assert outcome(byte_strings) == outcome(reference.byte_strings)
 
 
 class Text(str):
@@ -277,7 +347,7 @@ def test_without_the_compiled_codec_everything_goes_the_long_way() -> None:
     slow.stick("t", intake.Stuck(0, 10))
     assert slow.take("t", b"v", None, None) is None
     places: intake.Places[Receipt] = intake.Places()
-    assert slow.take_many("t", [b"v"], None, 1, partition=None, places=places) == 0
+    assert slow.take_many("t", [b"v"], None, 1, partition=0, before=0, places=places) == 0
     slow.charge(5)
     assert slow.used_bytes == 5
     with pytest.raises(TypeError):

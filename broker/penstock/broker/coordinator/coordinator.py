@@ -33,7 +33,7 @@ from penstock.wire.errors import (
     CoordinatorNotAvailableError,
     PenstockError,
 )
-from penstock.wire.ids import TopicId
+from penstock.wire.ids import TopicId, TopicPartition
 from penstock.wire.names import check_group_id
 
 _LIST_TIMEOUT_S: Final = 5.0
@@ -188,6 +188,14 @@ class GroupCoordinator:
             lambda request_id: DeleteGroup(group_id, request_id)
         )
         return answer
+
+    def committed(self) -> dict[str, dict[TopicPartition, int]]:
+        """By group the positions of partitions whose topic exists, of what is loaded here."""
+        return {
+            group_id: positions
+            for hosted in self._hosted.values()
+            for group_id, positions in hosted.committed().items()
+        }
 
     async def delete_offsets(
         self, request: groups_pb2.DeleteOffsetsRequest

@@ -38,6 +38,7 @@ from penstock.wire.errors import (
     PenstockError,
     UnknownServerError,
 )
+from penstock.wire.ids import TopicPartition
 
 _APPEND_TIMEOUT_MS: Final = 5_000
 _MAX_PENDING_RECORDS: Final = 200_000
@@ -130,6 +131,19 @@ class HostedShard:
             return await future
         finally:
             self._requests.pop(request_id, None)
+
+    def committed(self) -> dict[str, dict[TopicPartition, int]]:
+        """By group the positions of partitions whose topic exists; nothing while it loads."""
+        topics = self._context.topics
+        groups = {} if self._shard is None else self._shard.groups
+        return {
+            group_id: {
+                partition: entry.offset
+                for partition, entry in group.state.offsets.items()
+                if topics.find_id(entry.topic_id) is not None
+            }
+            for group_id, group in groups.items()
+        }
 
     def topics_changed(self, event: TopicsChanged) -> None:
         """Topics came or went. What happens while loading is seen at its end."""
