@@ -84,6 +84,7 @@ class ConsumingClient:
             "iterate": _iterate,
             "poll": _poll,
             "poll_batch": _poll_batch,
+            "fetch_arrow": _fetch_arrow,
         }
         return await asyncio.to_thread(self._read, ways[how], records, arguments)
 
@@ -117,6 +118,11 @@ def _poll_batch(consumer: Consumer, records: int, **arguments: Any) -> None:
     while records > 0:
         for run in consumer.poll_batch(**arguments).values():
             records -= len(run)
+
+
+def _fetch_arrow(consumer: Consumer, records: int, **arguments: Any) -> None:
+    while records > 0:
+        records -= consumer.fetch_arrow(**arguments).num_rows
 
 
 async def main(given: Answer) -> None:

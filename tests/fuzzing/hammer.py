@@ -69,6 +69,10 @@ def outcome(function: Any, *arguments: Any) -> Any:
         return str(error)
 
 
+def gather(builder: Any, parts: Any) -> Any:
+    return [outcome(builder.add, *part) for part in parts], plain(builder.build())
+
+
 def plain(value: Any) -> Any:
     if isinstance(value, bytearray):
         return bytes(value)
@@ -93,6 +97,9 @@ def main(path: str, rounds: int, seed: int) -> None:
                 expected = outcome(getattr(reference, name), data, bounds)
                 assert outcome(getattr(codec, name), data, bounds) == expected, (seed, number, name)
                 refused += isinstance(expected, str)
+            parts = [(data, bounds, -1, 2), (sound, Bounds(count, 0, count, 5, 0), 3, 9)] * 2
+            built = [gather(one.ColumnsBuilder(), parts) for one in (codec, reference)]
+            assert built[0] == built[1], (seed, number, "columns")
             framed = (data, bounds, chance.choice((-1, 3, 9)), tuple, ("t", 1), (b"id",))
             expected = outcome(reference.parse_records_as, *framed)
             assert outcome(codec.parse_records_as, *framed) == expected, (seed, number, "as")

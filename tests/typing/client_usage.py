@@ -35,6 +35,7 @@ from penstock.client import (
     Producer,
     RebalanceListener,
     RecordMetadata,
+    StallReason,
     TopicPartition,
 )
 
@@ -226,11 +227,15 @@ def consume() -> None:
         assert_type(consumer.poll(10), list[ConsumerRecord])
         assert_type(consumer.poll(timeout_ms=None, max_records=5), list[ConsumerRecord])
         assert_type(consumer.poll_batch(), dict[TopicPartition, list[ConsumerRecord]])
+        assert_type(consumer.fetch_arrow(10, max_records=5).num_rows, Any)  # It has no types.
+        consumer.fetch_arrow("10")  # type: ignore[arg-type]
         assert_type(consumer.assignment(), frozenset[TopicPartition])
         assert_type(consumer.subscription(), tuple[str, ...])
         assert_type(consumer.paused(), frozenset[TopicPartition])
         assert_type(consumer.partitions_for("orders"), tuple[int, ...])
         assert_type(consumer.trouble(), PenstockError | None)
+        if (trouble := consumer.trouble()) is not None:
+            assert_type(trouble.reason, StallReason | None)
         assert_type(consumer.current_lag(P0), int | None)
         assert_type(consumer.metrics(), ConsumerMetrics)
         consumer.poll("1s")  # type: ignore[arg-type]
@@ -240,7 +245,9 @@ def consume() -> None:
 def settings_of_consumers() -> None:
     Consumer("localhost:9092", topics=re.compile("orders-.*"), group_instance_id="one")
     Consumer("localhost:9092", auto_offset_reset="none", enable_auto_commit=False)
-    Consumer("localhost:9092", auto_offset_reset="smallest")  # type: ignore[arg-type]
+    Consumer("localhost:9092", auto_offset_reset="by_duration:P3D")
+    Consumer("localhost:9092", isolation_level="read_committed")
+    Consumer("localhost:9092", isolation_level="committed")  # type: ignore[arg-type]
     Consumer("localhost:9092", session_timeout=5)  # type: ignore[call-arg]
     Consumer("localhost:9092", acks="all")  # type: ignore[call-arg]
     Consumer("localhost:9092", group_id=7)  # type: ignore[arg-type]
@@ -319,6 +326,7 @@ async def consume_async() -> None:
             assert_type(record.offset, int)
         assert_type(await consumer.poll(10), list[ConsumerRecord])
         assert_type(await consumer.poll_batch(), dict[TopicPartition, list[ConsumerRecord]])
+        assert_type((await consumer.fetch_arrow()).num_rows, Any)
         assert_type(await consumer.position(P0), int)
         assert_type(await consumer.committed(P0), dict[TopicPartition, OffsetAndMetadata | None])
         found = await consumer.offsets_for_times({P0: 0})
@@ -336,7 +344,8 @@ async def consume_async() -> None:
         await consumer.commit({"orders": 5})  # type: ignore[dict-item]
         for _ in consumer:  # type: ignore[attr-defined]
             pass
-    AsyncConsumer("localhost:9092", auto_offset_reset="smallest")  # type: ignore[arg-type]
+    AsyncConsumer("localhost:9092", isolation_level="committed")  # type: ignore[arg-type]
+    AsyncConsumer("localhost:9092", auto_offset_reset=3)  # type: ignore[arg-type]
 
 
 # --- errors ---------------------------------------------------------------------------------------

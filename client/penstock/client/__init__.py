@@ -55,6 +55,7 @@ from penstock.client.model import (
 )
 from penstock.client.producer import Producer
 from penstock.wire.ids import TopicPartition
+from penstock.wire.stalls import StallReason
 
 __all__ = [  # noqa: PLE0604 - the names of errors are strings
     "AdminClient",
@@ -86,6 +87,7 @@ __all__ = [  # noqa: PLE0604 - the names of errors are strings
     "RebalanceListener",
     "RecordMetadata",
     "ReplicaProgress",
+    "StallReason",
     "TopicDescription",
     "TopicPartition",
     *_error_names,

@@ -7,9 +7,9 @@ import inspect
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence, Sized
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack
 
-from penstock.client import arguments
+from penstock.client import arguments, arrow
 from penstock.client.background import ForkGuard
 from penstock.client.cluster import now_ms
 from penstock.client.config import ConsumerConfig, ConsumerSettings
@@ -25,6 +25,9 @@ from penstock.client.model import (
 )
 from penstock.wire.errors import ClientClosedError, PenstockError
 from penstock.wire.ids import TopicPartition
+
+if TYPE_CHECKING:
+    import pyarrow
 
 Taken = TypeVar("Taken", bound=Sized)
 
@@ -138,8 +141,21 @@ class AsyncConsumer:
         """``poll``, by partition: the same records, and cheaper where they are processed so."""
         return await self._poll(self._handout.take_batches, timeout_ms, max_records)
 
+    async def fetch_arrow(
+        self, timeout_ms: float | None = 1_000, max_records: int | None = None
+    ) -> pyarrow.Table:
+        """The next records as a ``pyarrow.Table``. See ``Consumer.fetch_arrow``."""
+        arrow.check()
+        take = self._handout.take_columns
+        return arrow.table(await self._poll(take, timeout_ms, max_records, columns=True))
+
     async def _poll(
-        self, take: Callable[[int, float], Taken], timeout_ms: float | None, max_records: int | None
+        self,
+        take: Callable[[int, float], Taken],
+        timeout_ms: float | None,
+        max_records: int | None,
+        *,
+        columns: bool = False,
     ) -> Taken:
         self._check_open()
         timeout_ms = arguments.timeout_ms(timeout_ms)
@@ -150,7 +166,7 @@ class AsyncConsumer:
         await asyncio.sleep(0)  # Heartbeats must run even where records never end.
         # Taken here, not returned by the engine: what an interrupt keeps from us stays there.
         while not (taken := take(limit, now_ms())):
-            if not await self._fetch(deadline, max_records):
+            if not await self._fetch(deadline, max_records, columns=columns):
                 break
         return taken
 
@@ -244,7 +260,8 @@ class AsyncConsumer:
     async def trouble(self) -> PenstockError | None:
         """Why something that is to be read is not being read now; None when all is well.
 
-        A LeaderNotAvailableError names the partitions that have no leader. Ask it before you take
+        Its ``reason`` is a StallReason. A LeaderNotAvailableError names the partitions that have no
+        leader. Ask it before you take
         an empty ``poll`` for the end: what cannot be read now is no end.
         """
         self._check_open()
@@ -268,9 +285,11 @@ class AsyncConsumer:
         finally:
             await self._engine.close(deadline)
 
-    async def _fetch(self, deadline: Deadline, max_records: int | None) -> bool:
+    async def _fetch(
+        self, deadline: Deadline, max_records: int | None, *, columns: bool = False
+    ) -> bool:
         while True:
-            step = await self._engine.step(deadline, max_records)
+            step = await self._engine.step(deadline, max_records, columns=columns)
             if isinstance(step, Rebalance):
                 await self._rebalance(step)
                 continue

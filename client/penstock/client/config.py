@@ -13,7 +13,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from os import PathLike, fspath
 from typing import Any, ClassVar, Final, Literal, TypedDict, TypeVar
 
-from penstock.client import serializers
+from penstock.client import offset_reset, serializers
 from penstock.client.core.partitioner import Partitioner
 from penstock.client.serializers import Deserializer, Serializer, SerializerName
 from penstock.client.tls import TlsSettings, tls_settings
@@ -26,6 +26,7 @@ from penstock.wire.transport import parse_address
 Acks = Literal["all", 0, 1, -1, "0", "1", "-1"]
 CompressionName = Literal["none", "gzip", "snappy", "lz4", "zstd"]
 OffsetReset = Literal["earliest", "latest", "none"]
+IsolationLevel = Literal["read_uncommitted", "read_committed"]
 Address = tuple[str, int]
 ConfigT = TypeVar("ConfigT", bound="CommonConfig")
 
@@ -73,7 +74,8 @@ class ConsumerSettings(CommonSettings, total=False):
     group_instance_id: str | None
     group_assignor: str
     client_rack: str
-    auto_offset_reset: OffsetReset
+    auto_offset_reset: str
+    isolation_level: IsolationLevel
     enable_auto_commit: bool
     auto_commit_interval_ms: int
     fetch_min_bytes: int
@@ -298,8 +300,13 @@ class ConsumerConfig(CommonConfig):
     uniform when nobody votes."""
     client_rack: str = ""
     """The rack or zone in which this consumer runs, as in the brokers' node.rack."""
-    auto_offset_reset: OffsetReset = "latest"
-    """Where to begin without a committed offset: earliest, latest, or none (NoOffsetError)."""
+    auto_offset_reset: str = "latest"
+    """Where to begin without a committed offset, or where the log no longer has it: earliest,
+    latest, none (NoOffsetError), or by_duration: and an ISO 8601 duration, such as by_duration:P3D:
+    at the first record that is at most so old, or at the end where none is."""
+    isolation_level: IsolationLevel = "read_uncommitted"
+    """Whether records of open and aborted transactions are read. There are no transactions yet, so
+    that both read the same today."""
     enable_auto_commit: bool = True
     """Commit in the background what earlier polls handed out."""
     auto_commit_interval_ms: int = _bounded(5_000, 0)
@@ -358,14 +365,14 @@ class AdminConfig(CommonConfig):
 _CHOICES: Final[Mapping[str, tuple[object, ...]]] = {
     "acks": ("all", 0, 1, -1, "0", "1", "-1"),
     "compression": ("none", "gzip", "snappy", "lz4", "zstd"),
-    "auto_offset_reset": ("earliest", "latest", "none"),
+    "isolation_level": ("read_uncommitted", "read_committed"),
 }
 _PATHS: Final = ("tls_ca", "tls_certificate", "tls_key")
 _OPTIONAL_TEXT: Final = ("group_id", "group_instance_id")
 
 
 # Settings of Kafka's clients that would promise what this version does not keep.
-_NOT_YET: Final = frozenset({"transactional_id", "transaction_timeout_ms", "isolation_level"})
+_NOT_YET: Final = frozenset({"transactional_id", "transaction_timeout_ms"})
 
 
 def _path_text(name: str, value: object) -> object:
@@ -398,6 +405,8 @@ def _check(what: str, entry: Any, value: object) -> None:
             raise ConfigurationError(
                 f"{what} setting {name}={value!r}: a whole number from {low} to {high} is wanted"
             )
+    elif name == "auto_offset_reset":
+        offset_reset.check(value)
     elif name == "partitioner":
         if not callable(value) and value not in ("default", "round_robin"):
             raise ConfigurationError(

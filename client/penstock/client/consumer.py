@@ -6,9 +6,9 @@ import concurrent.futures
 import re
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sized
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack
 
-from penstock.client import arguments
+from penstock.client import arguments, arrow
 from penstock.client.background import ForkGuard, LoopThread
 from penstock.client.cluster import now_ms
 from penstock.client.config import ConsumerConfig, ConsumerSettings
@@ -24,6 +24,9 @@ from penstock.client.model import (
 )
 from penstock.wire.errors import ClientClosedError, PenstockError
 from penstock.wire.ids import TopicPartition
+
+if TYPE_CHECKING:
+    import pyarrow
 
 T = TypeVar("T")
 Taken = TypeVar("Taken", bound=Sized)
@@ -151,7 +154,8 @@ class Consumer:
         UnknownTopicOrPartitionError, FencedInstanceIdError, BootstrapError. The first call
         connects and may take longer.
         What is likely to mend (a partition without a leader, a coordinator that moves) is waited
-        for, and logged every 10 s; after 10 s, ConsumerStalledError says what will not mend.
+        for, and logged every 10 s; after 10 s, ConsumerStalledError says what will not mend (its
+        ``reason`` is a StallReason).
         A member that did not poll for ``max_poll_interval_ms`` has left the group (a warning says
         so); polling joins again.
         """
@@ -163,8 +167,32 @@ class Consumer:
         """``poll``, by partition: the same records, and cheaper where they are processed so."""
         return self._poll(self._handout.take_batches, timeout_ms, max_records)
 
+    def fetch_arrow(
+        self, timeout_ms: float | None = 1_000, max_records: int | None = None
+    ) -> pyarrow.Table:
+        """The next records as a ``pyarrow.Table``, without a Python object for any of them.
+
+        Columns: ``key`` and ``value`` (binary), ``topic`` (dictionary of string), ``partition``
+        (int32), ``offset`` (int64), ``timestamp`` (milliseconds, UTC; -1 ms where a record has
+        none) and ``headers`` (list of struct of ``key`` string and ``value`` binary). Keys and
+        values are bytes, whatever the deserialisers. Rows of a partition come in order.
+
+        Waits as ``poll`` does; then hands out what was fetched, about 8 MB at most, or
+        ``max_records`` rows: ``max_poll_records`` does not bound it. What was handed out counts
+        as processed when the next is asked for, as with ``poll``. Raises what ``poll`` raises,
+        and ConfigurationError without pyarrow: ``pip install 'penstock[arrow]'``.
+        """
+        arrow.check()
+        take = self._handout.take_columns
+        return arrow.table(self._poll(take, timeout_ms, max_records, columns=True))
+
     def _poll(
-        self, take: Callable[[int, float], Taken], timeout_ms: float | None, max_records: int | None
+        self,
+        take: Callable[[int, float], Taken],
+        timeout_ms: float | None,
+        max_records: int | None,
+        *,
+        columns: bool = False,
     ) -> Taken:
         self._check_open()
         timeout_ms = arguments.timeout_ms(timeout_ms)
@@ -174,7 +202,7 @@ class Consumer:
         deadline = Deadline.after_ms(timeout_ms)
         # Taken here, not returned by the engine: what an interrupt keeps from us stays there.
         while not (taken := take(limit, now_ms())):
-            if not self._fetch(deadline, max_records):
+            if not self._fetch(deadline, max_records, columns=columns):
                 break
         return taken
 
@@ -301,7 +329,8 @@ class Consumer:
     def trouble(self) -> PenstockError | None:
         """Why something that is to be read is not being read now; None when all is well.
 
-        A LeaderNotAvailableError names the partitions that have no leader. Ask it before you take
+        Its ``reason`` is a StallReason. A LeaderNotAvailableError names the partitions that have no
+        leader. Ask it before you take
         an empty ``poll`` for the end: what cannot be read now is no end.
         """
         return self._run(self._engine.trouble)
@@ -338,9 +367,9 @@ class Consumer:
         finally:
             self._thread.run(self._engine.close, deadline)
 
-    def _fetch(self, deadline: Deadline, max_records: int | None) -> bool:
+    def _fetch(self, deadline: Deadline, max_records: int | None, *, columns: bool = False) -> bool:
         while True:
-            step = self._thread.run(self._engine.step, deadline, max_records)
+            step = self._thread.run(self._engine.step, deadline, max_records, columns=columns)
             if isinstance(step, Rebalance):
                 self._rebalance(step)
                 continue

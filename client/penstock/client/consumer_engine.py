@@ -12,11 +12,19 @@ from penstock.client.cluster import Cluster, now_ms
 from penstock.client.commits import Commitment, Commits
 from penstock.client.config import ConsumerConfig
 from penstock.client.coordinator import Coordinators
-from penstock.client.core.fetch_events import Added, MadeAnew, OutOfRange, Removed, Woken
+from penstock.client.core.fetch_events import (
+    Added,
+    MadeAnew,
+    OutOfRange,
+    PositionFound,
+    Removed,
+    Woken,
+)
 from penstock.client.core.leader_watch import LeaderWatch
 from penstock.client.core.member import MemberState, Polled, Reconciled, Subscribed
 from penstock.client.core.subscription import (
     Handout,
+    Position,
     Rebalance,
     Subscription,
     pattern_text,
@@ -30,9 +38,9 @@ from penstock.client.model import ConsumerMetrics, OffsetAndMetadata, OffsetAndT
 from penstock.client.offsets import GroupOffsets
 from penstock.client.positions import Positions
 from penstock.client.record_reader import record_reader
+from penstock.client.stalls import Troubles, stalled
 from penstock.wire.errors import (
     ClientClosedError,
-    ConsumerStalledError,
     InvalidRequestError,
     LeaderNotAvailableError,
     PenstockError,
@@ -42,9 +50,6 @@ from penstock.wire.ids import TopicPartition
 _LOG: Final = logging.getLogger("penstock.client")
 _STALL_MS: Final = 10_000.0
 _LEAVE_MS: Final = 2_000.0
-_AHEAD_BYTES: Final = 1024 * 1024
-"""What was fetched as this is decoded at a time, so that an application that takes few records each
-time need not ask the event loop each time."""
 _LEAST_PAUSE_MS: Final = 10.0
 """Between automatic commits, however often they are asked for."""
 
@@ -95,6 +100,7 @@ class ConsumerEngine:
             member=self._group.member if self._group is not None else None,
             on_progress=self._progress,
         )
+        self._troubles = Troubles(self._fetch.fetcher, self._group, self._positions)
         self._subscription = Subscription()
         self._subscribed = Subscription()  # What is in force.
         self._by_hand = False
@@ -243,7 +249,9 @@ class ConsumerEngine:
 
     # --- reading ----------------------------------------------------------------------------
 
-    async def step(self, deadline: Deadline, max_records: int | None) -> bool | Rebalance:
+    async def step(
+        self, deadline: Deadline, max_records: int | None, *, columns: bool = False
+    ) -> bool | Rebalance:
         """Whether ``handout`` has records by the deadline, or a Rebalance to carry out before.
 
         They are there when it is cancelled, too: reading has gone on behind them.
@@ -266,7 +274,7 @@ class ConsumerEngine:
                 self._check_open()
                 self._watch_leaders()
                 self._wake.clear()
-                found = self._look(max_records or self._config.max_poll_records)
+                found = self._look(max_records, columns=columns)
                 if found is not None:
                     self._stalled_ms = float("inf")
                     return found
@@ -309,7 +317,7 @@ class ConsumerEngine:
             if error is not None:
                 raise error
 
-    def _look(self, limit: int) -> Literal[True] | Rebalance | None:
+    def _look(self, max_records: int | None, *, columns: bool) -> Literal[True] | Rebalance | None:
         self._positions.catch_up()
         if self._group is not None and not self._by_hand:
             self._group.handle(Polled())
@@ -325,9 +333,20 @@ class ConsumerEngine:
         if self._topics_changed:
             self._topics_changed = False
             self._read_whole_topics(first=False)
-        if not self.handout.has_kept:
-            self.handout.keep(self._fetch.take(limit, _AHEAD_BYTES))
-        return True if self.handout.has_kept else None
+        handout = self.handout
+        if columns and not handout.has_kept and not handout.has_columns:
+            handout.keep_columns(self._fetch.take_columns(max_records))
+        elif not columns and not handout.has_kept:
+            self._give_back_columns()
+            limit = max_records or self._config.max_poll_records
+            handout.keep(self._fetch.take(limit))
+        return True if handout.has_kept or handout.has_columns else None
+
+    def _give_back_columns(self) -> None:
+        """What an interrupted ``fetch_arrow`` left is fetched anew."""
+        for run in self.handout.give_back_columns():
+            topic_id = self.handout.topic_ids.get(run.partition, b"")
+            self._fetch.handle(PositionFound(run.partition, Position(run.first_offset), topic_id))
 
     def _alive_ms(self) -> float:
         now = now_ms()
@@ -339,15 +358,10 @@ class ConsumerEngine:
 
     async def trouble(self) -> PenstockError | None:
         """Why something that is to be read is not; None when nothing is in the way."""
-        trouble = self._fetch.fetcher.trouble()
-        if trouble is None and self._group is not None:
-            trouble = self._group.trouble
-        return trouble if trouble is not None else self._positions.trouble()
+        return self._troubles.any()
 
     async def _wait(self, deadline: Deadline) -> None:
-        trouble = self._fetch.fetcher.trouble()
-        if trouble is None and self._group is not None:
-            trouble = self._group.trouble
+        trouble = self._troubles.of_reading()
         if trouble is None:
             self._stalled_ms = float("inf")
         elif self._stalled_ms == float("inf"):
@@ -355,10 +369,7 @@ class ConsumerEngine:
         elif now_ms() - self._stalled_ms >= _STALL_MS:
             if not trouble.retriable:
                 self._stalled_ms = float("inf")
-                raise ConsumerStalledError(
-                    f"no record for {_STALL_MS / 1000:.0f} s, and what is in the way will not go "
-                    f"by itself: {trouble.message}"
-                ) from trouble
+                raise stalled(trouble, _STALL_MS) from trouble
             if not (isinstance(trouble, LeaderNotAvailableError) and self._leader_watch.has_told):
                 _LOG.warning("no record for %.0f s: %s", _STALL_MS / 1000, trouble)
             self._stalled_ms = now_ms()
@@ -415,24 +426,20 @@ class ConsumerEngine:
     async def position(self, partition: TopicPartition) -> int:
         """The offset of the next record to be handed out."""
         self._check_assigned((partition,))
+        self._give_back_columns()
         return await self._positions.position(partition)
 
     async def current_lag(self, partition: TopicPartition) -> int | None:
         """How many offsets are between the position and the end that the broker last told."""
         self._check_assigned((partition,))
-        return self._lag(partition)
+        return self._positions.lag(partition)
 
     async def metrics(self) -> ConsumerMetrics:
         """What is known of how far behind this consumer is."""
-        lags = {partition: self._lag(partition) for partition in sorted(self.assignment())}
+        lags = {
+            partition: self._positions.lag(partition) for partition in sorted(self.assignment())
+        }
         return ConsumerMetrics({name: lag for name, lag in lags.items() if lag is not None})
-
-    def _lag(self, partition: TopicPartition) -> int | None:
-        end = self._fetch.fetcher.high_watermark(partition)
-        position = self.handout.first_kept(partition)
-        if position is None:
-            position = self._fetch.fetcher.cursor(partition)
-        return None if end is None or position is None else max(0, end - position)
 
     def _on_out_of_range(self, effect: OutOfRange) -> None:
         self._positions.on_out_of_range(effect)
@@ -481,6 +488,7 @@ class ConsumerEngine:
         """Hold partitions back."""
         wanted = tuple(partitions)
         self._check_assigned(wanted)
+        self._give_back_columns()
         self._fetch.pause(wanted)
         self.handout.hold(wanted)
 

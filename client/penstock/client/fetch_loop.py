@@ -27,7 +27,7 @@ from penstock.client.core.fetch_events import (
     Woken,
 )
 from penstock.client.core.fetcher import Fetcher, FetcherSettings
-from penstock.client.core.subscription import Run
+from penstock.client.core.subscription import ColumnRun, Run
 from penstock.client.metadata_keeper import MetadataKeeper
 from penstock.client.transport import rpc_error
 from penstock.v1 import common_pb2, log_pb2, log_pb2_grpc
@@ -36,6 +36,13 @@ from penstock.wire.ids import TopicPartition
 
 _LOG: Final = logging.getLogger("penstock.client")
 _LEADER_BACKOFF_FIRST_MS: Final = 20.0
+
+_AHEAD_BYTES: Final = 1024 * 1024
+"""What was fetched as this is decoded at a time, so that an application that takes few records each
+time need not ask the event loop each time."""
+_ARROW_BYTES: Final = 8 * 1024 * 1024
+"""What was fetched as about this is handed out by one ``fetch_arrow``."""
+_MAX_ROWS: Final = 2**31 - 1
 
 
 class FetchLoop:
@@ -88,10 +95,17 @@ class FetchLoop:
             self._carry_out(effect)
         self._set_timer()
 
-    def take(self, limit: int, ahead_bytes: int) -> list[Run]:
+    def take(self, limit: int) -> list[Run]:
         """Records for the application; fetches on at once in the room they leave."""
         try:
-            return self.fetcher.take(limit, now_ms(), ahead_bytes)
+            return self.fetcher.take(limit, now_ms(), _AHEAD_BYTES)
+        finally:
+            self.handle(Woken())
+
+    def take_columns(self, max_records: int | None) -> list[ColumnRun]:
+        """The same as columns."""
+        try:
+            return self.fetcher.take_columns(max_records or _MAX_ROWS, _ARROW_BYTES, now_ms())
         finally:
             self.handle(Woken())
 

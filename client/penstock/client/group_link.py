@@ -38,9 +38,11 @@ from penstock.wire.errors import (
     LeaderHint,
     MaxPollExceededError,
     PenstockError,
+    RequestTimedOutError,
     error_from_proto,
 )
 from penstock.wire.ids import TopicPartition
+from penstock.wire.stalls import StallReason
 
 _LOG: Final = logging.getLogger("penstock.client")
 _FIRST_BACKOFF_MS: Final = 20.0
@@ -91,6 +93,18 @@ class GroupLink:
         self._opening: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
+
+    @property
+    def waiting(self) -> PenstockError | None:
+        """That the group has not told this member yet what it has; None when it has."""
+        if self.member.state is not MemberState.JOINING:
+            return None
+        waiting = RequestTimedOutError(
+            f"group {self._group_id!r} has not told this member yet which partitions it has; next: "
+            f"give it time, and see `penstock groups describe {self._group_id}`"
+        )
+        waiting.reason = StallReason.WAITING_FOR_REBALANCE
+        return waiting
 
     def handle(self, event: Event) -> None:
         """Feed the member and carry out what it wants."""

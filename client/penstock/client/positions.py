@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from penstock.client import offset_reset
 from penstock.client.cluster import Cluster, now_ms
 from penstock.client.config import ConsumerConfig
 from penstock.client.core.fetch_events import (
@@ -37,6 +39,7 @@ from penstock.wire.errors import (
     UnknownMemberIdError,
 )
 from penstock.wire.ids import TopicPartition
+from penstock.wire.stalls import StallReason
 
 _LOG: Final = logging.getLogger("penstock.client")
 _NOT_A_MEMBER_NOW: Final = (StaleMemberEpochError, UnknownMemberIdError, FencedMemberEpochError)
@@ -51,6 +54,20 @@ class _How:
     from_group: bool
     policy: str
     why: str
+
+
+def _waiting(message: str) -> RequestTimedOutError:
+    error = RequestTimedOutError(message)
+    error.reason = StallReason.WAITING_FOR_POSITION
+    return error
+
+
+def _time_ms(policy: str) -> int:
+    """What leaders are asked for: a time, or the number that stands for a place."""
+    duration_ms = offset_reset.duration_ms(policy)
+    if duration_ms is None:
+        return _PLACES[policy]
+    return max(0, int(time.time() * 1000) - duration_ms)
 
 
 class Positions:
@@ -225,7 +242,7 @@ class Positions:
             self._tell()
         else:
             _LOG.warning(
-                "partition %s: position %d is out of range, going on from the %s offset: %s",
+                "partition %s: position %d is out of range, going on by auto_offset_reset=%r: %s",
                 partition,
                 effect.offset,
                 policy,
@@ -286,6 +303,14 @@ class Positions:
                     f"default_api_timeout_ms={timeout_ms}"
                 ) from None
 
+    def lag(self, partition: TopicPartition) -> int | None:
+        """How far the position is from the end that the broker last told, where both are known."""
+        end = self._fetch.fetcher.high_watermark(partition)
+        position = self._handout.first_kept(partition)
+        if position is None:
+            position = self._fetch.fetcher.cursor(partition)
+        return None if end is None or position is None else max(0, end - position)
+
     def trouble(self) -> PenstockError | None:
         """Why it is not known yet where something that is to be read begins; None if all is."""
         unplaced = sorted(self._fetch.fetcher.unplaced())
@@ -294,12 +319,12 @@ class Positions:
         for partition in unplaced:
             failure = self._leaders.failure_of(partition)
             if failure is not None:
-                return RequestTimedOutError(
+                return _waiting(
                     f"where reading partition {partition} begins was not found yet: its leader, "
                     f"{failure.message}; next: see `penstock cluster describe`, and start that "
                     "broker, or wait until another one leads"
                 )
-        return RequestTimedOutError(
+        return _waiting(
             f"where reading partition {unplaced[0]} begins was not found yet; next: give it "
             "more time, and see `penstock cluster describe`"
         )
@@ -373,16 +398,23 @@ class Positions:
                 )
                 self._give_up(search, (partition,), error)
             return
-        times = dict.fromkeys(topic_ids, _PLACES[how.policy])
-        if not times:
+        if not topic_ids:
             return
         timeout_ms = self._config.request_timeout_ms
+        too_old: list[TopicPartition] = []  # All that is in them is.
 
         def found(partition: TopicPartition, entry: OffsetAndTimestamp) -> None:
-            self._found(search, partition, Position(entry.offset), topic_ids[partition])
+            if entry.offset < 0:
+                too_old.append(partition)
+            else:
+                self._found(search, partition, Position(entry.offset), topic_ids[partition])
 
         # Each as it comes: a partition without a leader must not hold back the others.
+        times = dict.fromkeys(topic_ids, _time_ms(how.policy))
         await self._leaders.list_offsets(times, timeout_ms, topic_ids, found)
+        if too_old:
+            ends = dict.fromkeys(too_old, _PLACES["latest"])
+            await self._leaders.list_offsets(ends, timeout_ms, topic_ids, found)
 
     def _still_wanted(
         self, search: int, partitions: tuple[TopicPartition, ...]

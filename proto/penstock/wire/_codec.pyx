@@ -20,7 +20,7 @@ from cpython.object cimport PyObject, PyTypeObject
 from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_New, PyTuple_SET_ITEM
 from cpython.unicode cimport PyUnicode_CheckExact, PyUnicode_DecodeUTF8
-from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport INT32_MAX, INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from operator import index
@@ -437,26 +437,39 @@ cdef list _records(
 # --- columns -------------------------------------------------------------------------------------
 
 cdef class ByteStrings:
-    """A column of byte strings in the making, with room for all that there can be."""
+    """A column of byte strings in the making. Room is made before they are put."""
 
     cdef bytearray _validity, _offsets, _data
     cdef uint8_t* validity
     cdef int32_t* offsets
     cdef uint8_t* data
-    cdef int64_t count, null_count
-    cdef int32_t size
+    cdef int64_t count, null_count, _room
+    cdef Py_ssize_t size, _data_room
 
-    def __cinit__(self, int64_t count, Py_ssize_t size):
-        self._validity = PyByteArray_FromStringAndSize(NULL, (count + 7) // 8)
-        self._offsets = PyByteArray_FromStringAndSize(NULL, 4 * (count + 1))
-        self._data = PyByteArray_FromStringAndSize(NULL, size)
+    def __cinit__(self):
+        self._validity = PyByteArray_FromStringAndSize(NULL, 0)
+        self._offsets = PyByteArray_FromStringAndSize(NULL, 4)
+        self._data = PyByteArray_FromStringAndSize(NULL, 0)
+        self.count = self.null_count = self._room = 0
+        self.size = self._data_room = 0
+        self.reserve(0, 0)
+        self.offsets[0] = 0
+
+    cdef int reserve(self, int64_t count, Py_ssize_t size) except -1:
+        """Make room for so many more strings, of so many bytes together."""
+        cdef int64_t had = (self._room + 7) // 8
+        if self.count + count > self._room:
+            self._room = max(self.count + count, 2 * self._room)
+            PyByteArray_Resize(self._validity, (self._room + 7) // 8)
+            PyByteArray_Resize(self._offsets, 4 * (self._room + 1))
+        if self.size + size > self._data_room:
+            self._data_room = max(self.size + size, 2 * self._data_room)
+            PyByteArray_Resize(self._data, self._data_room)
         self.validity = <uint8_t*>PyByteArray_AS_STRING(self._validity)
         self.offsets = <int32_t*>PyByteArray_AS_STRING(self._offsets)
         self.data = <uint8_t*>PyByteArray_AS_STRING(self._data)
-        self.count = self.null_count = 0
-        self.size = 0
-        self.offsets[0] = 0
-        memset(self.validity, 0, (count + 7) // 8)
+        memset(self.validity + had, 0, (self._room + 7) // 8 - had)
+        return 0
 
     cdef inline void put(self, Span span) noexcept:
         """The caller has seen to it that there is room."""
@@ -465,9 +478,19 @@ cdef class ByteStrings:
         else:
             self.validity[self.count >> 3] |= <uint8_t>(1 << (self.count & 7))
             memcpy(self.data + self.size, span.start, span.size)
-            self.size += <int32_t>span.size
+            self.size += span.size
         self.count += 1
-        self.offsets[self.count] = self.size
+        self.offsets[self.count] = <int32_t>self.size
+
+    cdef void cut(self, int64_t count) noexcept:
+        """Only the first so many are left."""
+        while self.count > count:
+            self.count -= 1
+            if self.validity[self.count >> 3] >> (self.count & 7) & 1:
+                self.validity[self.count >> 3] &= <uint8_t>(~(1 << (self.count & 7)))
+            else:
+                self.null_count -= 1
+        self.size = self.offsets[count]
 
     cdef object column(self):
         PyByteArray_Resize(self._data, self.size)
@@ -478,26 +501,148 @@ cdef class ByteStrings:
         )
 
 
-cdef class Headers:
-    """The column of headers in the making."""
+cdef class ColumnsBuilder:
+    cdef bytearray _offsets, _times, _header_offsets
+    cdef ByteStrings keys, values, names, header_values
+    cdef int64_t _count, _room
+    cdef Py_ssize_t _size
+    cdef bint _built
 
-    cdef bytearray _offsets
-    cdef int32_t* offsets
-    cdef ByteStrings names, values
+    def __cinit__(self):
+        self._offsets = PyByteArray_FromStringAndSize(NULL, 0)
+        self._times = PyByteArray_FromStringAndSize(NULL, 0)
+        self._header_offsets = None
+        self.keys, self.values = ByteStrings(), ByteStrings()
+        self._count = self._room = 0
+        self._size = 0
+        self._built = False
 
-    def __cinit__(self, int64_t record_count, Py_ssize_t size):
-        self._offsets = PyByteArray_FromStringAndSize(NULL, 4 * (record_count + 1))
-        self.offsets = <int32_t*>PyByteArray_AS_STRING(self._offsets)
-        memset(self.offsets, 0, 4 * (record_count + 1))
-        self.names = ByteStrings(size // 2, size)  # Each has two bytes at least.
-        self.values = ByteStrings(size // 2, size)
+    @property
+    def record_count(self):
+        return self._count
 
-    cdef bint put(self, Parsed* record) except -1:
+    @property
+    def last_offset(self):
+        if not self._count:
+            return -1
+        return (<int64_t*>PyByteArray_AS_STRING(self._offsets))[self._count - 1]
+
+    def add(self, bytes data, bounds, least_offset, most):
+        cdef int64_t left
+        if self._built:
+            raise ValueError("the columns were built")
+        if PyBytes_GET_SIZE(data) > INT32_MAX - self._size:
+            raise OverflowError("columns hold no more than 2 GB")
+        left = self._add(data, bounds, least_offset, most)
+        if left < 0:
+            left = self._add_slowly(reference.parse_records(data, bounds), least_offset, most)
+        self._size += PyBytes_GET_SIZE(data)
+        return left
+
+    def build(self):
+        self._built = True
+        PyByteArray_Resize(self._offsets, 8 * self._count)
+        PyByteArray_Resize(self._times, 8 * self._count)
+        headers = None
+        if self._header_offsets is not None and self.names.count:
+            PyByteArray_Resize(self._header_offsets, 4 * (self._count + 1))
+            headers = HeadersColumn(
+                self._header_offsets, self.names.column(), self.header_values.column()
+            )
+        return Columns(
+            self._count, self._offsets, self._times, self.keys.column(), self.values.column(), headers
+        )
+
+    cdef int _reserve(self, int64_t count, Py_ssize_t size) except -1:
+        self.keys.reserve(count, size)
+        self.values.reserve(count, size)
+        if self._count + count > self._room:
+            self._room = max(self._count + count, 2 * self._room)
+            PyByteArray_Resize(self._offsets, 8 * self._room)
+            PyByteArray_Resize(self._times, 8 * self._room)
+            if self._header_offsets is not None:
+                PyByteArray_Resize(self._header_offsets, 4 * (self._room + 1))
+        if self._header_offsets is not None:
+            self._reserve_headers(size)
+        return 0
+
+    cdef int _reserve_headers(self, Py_ssize_t size) except -1:
+        if self._header_offsets is None:
+            self._header_offsets = PyByteArray_FromStringAndSize(NULL, 4 * (self._room + 1))
+            memset(PyByteArray_AS_STRING(self._header_offsets), 0, 4 * (self._room + 1))
+            self.names, self.header_values = ByteStrings(), ByteStrings()
+        self.names.reserve(size // 2, size)  # Each has two bytes at least.
+        self.header_values.reserve(size // 2, size)
+        return 0
+
+    cdef void _cut(self, int64_t count) noexcept:
+        """Only the first so many records are left."""
+        self._count = count
+        self.keys.cut(count)
+        self.values.cut(count)
+        if self._header_offsets is not None:
+            count = (<int32_t*>PyByteArray_AS_STRING(self._header_offsets))[count]
+            self.names.cut(count)
+            self.header_values.cut(count)
+
+    cdef int64_t _add(self, bytes data, object bounds, int64_t least_offset, int64_t most) except -2:
+        """How many records there was no room for; -1 where something is malformed."""
+        cdef int64_t record_count, base_offset, last_delta, base_ms, scale
+        record_count, base_offset, last_delta, base_ms, scale = bounds
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
+        if not 0 <= record_count <= size // _MIN_RECORD_BYTES:
+            return -1
+        self._reserve(record_count, size)
+        cdef const uint8_t* at = <const uint8_t*>PyBytes_AS_STRING(data)
+        cdef const uint8_t* end = at + size
+        cdef int64_t* offsets = <int64_t*>PyByteArray_AS_STRING(self._offsets)
+        cdef int64_t* times = <int64_t*>PyByteArray_AS_STRING(self._times)
+        cdef int32_t* header_offsets = NULL
+        if self._header_offsets is not None:
+            header_offsets = <int32_t*>PyByteArray_AS_STRING(self._header_offsets)
+        cdef Parsed parsed
+        cdef int64_t least_delta = 0, left = 0, had = self._count, i, offset, timestamp_ms
+        for i in range(record_count):
+            at = read_record(at, end, &parsed)
+            if (
+                at == NULL
+                or not least_delta <= parsed.delta <= last_delta
+                or not add(base_ms, parsed.delta_ms * scale, &timestamp_ms)
+                or not add(base_offset, parsed.delta, &offset)
+            ):
+                self._cut(had)
+                return -1
+            least_delta = parsed.delta + 1
+            if parsed.header_count:
+                if header_offsets == NULL:
+                    self._reserve_headers(size)
+                    header_offsets = <int32_t*>PyByteArray_AS_STRING(self._header_offsets)
+                if not self._put_headers(&parsed):
+                    self._cut(had)
+                    return -1
+            if offset < least_offset or self._count - had >= most:
+                left += offset >= least_offset
+                if parsed.header_count:
+                    self.names.cut(header_offsets[self._count])
+                    self.header_values.cut(header_offsets[self._count])
+                continue
+            offsets[self._count] = offset
+            times[self._count] = timestamp_ms
+            self.keys.put(parsed.key)
+            self.values.put(parsed.value)
+            self._count += 1
+            if header_offsets != NULL:
+                header_offsets[self._count] = <int32_t>self.names.count
+        if at != end:
+            self._cut(had)
+            return -1
+        return left
+
+    cdef bint _put_headers(self, Parsed* record) except -1:
         """Whether they are sound."""
         cdef const uint8_t* at = record.headers
         cdef Span name, value
-        cdef int64_t place
-        for place in range(record.header_count):
+        for _ in range(record.header_count):
             at = read_span(at, record.end, &name)
             if at == NULL or name.size < 0:
                 return False
@@ -509,63 +654,24 @@ cdef class Headers:
             except UnicodeDecodeError:
                 return False
             self.names.put(name)
-            self.values.put(value)
+            self.header_values.put(value)
         return at == record.end
 
-    cdef object column(self):
-        return HeadersColumn(self._offsets, self.names.column(), self.values.column())
+    cdef int64_t _add_slowly(self, list records, int64_t least_offset, int64_t most) except -2:
+        """Records whose numbers only the reference can add up."""
+        chosen = [record for record in records if record.offset >= least_offset]
+        for record in chosen[:most]:
+            body = reference.RecordsBody()
+            body.append(record.timestamp_ms, record.key, record.value, record.headers)
+            again = (1, max(record.offset, 0), 0, record.timestamp_ms, 1)
+            if self._add(bytes(body.body()), again, -1, 1) != 0:
+                raise AssertionError("what was read cannot be written")
+            (<int64_t*>PyByteArray_AS_STRING(self._offsets))[self._count - 1] = record.offset
+        return len(chosen) - min(len(chosen), most)
 
 
 def parse_columns(bytes data, bounds):
-    cdef object columns = _columns(data, bounds)
-    if columns is None:
+    cdef ColumnsBuilder columns = ColumnsBuilder()
+    if PyBytes_GET_SIZE(data) > INT32_MAX or columns._add(data, bounds, INT64_MIN, INT64_MAX) != 0:
         return reference.parse_columns(data, bounds)
-    return columns
-
-
-cdef object _columns(bytes data, object bounds):
-    """The columns, or None where something is malformed."""
-    cdef int64_t record_count, base_offset, last_delta, base_ms, scale
-    record_count, base_offset, last_delta, base_ms, scale = bounds
-    cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
-    if size > INT32_MAX or not 0 <= record_count <= size // _MIN_RECORD_BYTES:
-        return None
-    cdef const uint8_t* at = <const uint8_t*>PyBytes_AS_STRING(data)
-    cdef const uint8_t* end = at + size
-    cdef bytearray offsets_buffer = PyByteArray_FromStringAndSize(NULL, 8 * record_count)
-    cdef bytearray times_buffer = PyByteArray_FromStringAndSize(NULL, 8 * record_count)
-    cdef int64_t* offsets = <int64_t*>PyByteArray_AS_STRING(offsets_buffer)
-    cdef int64_t* times = <int64_t*>PyByteArray_AS_STRING(times_buffer)
-    cdef ByteStrings keys = ByteStrings(record_count, size)
-    cdef ByteStrings values = ByteStrings(record_count, size)
-    cdef Headers headers = None
-    cdef Parsed parsed
-    cdef int64_t least_delta = 0, i
-    for i in range(record_count):
-        at = read_record(at, end, &parsed)
-        if at == NULL or not least_delta <= parsed.delta <= last_delta:
-            return None
-        if not add(base_ms, parsed.delta_ms * scale, &times[i]):
-            return None
-        if not add(base_offset, parsed.delta, &offsets[i]):
-            return None
-        least_delta = parsed.delta + 1
-        keys.put(parsed.key)
-        values.put(parsed.value)
-        if parsed.header_count:
-            if headers is None:
-                headers = Headers(record_count, size)
-            if not headers.put(&parsed):
-                return None
-        if headers is not None:
-            headers.offsets[i + 1] = <int32_t>headers.names.count
-    if at != end:
-        return None
-    return Columns(
-        record_count,
-        offsets_buffer,
-        times_buffer,
-        keys.column(),
-        values.column(),
-        None if headers is None else headers.column(),
-    )
+    return columns.build()

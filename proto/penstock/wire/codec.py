@@ -9,6 +9,7 @@ from penstock.wire import intake, reference
 if TYPE_CHECKING:
     from penstock.wire.intake import Claim, Intake, Places, Receipt, Stuck, first_odd
     from penstock.wire.reference import (
+        ColumnsBuilder,
         RecordsBody,
         byte_strings,
         parse_columns,
@@ -23,6 +24,7 @@ else:
     except ImportError:
         _codec = None
     IS_COMPILED = _codec is not None
+    ColumnsBuilder = (_codec or reference).ColumnsBuilder
     RecordsBody = (_codec or reference).RecordsBody
     parse_columns = (_codec or reference).parse_columns
     parse_records = (_codec or reference).parse_records
@@ -38,6 +40,7 @@ else:
 __all__ = [
     "IS_COMPILED",
     "Claim",
+    "ColumnsBuilder",
     "Intake",
     "Places",
     "Receipt",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from penstock.v1 import common_pb2
+from penstock.wire.stalls import StallReason
 
 
 class ErrorCode(enum.IntEnum):
@@ -126,6 +127,8 @@ class PenstockError(Exception):
     code: ClassVar[ErrorCode]
     retriable: ClassVar[bool] = False
     refresh_metadata: ClassVar[bool] = False
+
+    reason: StallReason | None = None  # What a consumer's trouble is; None elsewhere.
 
     def __init_subclass__(
         cls, *, code: ErrorCode, retriable: bool = False, refresh_metadata: bool = False
@@ -514,7 +517,7 @@ class SerializationError(PenstockError, code=ErrorCode.SERIALIZATION):
 
 
 class ConsumerStalledError(PenstockError, code=ErrorCode.CONSUMER_STALLED):
-    """The consumer makes no progress."""
+    """The consumer makes no progress; ``reason`` says why."""
 
 
 class NoOffsetError(PenstockError, code=ErrorCode.NO_OFFSET):

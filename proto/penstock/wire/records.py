@@ -56,6 +56,7 @@ __all__ = [
     "Record",
     "RecordData",
     "RecordLike",
+    "add_to_columns",
     "decode_batch",
     "decode_batch_as",
     "decode_columns",
@@ -280,6 +281,24 @@ def decode_columns(batch: Buffer, *, max_bytes: int = MAX_RECORDS_BYTES) -> Colu
     """What ``decode_batch`` gives, as columns; raises what it raises."""
     header = verify_batch(batch)
     return codec.parse_columns(_record_data(batch, header, max_bytes), _bounds(header))
+
+
+def add_to_columns(
+    columns: codec.ColumnsBuilder,
+    batch: Buffer,
+    least_offset: int,
+    most: int,
+    *,
+    max_bytes: int = MAX_RECORDS_BYTES,
+) -> tuple[BatchHeader, int]:
+    """The batch's header, and how many of its records were left out as they were too many.
+
+    Up to ``most`` are added, from ``least_offset`` on. Raises what ``decode_batch`` does, and
+    OverflowError where the columns would have more than 2 GB; they are then as they were.
+    """
+    header = verify_batch(batch)
+    data = _record_data(batch, header, max_bytes)
+    return header, columns.add(data, _bounds(header), least_offset, most)
 
 
 def _bounds(header: BatchHeader) -> Bounds:

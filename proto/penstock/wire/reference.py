@@ -21,6 +21,8 @@ from penstock.wire.varint import SMALL, SMALL_LIMIT, decode_varint, encode_varin
 MIN_RECORD_BYTES: Final = 7
 """The smallest record: seven fields of a byte each."""
 
+INT32_MAX: Final = 2**31 - 1
+
 RECORD_BOUND_BYTES: Final = 21 + 5 + 5 + 1
 """The most that a record without headers takes beside its key and value: its length, attributes,
 timestamp and offset; the lengths of key and value; the number of headers."""
@@ -235,9 +237,53 @@ def parse_records_as(  # noqa: PLR0917 - the compiled one takes no names.
     ]
 
 
+class ColumnsBuilder:
+    """Gathers the records of batches as columns. For one thread at a time."""
+
+    __slots__ = ("_built", "_records", "_size_bytes")
+
+    def __init__(self) -> None:
+        self._records: list[Record] = []
+        self._size_bytes = 0
+        self._built = False
+
+    @property
+    def record_count(self) -> int:
+        """How many there are."""
+        return len(self._records)
+
+    @property
+    def last_offset(self) -> int:
+        """That of the last record; -1 when there is none."""
+        return self._records[-1].offset if self._records else -1
+
+    def add(self, data: bytes, bounds: Bounds, least_offset: int, most: int) -> int:
+        """Add up to ``most`` records from ``least_offset`` on; how many were too many.
+
+        Raises what ``parse_records`` raises, for whatever record of the batch, and OverflowError
+        where all would be more than 2 GB; the builder is then as it was.
+        """
+        if self._built:
+            raise ValueError("the columns were built")
+        if len(data) > INT32_MAX - self._size_bytes:
+            raise OverflowError("columns hold no more than 2 GB")
+        found = [one for one in parse_records(data, bounds) if one.offset >= least_offset]
+        self._records += found[:most]
+        self._size_bytes += len(data)
+        return max(0, len(found) - most)
+
+    def build(self) -> Columns:
+        """The columns; nothing can be added after that."""
+        self._built = True
+        return _columns(self._records)
+
+
 def parse_columns(data: bytes, bounds: Bounds) -> Columns:
     """What ``parse_records`` gives, as columns; raises what it raises."""
-    records = parse_records(data, bounds)
+    return _columns(parse_records(data, bounds))
+
+
+def _columns(records: list[Record]) -> Columns:
     headers = [record.headers for record in records]
     return Columns(
         len(records),

@@ -16,6 +16,7 @@ from penstock.client.config import (
     ProducerConfig,
     ProducerSettings,
 )
+from penstock.client.offset_reset import duration_ms
 from penstock.wire.compression import Compression
 
 
@@ -84,7 +85,7 @@ def test_a_setting_of_transactions_is_told_that_there_are_none() -> None:
     with pytest.raises(ConfigurationError, match="this version has no transactions yet"):
         producer(transactional_id="billing")
     with pytest.raises(ConfigurationError, match="this version has no transactions yet"):
-        consumer(isolation_level="read_committed")
+        consumer(transactional_id="t")
 
 
 def test_every_client_refuses_at_once() -> None:
@@ -128,7 +129,10 @@ def test_what_a_producer_refuses(settings: dict[str, Any], message: str) -> None
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"auto_offset_reset": "smallest"}, "'earliest', 'latest', 'none'"),
+        ({"auto_offset_reset": "smallest"}, "'earliest', 'latest', 'none' or 'by_duration:'"),
+        ({"auto_offset_reset": 3}, "'earliest', 'latest', 'none' or 'by_duration:'"),
+        ({"auto_offset_reset": "by_duration:3D"}, "such as P3D, PT1H or P1DT12H"),
+        ({"isolation_level": "serializable"}, "'read_uncommitted', 'read_committed'"),
         ({"group_id": ""}, "names no group"),
         ({"group_id": 5}, "text or None"),
         ({"group_instance_id": "i"}, "group_id is not"),
@@ -189,3 +193,33 @@ def test_a_group_id_that_no_group_can_have_is_refused(group_id: str) -> None:
     with pytest.raises(ConfigurationError, match=r"group_id: .*choose (a shorter one|another)"):
         ConsumerConfig.load("h:1", {"group_id": group_id})
     ConsumerConfig.load("h:1", {"group_id": "g" * 255})
+
+
+@pytest.mark.parametrize(
+    ("duration", "milliseconds"),
+    [
+        ("P3D", 259_200_000),
+        ("PT1H", 3_600_000),
+        ("P1DT2H3M4S", 93_784_000),
+        ("PT0.25S", 250),
+        ("PT90M", 5_400_000),
+        ("PT0S", 0),
+    ],
+)
+def test_a_reset_by_duration_is_one_of_iso_8601(duration: str, milliseconds: int) -> None:
+    policy = f"by_duration:{duration}"
+    assert consumer(auto_offset_reset=policy).auto_offset_reset == policy
+    assert duration_ms(policy) == milliseconds
+
+
+@pytest.mark.parametrize(
+    "duration", ["", "P", "PT", "P1DT", "-PT1H", "P1Y", "P2W", "1H", "PT1.5H", "PT1H ", "pt1h"]
+)
+def test_what_is_no_duration_is_refused(duration: str) -> None:
+    with pytest.raises(ConfigurationError, match="such as P3D, PT1H or P1DT12H"):
+        consumer(auto_offset_reset=f"by_duration:{duration}")
+
+
+def test_both_isolation_levels_are_taken() -> None:
+    assert consumer().isolation_level == "read_uncommitted"
+    assert consumer(isolation_level="read_committed").isolation_level == "read_committed"

@@ -80,8 +80,26 @@ def agree_on(data: bytes, *numbers: int) -> None:
         assert outcome(compiled.parse_records_as, *same) == outcome(
             reference.parse_records_as, *same
         )
+    least_offset, sound = (
+        min(bounds.base_offset + 1, MAX),
+        raw_record(b"\0", b"\0", b"\2k", b"\1", b"\0"),
+    )
+    parts = [
+        (sound, Bounds(1, 3, 0, 4, 1), 0, 9),
+        (data, bounds, -1, 2),
+        (data, bounds, least_offset, 9),
+        (sound, Bounds(1, 99, 0, 4, 1), 0, 1),
+    ]
+    ours = columns_of(compiled.ColumnsBuilder(), parts)
+    assert ours == columns_of(reference.ColumnsBuilder(), parts)
     columns = outcome(compiled.parse_columns, data, bounds)
     assert plain(columns) == plain(outcome(reference.parse_columns, data, bounds))
+
+
+def columns_of(builder: Any, parts: list[tuple[bytes, Bounds, int, int]]) -> Any:
+    """What is said of each part, and the columns in the end."""
+    said = [outcome(builder.add, *part) for part in parts]
+    return said, builder.record_count, builder.last_offset, plain(builder.build())
 
 
 def test_it_is_the_one_that_serves() -> None:

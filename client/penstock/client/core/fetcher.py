@@ -37,7 +37,8 @@ from penstock.client.core.fetch_events import (
 from penstock.client.core.lane import Lane
 from penstock.client.core.leader_watch import no_leader
 from penstock.client.core.metadata_cache import MetadataCache
-from penstock.client.core.subscription import Run
+from penstock.client.core.subscription import ColumnRun, Position, Run
+from penstock.wire.codec import ColumnsBuilder
 from penstock.wire.errors import (
     CorruptRecordError,
     NetworkError,
@@ -207,10 +208,7 @@ class Fetcher:
         """
         taken: list[Run] = []
         count = size_bytes = 0
-        order = [name for name, lane in self._lanes.items() if not lane.paused]
-        self._turn += 1
-        start = self._turn % len(order) if order else 0
-        for partition in order[start:] + order[:start]:
+        for partition in self._in_turn():
             lane = self._lanes[partition]
             try:
                 while count < limit or size_bytes < ahead_bytes:
@@ -224,6 +222,39 @@ class Fetcher:
             if not taken:
                 lane.complain()
         return taken
+
+    def take_columns(self, limit: int, most_bytes: int, now_ms: float) -> list[ColumnRun]:
+        """Up to ``limit`` records, fetched as about ``most_bytes``, as columns by partition.
+
+        Raises as ``take``.
+        """
+        taken: list[ColumnRun] = []
+        count = size_bytes = 0
+        for partition in self._in_turn():
+            lane = self._lanes[partition]
+            columns = ColumnsBuilder()
+            before = count
+            try:
+                while count < limit and size_bytes < most_bytes:
+                    gained = lane.decode_into(columns, partition, limit - count)
+                    count = before + columns.record_count
+                    size_bytes += gained
+                    if not gained:
+                        break
+            except CorruptRecordError as error:
+                self._damaged(partition, lane, error, now_ms)
+            if columns.record_count:
+                end = Position(columns.last_offset + 1, lane.cursor.leader_epoch)
+                taken.append(ColumnRun(partition, columns.build(), end))
+            elif not taken:
+                lane.complain()
+        return taken
+
+    def _in_turn(self) -> list[TopicPartition]:
+        order = [name for name, lane in self._lanes.items() if not lane.paused]
+        self._turn += 1
+        start = self._turn % len(order) if order else 0
+        return order[start:] + order[:start]
 
     # --- events -----------------------------------------------------------------------------
 

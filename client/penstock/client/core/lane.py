@@ -15,16 +15,20 @@ have lain in memory for long. So each byte is summed twice, once for its way and
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from penstock.client.core.subscription import Position, Run
 from penstock.client.model import ConsumerRecord
 from penstock.wire.batch import BatchHeader, checksum, iter_batches, parse_header, verify_batch
+from penstock.wire.codec import ColumnsBuilder
 from penstock.wire.errors import CorruptRecordError, PenstockError
 from penstock.wire.ids import TopicPartition
-from penstock.wire.records import decode_batch_as
+from penstock.wire.records import add_to_columns, decode_batch_as
 from penstock.wire.wording import counted
+
+DecodedT = TypeVar("DecodedT")
 
 _NOWHERE: Final = Position(-1)
 
@@ -39,20 +43,9 @@ class _Chunk:
     last_epoch: int  # and the largest.
     at: int = 0
 
-    def decode(
-        self, partition: TopicPartition, topic_id: bytes, cursor: Position
-    ) -> tuple[BatchHeader, list[ConsumerRecord]]:
-        """Go past the next batch; its records from ``cursor`` on.
-
-        Raises CorruptRecordError if it is not what was fetched.
-        """
+    def batch(self) -> tuple[BatchHeader, memoryview]:
+        """The next batch. Raises CorruptRecordError if it is not what was fetched."""
         header = parse_header(self.data, self.at)
-        batch = memoryview(self.data)[self.at : self.at + header.size_bytes]
-        shared = (header.leader_epoch, topic_id)
-        try:
-            _, records = decode_batch_as(batch, cursor.offset, ConsumerRecord, partition, shared)
-        except CorruptRecordError as error:
-            raise CorruptRecordError(error.message + _after(header, cursor)) from None
         if header.base_offset != self.offset or not self.epoch <= header.leader_epoch <= (
             self.last_epoch
         ):
@@ -61,9 +54,12 @@ class _Chunk:
                 f"{self.last_epoch} was fetched, and now it says that it has offset "
                 f"{header.base_offset} and epoch {header.leader_epoch}"
             )
+        return header, memoryview(self.data)[self.at : self.at + header.size_bytes]
+
+    def go_past(self, header: BatchHeader) -> None:
+        """The next batch is the one behind this."""
         self.at += header.size_bytes
         self.offset, self.epoch = header.next_offset, header.leader_epoch
-        return header, [] if header.is_control else records
 
 
 @dataclass(slots=True)
@@ -165,25 +161,67 @@ class Lane:
         Raises CorruptRecordError where a batch was damaged since it came. It is dropped with all
         behind it, to be fetched anew.
         """
+
+        def decode(batch: memoryview, header: BatchHeader) -> list[ConsumerRecord]:
+            shared = (header.leader_epoch, self.topic_id)
+            offset = self.cursor.offset
+            _, records = decode_batch_as(batch, offset, ConsumerRecord, partition, shared)
+            return [] if header.is_control else records
+
         while self.chunks:
-            chunk = self.chunks[0]
-            began = chunk.at
-            try:
-                header, records = chunk.decode(partition, self.topic_id, self.cursor)
-            except CorruptRecordError as error:
-                self._drop_fetched()
-                self.position = self.cursor
-                raise CorruptRecordError(
-                    f"partition {partition}, offset {self.cursor.offset}: {error.message}"
-                ) from None
-            if chunk.at >= len(chunk.data):
-                self.chunks.popleft()
-                self.buffered_bytes -= len(chunk.data)
-            offset = max(header.next_offset, self.cursor.offset)
-            self.cursor = Position(offset, header.leader_epoch)
+            header, records = self._decode(partition, decode)
+            self._go_past(header)
             if records:
-                return Run(partition, records, chunk.at - began)
+                return Run(partition, records, header.size_bytes)
         return None
+
+    def decode_into(self, columns: ColumnsBuilder, partition: TopicPartition, most: int) -> int:
+        """Add up to ``most`` records of the next batch that has any to the columns.
+
+        Returns what the batch was fetched as, in bytes; 0 when there is none. Raises as
+        ``decode_next``; what was added before stays.
+        """
+
+        def decode(batch: memoryview, header: BatchHeader) -> int:
+            if header.is_control:
+                verify_batch(batch)
+                return 0
+            return add_to_columns(columns, batch, self.cursor.offset, most)[1]
+
+        had = columns.record_count
+        while self.chunks:
+            header, left_out = self._decode(partition, decode)
+            if left_out:
+                self.cursor = Position(columns.last_offset + 1, header.leader_epoch)
+                return header.size_bytes
+            self._go_past(header)
+            if columns.record_count > had:
+                return header.size_bytes
+        return 0
+
+    def _decode(
+        self, partition: TopicPartition, decode: Callable[[memoryview, BatchHeader], DecodedT]
+    ) -> tuple[BatchHeader, DecodedT]:
+        try:
+            header, batch = self.chunks[0].batch()
+            try:
+                return header, decode(batch, header)
+            except CorruptRecordError as error:
+                raise CorruptRecordError(error.message + _after(header, self.cursor)) from None
+        except CorruptRecordError as error:
+            self._drop_fetched()
+            self.position = self.cursor
+            raise CorruptRecordError(
+                f"partition {partition}, offset {self.cursor.offset}: {error.message}"
+            ) from None
+
+    def _go_past(self, header: BatchHeader) -> None:
+        chunk = self.chunks[0]
+        chunk.go_past(header)
+        if chunk.at >= len(chunk.data):
+            self.chunks.popleft()
+            self.buffered_bytes -= len(chunk.data)
+        self.cursor = Position(max(header.next_offset, self.cursor.offset), header.leader_epoch)
 
     def note_damage(
         self,

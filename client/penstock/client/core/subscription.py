@@ -10,6 +10,7 @@ from operator import length_hint
 from typing import NamedTuple
 
 from penstock.client.model import ConsumerRecord
+from penstock.wire.columns import Columns
 from penstock.wire.errors import InvalidRequestError
 from penstock.wire.ids import TopicPartition
 
@@ -93,6 +94,21 @@ Convert = Callable[[ConsumerRecord], ConsumerRecord]
 
 
 @dataclass(frozen=True, slots=True)
+class ColumnRun:
+    """Records of one partition as columns, and the position after them."""
+
+    partition: TopicPartition
+    columns: Columns
+    end: Position
+
+    @property
+    def first_offset(self) -> int:
+        """That of the first record."""
+        offset: int = memoryview(self.columns.offsets).cast("q")[0]
+        return offset
+
+
+@dataclass(frozen=True, slots=True)
 class _Pass:
     """Iteration's way through a run: through ``records``, the first of which is at ``start``."""
 
@@ -132,6 +148,7 @@ class Handout:
         self._consumed: dict[TopicPartition, Position] = {}
         self._handed: dict[TopicPartition, Position] = {}
         self._kept: deque[Run] = deque()
+        self._columns: list[ColumnRun] = []  # Kept too; nothing else is then.
         self._held: dict[TopicPartition, list[Run]] = {}  # Kept, of paused partitions.
         self._pass: _Pass | None = None  # Through the first run that is kept, by ``current``.
         self._taken_ms = float("-inf")
@@ -188,7 +205,9 @@ class Handout:
                 batches[partition] = records
         return batches
 
-    def _take(self, limit: int, now_ms: float) -> list[tuple[TopicPartition, list[ConsumerRecord]]]:
+    def _take(
+        self, limit: int, now_ms: float, *, as_fetched: bool = False
+    ) -> list[tuple[TopicPartition, list[ConsumerRecord]]]:
         taken: list[tuple[TopicPartition, list[ConsumerRecord]]] = []
         self._end_run()
         if self.interrupted or not self._kept:
@@ -198,7 +217,7 @@ class Handout:
         while left > 0 and self._kept:
             run = self._kept[0]
             wanted = records = run.next(left)
-            if self._convert is not None:
+            if self._convert is not None and not as_fetched:
                 records = self._convert_all(wanted, may_raise=not taken)
                 if not records:
                     break
@@ -209,6 +228,22 @@ class Handout:
             if count < len(wanted):
                 break
         return taken
+
+    def take_columns(self, limit: int, now_ms: float) -> list[ColumnRun | list[ConsumerRecord]]:
+        """Up to ``limit`` records, as columns where they are kept so; none while interrupted.
+
+        Records are as they were fetched, whatever the deserialisers.
+        """
+        if self.interrupted:
+            return []
+        if self._kept:
+            return [records for _, records in self._take(limit, now_ms, as_fetched=True)]
+        self._taken_ms = now_ms
+        taken = self._columns
+        for run in taken:
+            self._handed[run.partition] = run.end
+        self._columns = []
+        return [*taken]
 
     def _handed_out(self, run: Run, end: int) -> None:
         """All up to there were, of the first run that is kept."""
@@ -311,6 +346,20 @@ class Handout:
         """Keep records for the application, whose waiting for them may just be interrupted."""
         self._kept.extend(runs)
 
+    def keep_columns(self, runs: Iterable[ColumnRun]) -> None:
+        """The same for columns."""
+        self._columns.extend(runs)
+
+    def give_back_columns(self) -> list[ColumnRun]:
+        """The columns that are kept, to be fetched anew: records are wanted after all."""
+        columns, self._columns = self._columns, []
+        return columns
+
+    @property
+    def has_columns(self) -> bool:
+        """Whether any are kept."""
+        return bool(self._columns)
+
     @property
     def has_kept(self) -> bool:
         """Whether there are records that the application has not had."""
@@ -349,6 +398,7 @@ class Handout:
             self._forget_run()
         if self._kept:
             self._kept = deque(run for run in self._kept if run.partition not in gone)
+        self._columns = [run for run in self._columns if run.partition not in gone]
         for partition in gone:
             self._held.pop(partition, None)
             self._consumed.pop(partition, None)

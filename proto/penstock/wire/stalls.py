@@ -1,0 +1,28 @@
+"""Why a consumer makes no progress, as a value that programs can compare."""
+
+from __future__ import annotations
+
+import enum
+
+
+class StallReason(enum.Enum):
+    """What is in a consumer's way. All but UNAUTHORISED and REFUSED may mend by themselves."""
+
+    NO_LEADER = "no leader"
+    """A partition has no leader, or another one than was asked."""
+    UNREACHABLE = "unreachable"
+    """A broker's address cannot be reached, or does not answer."""
+    UNAUTHORISED = "unauthorised"
+    """This client may not read there."""
+    COORDINATOR_UNAVAILABLE = "coordinator unavailable"
+    """The group has no coordinator now, or one that is loading."""
+    WAITING_FOR_REBALANCE = "waiting for rebalance"
+    """The group has not told this member yet what it has."""
+    WAITING_FOR_POSITION = "waiting for position"
+    """Where reading begins is not found yet."""
+    TOPIC_ABSENT = "topic absent"
+    """The topic or partition does not exist (any more)."""
+    DAMAGED = "damaged"
+    """What comes is damaged, and asked for again."""
+    REFUSED = "refused"
+    """Something else; the message says what."""

@@ -1,0 +1,128 @@
+"""How consumers read from real nodes: as columns, from a time on, and whatever the isolation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from penstock.client import AdminClient, AsyncConsumer, Consumer, Producer, TopicPartition
+from tests.integration.cluster import Cluster, running_cluster
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
+def filled(cluster: Cluster, topic: str, count: int, partitions: int = 2) -> None:
+    with AdminClient(cluster.bootstrap) as admin:
+        admin.create_topic(topic, partitions, 3)
+    with Producer(cluster.bootstrap) as producer:
+        for number in range(count):
+            producer.send(
+                topic,
+                b"%d" % number if number % 3 else None,
+                key=b"k%d" % number,
+                partition=number % partitions,
+                headers={"n": b"%d" % number} if number % 5 == 0 else None,
+                timestamp_ms=1_700_000_000_000 + number,
+            )
+
+
+def check_rows(rows: list[dict[str, Any]], topic: str, count: int) -> None:
+    """That these are the records of ``filled``, each once and in order."""
+    found: dict[int, list[int]] = {}
+    for row in rows:
+        number = int(row["key"][1:])
+        assert row["topic"] == topic
+        assert row["value"] == (b"%d" % number if number % 3 else None)
+        assert row["headers"] == ([{"key": "n", "value": b"%d" % number}] if not number % 5 else [])
+        assert row["timestamp"] == datetime.fromtimestamp(1_700_000_000 + number / 1000, UTC)
+        found.setdefault(row["partition"], []).append(row["offset"])
+    assert found == {
+        partition: list(range(len(range(partition, count, 2)))) for partition in range(2)
+    }
+
+
+def test_tables_hold_every_record_and_are_processed_when_the_next_is_asked_for(
+    cluster: Cluster,
+) -> None:
+    filled(cluster, "columns", 3_000)
+    settings: Any = {"group_id": "columns", "auto_offset_reset": "earliest"}
+    rows: list[dict[str, Any]] = []
+    with Consumer(
+        cluster.bootstrap, topics="columns", value_deserializer="json", **settings
+    ) as consumer:
+        while len(rows) < 1_000:
+            table = consumer.fetch_arrow(5_000, max_records=700)
+            assert isinstance(table, pa.Table)
+            assert table.num_rows <= 700
+            rows += table.to_pylist()
+        consumer.commit()
+        commits = consumer.committed(TopicPartition("columns", 0), TopicPartition("columns", 1))
+        assert sum(entry.offset for entry in commits.values() if entry) == len(rows)
+    with Consumer(cluster.bootstrap, topics="columns", **settings) as consumer:
+        while len(rows) < 3_000:
+            rows += consumer.fetch_arrow(5_000).to_pylist()
+        assert consumer.fetch_arrow(1).num_rows == 0
+    check_rows(rows, "columns", 3_000)
+
+
+async def test_tables_mix_with_other_ways_of_reading_and_with_seeks(cluster: Cluster) -> None:
+    filled(cluster, "mixed", 2_000)
+    names = TopicPartition("mixed", 0), TopicPartition("mixed", 1)
+    async with AsyncConsumer(
+        cluster.bootstrap, topics="mixed", auto_offset_reset="earliest"
+    ) as consumer:
+        found: dict[int, list[int]] = {0: [], 1: []}
+        for turn in range(2):
+            while sum(map(len, found.values())) < 2_000:
+                record = await anext(consumer)
+                found[record.partition].append(record.offset)
+                for polled in await consumer.poll(5_000, max_records=7):
+                    found[polled.partition].append(polled.offset)
+                table = await consumer.fetch_arrow(100, max_records=301)
+                for row in table.select(["partition", "offset"]).to_pylist():
+                    found[row["partition"]].append(row["offset"])
+            assert found == {0: list(range(1_000)), 1: list(range(1_000))}
+            if not turn:
+                await consumer.seek_to_beginning(*names)
+                found = {0: [], 1: []}
+
+
+def test_reading_begins_so_long_ago(cluster: Cluster) -> None:
+    now_ms = int(time.time() * 1000)
+    with AdminClient(cluster.bootstrap) as admin:
+        admin.create_topic("aged", 2, 3)
+    with Producer(cluster.bootstrap) as producer:
+        for number, age_ms in enumerate((7_200_000, 5_400_000, 600_000, 1_000)):
+            sent = producer.send("aged", b"%d" % number, partition=0, timestamp_ms=now_ms - age_ms)
+            sent.result(30)
+        producer.send("aged", b"old", partition=1, timestamp_ms=now_ms - 7_200_000)
+    with Consumer(
+        cluster.bootstrap, topics="aged", group_id="aged", auto_offset_reset="by_duration:PT1H"
+    ) as consumer:
+        assert [next(consumer).value, next(consumer).value] == [b"2", b"3"]
+        assert consumer.position(TopicPartition("aged", 1)) == 1, "the end, as all is too old"
+        consumer.seek(TopicPartition("aged", 0), 1_000)  # Out of range.
+        assert next(consumer).value == b"2"
+
+
+@pytest.mark.parametrize("level", ["read_uncommitted", "read_committed"])
+async def test_either_isolation_level_reads_all_that_there_is_today(
+    cluster: Cluster, level: Any
+) -> None:
+    topic = level.replace("_", "-")
+    filled(cluster, topic, 10)
+    async with AsyncConsumer(
+        cluster.bootstrap, topics=topic, auto_offset_reset="earliest", isolation_level=level
+    ) as consumer:
+        assert len([await anext(consumer) for _ in range(10)]) == 10
