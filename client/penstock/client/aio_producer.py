@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Final, Self, Unpack
 
 from penstock.client import arguments
 from penstock.client.arrow_sending import ArrowRecords
@@ -22,6 +22,9 @@ from penstock.client.producer_engine import ProducerEngine
 from penstock.client.sending import Place, Plain, Prepared, SendPath, counting
 from penstock.wire.codec import Places
 from penstock.wire.errors import BufferExhaustedError, ClientClosedError
+
+_TURN_RECORDS: Final = 100
+"""So many of many are queued before other tasks have their turn."""
 
 
 class AsyncProducer:
@@ -150,13 +153,16 @@ class AsyncProducer:
         places: Places[Receipt],
         deadline: float,
     ) -> None:
-        before, path = len(places), self._path
+        before = turn = len(places)
+        path = self._path
         while (at := path.take_many(topic, plain, partition, before, places)) < len(plain.values):
             self._check_open()
             result = await self._queue(path.nth(topic, plain, at, partition), deadline)
             places.add(result.receipt, result.index)
             deadline = 0.0
-            await asyncio.sleep(0)
+            if len(places) - turn >= _TURN_RECORDS:
+                turn = len(places)
+                await asyncio.sleep(0)
 
     async def _await_topic(self, topic: str) -> float:
         """Know the topic; the time until which to wait for room, 0 where none passed yet."""

@@ -150,7 +150,7 @@ async def test_a_split_batch_settles_the_bulk_when_its_parts_are(cluster: FakeCl
         return None
 
     cluster.on_produce = refuse
-    async with AsyncProducer(cluster.bootstrap, max_batch_size=500_000) as producer:
+    async with AsyncProducer(cluster.bootstrap, batch_size=500_000, linger_ms=300) as producer:
         future = await producer.send_many("t", VALUES)
         places = await asyncio.wait_for(future, 30)
     assert max(seen) > 30_000
