@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import re
 import signal
 import sqlite3
@@ -91,6 +92,7 @@ class Example:
             stderr=subprocess.PIPE,
             text=True,
             pipesize=PIPE_BYTES,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )
 
     def lines(self) -> Iterator[str]:
@@ -315,3 +317,18 @@ def test_records_go_where_the_own_partitioner_says(cluster: Cluster) -> None:
     assert len(lines) == 6
     assert all(("urgent" in line) == line.startswith("0 ") for line in lines)
     assert all("Order(table=" in line for line in lines)
+
+
+@pytest.mark.parametrize("name", ["consumer.py", "async_consumer.py"])
+def test_a_consumer_that_is_stopped_has_committed_and_left(cluster: Cluster, name: str) -> None:
+    topic, group = f"stopped-{name}", f"stopping-{name}"
+    with AdminClient(cluster.bootstrap) as admin:
+        admin.create_topic(topic)
+        write_numbers(cluster, topic, range(3))
+        with Example(name, cluster.bootstrap, topic, group) as example:
+            assert any(line.startswith(f"{topic}-0 @ 2 ") for line in example.lines())
+            example.interrupt()
+        [left] = admin.describe_groups([group])
+        assert left.members == ()
+        # The last one counts once it has asked for the next.
+        assert committed(admin, group, topic) in (2, 3)

@@ -120,8 +120,8 @@ def test_what_an_interrupt_kept_from_the_application_comes_next(
     ) as consumer:
         run = consumer._thread.run
 
-        def interrupted(*work: Any) -> None:
-            if run(*work):  # The engine took records; then came Ctrl-C.
+        def interrupted(*work: Any, **arguments: Any) -> None:
+            if run(*work, **arguments):  # The engine took records; then came Ctrl-C.
                 raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
