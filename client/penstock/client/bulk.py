@@ -120,7 +120,8 @@ class Bulk:
     def metadata(self, number: int) -> RecordMetadata:
         """Where a record is that was delivered. Raises IndexError."""
         receipt, index = self._located(number)
-        return receipt.metadata(index, self._time_of(number))
+        place: RecordMetadata = receipt.place(index, self._time_of(number))
+        return place
 
     def _time_of(self, number: int) -> int:
         return self._times if isinstance(self._times, int) else self._times[number]
@@ -132,7 +133,7 @@ class Bulk:
             receipt, index = self._located(number)
             error = receipt.error
             found.append(
-                receipt.metadata(index, self._time_of(number)) if error is None else own_copy(error)
+                receipt.place(index, self._time_of(number)) if error is None else own_copy(error)
             )
         return found
 

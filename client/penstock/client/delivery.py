@@ -24,7 +24,6 @@ from penstock.wire.ids import TopicPartition
 from penstock.wire.wording import counted
 
 _SAMPLES: Final = 100
-_new: Final = tuple.__new__
 LOCK: Final = threading.RLock()
 """Guards who waits for which receipt, and who looked at what. Held for a few steps at a time, never
 while anything of the application's is called. But the garbage collector may run in between and with
@@ -46,29 +45,13 @@ class Waiter(Protocol):
         """It waits for one receipt more than before: one was split."""
 
 
-class Receipt:
+class Receipt(codec.Receipt):
     """What became of one batch. Settled once, or split into two that are. Thread-safe."""
 
-    __slots__ = (
-        "_number",
-        "_topic",
-        "_waiters",
-        "base_offset",
-        "error",
-        "is_settled",
-        "log_append_time_ms",
-        "middle",
-        "parts",
-        "period",
-        "unread",
-    )
+    __slots__ = ("_waiters", "middle", "parts", "period", "unread")
 
     def __init__(self, partition: TopicPartition) -> None:
-        self._topic, self._number = partition
-        self.is_settled = False  # Said last: what follows is final by then.
-        self.base_offset = -1
-        self.log_append_time_ms = -1
-        self.error: BaseException | None = None
+        super().__init__(*partition, RecordMetadata)
         self.parts: tuple[Receipt, Receipt] | None = None
         self.middle = 0  # The first index that is the second part's, where there are parts.
         self.period: Unread | None = None  # That counts what is unread of the failure.
@@ -99,7 +82,7 @@ class Receipt:
 
     def split(self, middle: int) -> tuple[Receipt, Receipt]:
         """The batch goes on as two, of which the second begins at ``middle``."""
-        partition = TopicPartition(self._topic, self._number)
+        partition = TopicPartition(self.topic, self.partition)
         parts = Receipt(partition), Receipt(partition)
         with LOCK:
             for index, waiter in self._waiters:
@@ -147,16 +130,6 @@ class Receipt:
             return False
         self._waiters.append((index, waiter))
         return True
-
-    def metadata(self, index: int, timestamp_ms: int) -> RecordMetadata:
-        """Where a record is, once the receipt is settled without an error."""
-        offset = self.base_offset
-        if self.log_append_time_ms >= 0:
-            timestamp_ms = self.log_append_time_ms
-        if offset >= 0:
-            offset += index
-        # The type's own constructor costs twice as much.
-        return _new(RecordMetadata, (self._topic, self._number, offset, timestamp_ms))
 
     def note_read(self, count: int) -> None:
         """Somebody looks at so many of its records. The lock is held."""
@@ -207,15 +180,14 @@ class DeliveryFuture(codec.Claim[Receipt], concurrent.futures.Future[RecordMetad
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
         """The record's place; raises why there is none. Waits up to ``timeout`` seconds."""
-        receipt = self.receipt
-        if receipt.is_settled and receipt.error is None:
-            return receipt.metadata(self.index, self.timestamp_ms)
+        place: RecordMetadata | None = self.place()
+        if place is not None:
+            return place
         error = self.exception(timeout)
         if error is not None:
             # Otherwise each call would add its frames to those of the calls before.
             raise error.with_traceback(None)
-        receipt, index = receipt.locate(self.index)
-        return receipt.metadata(index, self.timestamp_ms)
+        return super().result()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Why the record was not written, or None. Waits up to ``timeout`` seconds."""
@@ -250,7 +222,7 @@ class DeliveryFuture(codec.Claim[Receipt], concurrent.futures.Future[RecordMetad
     def settle(self, receipt: Receipt, index: int) -> None:
         """The receipt is settled."""
         if receipt.error is None:
-            self.set_result(receipt.metadata(index, self.timestamp_ms))
+            self.set_result(receipt.place(index, self.timestamp_ms))
         else:
             self.set_exception(own_copy(receipt.error))
 
@@ -290,7 +262,7 @@ class AsyncDeliveryFuture(asyncio.Future[RecordMetadata]):
         if self.done():
             return
         if receipt.error is None:
-            self.set_result(receipt.metadata(index, self.timestamp_ms))
+            self.set_result(receipt.place(index, self.timestamp_ms))
         else:
             self.set_exception(own_copy(receipt.error))
             # flush() and close() raise what nobody read; asyncio need not log it as well.

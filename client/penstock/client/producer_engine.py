@@ -87,7 +87,7 @@ class ProducerEngine:
             receipt_for=Receipt,
         )
         self.chooser = Chooser(
-            config.partitioner, stick_bytes=config.batch_size, pick=random.randrange
+            config.partitioner, stick_bytes=self._stick_bytes, pick=random.randrange
         )
         self._cluster = Cluster(config)
         self._keeper = MetadataKeeper(self._cluster, self._on_metadata)
@@ -100,6 +100,12 @@ class ProducerEngine:
         self._woken = False
         self._verdicts: asyncio.Event | None = None
         self._closed = False
+
+    def _stick_bytes(self) -> int:
+        """A batch's worth; of a large one where more waits than one request can take."""
+        config = self._config
+        ahead = self.intake.used_bytes > config.max_request_size
+        return max(config.batch_size, config.max_batch_size // 4) if ahead else config.batch_size
 
     @property
     def metadata(self) -> MetadataCache:

@@ -2,6 +2,7 @@
 from penstock.wire.intake import Claim as Claim
 from penstock.wire.intake import Intake as Intake
 from penstock.wire.intake import Places as Places
+from penstock.wire.intake import Receipt as Receipt
 from penstock.wire.intake import Stuck as Stuck
 from penstock.wire.intake import first_odd as first_odd
 from penstock.wire.reference import ColumnsBuilder as ColumnsBuilder

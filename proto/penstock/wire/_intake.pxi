@@ -109,12 +109,42 @@ cdef list _strings_in(Py_buffer* offsets, Py_buffer* data, Py_buffer* validity, 
     return strings
 
 
+cdef class Receipt:
+    cdef readonly object topic, partition
+    cdef readonly type place_type
+    cdef public object error
+    cdef public bint is_settled
+    cdef public int64_t base_offset, log_append_time_ms
+
+    def __init__(self, topic, partition, place_type):
+        if not issubclass(place_type, tuple):
+            raise TypeError(f"{place_type!r} is no kind of tuple")
+        self.topic = topic
+        self.partition = partition
+        self.place_type = place_type
+        self.is_settled = False
+        self.base_offset = self.log_append_time_ms = -1
+
+    def place(self, index, timestamp_ms):
+        return place_in(self, index, timestamp_ms)
+
+
+cdef inline object place_in(Receipt receipt, int64_t index, int64_t timestamp_ms):
+    return _new(receipt.place_type, (
+        receipt.topic,
+        receipt.partition,
+        receipt.base_offset + index if receipt.base_offset >= 0 else receipt.base_offset,
+        receipt.log_append_time_ms if receipt.log_append_time_ms >= 0 else timestamp_ms,
+    ))
+
+
 cdef class Claim:
     """Not looked at by the garbage collector until it is completed: there may be millions, and what
     they refer to does not refer to them.
     """
 
-    cdef readonly object receipt, whole
+    cdef readonly Receipt receipt
+    cdef readonly object whole
     cdef readonly int64_t index, timestamp_ms
     cdef object __weakref__
 
@@ -126,6 +156,12 @@ cdef class Claim:
         self.receipt = receipt
         self.index = index
         self.timestamp_ms = timestamp_ms
+
+    def place(self):
+        cdef Receipt receipt = self.receipt
+        if not receipt.is_settled or receipt.error is not None:
+            return None
+        return place_in(receipt, self.index, self.timestamp_ms)
 
     def complete(self, whole):
         self.whole = whole
@@ -191,7 +227,7 @@ cdef class OpenBatch:
     """A batch that grows: its records, its receipt, and how large it may become here."""
 
     cdef RecordsBody body
-    cdef object receipt
+    cdef Receipt receipt
     cdef Py_ssize_t limit_bytes
     cdef Places places  # Those that it was last entered in,
     cdef int64_t number  # and its receipt's number there.

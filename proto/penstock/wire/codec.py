@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.wire import intake, reference
 
 if TYPE_CHECKING:
-    from penstock.wire.intake import Claim, Intake, Places, Stuck, first_odd
+    from penstock.wire.intake import Claim, Intake, Places, Receipt, Stuck, first_odd
     from penstock.wire.reference import (
         ColumnsBuilder,
         RecordsBody,
@@ -32,6 +32,7 @@ else:
     Claim = (_codec or intake).Claim
     Intake = (_codec or intake).Intake
     Places = (_codec or intake).Places
+    Receipt = (_codec or intake).Receipt
     Stuck = (_codec or intake).Stuck
     byte_strings = (_codec or reference).byte_strings
     first_odd = (_codec or intake).first_odd
@@ -42,6 +43,7 @@ __all__ = [
     "ColumnsBuilder",
     "Intake",
     "Places",
+    "Receipt",
     "RecordsBody",
     "Stuck",
     "byte_strings",

@@ -7,8 +7,7 @@ compiled codec has the same names; what is in this module is what serves without
 every record: the way around is the complete one.
 
 A record is a *claim* on a *receipt*: the receipt is its batch's and says one day what became of it,
-the claim says which of the batch's records it is. Receipts are objects that nothing here looks
-into.
+the claim says which of the batch's records it is.
 
 Claims, batches and topics may be used from any thread. With the compiled codec this rests on
 Python's global lock: what is done about one record is one call that lets no other thread run.
@@ -22,8 +21,48 @@ from typing import Any, Generic, TypeVar
 
 from penstock.wire.reference import RecordsBody
 
-R = TypeVar("R")
+_new = tuple.__new__
+
+R = TypeVar("R")  # A kind of Receipt.
 C = TypeVar("C", bound="Claim[Any]")
+
+
+class Receipt:
+    """What became of a batch.
+
+    ``place_type`` is a NamedTuple of topic, partition, offset and timestamp in milliseconds.
+    ``is_settled`` is set last, once, when nothing else changes any more; a receipt that is settled
+    without an error says where the records are.
+    """
+
+    __slots__ = (
+        "base_offset",
+        "error",
+        "is_settled",
+        "log_append_time_ms",
+        "partition",
+        "place_type",
+        "topic",
+    )
+
+    def __init__(self, topic: str, partition: int, place_type: type[tuple[Any, ...]]) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.place_type = place_type
+        self.is_settled = False
+        self.error: BaseException | None = None
+        self.base_offset = -1  # Stays so where it is not known.
+        self.log_append_time_ms = -1  # Stays so where records have their own times.
+
+    def place(self, index: int, timestamp_ms: int) -> Any:
+        """Where record ``index`` is, given its own time. The receipt is settled, with no error."""
+        offset = self.base_offset
+        if offset >= 0:
+            offset += index
+        if self.log_append_time_ms >= 0:
+            timestamp_ms = self.log_append_time_ms
+        # The type's own constructor costs twice as much.
+        return _new(self.place_type, (self.topic, self.partition, offset, timestamp_ms))
 
 
 class Claim(Generic[R]):
@@ -39,6 +78,13 @@ class Claim(Generic[R]):
         self.index = index
         self.timestamp_ms = timestamp_ms
         self.whole: Any = None
+
+    def place(self) -> Any:
+        """Where the record is; None unless the receipt is settled without an error."""
+        receipt: Any = self.receipt
+        if receipt.is_settled and receipt.error is None:
+            return receipt.place(self.index, self.timestamp_ms)
+        return None
 
     def complete(self, whole: object) -> None:
         """Set ``whole``."""

@@ -6,20 +6,21 @@ from contextlib import nullcontext
 from typing import Any
 
 from penstock.client.core.accumulator import Accumulator, Appended
-from penstock.wire.codec import Claim, Intake
+from penstock.wire.codec import Claim, Intake, Receipt
 from penstock.wire.ids import TopicPartition
 from penstock.wire.records import RecordData, record_size_bound
 
 
-class Names:
+class Names(Receipt):
     """The names of a batch's records, in their order."""
 
     def __init__(self, partition: TopicPartition) -> None:
-        self.partition = partition
+        super().__init__(*partition, tuple)
         self.names: list[int] = []
 
     def split(self, middle: int) -> tuple[Names, Names]:
-        parts = Names(self.partition), Names(self.partition)
+        partition = TopicPartition(self.topic, self.partition)
+        parts = Names(partition), Names(partition)
         parts[0].names, parts[1].names = self.names[:middle], self.names[middle:]
         return parts
 

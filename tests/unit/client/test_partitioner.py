@@ -43,7 +43,7 @@ def test_known_answers_of_java() -> None:
 
 def chooser(strategy: object = "default", stick_bytes: int = 100) -> Chooser:
     turns = iter(range(1_000_000))
-    return Chooser(strategy, stick_bytes=stick_bytes, pick=lambda n: next(turns) % n)  # type: ignore[arg-type]
+    return Chooser(strategy, stick_bytes=lambda: stick_bytes, pick=lambda n: next(turns) % n)  # type: ignore[arg-type]
 
 
 def choose(who: Chooser, key: bytes | None = None, available: list[int] | None = None) -> int:

@@ -8,7 +8,7 @@ import threading
 import time
 from array import array
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
@@ -17,7 +17,15 @@ from hypothesis import strategies as st
 
 from penstock.client.core.partitioner import partition_for_key
 from penstock.wire import codec, intake, reference
-from penstock.wire.codec import Claim, Intake, Places, Stuck, byte_strings, first_odd
+from penstock.wire.codec import (
+    Claim,
+    Intake,
+    Places,
+    Receipt,
+    Stuck,
+    byte_strings,
+    first_odd,
+)
 from penstock.wire.columns import BytesColumn
 from penstock.wire.compression import Compression
 from penstock.wire.records import BatchBuilder, decode_batch, record_size_bound
@@ -27,8 +35,15 @@ PARTITIONS = 5
 DATA = st.none() | st.binary(max_size=300)
 
 
-class Receipt:
-    pass
+class Place(NamedTuple):
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+
+
+def receipt_of(partition: int = 0) -> Receipt:
+    return Receipt("t", partition, Place)
 
 
 class Producer:
@@ -41,7 +56,7 @@ class Producer:
             Claim, buffer_memory_bytes=memory, max_record_bytes=largest, hashes_keys=hashes
         )
         self.builders = [BatchBuilder() for _ in range(PARTITIONS)]
-        self.receipts = [Receipt() for _ in range(PARTITIONS)]
+        self.receipts = [receipt_of(number) for number in range(PARTITIONS)]
         self.stuck = Stuck(2, 10**6)
         for number in range(PARTITIONS):
             self.open(number, limit)
@@ -294,9 +309,29 @@ def close_and_open(producer: Producer, threads: list[threading.Thread]) -> Count
             time.sleep(0)
         producer.intake.close("t", 0)
         sizes[receipt] = builder.record_count
-        producer.builders[0], producer.receipts[0] = BatchBuilder(), Receipt()
+        producer.builders[0], producer.receipts[0] = BatchBuilder(), receipt_of()
         producer.open(0)
     return sizes
+
+
+@given(st.integers(-1, 2**62), st.integers(0, 2**31), st.integers(-1, 2**62), st.booleans())
+def test_a_claim_has_its_place_once_its_receipt_is_settled(
+    base_offset: int, index: int, log_time_ms: int, fails: bool
+) -> None:
+    offset = base_offset + index if base_offset >= 0 else -1
+    time_ms = log_time_ms if log_time_ms >= 0 else 17
+    for kinds in (codec, intake):
+        receipt = kinds.Receipt("t", 3, Place)
+        claim = kinds.Claim(receipt, index, 17)
+        assert claim.place() is None
+        receipt.base_offset, receipt.log_append_time_ms = base_offset, log_time_ms
+        receipt.error = ValueError("no") if fails else None
+        assert claim.place() is None
+        receipt.is_settled = True
+        found = claim.place()
+        assert found == (None if fails else ("t", 3, offset, time_ms))
+        assert fails or type(found) is Place
+        assert receipt.place(index, 17) == Place("t", 3, offset, time_ms)
 
 
 @compiled
@@ -307,7 +342,7 @@ def test_claims_are_looked_at_by_the_collector_once_they_can_be_in_a_cycle() -> 
     claim.complete([claim])
     assert gc.is_tracked(claim)
     claim.complete(None)
-    assert gc.is_tracked(Claim(Receipt(), 0, 0))
+    assert gc.is_tracked(Claim(receipt_of(), 0, 0))
 
 
 def test_first_odd_finds_what_is_not_plain_or_too_long() -> None:
@@ -321,7 +356,7 @@ def test_first_odd_finds_what_is_not_plain_or_too_long() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2**31)), max_size=200))
 def test_places_are_kept_as_they_were_added(added: list[tuple[int, int]]) -> None:
-    receipts = [Receipt() for _ in range(4)]
+    receipts = [receipt_of() for _ in range(4)]
     for kind in (Places, intake.Places):
         places: Any = kind()
         for receipt, index in added:
@@ -341,7 +376,7 @@ def test_without_the_compiled_codec_everything_goes_the_long_way() -> None:
         0,
         partition_count=1,
         body=BatchBuilder(),
-        receipt=Receipt(),
+        receipt=receipt_of(),
         limit_bytes=10**6,
     )
     slow.stick("t", intake.Stuck(0, 10))

@@ -74,14 +74,15 @@ def partition_for_key(key: bytes, partition_count: int) -> int:
 class Chooser:
     """Chooses partitions for one producer. Not thread-safe: the producer's lock guards it.
 
-    ``pick(n)`` is chance: a number from 0 to n - 1.
+    ``pick(n)`` is chance: a number from 0 to n - 1. ``stick_bytes`` is asked how many bytes without
+    a key go to one partition before another is chosen.
     """
 
     def __init__(
         self,
         strategy: Literal["default", "round_robin"] | Partitioner,
         *,
-        stick_bytes: int,
+        stick_bytes: Callable[[], int],
         pick: Callable[[int], int],
     ) -> None:
         self._strategy = strategy
@@ -127,7 +128,7 @@ class Chooser:
             former = -1 if stuck is None else stuck.partition
             places = [place for place in available() if place != former] or available()
             places = places or range(partition_count)
-            stuck = Stuck(places[self._pick(len(places))], self._stick_bytes)
+            stuck = Stuck(places[self._pick(len(places))], self._stick_bytes())
             self.stuck[topic] = stuck
         stuck.left_bytes -= size_bytes
         return stuck.partition
