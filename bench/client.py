@@ -65,6 +65,7 @@ CASES: Final = (
     Case("produce", "many", 1_000, Goal(200_000)),
     Case("consume", "iterate", 100, Goal(900_000)),
     Case("consume", "poll_batch", 100, Goal(1_800_000)),
+    Case("consume", "arrow", 100, Goal(5_000_000)),
 )
 
 

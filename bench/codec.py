@@ -52,6 +52,8 @@ def _pure(records: list[RecordData]) -> Calls:
 
     class Builder(reference.RecordsBody):
         build = BatchBuilder.build
+        _packed = BatchBuilder._packed
+        _header = BatchBuilder._header
 
     def encode() -> object:
         builder: Any = Builder()

@@ -213,7 +213,7 @@ def consume(
         typer.Option(
             "--mode",
             help="iterate: one record at a time; poll: lists of them; poll_batch: lists by "
-            "partition.",
+            "partition; arrow: tables of fetch_arrow, which needs pyarrow.",
         ),
     ] = ConsumeMode.ITERATE,
     compression: CompressionOption = Compression.NONE,

@@ -27,12 +27,14 @@ class ConsumeMode(enum.StrEnum):
     ITERATE = "iterate"
     POLL = "poll"
     POLL_BATCH = "poll_batch"
+    ARROW = "arrow"
 
 
 _TIMED: Final = {
     ConsumeMode.ITERATE: f"of {_BLOCK} steps of the iteration",
     ConsumeMode.POLL: "of one call of poll",
     ConsumeMode.POLL_BATCH: "of one call of poll_batch",
+    ConsumeMode.ARROW: "of one call of fetch_arrow",
 }
 
 
@@ -54,6 +56,7 @@ class ConsumeRun:
             ConsumeMode.ITERATE: self._iterate,
             ConsumeMode.POLL: self._poll,
             ConsumeMode.POLL_BATCH: self._poll_batch,
+            ConsumeMode.ARROW: self._fetch_arrow,
         }[mode]
         self.figures = Figures("consume", mode.value, topic, _TIMED[mode])
 
@@ -100,6 +103,12 @@ class ConsumeRun:
             count += len(records)
             last = records[-1]
         return count, _size(last)
+
+    def _fetch_arrow(self, _wanted: int) -> tuple[int, int]:
+        table = self._consumer.fetch_arrow(_SILENT_MS)
+        count = table.num_rows
+        last = table.column("value")[count - 1].as_py() if count else None
+        return count, 0 if last is None else len(last)
 
 
 def _size(record: ConsumerRecord | None) -> int:

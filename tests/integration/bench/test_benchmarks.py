@@ -110,6 +110,7 @@ def test_clients_are_measured_in_every_way():
         "many-1000",
         "iterate-100",
         "poll_batch-100",
+        "arrow-100",
     ]
     for row in rows:
         wanted = 1_000 if row["case"].endswith("-1000") else 3_000

@@ -45,7 +45,7 @@ def test_writing_is_measured_and_leaves_nothing(dev: DevCluster, mode: str) -> N
     assert dev.json("topics", "list") == []
 
 
-@pytest.mark.parametrize("mode", ["iterate", "poll", "poll_batch"])
+@pytest.mark.parametrize("mode", ["iterate", "poll", "poll_batch", "arrow"])
 def test_reading_is_measured(dev: DevCluster, mode: str) -> None:
     figures = dev.json("bench", "consume", "--mode", mode, "--records", "2000", "--size", "30")
     assert (figures["records"], figures["mode"]) == (2000, mode)
