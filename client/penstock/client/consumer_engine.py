@@ -105,6 +105,7 @@ class ConsumerEngine:
         self._subscribed = Subscription()  # What is in force.
         self._by_hand = False
         self._topics_changed = False
+        self._knows_topics = False  # Those that were there when it began.
         self._failure: PenstockError | None = None
         self._started = False
         self._polling = False
@@ -212,8 +213,7 @@ class ConsumerEngine:
     def _read_whole_topics(self, *, first: bool) -> None:
         """Without a group: every partition of the topics, and those added later.
 
-        A partition that appears later is read from its start, whatever the reset policy: what
-        was written before we noticed it is new as well.
+        What appears later is read from its start: all in it is new, noticed or not.
         """
         metadata = self._cluster.metadata
         pattern = self._subscribed.pattern
@@ -227,7 +227,8 @@ class ConsumerEngine:
         gone = owned - wanted
         # A topic that was deleted may be made anew, with fewer partitions perhaps.
         self._drop(gone if first or pattern else [name for name in gone if name.topic in metadata])
-        self._add(wanted - owned, reset="" if first or pattern else "earliest")
+        self._add(wanted - owned, reset="" if first or not self._knows_topics else "earliest")
+        self._knows_topics = not pattern or self._keeper.knows_every_topic
 
     def _add(
         self, partitions: Iterable[TopicPartition], *, reset: str = "", from_group: bool = False

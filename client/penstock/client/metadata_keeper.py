@@ -36,6 +36,7 @@ class MetadataKeeper:
         self._on_update = on_update
         self._topics: set[str] = set()
         self._every_topic = False
+        self.knows_every_topic = False  # An answer named them all.
         self._requested = asyncio.Event()
         self._avoid = -1
         self._waiters: list[asyncio.Future[None]] = []
@@ -164,8 +165,9 @@ class MetadataKeeper:
 
     async def _refresh_once(self) -> None:
         avoid, self._avoid = self._avoid, -1
+        every_topic = self._every_topic
         request = metadata_pb2.DescribeTopicsRequest(
-            topics=sorted(self._topics), all_topics=self._every_topic
+            topics=sorted(self._topics), all_topics=every_topic
         )
         try:
             response = await self._cluster.ask_any(
@@ -186,7 +188,8 @@ class MetadataKeeper:
         else:
             self._last_error = None
             self._warned.clear()
-            if self._every_topic:
+            if every_topic:
+                self.knows_every_topic = True
                 named = {entry.name for entry in response.topics}
                 for gone in [name for name in self._cluster.metadata.topics if name not in named]:
                     if gone not in self._topics:

@@ -348,6 +348,25 @@ async def test_a_pattern_without_a_group_and_new_partitions_are_followed(
         assert {entry.topic for entry in consumer.assignment()} == {"logs-a", "logs-b"}
 
 
+async def test_a_topic_that_a_pattern_takes_in_later_is_read_from_its_start(
+    cluster: FakeCluster,
+) -> None:
+    cluster.add_topic("logs-a")
+    fill(cluster, "logs-a", 0, [b"before"])
+    async with AsyncConsumer(
+        cluster.bootstrap,
+        topics=re.compile("logs-.*"),
+        auto_offset_reset="latest",
+        metadata_max_age_ms=100,
+    ) as consumer:
+        while not consumer.assignment():
+            await consumer.poll(10)
+        assert await consumer.position(TopicPartition("logs-a", 0)) == 1
+        cluster.add_topic("logs-b")
+        fill(cluster, "logs-b", 0, [b"new"])
+        assert values(await read(consumer, 1)) == [b"new"]
+
+
 async def test_a_retriable_refusal_of_a_fetch_is_retried(cluster: FakeCluster) -> None:
     cluster.add_topic("t")
     fill(cluster, "t", 0, numbers(0, 2))
