@@ -57,6 +57,7 @@ def produce() -> None:
         producer.send("orders", headers=(("a", b"1"),))
         future.add_done_callback(on_done)
         assert_type(producer.partitions_for("orders"), int)
+        assert_type(producer.trouble(), PenstockError | None)
         assert_type(producer.send_arrow("orders", object()), BulkDeliveryFuture)
         producer.flush(timeout_ms=1_000)
         producer.close(timeout_ms=None)
@@ -305,6 +306,7 @@ async def produce_async() -> None:
         futures = [await producer.send("orders", b"%d" % number) for number in range(3)]
         assert_type(await asyncio.gather(*futures), list[RecordMetadata])
         assert_type(await producer.partitions_for("orders"), int)
+        assert_type(await producer.trouble(), PenstockError | None)
         many = await producer.send_many("orders", [b"one", b"two"])
         assert_type(many, AsyncBulkDeliveryFuture)
         assert_type((await many)[0], RecordMetadata)

@@ -21,7 +21,7 @@ from penstock.client.model import Header, RecordMetadata
 from penstock.client.producer_engine import ProducerEngine
 from penstock.client.sending import Place, Plain, Prepared, SendPath, counting
 from penstock.wire.codec import Places
-from penstock.wire.errors import BufferExhaustedError, ClientClosedError
+from penstock.wire.errors import BufferExhaustedError, ClientClosedError, PenstockError
 
 _TURN_RECORDS: Final = 100
 """So many of many are queued before other tasks have their turn."""
@@ -226,6 +226,11 @@ class AsyncProducer:
         """How many partitions the topic has. Raises UnknownTopicOrPartitionError."""
         self._check_open()
         return await self._engine.await_topic(arguments.topic(topic))
+
+    async def trouble(self) -> PenstockError | None:
+        """Why what was sent first is not acknowledged yet. See ``Producer.trouble``."""
+        self._check_open()
+        return await self._engine.trouble()
 
     def _check_open(self) -> None:
         self._guard.check()

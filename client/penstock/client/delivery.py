@@ -311,6 +311,7 @@ def own_copy(error: BaseException) -> BaseException:
         return error
     own = type(error)(error.message, leader=error.leader)
     own.__cause__ = error.__cause__
+    own.reason = error.reason
     for note in getattr(error, "__notes__", ()):
         own.add_note(note)
     return own

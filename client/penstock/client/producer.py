@@ -23,7 +23,7 @@ from penstock.client.model import Header, RecordMetadata
 from penstock.client.producer_engine import ProducerEngine
 from penstock.client.sending import Place, Plain, Prepared, SendPath, counting
 from penstock.wire.codec import Intake, Places
-from penstock.wire.errors import BufferExhaustedError, ClientClosedError
+from penstock.wire.errors import BufferExhaustedError, ClientClosedError, PenstockError
 
 _INTAKES: Final[weakref.WeakSet[Intake[Receipt, DeliveryFuture]]] = weakref.WeakSet()
 
@@ -271,6 +271,15 @@ class Producer:
         """How many partitions the topic has. Raises UnknownTopicOrPartitionError."""
         self._check_open()
         return self._thread.run(self._engine.await_topic, arguments.topic(topic))
+
+    def trouble(self) -> PenstockError | None:
+        """Why what was sent first is not acknowledged yet; None when nothing is in the way.
+
+        Its ``reason`` is a StallReason. The records wait on, until ``delivery_timeout_ms``; after
+        10 s, and every 10 s from then on, a warning is logged as well.
+        """
+        self._check_open()
+        return self._thread.run(self._engine.trouble)
 
     def _check_open(self) -> None:
         self._guard.check()

@@ -48,6 +48,7 @@ from penstock.wire.wording import counted
 _LOG: Final = logging.getLogger("penstock.client")
 _LEADER_BACKOFF_FIRST_MS: Final = 20.0
 _LAST_WORDS_S: Final = 2.0
+_STALL_MS: Final = 10_000.0
 _ACKS: Final = {
     -1: common_pb2.ACKS_ALL,
     0: common_pb2.ACKS_NONE,
@@ -97,6 +98,7 @@ class ProducerEngine:
         self._identity_task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = float("inf")
+        self._stall_watch: asyncio.TimerHandle | None = None
         self._woken = False
         self._verdicts: asyncio.Event | None = None
         self._closed = False
@@ -173,6 +175,8 @@ class ProducerEngine:
         for effect in self._sender.handle(event, now_ms()):
             self._carry_out(effect)
         self._set_timer()
+        if self._stall_watch is None:
+            self._watch_for_stalls()
 
     def _carry_out(self, effect: Effect[Receipt]) -> None:
         if isinstance(effect, SendRequest):
@@ -276,6 +280,24 @@ class ProducerEngine:
             self._handle(IdentityGiven(identity))
             return
 
+    # --- stalls -----------------------------------------------------------------------------
+
+    async def trouble(self) -> PenstockError | None:
+        """Why records that were sent are not acknowledged; None when nothing is in the way."""
+        return self._sender.trouble(now_ms())
+
+    def _watch_for_stalls(self) -> None:
+        if self._stall_watch is None and not self._closed and self._sender.open_batches():
+            loop = asyncio.get_running_loop()
+            self._stall_watch = loop.call_later(_STALL_MS / 1000, self._tell_of_stall)
+
+    def _tell_of_stall(self) -> None:
+        self._stall_watch = None
+        trouble = self._sender.trouble(now_ms(), lasting_ms=_STALL_MS)
+        if trouble is not None:
+            _LOG.warning("records are not acknowledged: %s", trouble.message)
+        self._watch_for_stalls()
+
     # --- flush and close --------------------------------------------------------------------
 
     async def _await_verdicts(self, timeout_ms: float | None) -> None:
@@ -313,6 +335,8 @@ class ProducerEngine:
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
+        if self._stall_watch is not None:
+            self._stall_watch.cancel()
         if self._identity_task is not None:
             self._identity_task.cancel()
         streams = list(self._streams.values())

@@ -1,4 +1,4 @@
-"""Why a consumer makes no progress, as a value that programs can compare."""
+"""Why a client makes no progress, as a value that programs can compare."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ import enum
 
 
 class StallReason(enum.Enum):
-    """What is in a consumer's way. All but UNAUTHORISED and REFUSED may mend by themselves."""
+    """What is in a client's way. All but UNAUTHORISED and REFUSED may mend by themselves."""
 
     NO_LEADER = "no leader"
     """A partition has no leader, or another one than was asked."""
     UNREACHABLE = "unreachable"
     """A broker's address cannot be reached, or does not answer."""
     UNAUTHORISED = "unauthorised"
-    """This client may not read there."""
+    """This client may not read, or write, there."""
+    UNDER_MIN_ISR = "under min ISR"
+    """Fewer replicas are in sync than must acknowledge a record."""
+    DISK_FULL = "disk full"
+    """The leader's disk has no room."""
+    NO_PRODUCER_ID = "no producer id"
+    """No broker has given an idempotent producer its id yet."""
     COORDINATOR_UNAVAILABLE = "coordinator unavailable"
     """The group has no coordinator now, or one that is loading."""
     WAITING_FOR_REBALANCE = "waiting for rebalance"

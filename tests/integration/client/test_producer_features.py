@@ -30,6 +30,7 @@ from penstock.client import (
     RecordTooLargeError,
     RequestTimedOutError,
     SerializationError,
+    StallReason,
 )
 from penstock.client.core.partitioner import partition_for_key
 from tests.integration.client.forms import Form, verdict
@@ -463,8 +464,16 @@ class TestWhileNothingIsAcknowledged:
     ) -> None:
         began = time.monotonic()
         async with form.producer(delivery_timeout_ms=1_000) as producer:
+            future = await settle(producer.send(stuck, b"v"))
+            found: set[Any] = set()
+            for _ in range(60):  # Of 10 ms each, while the record waits.
+                trouble = await settle(producer.trouble())
+                found.add(None if trouble is None else trouble.reason)
+                await asyncio.sleep(0.01)
+            assert found <= {None, StallReason.UNDER_MIN_ISR}
+            assert len(found) == 2
             with pytest.raises(DeliveryTimeoutError, match="not written") as caught:
-                await verdict(producer.send(stuck, b"v"))
+                await verdict(future)
         assert isinstance(caught.value.__cause__, NotEnoughReplicasError)
         assert 0.9 < time.monotonic() - began < 10
 

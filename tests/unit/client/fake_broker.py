@@ -138,6 +138,7 @@ class FakeCluster:
         self.heartbeat_interval_ms = 100
         # Tests replace these to make brokers misbehave.
         self.on_produce: ProduceHook | None = None
+        self.no_producer_ids: PenstockError | None = None  # Why none are given.
         self.on_fetch: Callable[[FakeNode, log_pb2.FetchRequest], Awaitable[Any]] | None = None
         self.on_describe: Callable[[FakeNode], Awaitable[Any]] | None = None
         self.on_heartbeat: (

@@ -121,6 +121,9 @@ class FakeServices(
         )
 
     async def InitProducerId(self, request: Any, context: Any) -> Any:
+        refusal = self.cluster.no_producer_ids
+        if refusal is not None:
+            return transactions_pb2.InitProducerIdResponse(error=refusal.to_proto())
         self.cluster.next_producer_id += 1
         return transactions_pb2.InitProducerIdResponse(
             producer_id=self.cluster.next_producer_id, producer_epoch=0

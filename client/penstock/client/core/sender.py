@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
+from penstock.client.core import verdicts
 from penstock.client.core.accumulator import Accumulator, Batch, Splittable
 from penstock.client.core.backoff import Backoff
 from penstock.client.core.metadata_cache import MetadataCache, PartitionLeader
@@ -41,24 +42,16 @@ from penstock.client.core.send_events import (
 from penstock.client.core.sequencer import Sequencer
 from penstock.wire.errors import (
     BrokerFencedError,
-    CorruptRecordError,
-    DeliveryTimeoutError,
-    DiskFullError,
     DuplicateSequenceError,
     FencedLeaderEpochError,
     InvalidProducerEpochError,
     LeaderNotAvailableError,
     NetworkError,
-    NotEnoughReplicasError,
     NotLeaderError,
-    OutOfOrderSequenceError,
     PenstockError,
     RecordTooLargeError,
     RequestTimedOutError,
     UnknownLeaderEpochError,
-    UnknownProducerIdError,
-    UnknownTopicIdError,
-    UnknownTopicOrPartitionError,
 )
 from penstock.wire.ids import TopicPartition
 from penstock.wire.wording import counted
@@ -75,26 +68,6 @@ _LEADERSHIP: Final = (
     BrokerFencedError,
     NetworkError,
 )
-_NOT_WRITTEN: Final = (
-    BrokerFencedError,
-    CorruptRecordError,
-    DiskFullError,
-    FencedLeaderEpochError,
-    InvalidProducerEpochError,
-    LeaderNotAvailableError,
-    NotEnoughReplicasError,
-    OutOfOrderSequenceError,
-    RecordTooLargeError,
-    UnknownLeaderEpochError,
-    UnknownProducerIdError,
-    UnknownTopicIdError,
-    UnknownTopicOrPartitionError,
-)
-# Of these what a leader finds only when it has looked for the batch among those it remembers.
-_AFTER_SEQUENCE: Final = (DiskFullError,)
-"""Refusals that come before the append. Not so NotLeaderError, which also answers what was
-appended when the leader was deposed before the in-sync replicas had it."""
-_SEQUENCE: Final = (OutOfOrderSequenceError, UnknownProducerIdError, InvalidProducerEpochError)
 
 
 @dataclass(slots=True)
@@ -205,7 +178,7 @@ class Sender(Generic[D]):
     def _judge(self, batch: Batch[D], answer: PartitionAnswer, node_id: int, now_ms: float) -> None:
         error = answer.error
         if error is not None:
-            batch.maybe_written |= not isinstance(error, _NOT_WRITTEN)
+            batch.maybe_written |= not isinstance(error, verdicts.NOT_WRITTEN)
             self._judge_error(batch, error, node_id, now_ms)
         elif batch.done:
             self.sequencer.acknowledge(batch)  # Timed out before; only its place was kept.
@@ -219,7 +192,7 @@ class Sender(Generic[D]):
             self.sequencer.finish(batch)
         elif isinstance(error, DuplicateSequenceError):
             self._acknowledge(batch, -1, -1)
-        elif isinstance(error, _SEQUENCE) and self.sequencer.idempotent:
+        elif isinstance(error, verdicts.SEQUENCE) and self.sequencer.idempotent:
             self._out_of_sequence(batch, error, now_ms)
         elif isinstance(error, RecordTooLargeError) and batch.record_count > 1:
             batch.last_error = error
@@ -228,7 +201,7 @@ class Sender(Generic[D]):
             self._retry(batch, error, node_id, now_ms)
         else:
             self.sequencer.refuse(batch, error)
-            self._fail(batch, _for_good(batch, error))
+            self._fail(batch, verdicts.for_good(batch, error))
 
     def _retry(self, batch: Batch[D], error: PenstockError, node_id: int, now_ms: float) -> None:
         batch.last_error = error
@@ -298,17 +271,8 @@ class Sender(Generic[D]):
 
     def _give_up_doubtful(self) -> None:
         for batch in self.sequencer.take_doubtful():
-            if batch.done:
-                continue
-            they, them, _ = _pronouns(batch)
-            error = OutOfOrderSequenceError(
-                f"{counted(batch.record_count, 'record')} for partition {batch.partition} cannot "
-                f"follow an earlier batch that was given up, and an attempt to send {them} is "
-                f"unanswered. {they} may have been written all the same; send {them} again only if "
-                "a duplicate does no harm"
-            )
-            error.__cause__ = batch.last_error
-            self._fail(batch, error)
+            if not batch.done:
+                self._fail(batch, verdicts.doubtful(batch))
 
     def _give_up_stranded(self) -> None:
         for batch in self.sequencer.take_stranded():
@@ -316,64 +280,22 @@ class Sender(Generic[D]):
                 self._fail(batch, self._stranded(batch))
 
     def _stranded(self, batch: Batch[D]) -> PenstockError:
-        they, them, were = _pronouns(batch)
-        what = (
-            f"topic {batch.partition.topic!r} was deleted and made anew while "
-            f"{counted(batch.record_count, 'record')} for its partition "
-            f"{batch.partition.partition} {were} being sent"
-        )
-        if batch.maybe_written:
-            error = UnknownTopicIdError(
-                f"{what}. {they} may have been written to the deleted topic, and {were} not sent "
-                f"to the new one; send {them} again to have {them} there"
-            )
-        else:
-            count = self.metadata.partition_count(batch.partition.topic)
-            error = UnknownTopicIdError(
-                f"{what}, and has {count} partitions now, so that {they.lower()} may belong "
-                f"elsewhere. {they} {were} not written; send {them} again"
-            )
-        error.__cause__ = batch.last_error
-        return error
+        count = self.metadata.partition_count(batch.partition.topic)
+        return verdicts.stranded(batch, count)
 
     def _timed_out(self, batch: Batch[D]) -> PenstockError:
-        leader = self.metadata.leader(batch.partition)
-        cause = batch.last_error
-        refusal = self.sequencer.refusal(batch.partition)
-        if refusal is not None and isinstance(cause, _SEQUENCE):
-            cause = refusal  # Out of order is what followed from it.
-            why = f"an earlier batch of the partition was refused: {refusal}"
-        elif cause is not None:
-            why = f"last answer: {cause}"
-        elif batch.attempts:
-            why = "the leader has not answered"
-        elif leader is None or leader.node_id < 0:
-            why = "the partition has no leader"
-        elif self.sequencer.idempotent and not self.sequencer.identity.real:
-            why = "no broker gave a producer id"
-        elif refusal is not None:
-            cause = refusal
-            why = f"an earlier batch of the partition was refused: {refusal}"
-        else:
-            why = "earlier batches of the partition took all the time"
-        they, them, were = _pronouns(batch)
-        if batch.maybe_written:
-            outcome = (
-                f"{they} may have been written all the same; send {them} again only if a "
-                "duplicate does no harm"
-            )
-        elif batch.attempts:
-            outcome = f"{they} {were} not written: every attempt was refused"
-        else:
-            outcome = f"{they} {were} not sent"
-        error = DeliveryTimeoutError(
-            f"{counted(batch.record_count, 'record')} for partition {batch.partition} {were} not "
-            f"acknowledged within delivery_timeout_ms={self.settings.delivery_timeout_ms:.0f} "
-            f"(attempts: {batch.attempts}; {why}). {outcome}"
-        )
-        # Whoever looks for the reason and not for the time that it took finds it here.
-        error.__cause__ = cause
-        return error
+        hindrance = verdicts.hindrance(batch, self.sequencer, self.metadata)
+        return verdicts.timed_out(batch, hindrance, self.settings.delivery_timeout_ms)
+
+    def trouble(self, now_ms: float, *, lasting_ms: float = 0) -> PenstockError | None:
+        """Why what has waited longest, and at least so long, is not acknowledged; its ``reason``
+        is set. None where nothing is in the way.
+        """
+        oldest = min(self.open_batches(), key=lambda batch: batch.created_ms, default=None)
+        if oldest is None or now_ms - oldest.created_ms < lasting_ms:
+            return None
+        hindrance = verdicts.hindrance(oldest, self.sequencer, self.metadata)
+        return verdicts.trouble(oldest, hindrance, now_ms)
 
     def _fail_everything(self, error: PenstockError) -> None:
         for batch in self.accumulator.pop_all():
@@ -565,28 +487,3 @@ class Sender(Generic[D]):
                 assert not batch.done
         for requests in self._requests.values():
             assert len(requests) <= self.settings.max_in_flight
-
-
-def _for_good(batch: Batch[D], error: PenstockError) -> PenstockError:
-    """The verdict that ``error`` is, which speaks of the last attempt only."""
-    if not isinstance(error, _NOT_WRITTEN) or not batch.maybe_written:
-        return error
-    # A leader that looked for it in its log had not got it, and refuses what was made for an older
-    # epoch; but it may read the rest of its own.
-    was_looked_for = isinstance(error, _AFTER_SEQUENCE) and batch.producer_id >= 0
-    if was_looked_for and batch.unheard_epoch < batch.last_epoch:
-        return error
-    they, them, _ = _pronouns(batch)
-    verdict = type(error)(
-        f"what became of an attempt to send {counted(batch.record_count, 'record')} for partition "
-        f"{batch.partition} is unknown, and {they.lower()} may have been written all the same; "
-        f"send {them} again only if a duplicate does no harm. The last attempt was refused: "
-        f"{error.message}"
-    )
-    verdict.__cause__ = error
-    return verdict
-
-
-def _pronouns(batch: Batch[D]) -> tuple[str, str, str]:
-    """How a message speaks of the batch's records after naming them."""
-    return ("It", "it", "was") if batch.record_count == 1 else ("They", "them", "were")
