@@ -382,31 +382,47 @@ cdef inline object new_record(
     return record
 
 
-def parse_records(bytes data, bounds):
-    cdef list records = _records(data, bounds, -1, _Record, (), ())
+cdef class Bytes:
+    """What a buffer holds, for as long as this is there."""
+
+    cdef Py_buffer _buffer
+    cdef const uint8_t* start
+    cdef Py_ssize_t size
+
+    def __cinit__(self, data):
+        PyObject_GetBuffer(data, &self._buffer, PyBUF_SIMPLE)
+        self.start = <const uint8_t*>self._buffer.buf
+        self.size = self._buffer.len
+
+    def __dealloc__(self):
+        PyBuffer_Release(&self._buffer)
+
+
+def parse_records(data, bounds):
+    cdef list records = _records(Bytes(data), bounds, -1, _Record, (), ())
     if records is None:
         return reference.parse_records(data, bounds)
     return records
 
 
-def parse_records_as(bytes data, bounds, least_offset, kind, before, after):
+def parse_records_as(data, bounds, least_offset, kind, before, after):
     cdef list records = None
     before, after = tuple(before), tuple(after)  # Exactly tuples, whatever kind they were of.
     if isinstance(kind, type) and issubclass(kind, tuple) and -1 <= least_offset <= INT64_MAX:
-        records = _records(data, bounds, least_offset, kind, before, after)
+        records = _records(Bytes(data), bounds, least_offset, kind, before, after)
     if records is None:
         return reference.parse_records_as(data, bounds, least_offset, kind, before, after)
     return records
 
 
 cdef list _records(
-    bytes data, object bounds, int64_t least_offset, type kind, tuple before, tuple after
+    Bytes data, object bounds, int64_t least_offset, type kind, tuple before, tuple after
 ):
     """The records from an offset on, or None where something is malformed, before it too."""
     cdef int64_t record_count, base_offset, last_delta, base_ms, scale
     record_count, base_offset, last_delta, base_ms, scale = bounds
-    cdef const uint8_t* at = <const uint8_t*>PyBytes_AS_STRING(data)
-    cdef const uint8_t* end = at + PyBytes_GET_SIZE(data)
+    cdef const uint8_t* at = data.start
+    cdef const uint8_t* end = at + data.size
     cdef Parsed parsed
     cdef int64_t least_delta = 0, offset, timestamp_ms, last_ms = -1, i
     cdef object time = -1
@@ -527,16 +543,17 @@ cdef class ColumnsBuilder:
             return -1
         return (<int64_t*>PyByteArray_AS_STRING(self._offsets))[self._count - 1]
 
-    def add(self, bytes data, bounds, least_offset, most):
+    def add(self, data, bounds, least_offset, most):
+        cdef Bytes held = Bytes(data)
         cdef int64_t left
         if self._built:
             raise ValueError("the columns were built")
-        if PyBytes_GET_SIZE(data) > INT32_MAX - self._size:
+        if held.size > INT32_MAX - self._size:
             raise OverflowError("columns hold no more than 2 GB")
-        left = self._add(data, bounds, least_offset, most)
+        left = self._add(held, bounds, least_offset, most)
         if left < 0:
             left = self._add_slowly(reference.parse_records(data, bounds), least_offset, most)
-        self._size += PyBytes_GET_SIZE(data)
+        self._size += held.size
         return left
 
     def build(self):
@@ -585,15 +602,15 @@ cdef class ColumnsBuilder:
             self.names.cut(count)
             self.header_values.cut(count)
 
-    cdef int64_t _add(self, bytes data, object bounds, int64_t least_offset, int64_t most) except -2:
+    cdef int64_t _add(self, Bytes data, object bounds, int64_t least_offset, int64_t most) except -2:
         """How many records there was no room for; -1 where something is malformed."""
         cdef int64_t record_count, base_offset, last_delta, base_ms, scale
         record_count, base_offset, last_delta, base_ms, scale = bounds
-        cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
+        cdef Py_ssize_t size = data.size
         if not 0 <= record_count <= size // _MIN_RECORD_BYTES:
             return -1
         self._reserve(record_count, size)
-        cdef const uint8_t* at = <const uint8_t*>PyBytes_AS_STRING(data)
+        cdef const uint8_t* at = data.start
         cdef const uint8_t* end = at + size
         cdef int64_t* offsets = <int64_t*>PyByteArray_AS_STRING(self._offsets)
         cdef int64_t* times = <int64_t*>PyByteArray_AS_STRING(self._times)
@@ -664,14 +681,15 @@ cdef class ColumnsBuilder:
             body = reference.RecordsBody()
             body.append(record.timestamp_ms, record.key, record.value, record.headers)
             again = (1, max(record.offset, 0), 0, record.timestamp_ms, 1)
-            if self._add(bytes(body.body()), again, -1, 1) != 0:
+            if self._add(Bytes(body.body()), again, -1, 1) != 0:
                 raise AssertionError("what was read cannot be written")
             (<int64_t*>PyByteArray_AS_STRING(self._offsets))[self._count - 1] = record.offset
         return len(chosen) - min(len(chosen), most)
 
 
-def parse_columns(bytes data, bounds):
+def parse_columns(data, bounds):
     cdef ColumnsBuilder columns = ColumnsBuilder()
-    if PyBytes_GET_SIZE(data) > INT32_MAX or columns._add(data, bounds, INT64_MIN, INT64_MAX) != 0:
+    cdef Bytes held = Bytes(data)
+    if held.size > INT32_MAX or columns._add(held, bounds, INT64_MIN, INT64_MAX) != 0:
         return reference.parse_columns(data, bounds)
     return columns.build()

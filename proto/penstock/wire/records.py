@@ -228,11 +228,12 @@ def encode_batch(
 # --- reading -------------------------------------------------------------------------------------
 
 
-def _record_data(batch: Buffer, header: BatchHeader, max_bytes: int) -> bytes:
+def _record_data(batch: Buffer, header: BatchHeader, max_bytes: int) -> Buffer:
     """The records' bytes, decompressed; raises when they cannot hold as many as the header says."""
-    view = memoryview(batch)[HEADER_BYTES:]
+    data: Buffer = memoryview(batch)[HEADER_BYTES:]
     try:
-        data = decompress(header.compression, view, max_bytes=max_bytes)
+        if header.compression is not Compression.NONE or len(data) > max_bytes:
+            data = decompress(header.compression, data, max_bytes=max_bytes)
     except CorruptRecordError as error:
         raise CorruptRecordError(
             f"the records of the batch at offset {header.base_offset}, from byte {HEADER_BYTES}: "

@@ -168,12 +168,13 @@ def _decode_bytes(data: bytes, position: int, end: int, what: str) -> tuple[byte
     )
 
 
-def parse_records(data: bytes, bounds: Bounds) -> list[Record]:
+def parse_records(data: Buffer, bounds: Bounds) -> list[Record]:
     """The records that ``data`` is, exactly, with offsets that rise.
 
     Raises CorruptRecordError, which names the first record that is not sound.
     """
     record_count, base_offset, last_delta, base_ms, scale = bounds
+    data = bytes(data)  # Slices of which are bytes.
     # This loop is what reading costs. Per record it makes no object but the result; what most
     # records have (no key, no headers, short numbers) it reads in place.
     size = len(data)
@@ -217,7 +218,7 @@ def parse_records(data: bytes, bounds: Bounds) -> list[Record]:
 
 
 def parse_records_as(  # noqa: PLR0917 - the compiled one takes no names.
-    data: bytes,
+    data: Buffer,
     bounds: Bounds,
     least_offset: int,
     kind: type[TupleT],
@@ -257,7 +258,7 @@ class ColumnsBuilder:
         """That of the last record; -1 when there is none."""
         return self._records[-1].offset if self._records else -1
 
-    def add(self, data: bytes, bounds: Bounds, least_offset: int, most: int) -> int:
+    def add(self, data: Buffer, bounds: Bounds, least_offset: int, most: int) -> int:
         """Add up to ``most`` records from ``least_offset`` on; how many were too many.
 
         Raises what ``parse_records`` raises, for whatever record of the batch, and OverflowError
@@ -278,7 +279,7 @@ class ColumnsBuilder:
         return _columns(self._records)
 
 
-def parse_columns(data: bytes, bounds: Bounds) -> Columns:
+def parse_columns(data: Buffer, bounds: Bounds) -> Columns:
     """What ``parse_records`` gives, as columns; raises what it raises."""
     return _columns(parse_records(data, bounds))
 
