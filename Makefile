@@ -107,7 +107,10 @@ bench-consume: $(VENV)/.installed-dev ## Measure the records a second that a con
 
 # --- Checking -------------------------------------------------------------------------------------
 
-test: lint types test-unit test-simulation test-integration ## Run every check and test there is
+# Simulations take one core, and no time of the clock's: they run beside the unit tests.
+test: lint types ## Run every check and test there is
+	@$(MAKE) --jobs=2 --output-sync=target test-unit test-simulation
+	@$(MAKE) test-integration
 
 lint: $(VENV)/.installed-dev proto-check ## Check style, formatting, layering and generated code
 	$(BIN)/ruff check .
@@ -125,7 +128,7 @@ test-unit: $(VENV)/.installed-dev ## Run the unit, typing, tidiness and packagin
 	$(PYTEST) tests --ignore=tests/simulation --ignore=tests/integration --ignore=tests/chaos $(ARGS)
 
 test-simulation: $(VENV)/.installed-dev ## Run the seeded simulations of whole clusters
-	$(PYTEST) tests/simulation $(ARGS)
+	$(PYTEST) tests/simulation --basetemp=$(VENV)/simulation-tmp $(ARGS)
 
 test-integration: $(VENV)/.installed-dev ## Run the tests that start real nodes on loopback
 	$(PYTEST) tests/integration $(ARGS)

@@ -466,10 +466,10 @@ class TestWhileNothingIsAcknowledged:
         async with form.producer(delivery_timeout_ms=1_000) as producer:
             future = await settle(producer.send(stuck, b"v"))
             found: set[Any] = set()
-            for _ in range(60):  # Of 10 ms each, while the record waits.
+            for _ in range(60):
                 trouble = await settle(producer.trouble())
                 found.add(None if trouble is None else trouble.reason)
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.01)  # 60 looks, while the record waits.
             assert found <= {None, StallReason.UNDER_MIN_ISR}
             assert len(found) == 2
             with pytest.raises(DeliveryTimeoutError, match="not written") as caught:

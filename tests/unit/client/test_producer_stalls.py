@@ -36,7 +36,7 @@ async def trouble_of(producer: AsyncProducer) -> PenstockError:
     deadline = asyncio.get_running_loop().time() + 20
     while not await look():
         assert asyncio.get_running_loop().time() < deadline
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # Between two looks, up to the deadline.
     return found[0]
 
 
