@@ -2,46 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from penstock.client.core.fetcher import Fetcher
+from penstock.client.core.stall_reasons import reason_of
 from penstock.client.group_link import GroupLink
 from penstock.client.positions import Positions
-from penstock.wire.errors import (
-    AccessForbiddenError,
-    BootstrapError,
-    ConsumerStalledError,
-    CoordinatorLoadInProgressError,
-    CoordinatorNotAvailableError,
-    CorruptRecordError,
-    LeaderNotAvailableError,
-    NetworkError,
-    NotCoordinatorError,
-    NotLeaderError,
-    PenstockError,
-    UnknownTopicIdError,
-    UnknownTopicOrPartitionError,
-)
-from penstock.wire.stalls import StallReason
-
-_REASONS: Final[dict[type[PenstockError], StallReason]] = {
-    AccessForbiddenError: StallReason.UNAUTHORISED,
-    BootstrapError: StallReason.UNREACHABLE,
-    CoordinatorLoadInProgressError: StallReason.COORDINATOR_UNAVAILABLE,
-    CoordinatorNotAvailableError: StallReason.COORDINATOR_UNAVAILABLE,
-    CorruptRecordError: StallReason.DAMAGED,
-    LeaderNotAvailableError: StallReason.NO_LEADER,
-    NetworkError: StallReason.UNREACHABLE,
-    NotCoordinatorError: StallReason.COORDINATOR_UNAVAILABLE,
-    NotLeaderError: StallReason.NO_LEADER,
-    UnknownTopicIdError: StallReason.TOPIC_ABSENT,
-    UnknownTopicOrPartitionError: StallReason.TOPIC_ABSENT,
-}
-
-
-def reason_of(error: PenstockError) -> StallReason:
-    """What a consumer's trouble comes down to."""
-    return error.reason or _REASONS.get(type(error), StallReason.REFUSED)
+from penstock.wire.errors import ConsumerStalledError, PenstockError
 
 
 def stalled(trouble: PenstockError, lasted_ms: float) -> ConsumerStalledError:

@@ -29,6 +29,6 @@ class StallReason(enum.Enum):
     TOPIC_ABSENT = "topic absent"
     """The topic or partition does not exist (any more)."""
     DAMAGED = "damaged"
-    """What comes is damaged, and asked for again."""
+    """What came is damaged, and asked for, or sent, again."""
     REFUSED = "refused"
     """Something else; the message says what."""

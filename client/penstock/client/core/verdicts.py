@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 from penstock.client.core.accumulator import Batch
 from penstock.client.core.metadata_cache import MetadataCache
 from penstock.client.core.sequencer import Sequencer
+from penstock.client.core.stall_reasons import reason_of
 from penstock.wire.errors import (
-    AccessForbiddenError,
     BrokerFencedError,
     CorruptRecordError,
     DeliveryTimeoutError,
@@ -21,13 +21,10 @@ from penstock.wire.errors import (
     InvalidProducerEpochError,
     LeaderNotAvailableError,
     NetworkError,
-    NotEnoughReplicasAfterAppendError,
     NotEnoughReplicasError,
-    NotLeaderError,
     OutOfOrderSequenceError,
     PenstockError,
     RecordTooLargeError,
-    RequestTimedOutError,
     UnknownLeaderEpochError,
     UnknownProducerIdError,
     UnknownTopicIdError,
@@ -58,21 +55,6 @@ SEQUENCE: Final = (OutOfOrderSequenceError, UnknownProducerIdError, InvalidProdu
 _AFTER_SEQUENCE: Final = (DiskFullError,)
 _UNANSWERED_MS: Final = 1_000.0
 """What is only not answered yet is no trouble until it has taken so long."""
-_REASONS: Final[dict[type[PenstockError], StallReason]] = {
-    AccessForbiddenError: StallReason.UNAUTHORISED,
-    BrokerFencedError: StallReason.NO_LEADER,
-    DiskFullError: StallReason.DISK_FULL,
-    FencedLeaderEpochError: StallReason.NO_LEADER,
-    LeaderNotAvailableError: StallReason.NO_LEADER,
-    NetworkError: StallReason.UNREACHABLE,
-    NotEnoughReplicasAfterAppendError: StallReason.UNDER_MIN_ISR,
-    NotEnoughReplicasError: StallReason.UNDER_MIN_ISR,
-    NotLeaderError: StallReason.NO_LEADER,
-    RequestTimedOutError: StallReason.UNREACHABLE,
-    UnknownLeaderEpochError: StallReason.NO_LEADER,
-    UnknownTopicIdError: StallReason.TOPIC_ABSENT,
-    UnknownTopicOrPartitionError: StallReason.TOPIC_ABSENT,
-}
 
 
 class Hindrance(NamedTuple):
@@ -94,9 +76,9 @@ def hindrance(batch: Batch[Any], sequencer: Sequencer[Any], metadata: MetadataCa
     refusal = sequencer.refusal(batch.partition)
     earlier = f"an earlier batch of the partition was refused: {refusal}"
     if refusal is not None and isinstance(cause, SEQUENCE):
-        return Hindrance(earlier, _reason_of(refusal), refusal)  # Out of order follows from it.
+        return Hindrance(earlier, reason_of(refusal), refusal)  # Out of order follows from it.
     if cause is not None:
-        return Hindrance(f"last answer: {cause}", _reason_of(cause), cause)
+        return Hindrance(f"last answer: {cause}", reason_of(cause), cause)
     if batch.attempts:
         return Hindrance("the leader has not answered", StallReason.UNREACHABLE)
     if leader is None or leader.node_id < 0:
@@ -104,12 +86,8 @@ def hindrance(batch: Batch[Any], sequencer: Sequencer[Any], metadata: MetadataCa
     if sequencer.idempotent and not sequencer.identity.real:
         return Hindrance("no broker gave a producer id", StallReason.NO_PRODUCER_ID)
     if refusal is not None:
-        return Hindrance(earlier, _reason_of(refusal), refusal)
+        return Hindrance(earlier, reason_of(refusal), refusal)
     return Hindrance("earlier batches of the partition took all the time", None)
-
-
-def _reason_of(error: PenstockError) -> StallReason:
-    return _REASONS.get(type(error), StallReason.REFUSED)
 
 
 def trouble(batch: Batch[Any], found: Hindrance, now_ms: float) -> PenstockError | None:

@@ -1,0 +1,54 @@
+"""What errors come down to for somebody who waits: the reasons of producers and consumers alike."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock.wire.errors import (
+    AccessForbiddenError,
+    BootstrapError,
+    BrokerFencedError,
+    CoordinatorLoadInProgressError,
+    CoordinatorNotAvailableError,
+    CorruptRecordError,
+    DiskFullError,
+    FencedLeaderEpochError,
+    LeaderNotAvailableError,
+    NetworkError,
+    NotCoordinatorError,
+    NotEnoughReplicasAfterAppendError,
+    NotEnoughReplicasError,
+    NotLeaderError,
+    PenstockError,
+    RequestTimedOutError,
+    UnknownLeaderEpochError,
+    UnknownTopicIdError,
+    UnknownTopicOrPartitionError,
+)
+from penstock.wire.stalls import StallReason
+
+_REASONS: Final[dict[type[PenstockError], StallReason]] = {
+    AccessForbiddenError: StallReason.UNAUTHORISED,
+    BootstrapError: StallReason.UNREACHABLE,
+    BrokerFencedError: StallReason.NO_LEADER,
+    CoordinatorLoadInProgressError: StallReason.COORDINATOR_UNAVAILABLE,
+    CoordinatorNotAvailableError: StallReason.COORDINATOR_UNAVAILABLE,
+    CorruptRecordError: StallReason.DAMAGED,
+    DiskFullError: StallReason.DISK_FULL,
+    FencedLeaderEpochError: StallReason.NO_LEADER,
+    LeaderNotAvailableError: StallReason.NO_LEADER,
+    NetworkError: StallReason.UNREACHABLE,
+    NotCoordinatorError: StallReason.COORDINATOR_UNAVAILABLE,
+    NotEnoughReplicasAfterAppendError: StallReason.UNDER_MIN_ISR,
+    NotEnoughReplicasError: StallReason.UNDER_MIN_ISR,
+    NotLeaderError: StallReason.NO_LEADER,
+    RequestTimedOutError: StallReason.UNREACHABLE,
+    UnknownLeaderEpochError: StallReason.NO_LEADER,
+    UnknownTopicIdError: StallReason.TOPIC_ABSENT,
+    UnknownTopicOrPartitionError: StallReason.TOPIC_ABSENT,
+}
+
+
+def reason_of(error: PenstockError) -> StallReason:
+    """What the error says itself, or else its kind."""
+    return error.reason or _REASONS.get(type(error), StallReason.REFUSED)
