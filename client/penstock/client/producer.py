@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import concurrent.futures
-import os
 import threading
 import time
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Self, Unpack
+from typing import Any, Self, Unpack
 
 from penstock.client import arguments
 from penstock.client.arrow_sending import ArrowRecords
@@ -22,20 +20,8 @@ from penstock.client.delivery import DeliveryFuture, Receipt
 from penstock.client.model import Header, RecordMetadata
 from penstock.client.producer_engine import ProducerEngine
 from penstock.client.sending import Place, Plain, Prepared, SendPath, counting
-from penstock.wire.codec import Intake, Places
+from penstock.wire.codec import Places
 from penstock.wire.errors import BufferExhaustedError, ClientClosedError, PenstockError
-
-_INTAKES: Final[weakref.WeakSet[Intake[Receipt, DeliveryFuture]]] = weakref.WeakSet()
-
-
-def _decline_in_child() -> None:
-    """In a forked child every send is to come to the check that refuses it."""
-    for intake in list(_INTAKES):
-        intake.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_decline_in_child)
 
 
 class Producer:
@@ -60,7 +46,6 @@ class Producer:
         self._room = threading.Condition()
         self._engine = ProducerEngine(self.config, guard=self._room, on_room=self._on_room)
         self._path = SendPath(self.config, self._engine)
-        _INTAKES.add(self._engine.intake)
         self._waking = False
         self._closed = False
         self._thread.register(self)

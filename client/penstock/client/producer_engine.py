@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Final
@@ -56,6 +58,19 @@ _ACKS: Final = {
 }
 
 
+_INTAKES: Final[weakref.WeakSet[Intake[Receipt, DeliveryFuture]]] = weakref.WeakSet()
+
+
+def _decline_in_child() -> None:
+    """In a forked child every send is to come to the check that refuses it."""
+    for intake in list(_INTAKES):
+        intake.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_decline_in_child)
+
+
 class ProducerEngine:
     """Carries out what the Sender decides. Everything but ``accumulator``, ``chooser`` (under the
     guard), ``intake`` and ``metadata`` (read only) belongs to one event loop.
@@ -78,6 +93,7 @@ class ProducerEngine:
             max_record_bytes=config.max_request_size,
             hashes_keys=config.partitioner == "default",
         )
+        _INTAKES.add(self.intake)
         self.accumulator: Accumulator[Receipt] = Accumulator(
             batch_size_bytes=config.batch_size,
             max_batch_bytes=config.max_batch_size,

@@ -10,7 +10,7 @@ from tests.unit.client.conftest import Background
 
 # A process of its own: pytest's has threads and a gRPC server that are not what is tested.
 SCRIPT = """
-import os, sys
+import asyncio, os, sys
 from penstock.client import (
     AdminClient, AsyncAdminClient, AsyncConsumer, AsyncProducer, Consumer, ForkedProcessError,
     Producer,
@@ -55,6 +55,26 @@ with Producer(sys.argv[1]) as producer, Consumer(sys.argv[1], topics="t") as con
         in_child(lambda: in_child(make_all))
         in_child(producer.close)
     producer.send("t", b"last").result(10)
+
+# A batch is open: records like those in it are looked at the least.
+with Producer(sys.argv[1], linger_ms=60_000) as producer:
+    producer.send("t", b"open")
+    in_child(lambda: producer.send("t", b"from the child"))
+
+async def main():
+    producer = AsyncProducer(sys.argv[1], linger_ms=60_000)
+    await producer.send("t", b"open")
+
+    def send():
+        try:
+            producer.send("t", b"from the child").send(None)
+        except StopIteration:
+            pass
+
+    in_child(send)
+    await producer.close()
+
+asyncio.run(main())
 """
 
 
@@ -68,7 +88,9 @@ def test_a_forked_child_refuses_and_the_parent_goes_on(background: Background) -
         check=False,
     )
     assert result.returncode == 0, result.stderr
-    lines = result.stdout.splitlines()
+    *lines, beside_open, beside_open_async = result.stdout.splitlines()
+    assert beside_open.startswith("0 this Producer was made in process")
+    assert beside_open_async.startswith("0 this AsyncProducer was made in process")
     assert len(lines) == 30
     for sent, polled, made, grandchild, child, closed in zip(*[iter(lines)] * 6, strict=True):
         assert sent.startswith("0 this Producer was made in process")
@@ -78,7 +100,7 @@ def test_a_forked_child_refuses_and_the_parent_goes_on(background: Background) -
         for told in (sent, polled, made, grandchild):
             assert "'spawn' start method" in told
         assert child == closed == "0 worked"
-    assert background.cluster.values("t") == [b"v"] * 5 + [b"last"]
+    assert background.cluster.values("t") == [b"v"] * 5 + [b"last", b"open", b"open"]
 
 
 FORK_FIRST = """

@@ -21,7 +21,7 @@ from penstock.client import (
 from penstock.client.core.partitioner import partition_for_key
 from penstock.v1 import log_pb2
 from penstock.wire.errors import InvalidRecordError
-from tests.support import eventually
+from tests.support import eventually, wait_until
 from tests.unit.client.conftest import Background
 from tests.unit.client.fake_broker import FakeCluster, FakeNode
 from tests.unit.client.test_producer import refusal
@@ -187,3 +187,22 @@ async def test_it_waits_for_room_and_loses_nothing(cluster: FakeCluster) -> None
         assert len(places) == len(VALUES)
         await eventually(lambda: producer._engine.accumulator.used_bytes == 0)
     assert sum(len(cluster.values("t", number)) for number in range(2)) == len(VALUES)
+
+
+def test_a_bulk_that_is_looked_at_after_it_failed_is_not_unheard(background: Background) -> None:
+    cluster = background.cluster
+    background.run(lambda: cluster.add_topic("t"))
+
+    async def refuse(node: FakeNode, request: log_pb2.ProduceRequest) -> Any:
+        return refusal(request, InvalidRecordError("not this one"))
+
+    cluster.on_produce = refuse
+    with Producer(cluster.bootstrap) as producer:
+        looked_at = producer.send_many("t", VALUES[:30])
+        wait_until(looked_at.done, "the verdicts")
+        assert looked_at.exception() is not None
+        assert looked_at.exception() is not None
+        producer.flush()
+        producer.send_many("t", VALUES[:7])
+        with pytest.raises(DeliveryFailedError, match=r"^7 records"):
+            producer.flush()
