@@ -35,7 +35,7 @@ from penstock.broker.retention import Retention
 from penstock.broker.scrubber import Scrubber
 from penstock.broker.service.admin import AdminServicer
 from penstock.broker.service.health import HealthServicer
-from penstock.broker.service.log import LogServicer
+from penstock.broker.service.log import LogServicer, add_log_servicer
 from penstock.broker.service.metadata import MetadataServicer
 from penstock.broker.service.transactions import TransactionsServicer
 from penstock.broker.shut_logs import ShutLogs
@@ -59,7 +59,6 @@ from penstock.v1 import (
     groups_pb2,
     groups_pb2_grpc,
     log_pb2,
-    log_pb2_grpc,
     metadata_pb2,
     metadata_pb2_grpc,
     replication_pb2,
@@ -350,9 +349,7 @@ class Broker:
             self._link.require_founded,
             self._replicas.why_out_of_sync,
         )
-        log_pb2_grpc.add_LogServicer_to_server(
-            LogServicer(self._replicas, self._image, self._metrics), guarded
-        )
+        add_log_servicer(LogServicer(self._replicas, self._image, self._metrics), guarded)
         self._add_replication(
             server,
             replication_pb2.LocateResponse(

@@ -10,7 +10,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_serv
 
 from penstock.broker.core.partition_events import IsrChanged, OutOfSync
 from penstock.broker.storage_metrics import StorageMetrics
-from penstock.v1 import log_pb2
 from penstock.wire.errors import AddressInUseError, ErrorCode, PenstockError
 from penstock.wire.transport import parse_address
 
@@ -188,9 +187,9 @@ class BrokerMetrics:
         name = ErrorCode(code).name
         self._controller_refused.labels(command=command or "none", error=name).inc()
 
-    def fetched(self, response: log_pb2.FetchResponse) -> None:
+    def fetched(self, size_bytes: int) -> None:
         """Count what was served."""
-        self._fetched_bytes.inc(sum(len(entry.records) for entry in response.partitions))
+        self._fetched_bytes.inc(size_bytes)
 
     def serve(self, address: str) -> None:
         """Offer the metrics over HTTP in a thread of its own.

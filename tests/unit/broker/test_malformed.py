@@ -12,11 +12,11 @@ from google.protobuf.message import DecodeError
 from grpc import StatusCode, aio
 
 from penstock.broker.metrics import BrokerMetrics
-from penstock.broker.service.log import LogServicer
+from penstock.broker.service.log import LogServicer, add_log_servicer
 from penstock.broker.service.metadata import MetadataServicer
 from penstock.raft_meta.guarding import Guarded
 from penstock.v1 import log_pb2, metadata_pb2, replication_pb2
-from penstock.v1.log_pb2_grpc import LogStub, add_LogServicer_to_server
+from penstock.v1.log_pb2_grpc import LogStub
 from penstock.v1.metadata_pb2_grpc import MetadataStub, add_MetadataServicer_to_server
 from penstock.v1.replication_pb2_grpc import (
     ReplicationServicer,
@@ -49,7 +49,7 @@ async def served() -> AsyncIterator[aio.Channel]:
     guarded: Any = Guarded(server)
     logs = FakeLogs()
     logs.gate.set()
-    add_LogServicer_to_server(
+    add_log_servicer(
         LogServicer(logs, image, BrokerMetrics()),  # type: ignore[arg-type]  # A fake.
         guarded,
     )

@@ -36,6 +36,7 @@ from penstock.wire.errors import (
     TopicAlreadyExistsError,
 )
 from penstock.wire.ids import TopicId
+from penstock.wire.laden import PRODUCE_REQUEST, Laden
 from tests.support import eventually
 
 
@@ -144,9 +145,11 @@ async def produce_once(
     return answer.response
 
 
-async def requests(*items: log_pb2.ProduceRequest) -> AsyncIterator[log_pb2.ProduceRequest]:
+async def requests(
+    *items: log_pb2.ProduceRequest,
+) -> AsyncIterator[Laden[log_pb2.ProduceRequest]]:
     for item in items:
-        yield item
+        yield PRODUCE_REQUEST.beside(item)
 
 
 async def test_requests_of_a_stream_are_appended_in_order_before_any_is_acknowledged() -> None:
@@ -238,7 +241,9 @@ def test_a_second_outcome_of_a_partition_is_not_taken_for_that_of_another() -> N
     request = produce(1)
     request.partitions.add().CopyFrom(request.partitions[0])
     answers: list[log_pb2.ProduceResponse] = []
-    Producing(logs, BrokerMetrics(), lambda _: None).begin(request, answers.append)
+    Producing(logs, BrokerMetrics(), lambda _: None).begin(
+        PRODUCE_REQUEST.beside(request), answers.append
+    )
     first, second = ends
     first(AppendInfo(5, 5, -1, 1))
     first(RequestTimedOutError("too late"))

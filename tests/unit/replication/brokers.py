@@ -34,6 +34,7 @@ from penstock.wire.errors import (
     PenstockError,
 )
 from penstock.wire.ids import TopicId, TopicIdPartition
+from penstock.wire.laden import FETCH_RESPONSE
 from penstock.wire.records import RecordData, encode_batch
 from penstock.wire.topic_config import effective_min_isr
 from penstock.wire.transport import SERVER_OPTIONS
@@ -174,7 +175,7 @@ class BrokerProcess:
         options.setdefault("current_leader_epoch", -1)
         options.setdefault("last_fetched_epoch", -1)
         request.partitions.add(partition=where, fetch_offset=offset, **options)
-        return (await self.manager.fetch(request)).partitions[0]
+        return FETCH_RESPONSE.whole(await self.manager.fetch(request)).partitions[0]
 
 
 class Brokers:

@@ -12,9 +12,10 @@ import pytest
 from penstock.broker.core.metadata_image import MetadataImage
 from penstock.broker.replication.leader import CATCH_UP_PUSH_BYTES, FollowerStream
 from penstock.broker.replication.manager import ReplicaManager
-from penstock.broker.replication.ports import EOF
+from penstock.broker.replication.ports import EOF, Push
 from penstock.v1 import cluster_pb2, common_pb2, controller_pb2, replication_pb2
 from penstock.wire.ids import TopicId, TopicIdPartition
+from penstock.wire.laden import REPLICATION_PUSH
 from penstock.wire.records import RecordData, encode_batch
 from tests.unit.replication.memory_log import MemoryLogs
 from tests.unit.replication.virtual_loop import clock_ms, run_virtually
@@ -66,8 +67,11 @@ class Link:
         while (request := await self._requests.get()) is not EOF:
             handle(request)
 
-    async def write(self, message: replication_pb2.ReplicationFetchResponse) -> None:
+    async def write(self, message: Push) -> None:
         await asyncio.sleep(self._delay_s)  # virtual time
+        self.take(REPLICATION_PUSH.whole(message))
+
+    def take(self, message: replication_pb2.ReplicationFetchResponse) -> None:
         self.pushes.append((clock_ms(), message))
         for push in message.pushes:
             if push.records:

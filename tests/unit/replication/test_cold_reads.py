@@ -10,6 +10,7 @@ import pytest
 
 from penstock.v1 import common_pb2, log_pb2
 from penstock.wire.errors import ErrorCode
+from penstock.wire.laden import FETCH_RESPONSE, Laden
 from tests.support import eventually
 from tests.unit.replication.brokers import TOPIC, TOPIC_ID, Brokers, batch, running
 from tests.unit.replication.test_requests import values
@@ -43,7 +44,7 @@ def disk() -> Iterator[SlowDisk]:
     made.gate.set()
 
 
-def fetch_of_both(brokers: Brokers, min_bytes: int) -> asyncio.Task[log_pb2.FetchResponse]:
+def fetch_of_both(brokers: Brokers, min_bytes: int) -> asyncio.Task[Laden[log_pb2.FetchResponse]]:
     """Of partitions 0 and 1 of broker 1, in this order or the other."""
     request = log_pb2.FetchRequest(min_bytes=min_bytes, max_wait_ms=60_000)
     for partition in (0, 1):
@@ -132,7 +133,10 @@ async def test_what_is_appended_while_the_disk_is_waited_for_wakes_the_fetch(
         await brokers[1].append(b"news", partition=1)
         disk.gate.set()
         response = await asyncio.wait_for(fetching, DEADLINE_S)
-        assert [values(result.records) for result in response.partitions] == [[b"cold"], [b"news"]]
+        assert [values(result.records) for result in FETCH_RESPONSE.whole(response).partitions] == [
+            [b"cold"],
+            [b"news"],
+        ]
 
 
 async def test_a_fetch_given_up_leaves_no_job_undone(disk: SlowDisk) -> None:

@@ -8,7 +8,9 @@ from typing import Any
 
 from penstock.broker.core.metadata_image import MetadataImage
 from penstock.broker.replication.manager import ReplicaManager
+from penstock.broker.replication.ports import Push
 from penstock.v1 import cluster_pb2, replication_pb2
+from penstock.wire.laden import Laden
 from penstock.wire.records import offset_patch, parse_header
 from tests.unit.replication.brokers import CLUSTER_ID, KEY, TOPIC, TOPIC_ID, batch
 from tests.unit.replication.memory_log import MemoryLog, MemoryLogs
@@ -27,12 +29,10 @@ class HeldStream:
 
     def __init__(self) -> None:
         self.written: list[replication_pb2.ReplicationFetchRequest] = []
-        self.push: Callable[[replication_pb2.ReplicationFetchResponse], object] | None = None
+        self.push: Callable[[Push], object] | None = None
         self._ended = asyncio.Event()
 
-    async def read_all(
-        self, handle: Callable[[replication_pb2.ReplicationFetchResponse], object]
-    ) -> None:
+    async def read_all(self, handle: Callable[[Push], object]) -> None:
         self.push = handle
         await self._ended.wait()
 
@@ -131,14 +131,14 @@ async def _nobody(_: Any) -> Any:
     raise AssertionError("a follower has nothing to tell the controllers")
 
 
-def push_of(sequence: int, *values: bytes) -> replication_pb2.ReplicationFetchResponse:
+def push_of(sequence: int, *values: bytes) -> Push:
     """A push of records at offset 0, in leader epoch 0."""
     response = replication_pb2.ReplicationFetchResponse(sequence=sequence)
     records = batch(*values)
     stamped = offset_patch(parse_header(records), 0, 0) + records[16:]
-    push = response.pushes.add(records=stamped)
+    push = response.pushes.add()
     push.partition.topic_id = TOPIC_ID
-    return response
+    return Laden(response, [stamped])
 
 
 def test_an_ack_says_nothing_of_a_partition_that_follows_in_a_newer_epoch() -> None:

@@ -367,8 +367,10 @@ async def test_who_was_let_in_may_say_more_than_a_hello() -> None:
         answered = 0
         while answered < MAX_HELLO_BYTES:
             pushed = await asyncio.wait_for(stream.read(), READ_TIMEOUT_S)
-            answered += len(pushed.pushes)
-            said = replication_pb2.ReplicationFetchRequest(ack={"sequence": pushed.sequence})
+            answered += len(pushed.records)
+            said = replication_pb2.ReplicationFetchRequest(
+                ack={"sequence": pushed.message.sequence}
+            )
             await stream.write(said)
         await stream.close()
 
@@ -404,18 +406,18 @@ async def test_a_follower_that_does_not_answer_is_sent_no_more_than_the_bound() 
         position = stated.start.add(leader_epoch=0, log_end_offset=0, last_epoch=-1)
         position.partition.topic_id = TOPIC_ID
         await stream.write(replication_pb2.ReplicationFetchRequest(positions=stated))
-        sequences = [(await asyncio.wait_for(stream.read(), READ_TIMEOUT_S)).sequence]
+        sequences = [(await asyncio.wait_for(stream.read(), READ_TIMEOUT_S)).message.sequence]
         for number in range(20):
             await brokers[1].append(bytes(400_000), acks=common_pb2.ACKS_NONE)
             if number < MAX_IN_FLIGHT - 1:
                 pushed = await asyncio.wait_for(stream.read(), READ_TIMEOUT_S)
-                sequences.append(pushed.sequence)
+                sequences.append(pushed.message.sequence)
         [feed] = [entry[1] for entry in brokers[1].manager._feeds.values()]
         assert sequences == list(range(1, MAX_IN_FLIGHT + 1))
         assert feed.sequence == MAX_IN_FLIGHT  # type: ignore[attr-defined]
         await stream.write(replication_pb2.ReplicationFetchRequest(ack={"sequence": 1}))
         pushed = await asyncio.wait_for(stream.read(), READ_TIMEOUT_S)
-        assert sum(len(push.records) for push in pushed.pushes) > 2 * 400_000  # It gathered.
+        assert pushed.records_bytes > 2 * 400_000  # It gathered.
         await stream.close()
 
 
@@ -449,7 +451,7 @@ class Wire(asyncio.Transport):
 
 
 def wired() -> tuple[FrameStream, Wire]:
-    stream, wire = FrameStream(replication_pb2.ReplicationFetchRequest), Wire()
+    stream, wire = FrameStream(replication_pb2.ReplicationFetchRequest.FromString), Wire()
     stream.connection_made(wire)
     stream.trust()
     stream.data_received(PREAMBLE)

@@ -27,6 +27,7 @@ from penstock.wire.errors import (
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
 )
+from penstock.wire.laden import FETCH_RESPONSE
 from penstock.wire.records import decode_batch, iter_batches
 from tests.support import eventually
 from tests.unit.replication.brokers import TOPIC, TOPIC_ID, BrokerProcess, batch, running
@@ -98,7 +99,7 @@ async def test_a_batch_larger_than_every_limit_is_given_alone() -> None:
             )
         sizes = []
         for _ in range(2):
-            results = (await brokers[1].manager.fetch(request)).partitions
+            results = FETCH_RESPONSE.whole(await brokers[1].manager.fetch(request)).partitions
             sizes.append([len(values(result.records)) for result in results])
         # One batch in all; and another partition's turn the next time.
         assert sorted(sizes) == [[0, 1], [1, 0]]
@@ -118,7 +119,7 @@ async def test_a_partitions_limit_leaves_room_for_others() -> None:
                 last_fetched_epoch=-1,
                 partition_max_bytes=400,
             )
-        results = (await brokers[1].manager.fetch(request)).partitions
+        results = FETCH_RESPONSE.whole(await brokers[1].manager.fetch(request)).partitions
         assert [len(values(result.records)) for result in results] == [2, 2]
 
 
@@ -140,7 +141,7 @@ async def test_an_error_of_one_partition_answers_at_once() -> None:
         request = log_pb2.FetchRequest(min_bytes=1, max_wait_ms=60_000)
         request.partitions.add(partition=where(), current_leader_epoch=-1, last_fetched_epoch=-1)
         request.partitions.add(partition=where(7), current_leader_epoch=-1)
-        results = (await brokers[1].manager.fetch(request)).partitions
+        results = FETCH_RESPONSE.whole(await brokers[1].manager.fetch(request)).partitions
         assert [result.error.code for result in results] == [0, 3]
         assert (
             "has no partition 7; it has 1, from 0 to 0; next: name one of these"

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from penstock.broker.replication.leader import MAX_IN_FLIGHT, MAX_PUSH_BYTES
+from penstock.broker.replication.ports import Push
 from penstock.v1 import replication_pb2
 from penstock.wire.errors import ErrorCode
+from penstock.wire.laden import REPLICATION_PUSH
 from tests.unit.replication.test_catch_up import Leader, Link, key, settled
 from tests.unit.replication.virtual_loop import run_virtually
 
@@ -18,9 +20,10 @@ from tests.unit.replication.virtual_loop import run_virtually
 class Hasty(Link):
     """A stream that takes every message without waiting."""
 
-    async def write(self, message: replication_pb2.ReplicationFetchResponse) -> None:
-        self.pushes.append((0, message))
-        self.unanswered.append(message)
+    async def write(self, message: Push) -> None:
+        whole = REPLICATION_PUSH.whole(message)
+        self.pushes.append((0, whole))
+        self.unanswered.append(whole)
         self.answer()
 
 

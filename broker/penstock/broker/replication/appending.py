@@ -10,6 +10,7 @@ from penstock.broker.core.ports import AppendInfo
 from penstock.broker.replication.answers import not_enough_replicas
 from penstock.broker.replication.partition import Partition
 from penstock.v1 import common_pb2
+from penstock.wire.batch import Buffer
 from penstock.wire.errors import (
     DiskFullError,
     InvalidRequiredAcksError,
@@ -51,7 +52,7 @@ class Appends:
     def begin(
         self,
         target: Target,
-        records: bytes,
+        records: Buffer,
         acks: common_pb2.Acks.ValueType,
         timeout_ms: int,
         on_end: OnAppended,
@@ -97,7 +98,7 @@ class Appends:
     async def append(
         self,
         target: Target,
-        records: bytes,
+        records: Buffer,
         acks: common_pb2.Acks.ValueType,
         timeout_ms: int,
     ) -> AppendInfo:
@@ -119,7 +120,7 @@ class Appends:
         return await future
 
     def _write(
-        self, partition: Partition, records: bytes, acks: common_pb2.Acks.ValueType
+        self, partition: Partition, records: Buffer, acks: common_pb2.Acks.ValueType
     ) -> AppendInfo:
         replica = partition.replica
         if acks == common_pb2.ACKS_ALL and replica.under_min_isr:

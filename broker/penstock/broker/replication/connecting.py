@@ -10,10 +10,11 @@ import structlog
 from grpc import StatusCode, aio
 
 from penstock.broker.replication.frame_stream import FrameStream, tune_socket
-from penstock.broker.replication.ports import EOF, LeaderStream, StreamBrokenError
+from penstock.broker.replication.ports import EOF, LeaderStream, Push, StreamBrokenError
 from penstock.raft_meta.connecting import NodeConnector
 from penstock.v1 import replication_pb2
 from penstock.v1.replication_pb2_grpc import ReplicationStub
+from penstock.wire.laden import REPLICATION_PUSH
 from penstock.wire.transport import format_address
 
 logger = structlog.get_logger()
@@ -126,7 +127,7 @@ class ReplicationConnector:
     ) -> LeaderStream:
         loop = asyncio.get_running_loop()
         context = self._connector.tls_context()
-        stream = FrameStream(replication_pb2.ReplicationFetchResponse)
+        stream = FrameStream(REPLICATION_PUSH.parse)
         transport, _ = await loop.create_connection(
             lambda: stream,
             host,
@@ -168,12 +169,10 @@ class GrpcStream:
         await stream.write(replication_pb2.ReplicationFetchRequest(hello=hello))
         return stream
 
-    async def read_all(
-        self, handle: Callable[[replication_pb2.ReplicationFetchResponse], object]
-    ) -> None:
+    async def read_all(self, handle: Callable[[Push], object]) -> None:
         """Hand on each message until the leader ends the stream. Raises StreamBrokenError."""
         while (response := await self._read()) is not EOF:
-            handle(response)
+            handle(REPLICATION_PUSH.beside(response))
 
     async def _read(self) -> Any:
         try:

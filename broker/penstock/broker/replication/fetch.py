@@ -13,6 +13,7 @@ from penstock.broker.replication.partition import Partition
 from penstock.v1 import log_pb2
 from penstock.wire.batch import checksum
 from penstock.wire.errors import OffsetOutOfRangeError, PenstockError
+from penstock.wire.laden import Laden
 from penstock.wire.records import HEADER_BYTES, parse_header
 
 MAX_FETCH_BYTES: Final = 48 * 1024 * 1024
@@ -149,8 +150,8 @@ class PartitionRead:
         else:
             self._leader_epoch = partition.replica.leader_epoch
 
-    def result(self) -> log_pb2.FetchPartitionResult:
-        """The answer for this partition."""
+    def result(self) -> tuple[log_pb2.FetchPartitionResult, bytes]:
+        """The answer for this partition, and its records beside it."""
         result = log_pb2.FetchPartitionResult(
             partition=self.request.partition,
             high_watermark=-1,
@@ -159,7 +160,7 @@ class PartitionRead:
         )
         if self.error is not None:
             result.error.CopyFrom(self.error.to_proto())
-            return result
+            return result, b""
         partition = self.partition
         assert partition is not None
         # Until there are transactions, all that is committed is stable.
@@ -171,8 +172,8 @@ class PartitionRead:
         elif self._chunks:
             records = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
             result.records_crc = checksum(records)
-            result.records = records
-        return result
+            return result, records
+        return result, b""
 
 
 def divergence(partition: Partition, fetch_offset: int, last_fetched_epoch: int) -> EpochEnd | None:
@@ -196,7 +197,7 @@ class Fetcher:
         self._locate = locate
         self._rotation = 0
 
-    async def fetch(self, request: log_pb2.FetchRequest) -> log_pb2.FetchResponse:
+    async def fetch(self, request: log_pb2.FetchRequest) -> Laden[log_pb2.FetchResponse]:
         """Answer when ``min_bytes`` are there, when something is to be told, or in time."""
         reads = [PartitionRead(entry, self._locate) for entry in request.partitions]
         budget = min(request.max_bytes or MAX_FETCH_BYTES, MAX_FETCH_BYTES)
@@ -204,7 +205,9 @@ class Fetcher:
         if total < request.min_bytes and request.max_wait_ms > 0 and not _settled(reads):
             # While the disk was waited for, those read before may have got more.
             await self._wait(request, reads, budget, reads if waited else ())
-        return log_pb2.FetchResponse(partitions=[read.result() for read in reads])
+        results = [read.result() for read in reads]
+        response = log_pb2.FetchResponse(partitions=[result for result, _ in results])
+        return Laden(response, [records for _, records in results])
 
     def _rotated(self, reads: list[PartitionRead]) -> list[PartitionRead]:
         # Every fetch begins with another partition, so that a full answer starves none.

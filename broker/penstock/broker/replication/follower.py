@@ -18,10 +18,12 @@ from penstock.broker.core.ports import EpochEnd, Log
 from penstock.broker.replication.partition import Partition
 from penstock.broker.replication.ports import (
     LeaderStream,
+    Push,
     StreamBrokenError,
     StreamOpener,
 )
 from penstock.v1 import replication_pb2
+from penstock.wire.batch import Buffer
 from penstock.wire.ids import TopicId, TopicIdPartition
 
 logger = structlog.get_logger()
@@ -288,12 +290,10 @@ class LeaderLink:
             position.partition.partition = key.partition
         return positions
 
-    def _pushed(
-        self, stream: LeaderStream, response: replication_pb2.ReplicationFetchResponse
-    ) -> None:
+    def _pushed(self, stream: LeaderStream, response: Push) -> None:
         self._healthy = True
         applied: list[_Applied] = []
-        for push in response.pushes:
+        for push, records in zip(response.message.pushes, response.records, strict=True):
             key = TopicIdPartition(TopicId(push.partition.topic_id), push.partition.partition)
             following = self.followed.get(key)
             if following is None or push.leader_epoch != following.leader_epoch:
@@ -307,12 +307,12 @@ class LeaderLink:
                 )
                 self.state(key, pause=True)
                 continue
-            self._apply(following, push)
+            self._apply(following, push, records)
             self._note_start(following)
             if not push.HasField("diverging_epoch"):
                 end_offset = following.partition.log.log_end_offset
                 applied.append(_Applied(following.partition, push.leader_epoch, end_offset))
-        ack = _Ack(response.sequence, tuple(applied))
+        ack = _Ack(response.message.sequence, tuple(applied))
         if not ack.is_settled or not stream.write_now(_ack_message(ack)):
             self._acks.append(ack)
         if self._acks or self._starts or self._stops or self._to_state:
@@ -326,7 +326,9 @@ class LeaderLink:
                 following.partition, following.leader_epoch, start_offset=log.log_start_offset
             )
 
-    def _apply(self, following: Following, push: replication_pb2.ReplicaPush) -> None:
+    def _apply(
+        self, following: Following, push: replication_pb2.ReplicaPush, records: Buffer
+    ) -> None:
         diverging: EpochEnd | None = None
         if push.HasField("diverging_epoch"):
             end = push.diverging_epoch
@@ -339,7 +341,7 @@ class LeaderLink:
                 high_watermark=push.high_watermark,
                 log_start_offset=push.log_start_offset,
                 base_offset=push.base_offset,
-                records=push.records,
+                records=records,
                 diverging=diverging,
                 producers=push.producers,
             )

@@ -8,6 +8,7 @@ from typing import Final
 
 from penstock.broker.core.ports import EpochEnd
 from penstock.broker.replication.partition import Partition
+from penstock.broker.replication.ports import Push
 from penstock.v1 import replication_pb2
 from penstock.wire.errors import PenstockError
 from penstock.wire.ids import TopicIdPartition
@@ -90,12 +91,13 @@ class FollowerAnswers:
         """The follower has stated something else, or follows the partition no more."""
         self._waiting.pop(key, None)
 
-    def take(self, message: replication_pb2.ReplicationFetchResponse, max_bytes: int) -> None:
+    def take(self, laden: Push, max_bytes: int) -> None:
         """Move the oldest into an empty message: of what is handed over ``max_bytes`` at most, but
         for a single one that is larger.
         """
         least = max_bytes // RESTARTS_AT_MOST
         left = max_bytes
+        message = laden.message
         while self._waiting and len(message.pushes) < MAX_ANSWERS:
             key, answer = next(iter(self._waiting.items()))
             if answer.restarts:
@@ -106,6 +108,7 @@ class FollowerAnswers:
                     break  # It goes first the next time.
                 left -= size_bytes
             message.pushes.append(answer.push)
+            laden.records.append(b"")
             del self._waiting[key]
 
     def _add(self, key: TopicIdPartition, answer: _Answer) -> None:

@@ -187,7 +187,7 @@ class FrameServer:
     async def _open(self, sock: socket.socket, peer: str) -> FrameStream | None:
         """The connection, secured if it must be; None when that failed."""
         loop = asyncio.get_running_loop()
-        stream = FrameStream(replication_pb2.ReplicationFetchRequest)
+        stream = FrameStream(replication_pb2.ReplicationFetchRequest.FromString)
         try:
             tune_socket(sock)
             context = self._server_context()

@@ -7,7 +7,7 @@ import contextlib
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import grpc
 from google.protobuf.message import DecodeError, Message
@@ -21,8 +21,9 @@ from penstock.broker.replication.frames import (
     Kind,
     encode_header,
 )
-from penstock.broker.replication.ports import EOF, StreamBrokenError
+from penstock.broker.replication.ports import EOF, Push, StreamBrokenError
 from penstock.v1 import replication_pb2
+from penstock.wire.laden import REPLICATION_PUSH, Laden
 from penstock.wire.transport import MAX_MESSAGE_BYTES
 
 MAX_UNREAD_FRAMES: Final = 64
@@ -43,14 +44,6 @@ _FAREWELL_S: Final = 5.0
 _STATUS_BY_NUMBER: Final = {status.value[0]: status for status in grpc.StatusCode}
 
 
-class MessageType(Protocol):
-    """A class of messages: makes one from its bytes."""
-
-    def FromString(self, s: bytes, /) -> Any:  # noqa: N802 - protobuf's name for it.
-        """The message. Raises DecodeError."""
-        ...
-
-
 class FrameStream(asyncio.Protocol):
     """The messages of one connection, in order; on one event loop.
 
@@ -58,10 +51,13 @@ class FrameStream(asyncio.Protocol):
     what the kernel takes is MAX_UNSENT_BYTES and one message at most. Whatever ends the connection
     ends both: reading then gives EOF after a proper end, and raises StreamBrokenError after any
     other.
+
+    ``parse`` makes of a frame's bytes what is read here, or raises DecodeError. What is written is
+    a message, or a push, of which the records are not copied before they are with the kernel.
     """
 
-    def __init__(self, reads: MessageType) -> None:
-        self._reads = reads
+    def __init__(self, parse: Callable[[bytes], Any]) -> None:
+        self._parse = parse
         self._decoder = FrameDecoder(MAX_HELLO_BYTES)
         self._unread: deque[Frame] = deque()
         self._unread_bytes = 0
@@ -150,7 +146,7 @@ class FrameStream(asyncio.Protocol):
             return EOF
         if frame.kind is not Kind.MESSAGE:
             self._misplaced(frame)
-        return self._parsed(self._reads, frame)
+        return self._parsed(self._parse, frame)
 
     async def read_all(self, handle: Callable[[Any], object]) -> None:
         """Hand each message on in the moment in which it comes, until a proper end.
@@ -175,7 +171,7 @@ class FrameStream(asyncio.Protocol):
                     return
                 if frame.kind is not Kind.MESSAGE:
                     self._misplaced(frame)
-                self._handle(self._parsed(self._reads, frame))
+                self._handle(self._parsed(self._parse, frame))
         except Exception as error:  # For who waits in read_all.
             self._handle = None
             if self._reader is not None and not self._reader.done():
@@ -188,17 +184,18 @@ class FrameStream(asyncio.Protocol):
             raise StreamBrokenError(grpc.StatusCode.UNAVAILABLE, "it was closed at once")
         if frame.kind is not Kind.WELCOME:
             self._misplaced(frame)
-        welcome: replication_pb2.LeaderWelcome = self._parsed(replication_pb2.LeaderWelcome, frame)
+        parse = replication_pb2.LeaderWelcome.FromString
+        welcome: replication_pb2.LeaderWelcome = self._parsed(parse, frame)
         return welcome
 
-    def write_now(self, message: Message) -> bool:
+    def write_now(self, message: Message | Push) -> bool:
         """Send a message if the connection takes it without waiting. Raises StreamBrokenError."""
         if self._drained is not None:
             return False
         self._send(Kind.MESSAGE, message)
         return True
 
-    async def write(self, message: Message) -> None:
+    async def write(self, message: Message | Push) -> None:
         """Send a message. Raises StreamBrokenError."""
         self._send(Kind.MESSAGE, message)
         while self._drained is not None:
@@ -257,9 +254,9 @@ class FrameStream(asyncio.Protocol):
         self._unread_bytes -= len(frame.body)
         return frame
 
-    def _parsed(self, kind: MessageType, frame: Frame) -> Any:
+    def _parsed(self, parse: Callable[[bytes], Any], frame: Frame) -> Any:
         try:
-            return kind.FromString(frame.body)
+            return parse(frame.body)
         except DecodeError:
             raise StreamBrokenError(
                 grpc.StatusCode.INVALID_ARGUMENT,
@@ -270,7 +267,7 @@ class FrameStream(asyncio.Protocol):
     def _misplaced(self, frame: Frame) -> None:
         """Raise what a frame means that is not what was waited for."""
         if frame.kind is Kind.END:
-            end = self._parsed(replication_pb2.StreamEnd, frame)
+            end = self._parsed(replication_pb2.StreamEnd.FromString, frame)
             status = _STATUS_BY_NUMBER.get(end.status, grpc.StatusCode.UNKNOWN)
             raise StreamBrokenError(status, end.reason, cause="refused")
         raise StreamBrokenError(
@@ -279,14 +276,18 @@ class FrameStream(asyncio.Protocol):
             cause="malformed",
         )
 
-    def _send(self, kind: Kind, message: Message) -> None:
+    def _send(self, kind: Kind, message: Message | Push) -> None:
         self._check_open()
-        body = message.SerializeToString()
-        header = encode_header(kind, len(body))
-        if len(body) <= _WHOLE_BYTES:
-            self._transport.write(header + body)
+        if isinstance(message, Laden):
+            parts = REPLICATION_PUSH.parts(message)
         else:
-            self._transport.writelines((header, body))
+            parts = [message.SerializeToString()]
+        size_bytes = sum(map(len, parts))
+        parts.insert(0, encode_header(kind, size_bytes))
+        if size_bytes <= _WHOLE_BYTES:
+            self._transport.write(b"".join(parts))
+        else:
+            self._transport.writelines(parts)
 
     def _check_open(self) -> None:
         if self._transport.is_closing():

@@ -16,7 +16,7 @@ from penstock.broker.replication.cold_reads import Warming
 from penstock.broker.replication.fetch import next_offset_after
 from penstock.broker.replication.follower_answers import FollowerAnswers
 from penstock.broker.replication.partition import FollowerFeed, Partition
-from penstock.broker.replication.ports import ServedStream, StreamBrokenError
+from penstock.broker.replication.ports import Push, ServedStream, StreamBrokenError
 from penstock.broker.replication.shared_reads import SharedReads
 from penstock.broker.replication.unanswered import Unanswered
 from penstock.v1 import replication_pb2
@@ -26,6 +26,7 @@ from penstock.wire.errors import (
     UnknownTopicOrPartitionError,
 )
 from penstock.wire.ids import TopicId, TopicIdPartition
+from penstock.wire.laden import Laden
 
 logger = structlog.get_logger()
 
@@ -260,9 +261,9 @@ class FollowerStream:
             await self._work.wait()
             self._work.clear()
             while (message := self._next_message()) is not None:
-                self.sequence = message.sequence
-                size_bytes = sum(len(push.records) + len(push.producers) for push in message.pushes)
-                self._unanswered.sent(message.sequence, size_bytes)
+                self.sequence = message.message.sequence
+                producers_bytes = sum(len(push.producers) for push in message.message.pushes)
+                self._unanswered.sent(self.sequence, message.records_bytes + producers_bytes)
                 await stream.write(message)
                 if self._answers:
                     # It need not have waited, and the next ones take long to make.
@@ -361,33 +362,36 @@ class FollowerStream:
         mine.setdefault(partition)
         self._work.set()
 
-    def _next_message(self) -> replication_pb2.ReplicationFetchResponse | None:
+    def _next_message(self) -> Push | None:
         """What is to be sent now, those in sync first."""
         catching_up = self._catching_up is not None
         if len(self._unanswered) - catching_up < MAX_IN_FLIGHT and (
             self._growing or self._answers or self._marks_due
         ):
             message = self._in_sync_message()
-            if message.pushes:
+            if message.records:
                 return message
         if self._behind and not catching_up and self._may_catch_up():
             message = self._catch_up_message()
-            if message.pushes:
-                self._catching_up = message.sequence
+            if message.records:
+                self._catching_up = message.message.sequence
                 return message
         return None
 
-    def _in_sync_message(self) -> replication_pb2.ReplicationFetchResponse:
-        message = replication_pb2.ReplicationFetchResponse(sequence=self.sequence + 1)
+    def _empty_message(self) -> Push:
+        return Laden(replication_pb2.ReplicationFetchResponse(sequence=self.sequence + 1), [])
+
+    def _in_sync_message(self) -> Push:
+        message = self._empty_message()
         # Not all of a hundred thousand at once: there must be room for the largest batch.
         self._answers.take(message, MAX_PUSH_BYTES)
         self._push_turns(message, self._growing, MAX_PUSH_BYTES)
-        if message.pushes or self._marks_due:
+        if message.records or self._marks_due:
             self._push_marks(message)
         return message
 
-    def _catch_up_message(self) -> replication_pb2.ReplicationFetchResponse:
-        message = replication_pb2.ReplicationFetchResponse(sequence=self.sequence + 1)
+    def _catch_up_message(self) -> Push:
+        message = self._empty_message()
         size_bytes = self._push_turns(message, self._behind, CATCH_UP_PUSH_BYTES)
         self._ticket = self._budget.take(size_bytes, self._manager.clock_ms())
         return message
@@ -407,7 +411,7 @@ class FollowerStream:
 
     def _push_turns(
         self,
-        message: replication_pb2.ReplicationFetchResponse,
+        message: Push,
         queue: dict[Partition, None],
         limit: int,
     ) -> int:
@@ -430,7 +434,7 @@ class FollowerStream:
 
     def _push_records(
         self,
-        message: replication_pb2.ReplicationFetchResponse,
+        message: Push,
         partition: Partition,
         budget: int,
         limit: int,
@@ -467,7 +471,7 @@ class FollowerStream:
         if next_offset < end:
             self._give_turn(partition)  # Its next turn comes after the others'.
         if records or cursor.high_watermark < 0 or self._tells_late(partition, cursor):
-            self._add_push(message, partition, cursor).records = records
+            self._add_push(message, partition, cursor, records)
             cursor.next_offset = next_offset
         return len(records)
 
@@ -490,7 +494,7 @@ class FollowerStream:
         if partition in self._cursors:  # Else it is not pushed here any more.
             self._give_turn(partition)
 
-    def _push_marks(self, message: replication_pb2.ReplicationFetchResponse) -> None:
+    def _push_marks(self, message: Push) -> None:
         for partition in list(self._marks)[:_MAX_MARKS]:
             del self._marks[partition]
             cursor = self._cursors[partition]
@@ -510,13 +514,15 @@ class FollowerStream:
 
     def _add_push(
         self,
-        message: replication_pb2.ReplicationFetchResponse,
+        message: Push,
         partition: Partition,
         cursor: _Cursor,
-    ) -> replication_pb2.ReplicaPush:
+        records: bytes = b"",
+    ) -> None:
         cursor.high_watermark = partition.replica.high_watermark
         cursor.log_start_offset = partition.log.log_start_offset
-        push = message.pushes.add(
+        message.records.append(records)
+        push = message.message.pushes.add(
             leader_epoch=cursor.leader_epoch,
             high_watermark=cursor.high_watermark,
             log_start_offset=cursor.log_start_offset,
@@ -524,7 +530,6 @@ class FollowerStream:
         )
         push.partition.topic_id = partition.key.topic_id
         push.partition.partition = partition.key.partition
-        return push
 
 
 def _has_new_marks(partition: Partition, cursor: _Cursor) -> bool:

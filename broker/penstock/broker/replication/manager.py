@@ -41,6 +41,7 @@ from penstock.broker.replication.ports import (
 from penstock.broker.replication.reporting import ReplicaReporter
 from penstock.broker.replication.shared_reads import SharedReads
 from penstock.v1 import common_pb2, log_pb2, metadata_pb2, replication_pb2
+from penstock.wire.batch import Buffer
 from penstock.wire.errors import (
     BrokerFencedError,
     InconsistentClusterIdError,
@@ -50,6 +51,7 @@ from penstock.wire.errors import (
     StorageError,
 )
 from penstock.wire.ids import TopicIdPartition, TopicPartition
+from penstock.wire.laden import Laden
 
 logger = structlog.get_logger()
 
@@ -273,7 +275,7 @@ class ReplicaManager:
         topic: str,
         topic_id: bytes,
         partition: int,
-        records: bytes,
+        records: Buffer,
         *,
         acks: common_pb2.Acks.ValueType,
         timeout_ms: int,
@@ -290,7 +292,7 @@ class ReplicaManager:
             Target(topic, topic_id, partition, current_leader_epoch), records, acks, timeout_ms
         )
 
-    async def fetch(self, request: log_pb2.FetchRequest) -> log_pb2.FetchResponse:
+    async def fetch(self, request: log_pb2.FetchRequest) -> Laden[log_pb2.FetchResponse]:
         """Answer a fetch by long poll; see penstock.v1.FetchRequest."""
         return await self._fetcher.fetch(request)
 

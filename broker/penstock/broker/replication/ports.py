@@ -12,6 +12,7 @@ from grpc import aio
 from penstock.broker.core.ports import DamagedLogError, Log
 from penstock.v1 import cluster_pb2, controller_pb2, replication_pb2
 from penstock.wire.ids import TopicId, TopicIdPartition, TopicPartition
+from penstock.wire.laden import Laden
 
 Step = Callable[[], Awaitable[None]] | None
 """A step that was made (None), or what is to be awaited before the next one can be made quickly.
@@ -118,12 +119,14 @@ class StreamBrokenError(Exception):
         self.cause = cause
 
 
+Push = Laden[replication_pb2.ReplicationFetchResponse]
+"""One message of a leader, with the records of its pushes beside them."""
+
+
 class LeaderStream(Protocol):
     """A follower's end of the stream to a leader, whatever carries it."""
 
-    async def read_all(
-        self, handle: Callable[[replication_pb2.ReplicationFetchResponse], object]
-    ) -> None:
+    async def read_all(self, handle: Callable[[Push], object]) -> None:
         """Hand each message on, as soon as may be after it came, until the leader ends the stream.
 
         Raises StreamBrokenError, and what ``handle`` raises.
@@ -162,7 +165,7 @@ class ServedStream(Protocol):
         """
         ...
 
-    async def write(self, message: replication_pb2.ReplicationFetchResponse) -> None:
+    async def write(self, message: Push) -> None:
         """Send a message; returns when the stream takes another. Raises StreamBrokenError."""
         ...
 

@@ -13,12 +13,13 @@ from penstock.broker.replication.leader import (
     LeaderSide,
     follower_status,
 )
-from penstock.broker.replication.ports import EOF, StreamBrokenError
+from penstock.broker.replication.ports import EOF, Push, StreamBrokenError
 from penstock.raft_meta.authentication import PeerAuthentication
 from penstock.v1 import replication_pb2
 from penstock.v1.replication_pb2_grpc import ReplicationServicer as ReplicationServicerBase
 from penstock.wire.errors import PenstockError
 from penstock.wire.ids import TopicId, TopicIdPartition
+from penstock.wire.laden import REPLICATION_PUSH
 
 
 class ReplicationServicer(ReplicationServicerBase):
@@ -101,6 +102,6 @@ class _ServedByGrpc:
         while (request := await self._context.read()) is not EOF:
             handle(request)
 
-    async def write(self, message: replication_pb2.ReplicationFetchResponse) -> None:
+    async def write(self, message: Push) -> None:
         """Send a message."""
-        await self._context.write(message)
+        await self._context.write(REPLICATION_PUSH.whole(message))

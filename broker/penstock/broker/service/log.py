@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol
+
+import grpc
 
 from penstock.broker.core.metadata_image import MetadataImage
 from penstock.broker.metrics import BrokerMetrics
 from penstock.broker.service.producing import ProducedLogs, ProduceStream, Producing
-from penstock.raft_meta.guarding import refusing_malformed
+from penstock.raft_meta.guarding import Guarded, refusing_malformed
 from penstock.v1 import log_pb2
 from penstock.v1.log_pb2_grpc import LogServicer as LogServicerBase
+from penstock.v1.log_pb2_grpc import add_LogServicer_to_server
 from penstock.wire.errors import (
     AccessForbiddenError,
     PenstockError,
 )
+from penstock.wire.laden import FETCH_RESPONSE, PRODUCE_REQUEST, Laden
 
 
 class PartitionLogs(ProducedLogs, Protocol):
     """What this service asks of the replica manager."""
 
-    async def fetch(self, request: log_pb2.FetchRequest) -> log_pb2.FetchResponse:
+    async def fetch(self, request: log_pb2.FetchRequest) -> Laden[log_pb2.FetchResponse]:
         """Answer a fetch by long poll."""
         ...
 
@@ -47,7 +51,10 @@ class PartitionLogs(ProducedLogs, Protocol):
 
 
 class LogServicer(LogServicerBase):
-    """Answers clients. Every refusal is a typed error in the response; the stream lives on."""
+    """Answers clients. Every refusal is a typed error in the response; the stream lives on.
+
+    What carries records has them beside it here: add it to a server by ``add_log_servicer``.
+    """
 
     def __init__(self, logs: PartitionLogs, image: MetadataImage, metrics: BrokerMetrics) -> None:
         self._logs = logs
@@ -55,8 +62,8 @@ class LogServicer(LogServicerBase):
         self._metrics = metrics
         self._producing = Producing(logs, metrics, self._check_not_internal)
 
-    async def Produce(
-        self, request_iterator: AsyncIterator[log_pb2.ProduceRequest], context: Any
+    async def Produce(  # type: ignore[override]
+        self, request_iterator: AsyncIterator[Laden[log_pb2.ProduceRequest]], context: Any
     ) -> AsyncIterator[log_pb2.ProduceResponse]:
         """Append in the order of the requests; answer each when its acknowledgement is there."""
         stream = ProduceStream(self._producing, request_iterator)
@@ -78,13 +85,15 @@ class LogServicer(LogServicerBase):
             if not answered.done():
                 answered.set_result(response)
 
-        self._producing.begin(request.request, answer)
+        self._producing.begin(PRODUCE_REQUEST.beside(request.request), answer)
         return log_pb2.ProduceOnceResponse(response=await answered)
 
-    async def Fetch(self, request: log_pb2.FetchRequest, context: Any) -> log_pb2.FetchResponse:
+    async def Fetch(  # type: ignore[override]
+        self, request: log_pb2.FetchRequest, context: Any
+    ) -> Laden[log_pb2.FetchResponse]:
         """Read by long poll."""
         response = await self._logs.fetch(request)
-        self._metrics.fetched(response)
+        self._metrics.fetched(response.records_bytes)
         return response
 
     async def ListOffsets(
@@ -131,3 +140,35 @@ class LogServicer(LogServicerBase):
                 "offsets with a consumer or AdminClient.alter_group_offsets, and remove a group's "
                 "with AdminClient.delete_groups"
             )
+
+
+class _WithRecordsBeside:
+    """Takes the servicer's methods from the generated code, and has records not copied."""
+
+    def __init__(self, guarded: Any) -> None:
+        self._guarded = guarded
+
+    def add_generic_rpc_handlers(self, handlers: Any) -> None:
+        """Called with what ``add_registered_method_handlers`` gets too."""
+
+    def add_registered_method_handlers(
+        self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]
+    ) -> None:
+        """Called with a service's methods."""
+        produce: Any = handlers["Produce"]
+        fetch: Any = handlers["Fetch"]
+        beside = {
+            "Produce": grpc.stream_stream_rpc_method_handler(
+                produce.stream_stream, PRODUCE_REQUEST.parse, produce.response_serializer
+            ),
+            "Fetch": grpc.unary_unary_rpc_method_handler(
+                fetch.unary_unary, fetch.request_deserializer, FETCH_RESPONSE.to_bytes
+            ),
+        }
+        self._guarded.add_registered_method_handlers(service, {**handlers, **beside})
+
+
+def add_log_servicer(servicer: LogServicer, guarded: Guarded) -> None:
+    """Serve it."""
+    server: Any = _WithRecordsBeside(guarded)  # Not all of a server: what the generated code calls.
+    add_LogServicer_to_server(servicer, server)

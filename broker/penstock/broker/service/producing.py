@@ -13,7 +13,9 @@ from penstock.broker.core.ports import AppendInfo
 from penstock.broker.metrics import BrokerMetrics
 from penstock.broker.replication.appending import OnAppended, Target
 from penstock.v1 import common_pb2, log_pb2
+from penstock.wire.batch import Buffer
 from penstock.wire.errors import InvalidRequestError, PenstockError, UnknownServerError
+from penstock.wire.laden import Laden
 
 MAX_PENDING_REQUESTS: Final = 64
 """Produce requests of one stream that are not answered yet; more are not read from it.
@@ -32,7 +34,7 @@ class ProducedLogs(Protocol):
     def begin_append(
         self,
         target: Target,
-        records: bytes,
+        records: Buffer,
         acks: common_pb2.Acks.ValueType,
         timeout_ms: int,
         on_end: OnAppended,
@@ -60,7 +62,7 @@ class Producing:
 
     def begin(
         self,
-        request: log_pb2.ProduceRequest,
+        laden: Laden[log_pb2.ProduceRequest],
         answer: Callable[[log_pb2.ProduceResponse], object],
     ) -> None:
         """Append what a request carries to all its partitions, before this returns.
@@ -68,14 +70,16 @@ class Producing:
         ``answer`` is called once, with a result for each partition in the request's order, when
         the last of them is there: perhaps before this returns. It must not raise.
         """
-        results: list[log_pb2.ProducePartitionResult | None] = [None] * len(request.partitions)
+        request, records = laden.message, laden.records
+        results: list[log_pb2.ProducePartitionResult | None] = [None] * len(records)
+        sizes = [len(part) for part in records]  # Kept in place of the records, while they wait.
         left = len(results)
 
         def ended(at: int, outcome: AppendInfo | BaseException) -> None:
             nonlocal left
             if results[at] is not None:
                 return  # Or it would count for a partition of which nothing is known yet.
-            results[at] = self._result(request.partitions[at], outcome)
+            results[at] = self._result(request.partitions[at].partition, sizes[at], outcome)
             left -= 1
             if not left:
                 answer(_response(request, results))
@@ -87,7 +91,7 @@ class Producing:
             on_end = partial(ended, at)
             where = entry.partition
             try:
-                _check(request, entry)
+                _check(request, where, sizes[at])
                 self._check_topic(where.topic)
             except PenstockError as error:
                 on_end(error)
@@ -95,14 +99,16 @@ class Producing:
             target = Target(
                 where.topic, where.topic_id, where.partition, entry.current_leader_epoch
             )
-            self._logs.begin_append(target, entry.records, request.acks, timeout_ms, on_end)
+            self._logs.begin_append(target, records[at], request.acks, timeout_ms, on_end)
 
     def _result(
-        self, entry: log_pb2.ProducePartition, outcome: AppendInfo | BaseException
+        self,
+        where: common_pb2.TopicPartition,
+        size_bytes: int,
+        outcome: AppendInfo | BaseException,
     ) -> log_pb2.ProducePartitionResult:
-        where = entry.partition
         if isinstance(outcome, AppendInfo):
-            self._metrics.produced(len(entry.records))
+            self._metrics.produced(size_bytes)
             return log_pb2.ProducePartitionResult(
                 partition=where,
                 base_offset=outcome.base_offset,
@@ -129,7 +135,7 @@ class ProduceStream:
     """One client's stream: a reader that starts requests in order, answers as they finish."""
 
     def __init__(
-        self, producing: Producing, requests: AsyncIterator[log_pb2.ProduceRequest]
+        self, producing: Producing, requests: AsyncIterator[Laden[log_pb2.ProduceRequest]]
     ) -> None:
         self._producing = producing
         self._requests = requests
@@ -158,7 +164,7 @@ class ProduceStream:
             async for request in self._requests:
                 await self._slots.acquire()
                 self._pending += 1
-                self._producing.begin(request, partial(self._answered, request.acks))
+                self._producing.begin(request, partial(self._answered, request.message.acks))
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # Handed on to the stream's own task.
@@ -189,10 +195,12 @@ def _response(
     )
 
 
-def _check(request: log_pb2.ProduceRequest, entry: log_pb2.ProducePartition) -> None:
+def _check(
+    request: log_pb2.ProduceRequest, where: common_pb2.TopicPartition, size_bytes: int
+) -> None:
     if request.transactional_id:
         raise InvalidRequestError("this broker's version has no transactions")
-    if not entry.records:
+    if not size_bytes:
         raise InvalidRequestError(
-            f"{entry.partition.topic}-{entry.partition.partition}: the request has no record batch"
+            f"{where.topic}-{where.partition}: the request has no record batch"
         )
