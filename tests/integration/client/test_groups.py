@@ -231,6 +231,19 @@ def test_a_rack_aware_group_reads_replicas_in_its_racks(
         lambda: {rack: member.numbers for rack, member in members.items()} == nearby,
         "each member reads what is in its rack",
     )
+    # Two partitions change places, and so does who reads them (KIP-881).
+    swapped = {
+        TopicPartition(name, min(nearby["east"])): 2,
+        TopicPartition(name, min(nearby["west"])): 1,
+    }
+    admin.alter_partition_reassignments({key: [node_id] for key, node_id in swapped.items()})
+    for key, node_id in swapped.items():
+        for rack, numbers in nearby.items():
+            (numbers.add if rack == RACKS[node_id] else numbers.discard)(key.partition)
+    wait_until(
+        lambda: {rack: member.numbers for rack, member in members.items()} == nearby,
+        "each member reads what is in its rack now",
+    )
 
 
 def test_heartbeats_go_on_while_records_are_processed(
