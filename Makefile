@@ -7,6 +7,10 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 
+# Tests start hundreds of nodes and commands. Where the environment forbids cached bytecode each of
+# them would compile all of Penstock anew, which takes half of a node's start.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Passed on to what is run: make demo ARGS=--help
 ARGS ?=
 
