@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Sequence
 
 import pytest
 
@@ -200,3 +201,22 @@ def test_a_full_buffer_does_not_stop_the_thread_that_callbacks_run_on(
     assert isinstance(error, BufferExhaustedError)
     assert "another thread" in error.message
     assert background.cluster.values("t") == [b"x", b"y" * 900, b"y" * 900]
+
+
+def test_a_partitioner_may_wait_for_the_client(background: Background) -> None:
+    background.cluster.add_topic("t", 2)
+    background.cluster.add_topic("rules")
+    chosen = 0
+
+    def ask(
+        topic: str, key: bytes | None, value: bytes | None, count: int, available: Sequence[int]
+    ) -> int:
+        nonlocal chosen
+        # Anything that only the client's own thread can answer, while that has work to do.
+        chosen = producer.send("rules", b"?", partition=0).result(10).offset
+        return producer.partitions_for(topic) - 1
+
+    with Producer(background.cluster.bootstrap, partitioner=ask, linger_ms=0) as producer:
+        futures = [producer.send("t", b"%d" % number) for number in range(20)]
+        assert {future.result(10).partition for future in futures} == {1}
+    assert chosen == 19
