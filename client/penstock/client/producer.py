@@ -242,6 +242,7 @@ class Producer:
         timeout_ms = arguments.timeout_ms(timeout_ms)
         if self._guard.foreign:
             return  # The parent's; nothing of it lives here.
+        self._thread.check_may_wait()  # What is refused there leaves the producer open.
         with self._room:
             if self._closed:
                 return
