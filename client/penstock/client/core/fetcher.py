@@ -350,11 +350,14 @@ class Fetcher:
                 f"partition {result.partition}: the log was cut at offset "
                 f"{result.diverging_offset}, before position {lane.position.offset}"
             )
-            offset = min(result.diverging_offset, lane.position.offset)
+            # What was fetched and not taken may lie before the cut: it is fetched anew.
+            offset = min(result.diverging_offset, lane.cursor.offset)
             self._effects.append(OutOfRange(result.partition, lane.position.offset, offset, why))
+            lane.drop_fetched()
             lane.position = None
             return
         lane.complaint = None
+        lane.is_outside = False
         if result.records:
             try:
                 lane.buffer(result.partition, result.records, result.records_crc)
@@ -364,8 +367,11 @@ class Fetcher:
     def _refused(self, lane: Lane, result: Fetched, error: PenstockError, now_ms: float) -> None:
         assert lane.position is not None
         if isinstance(error, OffsetOutOfRangeError):
-            self._effects.append(OutOfRange(result.partition, lane.position.offset, -1, error))
-            lane.position = None
+            # What was fetched before is good. When it is taken the position is asked for again.
+            lane.is_outside = bool(lane.chunks)
+            if not lane.is_outside:
+                self._effects.append(OutOfRange(result.partition, lane.position.offset, -1, error))
+                lane.position = None
         elif isinstance(error, CorruptRecordError):
             where = f"partition {result.partition}, offset {lane.position.offset}"
             found = CorruptRecordError(f"{where}: {error.message}", leader=error.leader)
@@ -495,6 +501,7 @@ class Fetcher:
             and not lane.paused
             and lane.fetch_id < 0
             and lane.error is None
+            and not (lane.is_outside and lane.chunks)
             and lane.buffered_bytes < self._settings.max_partition_bytes
         )
 

@@ -374,7 +374,9 @@ class Handout:
                 if run.start + had < len(run.records):
                     offset: int = run.records[run.start + had].offset
                     return offset
-        return None
+        return min(
+            (run.first_offset for run in self._columns if run.partition == partition), default=None
+        )
 
     def hold(self, partitions: Iterable[TopicPartition]) -> None:
         """Hand out nothing of these partitions until ``release``."""
