@@ -112,9 +112,12 @@ class AsyncConsumer:
         self._listener = hearer
 
     async def unsubscribe(self) -> None:
-        """Leave the group and give back every partition."""
+        """Leave the group and give back every partition. See ``Consumer.unsubscribe``."""
         self._check_open()
-        await self._engine.unsubscribe()
+        try:
+            await self._tell_parting()
+        finally:
+            await self._engine.unsubscribe()
 
     async def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read exactly these partitions, without the group's assignment."""
@@ -279,11 +282,14 @@ class AsyncConsumer:
             self._handout.settle()
         deadline = Deadline.after_ms(timeout_ms)
         try:
-            parting = self._engine.parting()
-            await self._tell("on_partitions_lost", parting.lost)
-            await self._tell("on_partitions_revoked", parting.revoked)
+            await self._tell_parting()
         finally:
             await self._engine.close(deadline)
+
+    async def _tell_parting(self) -> None:
+        parting = self._engine.parting()
+        await self._tell("on_partitions_lost", parting.lost)
+        await self._tell("on_partitions_revoked", parting.revoked)
 
     async def _fetch(
         self, deadline: Deadline, max_records: int | None, *, columns: bool = False

@@ -118,13 +118,22 @@ class Consumer:
         self._listener = hearer
 
     def unsubscribe(self) -> None:
-        """Leave the group and give back every partition."""
+        """Leave the group and give back every partition.
+
+        Commits first (with auto commit) what was processed; what the last poll handed out is not,
+        as far as is known, and comes again to whoever reads on. Runs the listener's
+        ``on_partitions_revoked``.
+        """
         self._check_open()
-        self._run(self._engine.unsubscribe)
+        try:
+            self._tell_parting()
+        finally:
+            self._run(self._engine.unsubscribe)
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read exactly these partitions, without the group's assignment.
 
+        With auto commit, what was processed of those that are read no longer is committed first.
         Raises InvalidRequestError after ``subscribe``.
         """
         self._check_open()
@@ -359,13 +368,16 @@ class Consumer:
             self._handout.settle()
         deadline = Deadline.after_ms(timeout_ms)
         try:
-            parting = self._engine.parting()
-            if self._listener is not None and parting.lost:
-                self._listener.on_partitions_lost(parting.lost)
-            if self._listener is not None and parting.revoked:
-                self._listener.on_partitions_revoked(parting.revoked)
+            self._tell_parting()
         finally:
             self._thread.run(self._engine.close, deadline)
+
+    def _tell_parting(self) -> None:
+        parting = self._engine.parting()
+        if self._listener is not None and parting.lost:
+            self._listener.on_partitions_lost(parting.lost)
+        if self._listener is not None and parting.revoked:
+            self._listener.on_partitions_revoked(parting.revoked)
 
     def _fetch(self, deadline: Deadline, max_records: int | None, *, columns: bool = False) -> bool:
         while True:

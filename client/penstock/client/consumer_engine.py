@@ -135,7 +135,7 @@ class ConsumerEngine:
 
     async def unsubscribe(self) -> None:
         """Leave the group and give everything back."""
-        await self._commit_at_end(Deadline.after_ms(self._config.default_api_timeout_ms))
+        await self._commit_processed(self.assignment(), self._config.default_api_timeout_ms)
         if self._group is not None:
             await self._group.leave(_LEAVE_MS)
         self._drop(self._fetch.fetcher.partitions)
@@ -154,8 +154,9 @@ class ConsumerEngine:
         await self._know_topics({entry.topic for entry in wanted})
         for entry in sorted(wanted):
             self._check_partition(entry)
-        self._by_hand = bool(wanted)
         owned = self._fetch.fetcher.partitions
+        await self._commit_processed(owned - wanted)
+        self._by_hand = bool(wanted)
         self._drop(owned - wanted)
         self._add(wanted - owned, from_group=self._offsets is not None)
 
@@ -385,8 +386,7 @@ class ConsumerEngine:
 
     async def give_back(self, change: Rebalance) -> None:
         """The application was told of ``revoked``: commit what is processed and stop reading."""
-        if self._config.enable_auto_commit:
-            await self._commits.commit_processed(self._mine.intersection(change.revoked))
+        await self._commit_processed(change.revoked)
         self._drop(change.revoked)
 
     async def take_over(self, change: Rebalance) -> tuple[TopicPartition, ...]:
@@ -543,9 +543,11 @@ class ConsumerEngine:
             mine &= self._group.member.owned
         return mine - self._positions.made_anew
 
-    async def _commit_at_end(self, deadline: Deadline) -> None:
+    async def _commit_processed(
+        self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None
+    ) -> None:
         if self._config.enable_auto_commit and self._group is not None:
-            await self._commits.commit_processed(self._mine, max(1.0, deadline.remaining_ms))
+            await self._commits.commit_processed(self._mine.intersection(partitions), timeout_ms)
 
     # --- the end ----------------------------------------------------------------------------
 
@@ -562,7 +564,7 @@ class ConsumerEngine:
                 self._committer.cancel()
                 await asyncio.gather(self._committer, return_exceptions=True)
             if self._cluster.started:
-                await self._commit_at_end(deadline)
+                await self._commit_processed(self.assignment(), max(1.0, deadline.remaining_ms))
                 if self._group is not None:
                     await self._group.leave(min(_LEAVE_MS, deadline.remaining_ms))
         finally:

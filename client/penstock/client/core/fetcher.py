@@ -50,6 +50,8 @@ from penstock.wire.ids import TopicPartition
 
 _MAX_FETCHES_PER_NODE: Final = 3
 _SLOW_MARGIN_MS: Final = 1_000.0
+_AHEAD_RECORDS: Final = 10_000
+"""No more than this is decoded ahead, however few bytes they were fetched as."""
 
 
 @dataclass(slots=True)
@@ -202,16 +204,16 @@ class Fetcher:
         """Runs of records, in order within each partition, in turns between them.
 
         They are ``limit`` records, if there are so many, and more as long as all were fetched as
-        less than ``ahead_bytes``. Runs are of whole batches, so the last may go beyond either.
-        Raises a partition's error when its turn comes and nothing else was taken before. What a
-        damaged batch has it want done comes out of the next ``handle``.
+        less than ``ahead_bytes`` and are less than ten thousand. Runs are of whole batches, so the
+        last may go beyond either. Raises a partition's error when its turn comes and nothing else
+        was taken before. What a damaged batch has it want done comes out of the next ``handle``.
         """
         taken: list[Run] = []
         count = size_bytes = 0
         for partition in self._in_turn():
             lane = self._lanes[partition]
             try:
-                while count < limit or size_bytes < ahead_bytes:
+                while count < limit or (size_bytes < ahead_bytes and count < _AHEAD_RECORDS):
                     if (run := lane.decode_next(partition)) is None:
                         break
                     taken.append(run)
@@ -224,7 +226,7 @@ class Fetcher:
         return taken
 
     def take_columns(self, limit: int, most_bytes: int, now_ms: float) -> list[ColumnRun]:
-        """Up to ``limit`` records, fetched as about ``most_bytes``, as columns by partition.
+        """Up to ``limit`` records, of about ``most_bytes`` decompressed, as columns by partition.
 
         Raises as ``take``.
         """
