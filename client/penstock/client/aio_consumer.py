@@ -16,6 +16,7 @@ from penstock.client.config import ConsumerConfig, ConsumerSettings
 from penstock.client.consumer_engine import ConsumerEngine
 from penstock.client.core.subscription import Rebalance
 from penstock.client.deadline import Deadline
+from penstock.client.fetch_loop import MOST_ROWS
 from penstock.client.model import (
     ConsumerMetrics,
     ConsumerRecord,
@@ -164,7 +165,7 @@ class AsyncConsumer:
         timeout_ms = arguments.timeout_ms(timeout_ms)
         max_records = arguments.max_records(max_records)
         self._handout.settle()
-        limit = max_records or self.config.max_poll_records
+        limit = max_records or (MOST_ROWS if columns else self.config.max_poll_records)
         deadline = Deadline.after_ms(timeout_ms)
         await asyncio.sleep(0)  # Heartbeats must run even where records never end.
         # Taken here, not returned by the engine: what an interrupt keeps from us stays there.

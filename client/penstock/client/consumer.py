@@ -15,6 +15,7 @@ from penstock.client.config import ConsumerConfig, ConsumerSettings
 from penstock.client.consumer_engine import ConsumerEngine
 from penstock.client.core.subscription import Rebalance
 from penstock.client.deadline import Deadline
+from penstock.client.fetch_loop import MOST_ROWS
 from penstock.client.model import (
     ConsumerMetrics,
     ConsumerRecord,
@@ -186,8 +187,8 @@ class Consumer:
         none) and ``headers`` (list of struct of ``key`` string and ``value`` binary). Keys and
         values are bytes, whatever the deserialisers. Rows of a partition come in order.
 
-        Waits as ``poll`` does; then hands out what was fetched, about 8 MB at most, or
-        ``max_records`` rows: ``max_poll_records`` does not bound it. What was handed out counts
+        Waits as ``poll`` does; then hands out what was fetched, about 8 MB (decompressed) at most,
+        or ``max_records`` rows: ``max_poll_records`` does not bound it. What was handed out counts
         as processed when the next is asked for, as with ``poll``. Raises what ``poll`` raises,
         and ConfigurationError without pyarrow: ``pip install 'penstock[arrow]'``.
         """
@@ -207,7 +208,7 @@ class Consumer:
         timeout_ms = arguments.timeout_ms(timeout_ms)
         max_records = arguments.max_records(max_records)
         self._handout.settle()
-        limit = max_records or self.config.max_poll_records
+        limit = max_records or (MOST_ROWS if columns else self.config.max_poll_records)
         deadline = Deadline.after_ms(timeout_ms)
         # Taken here, not returned by the engine: what an interrupt keeps from us stays there.
         while not (taken := take(limit, now_ms())):

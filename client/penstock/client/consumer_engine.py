@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Coroutine, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Final, Literal
 
 from penstock.client.cluster import Cluster, now_ms
@@ -30,7 +31,7 @@ from penstock.client.core.subscription import (
     pattern_text,
 )
 from penstock.client.deadline import Deadline
-from penstock.client.fetch_loop import FetchLoop
+from penstock.client.fetch_loop import MOST_ROWS, FetchLoop
 from penstock.client.group_link import GroupLink
 from penstock.client.leader_calls import LeaderCalls
 from penstock.client.metadata_keeper import MetadataKeeper
@@ -50,8 +51,7 @@ from penstock.wire.ids import TopicPartition
 _LOG: Final = logging.getLogger("penstock.client")
 _STALL_MS: Final = 10_000.0
 _LEAVE_MS: Final = 2_000.0
-_LEAST_PAUSE_MS: Final = 10.0
-"""Between automatic commits, however often they are asked for."""
+_LEAST_PAUSE_MS: Final = 10.0  # Between automatic commits, however often they are asked for.
 
 
 class ConsumerEngine:
@@ -336,13 +336,15 @@ class ConsumerEngine:
             self._topics_changed = False
             self._read_whole_topics(first=False)
         handout = self.handout
-        if columns and not handout.has_kept and not handout.has_columns:
-            handout.keep_columns(self._fetch.take_columns(max_records))
-        elif not columns and not handout.has_kept:
-            self._give_back_columns()
-            limit = max_records or self._config.max_poll_records
-            handout.keep(self._fetch.take(limit))
-        return True if handout.has_kept or handout.has_columns else None
+        limit = max_records or (MOST_ROWS if columns else self._config.max_poll_records)
+        if not handout.has_kept:
+            if not columns or handout.column_rows > limit:
+                self._give_back_columns()
+            if not columns:
+                handout.keep(self._fetch.take(limit))
+            elif not handout.column_rows:
+                handout.keep_columns(self._fetch.take_columns(limit))
+        return True if handout.has_kept or handout.column_rows else None
 
     def _give_back_columns(self) -> None:
         """What an interrupted ``fetch_arrow`` left is fetched anew."""
@@ -376,11 +378,9 @@ class ConsumerEngine:
                 _LOG.warning("no record for %.0f s: %s", _STALL_MS / 1000, trouble)
             self._stalled_ms = now_ms()
         wait_ms = min(deadline.remaining_ms, _STALL_MS, self._leader_watch.due_in_ms(now_ms()))
-        try:
+        with suppress(TimeoutError):  # The caller looks at the deadline.
             async with asyncio.timeout(wait_ms / 1000):
                 await self._wake.wait()
-        except TimeoutError:
-            pass  # The caller looks at the deadline.
 
     # --- rebalancing ------------------------------------------------------------------------
 
@@ -437,9 +437,7 @@ class ConsumerEngine:
 
     async def metrics(self) -> ConsumerMetrics:
         """What is known of how far behind this consumer is."""
-        lags = {
-            partition: self._positions.lag(partition) for partition in sorted(self.assignment())
-        }
+        lags = {name: self._positions.lag(name) for name in sorted(self.assignment())}
         return ConsumerMetrics({name: lag for name, lag in lags.items() if lag is not None})
 
     def _on_out_of_range(self, effect: OutOfRange) -> None:

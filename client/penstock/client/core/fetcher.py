@@ -137,7 +137,7 @@ class Fetcher:
     def trouble(self) -> PenstockError | None:
         """Why a partition is not fetched that should be, for messages."""
         for lane in self._lanes.values():
-            if lane.last_error is not None:
+            if lane.last_error is not None and not lane.paused:
                 return lane.last_error
         leaderless = self.leaderless()
         return no_leader(leaderless) if leaderless else None

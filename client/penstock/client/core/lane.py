@@ -181,25 +181,25 @@ class Lane:
     def decode_into(self, columns: ColumnsBuilder, partition: TopicPartition, most: int) -> int:
         """Add up to ``most`` records of the next batch that has any to the columns.
 
-        Returns what the batch was fetched as, in bytes; 0 when there is none. Raises as
+        Returns the size of the batch's records, decompressed; 0 when there is none. Raises as
         ``decode_next``; what was added before stays.
         """
 
-        def decode(batch: memoryview, header: BatchHeader) -> int:
+        def decode(batch: memoryview, header: BatchHeader) -> tuple[int, int]:
             if header.is_control:
                 verify_batch(batch)
-                return 0
-            return add_to_columns(columns, batch, self.cursor.offset, most)[1]
+                return 0, 0
+            return add_to_columns(columns, batch, self.cursor.offset, most)[1:]
 
         had = columns.record_count
         while self.chunks:
-            header, left_out = self._decode(partition, decode)
+            header, (left_out, size_bytes) = self._decode(partition, decode)
             if left_out:
                 self.cursor = Position(columns.last_offset + 1, header.leader_epoch)
-                return header.size_bytes
+                return size_bytes
             self._go_past(header)
             if columns.record_count > had:
-                return header.size_bytes
+                return size_bytes
         return 0
 
     def _decode(
