@@ -38,7 +38,11 @@ _YIELD_MS: Final = 10.0
 class AsyncConsumer:
     """``Consumer`` for asyncio: the same settings, promises and errors.
 
-    Belongs to the event loop on which it is first used, and to one task at a time.
+    Belongs to the event loop on which it is first used, and to one task at a time. Heartbeats are
+    sent on that loop as well: they go on while a coroutine of yours waits, but not while one blocks
+    the loop. What blocks or computes for long belongs in a thread (``asyncio.to_thread``); else
+    the group gives this member's partitions to others once ``session_timeout_ms`` are over. A
+    heartbeat that is late by more than half of that is logged as a warning.
     """
 
     def __init__(

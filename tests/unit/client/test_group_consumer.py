@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 import traceback
 from collections.abc import Sequence
 from typing import Any
@@ -441,6 +443,20 @@ async def test_committed_positions_serve_partitions_assigned_by_hand(
         await consumer.assign([T0])
         assert committed(cluster)[T0] == 4  # Closing committed what was handed out.
         assert await consumer.position(T0) == 4
+
+
+async def test_a_heartbeat_that_a_blocked_loop_held_up_is_logged(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.add_topic("t")
+    with caplog.at_level(logging.WARNING, "penstock.client"):
+        async with member(cluster, session_timeout_ms=1_000) as consumer:
+            while not consumer.assignment():
+                await consumer.poll(20)
+            time.sleep(0.7)  # noqa: ASYNC251 - that it blocks the loop is the point.
+            await consumer.poll(50)
+    [text] = [one.getMessage() for one in caplog.records if "heartbeat was" in one.message]
+    assert "session_timeout_ms=1000" in text
 
 
 async def test_taking_records_one_by_one_counts_as_polling(cluster: FakeCluster) -> None:

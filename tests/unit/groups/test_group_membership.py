@@ -3,11 +3,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.broker.core.group_events import GroupSettings
-from penstock.broker.core.group_topics import ImageTopics
-from penstock.broker.core.metadata_image import MetadataImage
-from penstock.v1 import cluster_pb2, groups_pb2
+from penstock.v1 import groups_pb2
 from penstock.wire.errors import ErrorCode, error_from_proto
-from penstock.wire.ids import TopicId, TopicIdPartition
 from tests.unit.groups.group_harness import GROUP, Driver, FakeTopics, durable, held, replayed
 
 ALL_FOUR = {("orders", n) for n in range(4)}
@@ -341,42 +338,6 @@ def test_the_assignor_is_the_one_that_most_ask_for(driver: Driver) -> None:
     driver.heartbeat("c", epoch, server_assignor="range")
     assert driver.describe().assignor == "range"
     assert driver.describe().group_epoch == epoch + 1
-
-
-def test_a_rack_aware_group_reads_in_its_racks(driver: Driver) -> None:
-    topic_id = driver.topics.find("orders").topic_id
-    for number in range(4):
-        rack = frozenset({"east" if number in (0, 3) else "west"})
-        driver.topics.racks_of[TopicIdPartition(topic_id, number)] = rack
-    join(driver, "a", server_assignor="rackaware", rack_id="east")
-    join(driver, "b", server_assignor="rackaware", rack_id="west")
-    driver.heartbeat("a", 2, owned={("orders", 0), ("orders", 3)})
-    assert driver.describe().assignor == "rackaware"
-    assert driver.assigned("a") == {("orders", 0), ("orders", 3)}
-    assert driver.assigned("b") == {("orders", 1), ("orders", 2)}
-
-
-def test_racks_are_those_of_the_brokers_that_have_replicas() -> None:
-    image = MetadataImage()
-    topic_id = TopicId(b"t" * 16)
-    image.apply(
-        cluster_pb2.MetadataDelta(
-            index=1,
-            brokers=[
-                cluster_pb2.BrokerRecord(node_id=node, rack=rack)
-                for node, rack in {1: "east", 2: "", 3: "west"}.items()
-            ],
-            topics=[cluster_pb2.TopicRecord(topic_id=topic_id, name="t")],
-            partitions=[
-                cluster_pb2.PartitionRecord(topic_id=topic_id, partition=0, replicas=[1, 2, 9]),
-                cluster_pb2.PartitionRecord(topic_id=topic_id, partition=1, replicas=[1, 3]),
-            ],
-        )
-    )
-    topics = ImageTopics(image)
-    assert topics.racks(TopicIdPartition(topic_id, 0)) == {"east"}
-    assert topics.racks(TopicIdPartition(topic_id, 1)) == {"east", "west"}
-    assert topics.racks(TopicIdPartition(topic_id, 2)) == frozenset()
 
 
 def test_joins_close_together_are_assigned_together() -> None:

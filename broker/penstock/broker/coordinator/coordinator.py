@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import structlog
@@ -21,10 +21,9 @@ from penstock.broker.core.group_events import (
     FetchOffsets,
     GroupSettings,
     ListGroups,
-    TopicsChanged,
 )
 from penstock.broker.core.group_partition import partition_for_group
-from penstock.broker.core.group_topics import ImageTopics
+from penstock.broker.core.image_topics import ImageTopics
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage
 from penstock.broker.topics import OFFSETS_TOPIC
 from penstock.v1 import groups_pb2
@@ -33,7 +32,7 @@ from penstock.wire.errors import (
     CoordinatorNotAvailableError,
     PenstockError,
 )
-from penstock.wire.ids import TopicId, TopicPartition
+from penstock.wire.ids import TopicPartition
 from penstock.wire.names import check_group_id
 
 _LIST_TIMEOUT_S: Final = 5.0
@@ -71,13 +70,12 @@ class GroupCoordinator:
         self._image = image
         self._ensure_offsets_topic = ensure_offsets_topic
         self._wall_clock_ms = wall_clock_ms
+        self._topics = ImageTopics(image)
         self._context = HostContext(
-            replicas, ImageTopics(image), settings or GroupSettings(), clock_ms, wall_clock_ms
+            replicas, self._topics, settings or GroupSettings(), clock_ms, wall_clock_ms
         )
         self._hosted: dict[int, HostedShard] = {}
         self._stream_count = 0
-        # Partition counts by topic id, to tell a topic that grew from one whose leaders changed.
-        self._counts: dict[TopicId, int] = {}
         replicas.add_leadership_listener(self._on_leadership)
 
     async def stop(self) -> None:
@@ -91,24 +89,10 @@ class GroupCoordinator:
 
     def on_metadata(self, change: ImageChange) -> None:
         """Act on what has just been applied to the image."""
-        changed: set[str] = set()
-        removed: set[TopicId] = set()
-        for topic in change.removed_topics:
-            if self._counts.pop(topic.topic_id, None) is not None:
-                changed.add(topic.name)
-                removed.add(topic.topic_id)
-        touched: Iterable[TopicId] = change.topics
-        if not change.snapshot:
-            touched = {*change.topics, *(TopicId(p.topic_id) for p in change.partitions)}
-        for topic_id in touched:
-            found = self._image.topic_by_id(topic_id)
-            if found is not None and self._counts.get(topic_id) != len(found.partitions):
-                self._counts[topic_id] = len(found.partitions)
-                changed.add(found.name)
-        if changed:
-            event = TopicsChanged(frozenset(changed), frozenset(removed))
+        news = self._topics.news(change)
+        if news is not None:
             for hosted in list(self._hosted.values()):
-                hosted.topics_changed(event)
+                hosted.topics_changed(news)
 
     def _on_leadership(self, topic: str, partition: int, leader_epoch: int, leading: bool) -> None:
         if topic != OFFSETS_TOPIC:

@@ -73,3 +73,6 @@ ASSIGNORS: Final[Mapping[str, Assignor]] = {
     DEFAULT_ASSIGNOR: assign_uniform,
 }
 """The assignors by the name that members ask for them with."""
+
+RACK_AWARE: Final = frozenset({"rackaware"})
+"""Those that look at racks: whatever moves replicas to other racks, makes a new assignment due."""

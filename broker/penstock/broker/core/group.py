@@ -373,14 +373,27 @@ class Group:
     def _on_topics_changed(self, event: TopicsChanged) -> None:
         group_offsets.forget_topics(self.state, event.removed)
         concern = self._subscriptions.concern
-        if any(concern(member, event.names) for member in self.state.members.values()):
+        members = self.state.members.values()
+        if any(concern(member, event.names) for member in members):
             self._check_target()
+        if (
+            event.moved
+            and group_reconcile.uses_racks(self.state)
+            and any(concern(member, event.moved) for member in members)
+            and not group_reconcile.is_due(self.state)
+        ):
+            group_reconcile.bump(self.state)
 
     def _on_loaded(self, now_ms: int) -> None:
         """Timeouts start anew: members could not be heard meanwhile."""
         for member in self.state.members.values():
             self._sessions.start(member, now_ms)
         self._recheck()
+        # Replicas may have moved to other racks while nobody coordinated the group.
+        if group_reconcile.uses_racks(self.state) and group_reconcile.is_outdated(
+            self.state, self._subscriptions
+        ):
+            group_reconcile.bump(self.state)
 
     def _on_tick(self, now_ms: int) -> None:
         recheck_at_ms = self._sessions.recheck_at_ms
@@ -412,7 +425,7 @@ class Group:
         """Make the target assignment when it is due, and move towards it as far as possible."""
         epochs = self.state.epochs
         self._sessions.assign_at_ms = None
-        if epochs.group_epoch > epochs.assignment_epoch:
+        if group_reconcile.is_due(self.state):
             at_ms = now_ms
             # The first assignment is always made at once: member epoch 0 means joining.
             if self._assigned_ms is not None and epochs.assignment_epoch:

@@ -106,10 +106,14 @@ class ListGroups:
 
 @dataclass(frozen=True, slots=True)
 class TopicsChanged:
-    """Topics were made, grew or went. ``removed`` are the ids of those that went."""
+    """Topics were made, grew or went. ``removed`` are the ids of those that went.
+
+    ``moved`` are the names of those that have replicas in other racks than before (KIP-881).
+    """
 
     names: frozenset[str]
     removed: frozenset[TopicId] = frozenset()
+    moved: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from penstock.broker.core.assignor_values import MemberSpec
-from penstock.broker.core.assignors import ASSIGNORS, DEFAULT_ASSIGNOR
+from penstock.broker.core.assignor_values import Assignment, MemberSpec
+from penstock.broker.core.assignors import ASSIGNORS, DEFAULT_ASSIGNOR, RACK_AWARE
 from penstock.broker.core.group_state import GroupState
 from penstock.broker.core.group_topics import Subscriptions, TopicInfo
 from penstock.broker.core.group_values import LEFT_EPOCH, NOTHING, Epochs, Member, Partitions
@@ -36,7 +36,7 @@ def state_name(state: GroupState) -> str:
     """The group's state as people are told it."""
     if not state.members:
         return "empty"
-    if state.epochs.group_epoch > state.epochs.assignment_epoch:
+    if is_due(state):
         return "assigning"
     if all(is_reconciled(state, member) for member in state.members.values()):
         return "stable"
@@ -60,14 +60,32 @@ def bump(state: GroupState) -> None:
     state.put_epochs(replace(state.epochs, group_epoch=epoch, empty_since_ms=0))
 
 
+def is_due(state: GroupState) -> bool:
+    """Whether a target assignment is to be made, for a reason that is known already."""
+    return state.epochs.group_epoch > state.epochs.assignment_epoch
+
+
+def uses_racks(state: GroupState) -> bool:
+    """Whether the target depends on the racks that replicas are in."""
+    return chosen_assignor(state) in RACK_AWARE and any(m.rack_id for m in state.members.values())
+
+
+def is_outdated(state: GroupState, subscriptions: Subscriptions) -> bool:
+    """Whether the assignor would make another target today. Costs as much as making it."""
+    if is_due(state):
+        return False
+    _, targets = _plan(state, subscriptions, chosen_assignor(state))
+    return any(targets[member_id] != member.target for member_id, member in state.members.items())
+
+
 def needs_assignment(state: GroupState, subscriptions: Subscriptions) -> bool:
     """Whether the target is not one for the topics that exist, or not known to all members.
 
     The second happens when a crash cut off the end of an assignment's records.
     """
+    if is_due(state):
+        return False
     epochs = state.epochs
-    if epochs.group_epoch > epochs.assignment_epoch:
-        return False  # It is due already.
     if state.members and not epochs.assignment_epoch:
         return True
     target: set[TopicIdPartition] = set()
@@ -95,6 +113,19 @@ def assign(state: GroupState, subscriptions: Subscriptions) -> None:
     Every member enters the epoch at once: from then on the epoch that a member names proves that
     it has seen what this assignment takes from it.
     """
+    name = chosen_assignor(state)
+    topics, targets = _plan(state, subscriptions, name)
+    state.learn_names({topic_id: info.name for topic_id, info in topics.items()})
+    epoch = state.epochs.group_epoch
+    state.put_epochs(Epochs(group_epoch=epoch, assignment_epoch=epoch, assignor=name))
+    for member_id in sorted(targets):
+        state.put_member(_retarget(state.members[member_id], targets[member_id], epoch))
+
+
+def _plan(
+    state: GroupState, subscriptions: Subscriptions, assignor: str
+) -> tuple[dict[TopicId, TopicInfo], Assignment]:
+    """The topics subscribed to, and what each member shall have of them."""
     specs: dict[str, MemberSpec] = {}
     topics: dict[TopicId, TopicInfo] = {}
     for member_id, member in state.members.items():
@@ -103,14 +134,8 @@ def assign(state: GroupState, subscriptions: Subscriptions) -> None:
         specs[member_id] = MemberSpec(
             frozenset(subscribed), member.target, member.instance_id, member.rack_id
         )
-    name = chosen_assignor(state)
     counts = {topic_id: info.partition_count for topic_id, info in topics.items()}
-    targets = ASSIGNORS[name](specs, counts, subscriptions.racks)
-    state.learn_names({topic_id: info.name for topic_id, info in topics.items()})
-    epoch = state.epochs.group_epoch
-    state.put_epochs(Epochs(group_epoch=epoch, assignment_epoch=epoch, assignor=name))
-    for member_id in sorted(specs):
-        state.put_member(_retarget(state.members[member_id], targets[member_id], epoch))
+    return topics, ASSIGNORS[assignor](specs, counts, subscriptions.racks)
 
 
 def _retarget(member: Member, target: Partitions, epoch: int) -> Member:

@@ -8,7 +8,6 @@ from typing import Final, Protocol
 
 from penstock.broker.core.group_pattern import TopicPattern
 from penstock.broker.core.group_values import Member
-from penstock.broker.core.metadata_image import MetadataImage, Topic
 from penstock.wire.ids import TopicId, TopicIdPartition
 
 _MAX_PATTERNS: Final = 1_000  # Remembered at a time.
@@ -41,36 +40,6 @@ class TopicView(Protocol):
     def names(self) -> Iterator[str]:
         """The names that patterns are matched with: those of topics that are not internal."""
         ...
-
-
-class ImageTopics:
-    """The topics of a broker's picture of the cluster."""
-
-    def __init__(self, image: MetadataImage) -> None:
-        self._image = image
-
-    def find(self, name: str) -> TopicInfo | None:
-        """The topic of this name."""
-        return _info(self._image.topic(name))
-
-    def find_id(self, topic_id: TopicId) -> TopicInfo | None:
-        """The topic of this id."""
-        return _info(self._image.topic_by_id(topic_id))
-
-    def racks(self, partition: TopicIdPartition) -> frozenset[str]:
-        """The racks of the brokers that have a replica of the partition."""
-        record = self._image.partition_by_id(partition)
-        nodes = () if record is None else record.replicas
-        brokers = (self._image.brokers.get(node_id) for node_id in nodes)
-        return frozenset(broker.rack for broker in brokers if broker is not None and broker.rack)
-
-    def names(self) -> Iterator[str]:
-        """The names of topics that are not internal."""
-        return (topic.name for topic in self._image.topics() if not topic.record.internal)
-
-
-def _info(topic: Topic | None) -> TopicInfo | None:
-    return None if topic is None else TopicInfo(topic.name, topic.topic_id, len(topic.partitions))
 
 
 class Subscriptions:

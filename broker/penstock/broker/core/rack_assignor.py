@@ -8,7 +8,7 @@ stickiness, as with Kafka's assignors.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -63,13 +63,21 @@ class _Stop:
     given: _Sort | None
 
 
+class _Lot(NamedTuple):
+    """Partitions that are alike for one holder as well: it had them before, or they are new."""
+
+    sort: _Sort
+    had: bool
+
+
 class _Exchange:
     """Brings far partitions near, along chains in which nobody else's goes from near to far.
 
     A chain begins with a far partition, which goes to a member nearby; that one gives another in
     exchange, and so on, until someone has fewer than the first had and keeps what it gets, or
     someone can give the first what is no farther there. Members and partitions that are alike are
-    searched together, so that a search costs by racks and not by members. These are the augmenting
+    searched together, so that a search costs by racks and not by members, and what was found
+    serves as often as there is something to give at each stop. These are the augmenting
     paths of a flow, for which reason they find the most where subscriptions are the same.
     """
 
@@ -81,57 +89,77 @@ class _Exchange:
         assignment: Assignment,
     ) -> None:
         self._members = members
-        self._held = {member_id: set(parts) for member_id, parts in assignment.items()}
         self._holders = {p: member_id for member_id, parts in assignment.items() for p in parts}
         numbers: dict[frozenset[str], int] = {}
         topics = {
             topic_id: numbers.setdefault(frozenset(those), len(numbers))
             for topic_id, those in subscribed(members, counts).items()
         }
-        self._sorts = {
-            p: _Sort(topics[p.topic_id], tuple(sorted(racks(p)))) for p in sorted(self._holders)
+        self._sorts = _sorts(sorted(self._holders), topics, racks)
+        wants = {
+            wanted: tuple(sorted({topics[t] for t in wanted if t in topics}))
+            for wanted in {spec.topics for spec in members.values()}
         }
-        self._wants = {
-            member_id: tuple(sorted({topics[t] for t in spec.topics if t in topics}))
-            for member_id, spec in members.items()
-        }
-        self._alike: dict[_Class, set[str]] = defaultdict(set)
-        self._stock: dict[_Class, dict[_Sort, set[TopicIdPartition]]] = defaultdict(dict)
-        for member_id in members:
-            self._enter(member_id)
+        # Dicts for sets, here and below: what comes first must not hang on hashes.
+        self._held: dict[str, dict[_Lot, dict[TopicIdPartition, None]]] = {m: {} for m in members}
+        for partition, sort in self._sorts.items():
+            member_id = self._holders[partition]
+            lot = _Lot(sort, partition in members[member_id].previous)
+            self._held[member_id].setdefault(lot, {})[partition] = None
+        self._alike: dict[_Class, dict[str, None]] = defaultdict(dict)
+        self._stock: dict[_Class, dict[_Lot, dict[str, None]]] = defaultdict(dict)
+        self._places: dict[str, _Class] = {}
+        for member_id, spec in sorted(members.items()):
+            place = _Class(spec.rack, wants[spec.topics], len(assignment[member_id]))
+            self._enter(member_id, place)
 
     def run(self) -> Assignment:
         """Carry out every chain that there is. Each brings a partition nearer for good."""
-        hopeless: set[tuple[_Class, _Sort]] = set()
+        chains: dict[tuple[_Class, _Sort], list[_Stop]] = {}  # Empty where there is none.
         for partition, sort in self._sorts.items():
-            home = self._class_of(self._holders[partition])
-            if home.is_near(sort) or (home, sort) in hopeless:
+            home = self._places[self._holders[partition]]
+            if home.is_near(sort):
                 continue
-            chain = self._find(home, sort)
+            chain = chains.get((home, sort))
+            if chain is None or not all(map(self._is_open, chain)):
+                chain = chains[home, sort] = self._find(home, sort)
             if chain:
                 self._carry_out(partition, chain)
-            else:
-                hopeless.add((home, sort))
-        return {member_id: frozenset(parts) for member_id, parts in self._held.items()}
+        return {
+            member_id: frozenset(p for parts in lots.values() for p in parts)
+            for member_id, lots in self._held.items()
+        }
 
-    def _class_of(self, member_id: str) -> _Class:
-        rack, load = self._members[member_id].rack, len(self._held[member_id])
-        return _Class(rack, self._wants[member_id], load)
+    def _enter(self, member_id: str, place: _Class) -> None:
+        self._places[member_id] = place
+        self._alike[place][member_id] = None
+        stock = self._stock[place]
+        for lot in self._held[member_id]:
+            stock.setdefault(lot, {})[member_id] = None
 
-    def _enter(self, member_id: str) -> None:
-        place = self._class_of(member_id)
-        self._alike[place].add(member_id)
-        for partition in self._held[member_id]:
-            self._stock[place].setdefault(self._sorts[partition], set()).add(partition)
-
-    def _withdraw(self, member_id: str) -> None:
-        place = self._class_of(member_id)
-        self._alike[place].remove(member_id)
-        for partition in self._held[member_id]:
-            self._stock[place][self._sorts[partition]].remove(partition)
+    def _withdraw(self, member_id: str) -> _Class:
+        place = self._places.pop(member_id)
+        del self._alike[place][member_id]
+        stock = self._stock[place]
+        for lot in self._held[member_id]:
+            del stock[lot][member_id]
+        return place
 
     def _in_stock(self, place: _Class) -> list[_Sort]:
-        return sorted(sort for sort, parts in self._stock[place].items() if parts)
+        return sorted({lot.sort for lot, holders in self._stock[place].items() if holders})
+
+    def _lot(self, place: _Class, sort: _Sort) -> _Lot | None:
+        """What is given of a sort: rather what is new to its holder than what that one had."""
+        stock = self._stock[place]
+        for lot in (_Lot(sort, had=False), _Lot(sort, had=True)):
+            if stock.get(lot):
+                return lot
+        return None
+
+    def _is_open(self, stop: _Stop) -> bool:
+        if stop.given is None:
+            return bool(self._alike[stop.place])
+        return self._lot(stop.place, stop.given) is not None
 
     # ------------------------------------------------------------------ finding a chain
 
@@ -165,36 +193,67 @@ class _Exchange:
 
     def _carry_out(self, partition: TopicIdPartition, chain: list[_Stop]) -> None:
         first = self._holders[partition]
-        moves: dict[TopicIdPartition, str] = {}
+        moves: list[tuple[TopicIdPartition, str]] = []
         moving: TopicIdPartition | None = partition
         for stop in chain:
             if stop.given is None:
                 if moving is not None:
-                    moves[moving] = min(self._alike[stop.place])
+                    moves.append((moving, next(iter(self._alike[stop.place]))))
                 moving = None
                 continue
             given = self._choose(stop.place, stop.given)
             if moving is not None:
-                moves[moving] = self._holders[given]
+                moves.append((moving, self._holders[given]))
             moving = given
         if moving is not None:
-            moves[moving] = first
-        touched = {*moves.values(), *(self._holders[moved] for moved in moves)}
-        for member_id in touched:
-            self._withdraw(member_id)
-        for moved, taker in moves.items():
-            self._held[self._holders[moved]].remove(moved)
-            self._held[taker].add(moved)
-            self._holders[moved] = taker
-        for member_id in touched:
-            self._enter(member_id)
+            moves.append((moving, first))
+        changes: dict[str, int] = {}
+        for moved, taker in moves:
+            giver = self._holders[moved]
+            changes[taker] = changes.get(taker, 0) + 1
+            changes[giver] = changes.get(giver, 0) - 1
+        # Who gives one and takes one stays where it is, and its other partitions are left alone.
+        left = {m: self._withdraw(m) for m, change in changes.items() if change}
+        for moved, taker in moves:
+            self._move(moved, taker)
+        for member_id, place in left.items():
+            self._enter(member_id, place._replace(load=place.load + changes[member_id]))
+
+    def _move(self, partition: TopicIdPartition, taker: str) -> None:
+        sort, giver = self._sorts[partition], self._holders[partition]
+        lot = _Lot(sort, partition in self._members[giver].previous)
+        parts = self._held[giver][lot]
+        del parts[partition]
+        if not parts:
+            del self._held[giver][lot]
+            if giver in self._places:
+                del self._stock[self._places[giver]][lot][giver]
+        lot = _Lot(sort, partition in self._members[taker].previous)
+        self._held[taker].setdefault(lot, {})[partition] = None
+        if taker in self._places:
+            self._stock[self._places[taker]].setdefault(lot, {})[taker] = None
+        self._holders[partition] = taker
 
     def _choose(self, place: _Class, sort: _Sort) -> TopicIdPartition:
-        """One that is new to its holder, rather than one that it had."""
-        return min(
-            self._stock[place][sort],
-            key=lambda p: (p in self._members[self._holders[p]].previous, p),
-        )
+        lot = self._lot(place, sort)
+        assert lot is not None, "a chain is followed while it is open"
+        holder = next(iter(self._stock[place][lot]))
+        return next(iter(self._held[holder][lot]))
+
+
+def _sorts(
+    partitions: Iterable[TopicIdPartition], topics: Mapping[TopicId, int], racks: Racks
+) -> dict[TopicIdPartition, _Sort]:
+    """The sort of each partition, in the order given; those that are alike share one."""
+    found: dict[tuple[int, frozenset[str]], _Sort] = {}
+    sorts = {}
+    for partition in partitions:
+        key = topics[partition.topic_id], racks(partition)
+        sort = found.get(key)
+        if sort is None:
+            sort = found[key] = _Sort(key[0], tuple(sorted(key[1])))
+        sorts[partition] = sort
+    return sorts
 
 
 def _stops(
