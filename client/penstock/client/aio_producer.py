@@ -178,7 +178,13 @@ class AsyncProducer:
     async def _queue(self, record: Prepared, deadline: float) -> Appended[Receipt]:
         """Have the accumulator take a record, as soon as it has room."""
         place: Place | None = None
-        while isinstance(result := self._path.offer(record, place), Place):
+        while True:
+            place = self._path.ask(record, place)
+            result = self._path.offer(record, place)
+            if isinstance(result, Appended):
+                break
+            if result is None:
+                continue
             place = result
             deadline = deadline or self._deadline()
             await self._wait_for_room(deadline, record.size_bound)

@@ -20,6 +20,7 @@ from penstock.wire.errors import ForkedProcessError, InvalidRequestError
 
 T = TypeVar("T")
 P = ParamSpec("P")
+F = TypeVar("F", bound="concurrent.futures.Future[Any]")
 
 _LOG: Final = logging.getLogger("penstock.client")
 _EXIT_GRACE_MS: Final = 5_000
@@ -104,6 +105,11 @@ class LoopThread:
                 cls._shared = LoopThread()
             return cls._shared
 
+    @classmethod
+    def current(cls) -> LoopThread | None:
+        """The process' own, if there is one yet."""
+        return cls._shared
+
     def register(self, client: Closable) -> None:
         """Have ``client`` closed when the interpreter exits, if it still lives."""
         self._clients.add(client)
@@ -117,6 +123,15 @@ class LoopThread:
         """Whether the caller runs on this very thread, which must never wait."""
         return threading.current_thread() is self._thread
 
+    def check_may_wait(self) -> None:
+        """Raise InvalidRequestError on the loop's own thread, which would wait for itself."""
+        if self.is_current:
+            raise InvalidRequestError(
+                "a client method that may have to wait was called from a callback on the client's "
+                "own thread, which must not wait; call it from another thread (send() waits only "
+                "for a topic's first record: ask partitions_for(topic) beforehand)"
+            )
+
     def run(
         self, work: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
     ) -> T:
@@ -124,12 +139,7 @@ class LoopThread:
 
         Raises InvalidRequestError on the loop's own thread, which would wait for itself.
         """
-        if self.is_current:
-            raise InvalidRequestError(
-                "a client method that may have to wait was called from a callback on the client's "
-                "own thread, which must not wait; call it from another thread (send() waits only "
-                "for a topic's first record: ask partitions_for(topic) beforehand)"
-            )
+        self.check_may_wait()
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
         try:
             self._start(future, lambda: work(*args, **kwargs))
@@ -167,7 +177,14 @@ class LoopThread:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
+        while True:
+            try:
+                self.loop.run_forever()
+            except BaseException:
+                # Some callback's, and not for this thread: every client of the process needs it.
+                _LOG.exception("the clients' thread goes on after what ends other threads")
+            else:
+                return
 
     def _at_exit(self) -> None:
         if os.getpid() != self.pid:
@@ -179,6 +196,32 @@ class LoopThread:
                 _LOG.error("at exit: %s", error)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(timeout=_EXIT_GRACE_MS / 1000)
+
+
+def contained(callback: Callable[[F], object]) -> Callable[[F], object]:
+    """``callback``, of which nothing but an Exception comes out on the clients' thread.
+
+    concurrent.futures passes everything else on (SystemExit, say), and it would end the thread, and
+    with it every synchronous client of the process; whoever waits for one would wait for ever.
+    """
+
+    def call(future: F) -> None:
+        try:
+            callback(future)
+        except Exception:
+            raise
+        except BaseException as error:
+            shared = LoopThread.current()
+            if shared is None or not shared.is_current:
+                raise
+            _LOG.error(
+                "a callback raised %r on the client's own thread, where it ends nothing: have it "
+                "tell another thread",
+                error,
+                exc_info=True,
+            )
+
+    return call
 
 
 def _tie(task: asyncio.Task[T], future: concurrent.futures.Future[T]) -> None:
