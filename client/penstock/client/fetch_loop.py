@@ -30,11 +30,14 @@ from penstock.client.core.fetcher import Fetcher, FetcherSettings
 from penstock.client.core.subscription import ColumnRun, Run
 from penstock.client.metadata_keeper import MetadataKeeper
 from penstock.client.transport import rpc_error
-from penstock.v1 import common_pb2, log_pb2, log_pb2_grpc
+from penstock.v1 import common_pb2, log_pb2
+from penstock.wire.batch import Buffer
 from penstock.wire.errors import NetworkError, PenstockError, error_from_proto
 from penstock.wire.ids import TopicPartition
+from penstock.wire.laden import FETCH_RESPONSE, Laden
 
 _LOG: Final = logging.getLogger("penstock.client")
+_FETCH: Final = "/penstock.v1.Log/Fetch"
 _LEADER_BACKOFF_FIRST_MS: Final = 20.0
 
 _AHEAD_BYTES: Final = 1024 * 1024
@@ -163,14 +166,12 @@ class FetchLoop:
                 error = NetworkError(error.message)
             event = FetchFailed(effect.fetch_id, error)
         else:
-            event = FetchAnswered(
-                effect.fetch_id, tuple(_to_result(entry) for entry in response.partitions)
-            )
+            event = FetchAnswered(effect.fetch_id, results_of(response))
         self._tasks.pop(effect.fetch_id, None)
         self.handle(event)
         self._on_progress()
 
-    async def _ask(self, effect: SendFetch) -> log_pb2.FetchResponse:
+    async def _ask(self, effect: SendFetch) -> Laden[log_pb2.FetchResponse]:
         config = self._config
         request = log_pb2.FetchRequest(
             max_wait_ms=config.fetch_max_wait_ms,
@@ -191,10 +192,14 @@ class FetchLoop:
                 partition_max_bytes=min(config.max_partition_fetch_bytes, effect.max_bytes),
             )
         where = self._cluster.name_of(effect.node_id)
-        stub: Any = log_pb2_grpc.LogStub(self._cluster.channel_to(effect.node_id))
+        fetch: Any = self._cluster.channel_to(effect.node_id).unary_unary(
+            _FETCH,
+            request_serializer=log_pb2.FetchRequest.SerializeToString,
+            response_deserializer=FETCH_RESPONSE.parse,
+        )
         timeout_s = (config.fetch_max_wait_ms + config.request_timeout_ms) / 1000
         try:
-            response: log_pb2.FetchResponse = await stub.Fetch(request, timeout=timeout_s)
+            response: Laden[log_pb2.FetchResponse] = await fetch(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise rpc_error(error, where, "Log.Fetch") from None
         except (asyncio.InvalidStateError, grpc.aio.UsageError) as error:
@@ -202,12 +207,25 @@ class FetchLoop:
         return response
 
 
-def _to_result(entry: log_pb2.FetchPartitionResult) -> Fetched:
+def results_of(response: Laden[log_pb2.FetchResponse]) -> tuple[Fetched, ...]:
+    """What the answer says of each partition.
+
+    A view keeps all of the answer in memory. So it serves for records that are most of it; others
+    are copied: those of a partition that is paused may stay for long, and are all that is counted.
+    """
+    least = response.records_bytes // 2
+    return tuple(
+        _to_result(entry, records if len(records) > least else bytes(records))
+        for entry, records in zip(response.message.partitions, response.records, strict=True)
+    )
+
+
+def _to_result(entry: log_pb2.FetchPartitionResult, records: Buffer) -> Fetched:
     diverging = entry.diverging_epoch.end_offset if entry.HasField("diverging_epoch") else -1
     return Fetched(
         TopicPartition(entry.partition.topic, entry.partition.partition),
         error_from_proto(entry.error) if entry.HasField("error") else None,
-        entry.records,
+        records,
         entry.high_watermark,
         diverging,
         entry.records_crc if entry.HasField("records_crc") else None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.client.core.subscription import Position
+from penstock.wire.batch import Buffer
 from penstock.wire.errors import PenstockError
 from penstock.wire.ids import TopicPartition
 
@@ -63,7 +64,7 @@ class Fetched:
 
     partition: TopicPartition
     error: PenstockError | None
-    records: bytes
+    records: Buffer
     high_watermark: int = -1
     diverging_offset: int = -1
     records_crc: int | None = None  # The CRC-32C that the broker says; older ones say none.

@@ -21,7 +21,14 @@ from typing import Final, TypeVar
 
 from penstock.client.core.subscription import Position, Run
 from penstock.client.model import ConsumerRecord
-from penstock.wire.batch import BatchHeader, checksum, iter_batches, parse_header, verify_batch
+from penstock.wire.batch import (
+    BatchHeader,
+    Buffer,
+    checksum,
+    iter_batches,
+    parse_header,
+    verify_batch,
+)
 from penstock.wire.codec import ColumnsBuilder
 from penstock.wire.errors import CorruptRecordError, PenstockError
 from penstock.wire.ids import TopicPartition
@@ -37,7 +44,7 @@ _NOWHERE: Final = Position(-1)
 class _Chunk:
     """Fetched batches not yet taken: where in them the next begins, and what it must be."""
 
-    data: bytes
+    data: Buffer
     offset: int  # Its base offset.
     epoch: int  # The least leader epoch that it may have,
     last_epoch: int  # and the largest.
@@ -118,7 +125,7 @@ class Lane:
         if complaint is not None:
             raise complaint
 
-    def buffer(self, partition: TopicPartition, records: bytes, crc: int | None = None) -> None:
+    def buffer(self, partition: TopicPartition, records: Buffer, crc: int | None = None) -> None:
         """Keep the whole batches of an answer, and fetch behind them next.
 
         ``crc`` is what the broker says that the CRC-32C of all of it is, if it says so. Raises
