@@ -19,7 +19,11 @@ SERVICE_FILES := $(shell grep -l '^service ' $(PROTO_FILES))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
+# What is asked for in one call is done in its order. This would hold for a make within make too,
+# where `test` wants two things beside each other.
+ifeq ($(MAKELEVEL),0)
 .NOTPARALLEL:
+endif
 .PHONY: help venv install demo test lint types format test-unit test-simulation test-integration \
 	proto proto-check bench-failover bench-group-failover bench-idle bench-quorum \
 	bench-controller-failover bench-metadata bench-latency bench-catch-up bench-throughput \

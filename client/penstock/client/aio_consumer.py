@@ -16,6 +16,7 @@ from penstock.client.config import ConsumerConfig, ConsumerSettings
 from penstock.client.consumer_engine import ConsumerEngine
 from penstock.client.core.subscription import Rebalance
 from penstock.client.deadline import Deadline
+from penstock.client.fetch_loop import MOST_ROWS
 from penstock.client.model import (
     ConsumerMetrics,
     ConsumerRecord,
@@ -37,7 +38,11 @@ _YIELD_MS: Final = 10.0
 class AsyncConsumer:
     """``Consumer`` for asyncio: the same settings, promises and errors.
 
-    Belongs to the event loop on which it is first used, and to one task at a time.
+    Belongs to the event loop on which it is first used, and to one task at a time. Heartbeats are
+    sent on that loop as well: they go on while a coroutine of yours waits, but not while one blocks
+    the loop. What blocks or computes for long belongs in a thread (``asyncio.to_thread``); else
+    the group gives this member's partitions to others once ``session_timeout_ms`` are over. A
+    heartbeat that is late by more than half of that is logged as a warning.
     """
 
     def __init__(
@@ -112,9 +117,12 @@ class AsyncConsumer:
         self._listener = hearer
 
     async def unsubscribe(self) -> None:
-        """Leave the group and give back every partition."""
+        """Leave the group and give back every partition. See ``Consumer.unsubscribe``."""
         self._check_open()
-        await self._engine.unsubscribe()
+        try:
+            await self._tell_parting()
+        finally:
+            await self._engine.unsubscribe()
 
     async def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read exactly these partitions, without the group's assignment."""
@@ -161,7 +169,7 @@ class AsyncConsumer:
         timeout_ms = arguments.timeout_ms(timeout_ms)
         max_records = arguments.max_records(max_records)
         self._handout.settle()
-        limit = max_records or self.config.max_poll_records
+        limit = max_records or (MOST_ROWS if columns else self.config.max_poll_records)
         deadline = Deadline.after_ms(timeout_ms)
         await asyncio.sleep(0)  # Heartbeats must run even where records never end.
         # Taken here, not returned by the engine: what an interrupt keeps from us stays there.
@@ -280,11 +288,14 @@ class AsyncConsumer:
             self._handout.settle()
         deadline = Deadline.after_ms(timeout_ms)
         try:
-            parting = self._engine.parting()
-            await self._tell("on_partitions_lost", parting.lost)
-            await self._tell("on_partitions_revoked", parting.revoked)
+            await self._tell_parting()
         finally:
             await self._engine.close(deadline)
+
+    async def _tell_parting(self) -> None:
+        parting = self._engine.parting()
+        await self._tell("on_partitions_lost", parting.lost)
+        await self._tell("on_partitions_revoked", parting.revoked)
 
     async def _fetch(
         self, deadline: Deadline, max_records: int | None, *, columns: bool = False

@@ -29,6 +29,7 @@ from penstock.client.core.member import (
     Received,
     Send,
     SendAnew,
+    StoodStill,
     Ticked,
 )
 from penstock.client.streams import BidiStream
@@ -139,6 +140,17 @@ class GroupLink:
             self._opening = asyncio.ensure_future(self._open(effect.hint))
         elif isinstance(effect, DropStream):
             self._drop_stream()
+        elif isinstance(effect, StoodStill):
+            _LOG.warning(
+                "group %s: a heartbeat was %.0f ms late, of session_timeout_ms=%d: the event loop "
+                "that it is sent on was blocked, or the process was stopped. While it is, nothing "
+                "is sent, and the group gives this member's partitions to others when the session "
+                "is over. Call what blocks or computes for long in a thread (asyncio.to_thread), "
+                "or raise session_timeout_ms",
+                self._group_id,
+                effect.late_ms,
+                self._config.session_timeout_ms,
+            )
         elif isinstance(effect, RebalancePending):
             self._on_change(None)
         elif isinstance(effect, Failed):

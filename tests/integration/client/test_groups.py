@@ -262,6 +262,23 @@ def test_heartbeats_go_on_while_records_are_processed(
     assert a.listener.of("lost") == set()
 
 
+def test_code_that_blocks_holds_up_the_heartbeats_of_its_own_loop_alone(
+    admin: AdminClient, join: Join, name: str, kind: Kind, caplog: pytest.LogCaptureFixture
+) -> None:
+    admin.create_topic(name, 2)
+    blocked, other = join(session_timeout_ms=1_500), join()
+    wait_until(lambda: shared(blocked, other) == [1, 1], "a fair share")
+    blocked.ask(lambda consumer: time.sleep(4))  # Far beyond the session timeout.
+    if kind is AsyncConsumer:
+        wait_until(lambda: len(blocked.listener.of("lost")) == 1, "it hears what it lost")
+    assert len(blocked.listener.of("lost")) == (kind is AsyncConsumer)
+    texts = [one.message for one in caplog.records]
+    late = [text for text in texts if text.startswith(f"group {name}: a heartbeat was ")]
+    assert len(late) == (kind is AsyncConsumer)
+    assert all("asyncio.to_thread" in text for text in late)
+    wait_until(lambda: shared(blocked, other) == [1, 1], "a fair share again")
+
+
 def test_a_member_that_does_not_poll_is_left_behind_and_told_so(
     admin: AdminClient, join: Join, name: str
 ) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 import traceback
 from collections.abc import Sequence
 from typing import Any
@@ -104,6 +106,20 @@ async def test_the_listener_hears_of_what_comes_and_goes(cluster: FakeCluster) -
         assert listener.heard[2][0] == "assigned"
         assert first.assignment() == {T0, T1}
     assert listener.heard[3:] == [("revoked", (T0, T1))]
+
+
+async def test_the_listener_hears_what_unsubscribing_gives_back(cluster: FakeCluster) -> None:
+    cluster.add_topic("t", 2)
+    fill(cluster, "t", 0, numbers(0, 3))
+    listener = Listener()
+    async with member(cluster, max_poll_records=2) as consumer:
+        consumer.subscribe("t", listener)
+        await read(consumer, 3)
+        await consumer.unsubscribe()
+        assert listener.heard == [("assigned", (T0, T1)), ("revoked", (T0, T1))]
+        assert committed(cluster) == {T0: 2, T1: 0}, "what the last poll gave is not processed"
+        await consumer.assign([T1])
+    assert len(listener.heard) == 2
 
 
 async def test_revoked_partitions_wait_for_the_next_poll(cluster: FakeCluster) -> None:
@@ -427,6 +443,20 @@ async def test_committed_positions_serve_partitions_assigned_by_hand(
         await consumer.assign([T0])
         assert committed(cluster)[T0] == 4  # Closing committed what was handed out.
         assert await consumer.position(T0) == 4
+
+
+async def test_a_heartbeat_that_a_blocked_loop_held_up_is_logged(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.add_topic("t")
+    with caplog.at_level(logging.WARNING, "penstock.client"):
+        async with member(cluster, session_timeout_ms=1_000) as consumer:
+            while not consumer.assignment():
+                await consumer.poll(20)
+            time.sleep(0.7)  # noqa: ASYNC251 - that it blocks the loop is the point.
+            await consumer.poll(50)
+    [text] = [one.getMessage() for one in caplog.records if "heartbeat was" in one.message]
+    assert "session_timeout_ms=1000" in text
 
 
 async def test_taking_records_one_by_one_counts_as_polling(cluster: FakeCluster) -> None:

@@ -21,6 +21,7 @@ from penstock.client.core.member import (
     Received,
     Reconciled,
     Send,
+    StoodStill,
     Subscribed,
     Ticked,
 )
@@ -211,12 +212,33 @@ def test_silence_makes_it_look_elsewhere() -> None:
     member = joined(0)
     now = member.next_deadline_ms()
     assert len(sent(member.handle(Ticked(), now))) == 1
-    effects = member.handle(Ticked(), now + 5_000)
-    assert DropStream() in effects
+    effects: list[Effect] = []
+    while DropStream() not in effects:
+        effects = member.handle(Ticked(), member.next_deadline_ms())
+        assert member.next_deadline_ms() < now + 5_100
     later = member.next_deadline_ms()
     assert later < now + 5_100
     assert member.handle(Ticked(), later) == [OpenStream(None)]
     assert member.owned == parts(0)
+
+
+def test_an_event_loop_that_stood_still_is_no_silent_coordinator() -> None:
+    member = joined(0, member=make(session_ms=20_000))
+    now = member.next_deadline_ms()
+    member.handle(Ticked(), now)
+    now = member.next_deadline_ms() + 9_000  # Late by less than half of the session.
+    assert len(sent(member.handle(Ticked(), now))) == 1
+    effects = member.handle(answer(interval_ms=1_000), now + 1)
+    assert effects == []
+
+
+def test_a_heartbeat_that_is_late_by_half_a_session_is_told_of() -> None:
+    member = joined(0, member=make(session_ms=20_000))
+    due = member.next_deadline_ms()
+    effects = member.handle(Polled(), due + 10_001)
+    assert effects[0] == StoodStill(10_001)
+    assert len(sent(effects)) == 1, "and goes out now"
+    assert member.handle(Polled(), due + 10_002) == [], "once"
 
 
 def test_a_loading_coordinator_is_told_again_on_the_same_stream() -> None:
@@ -280,6 +302,19 @@ def test_an_instance_still_held_is_waited_for_one_session() -> None:
     for now in (1, 5_000, 9_999):
         assert not any(isinstance(effect, Failed) for effect in member.handle(held, now))
     assert any(isinstance(effect, Failed) for effect in member.handle(held, 10_002))
+
+
+def test_a_coordinator_that_took_over_gives_the_one_before_us_its_whole_time() -> None:
+    member = make(instance="i", session_ms=10_000)
+    member.handle(Subscribed(ORDERS), 0)
+    member.handle(Opened(), 0)
+    held = refused(UnreleasedInstanceIdError("held"))
+    member.handle(held, 1)
+    member.handle(Closed(NetworkError("it died")), 8_000)
+    member.handle(Opened(), 9_000)
+    for now in (9_001, 19_000):
+        assert not any(isinstance(effect, Failed) for effect in member.handle(held, now))
+    assert any(isinstance(effect, Failed) for effect in member.handle(held, 19_002))
 
 
 def test_who_does_not_poll_leaves_and_polling_joins_again() -> None:

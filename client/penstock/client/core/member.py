@@ -45,6 +45,8 @@ LEAVE_FOR_A_WHILE: Final = -2
 _FIRST_INTERVAL_MS: Final = 3_000.0
 _SILENCE_MS: Final = 5_000.0
 """A heartbeat unanswered for so long makes the member look for the coordinator elsewhere."""
+_STANDSTILL_MS: Final = 1_000.0
+"""Nothing that is due is handled so late, unless the event loop stood still."""
 
 
 class MemberState(enum.Enum):
@@ -154,13 +156,20 @@ class RebalancePending:
 
 
 @dataclass(frozen=True, slots=True)
+class StoodStill:
+    """What was due, such as a heartbeat, is so late that the session was, or is, in danger."""
+
+    late_ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The member is refused for good; the application is to hear of it."""
 
     error: PenstockError
 
 
-Effect = OpenStream | DropStream | Send | SendAnew | RebalancePending | Failed
+Effect = OpenStream | DropStream | Send | SendAnew | RebalancePending | StoodStill | Failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,6 +269,7 @@ class Member:
             # Goes before another event, which may be what a look at the clock waits for.
             self._polled_ms = max(self._polled_ms, event.at_ms)
             return []
+        self._look_for_standstill(now_ms)
         match event:
             case Subscribed(subscription):
                 self._subscribed(subscription, now_ms)
@@ -280,6 +290,15 @@ class Member:
         self._keep_time(now_ms)
         effects, self._effects = self._effects, []
         return effects
+
+    def _look_for_standstill(self, now_ms: float) -> None:
+        """Tell a coordinator that is silent from an event loop that did not listen to it."""
+        late_ms = now_ms - self.next_deadline_ms()
+        if late_ms > _STANDSTILL_MS:
+            # What the coordinator said meanwhile is still to be read.
+            self._unanswered_ms = max(self._unanswered_ms, now_ms)
+        if late_ms > self._settings.session_timeout_ms / 2:
+            self._effects.append(StoodStill(late_ms))
 
     def _subscribed(self, subscription: Subscription, now_ms: float) -> None:
         changed = subscription != self._subscription
@@ -314,6 +333,7 @@ class Member:
         self._join_is_said = False
         self._connected = True
         self._must_say_all = True
+        self._refused_since_ms = float("inf")  # Another coordinator has sessions begin anew.
         self._beat_at_ms = now_ms
         self._unanswered_ms = float("inf")
 
