@@ -441,6 +441,12 @@ def test_a_sealed_batch_is_the_one_that_is_built(
 
 
 @compiled
+def test_a_builder_without_records_has_nothing_to_show() -> None:
+    with pytest.raises(BufferError):
+        memoryview(BatchBuilder())  # type: ignore[arg-type] - only the compiled one has a buffer.
+
+
+@compiled
 def test_a_batch_in_use_stays_as_it_is() -> None:
     builder = BatchBuilder()
     builder.append(5, None, b"v" * 20_000)
