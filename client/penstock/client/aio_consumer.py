@@ -10,12 +10,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack
 
 from penstock.client import arguments, arrow
-from penstock.client.background import ForkGuard
+from penstock.client.background import LoopGuard
 from penstock.client.cluster import now_ms
 from penstock.client.config import ConsumerConfig, ConsumerSettings
 from penstock.client.consumer_engine import ConsumerEngine
 from penstock.client.core.subscription import Rebalance
 from penstock.client.deadline import Deadline
+from penstock.client.fetch_loop import MOST_ROWS
 from penstock.client.model import (
     ConsumerMetrics,
     ConsumerRecord,
@@ -52,7 +53,7 @@ class AsyncConsumer:
         **settings: Unpack[ConsumerSettings],
     ) -> None:
         self.config = ConsumerConfig.load(bootstrap_servers, settings)
-        self._guard = ForkGuard("AsyncConsumer")
+        self._guard = LoopGuard("AsyncConsumer")
         self._engine = ConsumerEngine(self.config)
         self._handout = self._engine.handout
         self._listener: RebalanceListener | None = None
@@ -116,9 +117,12 @@ class AsyncConsumer:
         self._listener = hearer
 
     async def unsubscribe(self) -> None:
-        """Leave the group and give back every partition."""
+        """Leave the group and give back every partition. See ``Consumer.unsubscribe``."""
         self._check_open()
-        await self._engine.unsubscribe()
+        try:
+            await self._tell_parting()
+        finally:
+            await self._engine.unsubscribe()
 
     async def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read exactly these partitions, without the group's assignment."""
@@ -165,7 +169,7 @@ class AsyncConsumer:
         timeout_ms = arguments.timeout_ms(timeout_ms)
         max_records = arguments.max_records(max_records)
         self._handout.settle()
-        limit = max_records or self.config.max_poll_records
+        limit = max_records or (MOST_ROWS if columns else self.config.max_poll_records)
         deadline = Deadline.after_ms(timeout_ms)
         await asyncio.sleep(0)  # Heartbeats must run even where records never end.
         # Taken here, not returned by the engine: what an interrupt keeps from us stays there.
@@ -278,16 +282,20 @@ class AsyncConsumer:
     async def _close(self, timeout_ms: float | None, *, all_processed: bool) -> None:
         if self._closed or self._guard.foreign:
             return
+        self._guard.check()
         self._closed = True
         if all_processed:
             self._handout.settle()
         deadline = Deadline.after_ms(timeout_ms)
         try:
-            parting = self._engine.parting()
-            await self._tell("on_partitions_lost", parting.lost)
-            await self._tell("on_partitions_revoked", parting.revoked)
+            await self._tell_parting()
         finally:
             await self._engine.close(deadline)
+
+    async def _tell_parting(self) -> None:
+        parting = self._engine.parting()
+        await self._tell("on_partitions_lost", parting.lost)
+        await self._tell("on_partitions_revoked", parting.revoked)
 
     async def _fetch(
         self, deadline: Deadline, max_records: int | None, *, columns: bool = False

@@ -9,12 +9,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack
 
 from penstock.client import arguments, arrow
-from penstock.client.background import ForkGuard, LoopThread
+from penstock.client.background import ForkGuard, LoopThread, contained
 from penstock.client.cluster import now_ms
 from penstock.client.config import ConsumerConfig, ConsumerSettings
 from penstock.client.consumer_engine import ConsumerEngine
 from penstock.client.core.subscription import Rebalance
 from penstock.client.deadline import Deadline
+from penstock.client.fetch_loop import MOST_ROWS
 from penstock.client.model import (
     ConsumerMetrics,
     ConsumerRecord,
@@ -118,13 +119,22 @@ class Consumer:
         self._listener = hearer
 
     def unsubscribe(self) -> None:
-        """Leave the group and give back every partition."""
+        """Leave the group and give back every partition.
+
+        Commits first (with auto commit) what was processed; what the last poll handed out is not,
+        as far as is known, and comes again to whoever reads on. Runs the listener's
+        ``on_partitions_revoked``.
+        """
         self._check_open()
-        self._run(self._engine.unsubscribe)
+        try:
+            self._tell_parting()
+        finally:
+            self._run(self._engine.unsubscribe)
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read exactly these partitions, without the group's assignment.
 
+        With auto commit, what was processed of those that are read no longer is committed first.
         Raises InvalidRequestError after ``subscribe``.
         """
         self._check_open()
@@ -177,8 +187,8 @@ class Consumer:
         none) and ``headers`` (list of struct of ``key`` string and ``value`` binary). Keys and
         values are bytes, whatever the deserialisers. Rows of a partition come in order.
 
-        Waits as ``poll`` does; then hands out what was fetched, about 8 MB at most, or
-        ``max_records`` rows: ``max_poll_records`` does not bound it. What was handed out counts
+        Waits as ``poll`` does; then hands out what was fetched, about 8 MB (decompressed) at most,
+        or ``max_records`` rows: ``max_poll_records`` does not bound it. What was handed out counts
         as processed when the next is asked for, as with ``poll``. Raises what ``poll`` raises,
         and ConfigurationError without pyarrow: ``pip install 'penstock[arrow]'``.
         """
@@ -198,7 +208,7 @@ class Consumer:
         timeout_ms = arguments.timeout_ms(timeout_ms)
         max_records = arguments.max_records(max_records)
         self._handout.settle()
-        limit = max_records or self.config.max_poll_records
+        limit = max_records or (MOST_ROWS if columns else self.config.max_poll_records)
         deadline = Deadline.after_ms(timeout_ms)
         # Taken here, not returned by the engine: what an interrupt keeps from us stays there.
         while not (taken := take(limit, now_ms())):
@@ -288,7 +298,7 @@ class Consumer:
         future = self._thread.submit(self._engine.commit, wanted)
         if callback is not None:
             notify = callback
-            future.add_done_callback(lambda done: notify(done.exception()))
+            future.add_done_callback(contained(lambda done: notify(done.exception())))
         return future
 
     def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
@@ -353,19 +363,23 @@ class Consumer:
     def _close(self, timeout_ms: float | None, *, all_processed: bool) -> None:
         if self._closed or self._guard.foreign:
             return
+        self._thread.check_may_wait()  # What is refused there leaves the consumer open.
         self._closed = True
         self._thread.forget(self)
         if all_processed:
             self._handout.settle()
         deadline = Deadline.after_ms(timeout_ms)
         try:
-            parting = self._engine.parting()
-            if self._listener is not None and parting.lost:
-                self._listener.on_partitions_lost(parting.lost)
-            if self._listener is not None and parting.revoked:
-                self._listener.on_partitions_revoked(parting.revoked)
+            self._tell_parting()
         finally:
             self._thread.run(self._engine.close, deadline)
+
+    def _tell_parting(self) -> None:
+        parting = self._engine.parting()
+        if self._listener is not None and parting.lost:
+            self._listener.on_partitions_lost(parting.lost)
+        if self._listener is not None and parting.revoked:
+            self._listener.on_partitions_revoked(parting.revoked)
 
     def _fetch(self, deadline: Deadline, max_records: int | None, *, columns: bool = False) -> bool:
         while True:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Coroutine, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Final, Literal
 
 from penstock.client.cluster import Cluster, now_ms
@@ -30,7 +31,7 @@ from penstock.client.core.subscription import (
     pattern_text,
 )
 from penstock.client.deadline import Deadline
-from penstock.client.fetch_loop import FetchLoop
+from penstock.client.fetch_loop import MOST_ROWS, FetchLoop
 from penstock.client.group_link import GroupLink
 from penstock.client.leader_calls import LeaderCalls
 from penstock.client.metadata_keeper import MetadataKeeper
@@ -50,8 +51,7 @@ from penstock.wire.ids import TopicPartition
 _LOG: Final = logging.getLogger("penstock.client")
 _STALL_MS: Final = 10_000.0
 _LEAVE_MS: Final = 2_000.0
-_LEAST_PAUSE_MS: Final = 10.0
-"""Between automatic commits, however often they are asked for."""
+_LEAST_PAUSE_MS: Final = 10.0  # Between automatic commits, however often they are asked for.
 
 
 class ConsumerEngine:
@@ -135,7 +135,7 @@ class ConsumerEngine:
 
     async def unsubscribe(self) -> None:
         """Leave the group and give everything back."""
-        await self._commit_at_end(Deadline.after_ms(self._config.default_api_timeout_ms))
+        await self._commit_processed(self.assignment(), self._config.default_api_timeout_ms)
         if self._group is not None:
             await self._group.leave(_LEAVE_MS)
         self._drop(self._fetch.fetcher.partitions)
@@ -154,8 +154,9 @@ class ConsumerEngine:
         await self._know_topics({entry.topic for entry in wanted})
         for entry in sorted(wanted):
             self._check_partition(entry)
-        self._by_hand = bool(wanted)
         owned = self._fetch.fetcher.partitions
+        await self._commit_processed(owned - wanted)
+        self._by_hand = bool(wanted)
         self._drop(owned - wanted)
         self._add(wanted - owned, from_group=self._offsets is not None)
 
@@ -335,13 +336,15 @@ class ConsumerEngine:
             self._topics_changed = False
             self._read_whole_topics(first=False)
         handout = self.handout
-        if columns and not handout.has_kept and not handout.has_columns:
-            handout.keep_columns(self._fetch.take_columns(max_records))
-        elif not columns and not handout.has_kept:
-            self._give_back_columns()
-            limit = max_records or self._config.max_poll_records
-            handout.keep(self._fetch.take(limit))
-        return True if handout.has_kept or handout.has_columns else None
+        limit = max_records or (MOST_ROWS if columns else self._config.max_poll_records)
+        if not handout.has_kept:
+            if not columns or handout.column_rows > limit:
+                self._give_back_columns()
+            if not columns:
+                handout.keep(self._fetch.take(limit))
+            elif not handout.column_rows:
+                handout.keep_columns(self._fetch.take_columns(limit))
+        return True if handout.has_kept or handout.column_rows else None
 
     def _give_back_columns(self) -> None:
         """What an interrupted ``fetch_arrow`` left is fetched anew."""
@@ -375,18 +378,15 @@ class ConsumerEngine:
                 _LOG.warning("no record for %.0f s: %s", _STALL_MS / 1000, trouble)
             self._stalled_ms = now_ms()
         wait_ms = min(deadline.remaining_ms, _STALL_MS, self._leader_watch.due_in_ms(now_ms()))
-        try:
+        with suppress(TimeoutError):  # The caller looks at the deadline.
             async with asyncio.timeout(wait_ms / 1000):
                 await self._wake.wait()
-        except TimeoutError:
-            pass  # The caller looks at the deadline.
 
     # --- rebalancing ------------------------------------------------------------------------
 
     async def give_back(self, change: Rebalance) -> None:
         """The application was told of ``revoked``: commit what is processed and stop reading."""
-        if self._config.enable_auto_commit:
-            await self._commits.commit_processed(self._mine.intersection(change.revoked))
+        await self._commit_processed(change.revoked)
         self._drop(change.revoked)
 
     async def take_over(self, change: Rebalance) -> tuple[TopicPartition, ...]:
@@ -437,9 +437,7 @@ class ConsumerEngine:
 
     async def metrics(self) -> ConsumerMetrics:
         """What is known of how far behind this consumer is."""
-        lags = {
-            partition: self._positions.lag(partition) for partition in sorted(self.assignment())
-        }
+        lags = {name: self._positions.lag(name) for name in sorted(self.assignment())}
         return ConsumerMetrics({name: lag for name, lag in lags.items() if lag is not None})
 
     def _on_out_of_range(self, effect: OutOfRange) -> None:
@@ -543,9 +541,11 @@ class ConsumerEngine:
             mine &= self._group.member.owned
         return mine - self._positions.made_anew
 
-    async def _commit_at_end(self, deadline: Deadline) -> None:
+    async def _commit_processed(
+        self, partitions: Iterable[TopicPartition], timeout_ms: float | None = None
+    ) -> None:
         if self._config.enable_auto_commit and self._group is not None:
-            await self._commits.commit_processed(self._mine, max(1.0, deadline.remaining_ms))
+            await self._commits.commit_processed(self._mine.intersection(partitions), timeout_ms)
 
     # --- the end ----------------------------------------------------------------------------
 
@@ -562,7 +562,7 @@ class ConsumerEngine:
                 self._committer.cancel()
                 await asyncio.gather(self._committer, return_exceptions=True)
             if self._cluster.started:
-                await self._commit_at_end(deadline)
+                await self._commit_processed(self.assignment(), max(1.0, deadline.remaining_ms))
                 if self._group is not None:
                     await self._group.leave(min(_LEAVE_MS, deadline.remaining_ms))
         finally:

@@ -41,8 +41,9 @@ _AHEAD_BYTES: Final = 1024 * 1024
 """What was fetched as this is decoded at a time, so that an application that takes few records each
 time need not ask the event loop each time."""
 _ARROW_BYTES: Final = 8 * 1024 * 1024
-"""What was fetched as about this is handed out by one ``fetch_arrow``."""
-_MAX_ROWS: Final = 2**31 - 1
+"""Batches of about this, decompressed, are handed out by one ``fetch_arrow``."""
+MOST_ROWS: Final = 2**31 - 1
+"""Of one ``fetch_arrow`` that names no number."""
 
 
 class FetchLoop:
@@ -102,10 +103,10 @@ class FetchLoop:
         finally:
             self.handle(Woken())
 
-    def take_columns(self, max_records: int | None) -> list[ColumnRun]:
+    def take_columns(self, max_records: int) -> list[ColumnRun]:
         """The same as columns."""
         try:
-            return self.fetcher.take_columns(max_records or _MAX_ROWS, _ARROW_BYTES, now_ms())
+            return self.fetcher.take_columns(max_records, _ARROW_BYTES, now_ms())
         finally:
             self.handle(Woken())
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from penstock.v1 import groups_pb2, groups_pb2_grpc
 from penstock.wire.errors import (
     FencedMemberEpochError,
     PenstockError,
+    RequestTimedOutError,
     StaleMemberEpochError,
     error_from_proto,
 )
@@ -57,7 +59,7 @@ class GroupOffsets:
             return offsets
         deadline = now_ms() + timeout_ms
         held = self._group.member.owned.intersection(offsets)
-        async with self._turn:
+        async with self._in_turn(timeout_ms):
             if leave_out_lost:
                 lost = held - self._group.member.owned
                 held -= lost
@@ -76,6 +78,22 @@ class GroupOffsets:
                         raise
                     await asyncio.sleep(pause / 1000)
         return offsets
+
+    @asynccontextmanager
+    async def _in_turn(self, timeout_ms: float) -> AsyncIterator[None]:
+        """Wait for the commits asked for before, but no longer than this."""
+        try:
+            async with asyncio.timeout(timeout_ms / 1000 if timeout_ms < float("inf") else None):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise RequestTimedOutError(
+                f"group {self._group_id!r}: an earlier commit of this consumer was not answered "
+                f"within {timeout_ms:.0f} ms, and this one was not sent"
+            ) from None
+        try:
+            yield
+        finally:
+            self._turn.release()
 
     async def fetch(
         self,

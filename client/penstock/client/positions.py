@@ -139,8 +139,12 @@ class Positions:
         it, is its own until then.
         """
         self._tell_application()
-        while self._out_of_range:
-            self._reset(self._out_of_range.pop(next(iter(self._out_of_range))))
+        for partition, effect in list(self._out_of_range.items()):
+            # What was fetched before such a position is good, and the application's first.
+            kept = self._handout.first_kept(partition)
+            if kept is None or effect.safe_offset >= 0:
+                del self._out_of_range[partition]
+                self._reset(effect, kept)
         if self._made_anew:
             partitions = tuple(self._made_anew)
             self._made_anew.clear()
@@ -227,16 +231,19 @@ class Positions:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _reset(self, effect: OutOfRange) -> None:
+    def _reset(self, effect: OutOfRange, kept: int | None) -> None:
+        """``kept`` is the first offset that was fetched and not handed out, if there is one."""
         partition = effect.partition
         policy = self._config.auto_offset_reset
         if effect.safe_offset >= 0:
+            offset = effect.safe_offset if kept is None else min(effect.safe_offset, kept)
             _LOG.warning(
-                "%s; reading on from there (records after it were lost with their leader)",
+                "%s; reading on from offset %d (records after the cut were lost with their leader)",
                 effect.error,
+                offset,
             )
             topic_id = self._handout.topic_ids.get(partition, b"")
-            self._set(partition, Position(effect.safe_offset), topic_id)
+            self._set(partition, Position(offset), topic_id)
         elif policy == "none":
             self._fetch.handle(PositionFailed(partition, effect.error))
             self._tell()

@@ -291,15 +291,16 @@ def add_to_columns(
     most: int,
     *,
     max_bytes: int = MAX_RECORDS_BYTES,
-) -> tuple[BatchHeader, int]:
-    """The batch's header, and how many of its records were left out as they were too many.
+) -> tuple[BatchHeader, int, int]:
+    """The batch's header, how many of its records were left out as they were too many, and how
+    large all of them are decompressed, in bytes.
 
     Up to ``most`` are added, from ``least_offset`` on. Raises what ``decode_batch`` does, and
     OverflowError where the columns would have more than 2 GB; they are then as they were.
     """
     header = verify_batch(batch)
     data = _record_data(batch, header, max_bytes)
-    return header, columns.add(data, _bounds(header), least_offset, most)
+    return header, columns.add(data, _bounds(header), least_offset, most), len(data)
 
 
 def _bounds(header: BatchHeader) -> Bounds:

@@ -9,6 +9,9 @@ import pytest
 
 from penstock.client import ConfigurationError, Consumer, Producer, TopicPartition
 from penstock.client.core.fetch_events import FetchAnswered, Fetched, Woken
+from penstock.client.deadline import Deadline
+from penstock.wire.compression import Compression
+from penstock.wire.records import RecordData, encode_batch
 from tests.unit.client.conftest import Background
 from tests.unit.client.test_damaged_batches import flipped
 from tests.unit.client.test_fetcher import T0 as FETCHED
@@ -79,3 +82,44 @@ def test_columns_end_where_damage_begins_and_in_the_middle_of_a_batch() -> None:
     fetcher.handle(Woken(), 0)
     assert fetcher.take_columns(9, 10_000, 0) == []
     fetcher.validate()
+
+
+def test_what_an_interrupt_kept_is_no_more_than_the_next_call_asks_for(
+    background: Background,
+) -> None:
+    produce(background, 9)
+    with Consumer(
+        background.cluster.bootstrap, topics="t", auto_offset_reset="earliest"
+    ) as consumer:
+        step = consumer._engine.step
+        assert consumer._run(step, Deadline.after_ms(5_000), None, columns=True)
+        assert consumer._handout.column_rows > 5
+        found: list[int] = []
+        while len(found) < 9:
+            table = consumer.fetch_arrow(5_000, 5)
+            assert table.num_rows <= 5
+            found += table["offset"].to_pylist()
+        assert found == list(range(9))
+
+
+def test_columns_are_bounded_by_what_they_are_decompressed() -> None:
+    """They hold 2 GB at most, and what is beyond would be lost with the error."""
+    fetcher, _ = make((1, 0))
+    [fetch] = start(fetcher)
+    data = b"".join(
+        encode_batch(
+            [RecordData(1, None, bytes(100_000), ())],
+            base_offset=base,
+            compression=Compression.GZIP,
+        )
+        for base in range(9)
+    )
+    assert len(data) < 5_000
+    answer = FetchAnswered(fetch.fetch_id, (Fetched(FETCHED, None, data),))
+    fetcher.handle(answer, 1)
+    found: list[int] = []
+    while len(found) < 9:
+        [columns] = fetcher.take_columns(100, 250_000, 1)
+        assert columns.columns.record_count <= 3
+        found += memoryview(columns.columns.offsets).cast("q").tolist()
+    assert found == list(range(9))

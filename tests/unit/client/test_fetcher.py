@@ -445,3 +445,21 @@ def test_a_topic_that_is_gone_is_asked_for_until_it_is_back() -> None:
     metadata.apply(led((1, 0), index=3), 3_000)
     assert fetcher.absence() is None
     assert [type(effect) for effect in fetcher.handle(Woken(), 3_000)] == [SendFetch]
+
+
+def test_records_that_are_tiny_when_compressed_are_not_all_decoded_ahead() -> None:
+    fetcher, _ = make((1, 0))
+    [fetch] = start(fetcher)
+    data = b"".join(batch(base, 4_000) for base in range(0, 20_000, 4_000))
+    fetcher.handle(FetchAnswered(fetch.fetch_id, (Fetched(T0, None, data),)), 1)
+    assert len(take(fetcher, 1, 1)) == 4_000
+    assert sum(len(run.records) for run in fetcher.take(1, 1, ahead_bytes=10**9)) == 12_000
+
+
+def test_what_was_in_the_way_of_a_paused_partition_is_no_trouble() -> None:
+    fetcher, _ = make((1, 0), (1, 0))
+    [fetch] = start(fetcher)
+    fetcher.handle(FetchFailed(fetch.fetch_id, NetworkError("gone")), 1)
+    assert isinstance(fetcher.trouble(), NetworkError)
+    fetcher.set_paused([T0], paused=True)
+    assert fetcher.trouble() is None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
-from penstock.client import OffsetAndMetadata
+from penstock.client import AsyncConsumer, ClientClosedError, OffsetAndMetadata
 from penstock.v1 import groups_pb2
 from penstock.wire.errors import (
     CoordinatorLoadInProgressError,
@@ -103,3 +104,39 @@ async def test_a_commit_that_crossed_a_new_epoch_is_repeated(cluster: FakeCluste
         cluster.on_commit = lambda request: UnknownMemberIdError("gone")
         with pytest.raises(UnknownMemberIdError):
             await consumer.commit()
+
+
+async def test_closing_waits_for_an_earlier_commit_no_longer_than_it_may(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, numbers(0, 3))
+    asked = asyncio.Event()
+
+    def not_yet(request: groups_pb2.CommitOffsetsRequest) -> PenstockError | None:
+        asked.set()
+        return CoordinatorLoadInProgressError("wait")
+
+    consumer = member(cluster)
+    await read(consumer, 3)
+    cluster.on_commit = not_yet
+    commit = asyncio.create_task(consumer.commit())
+    await asked.wait()
+    started = time.monotonic()
+    await consumer.close(timeout_ms=300)
+    assert time.monotonic() - started < 10, "and not for default_api_timeout_ms, a minute"
+    assert "was not answered within" in caplog.text
+    with pytest.raises(ClientClosedError):
+        await commit
+
+
+async def test_partitions_given_up_by_assign_are_committed_first(cluster: FakeCluster) -> None:
+    cluster.add_topic("t", 2)
+    fill(cluster, "t", 0, numbers(0, 3))
+    settings = {"group_id": "g", "auto_offset_reset": "earliest", "max_poll_records": 2}
+    async with AsyncConsumer(cluster.bootstrap, **settings) as consumer:
+        await consumer.assign([T0])
+        await read(consumer, 2)
+        assert len(await consumer.poll(5_000)) == 1
+        await consumer.assign([T1])
+        assert committed(cluster) == {T0: 2}, "the third is in the application's hands"

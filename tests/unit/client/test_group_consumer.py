@@ -108,6 +108,20 @@ async def test_the_listener_hears_of_what_comes_and_goes(cluster: FakeCluster) -
     assert listener.heard[3:] == [("revoked", (T0, T1))]
 
 
+async def test_the_listener_hears_what_unsubscribing_gives_back(cluster: FakeCluster) -> None:
+    cluster.add_topic("t", 2)
+    fill(cluster, "t", 0, numbers(0, 3))
+    listener = Listener()
+    async with member(cluster, max_poll_records=2) as consumer:
+        consumer.subscribe("t", listener)
+        await read(consumer, 3)
+        await consumer.unsubscribe()
+        assert listener.heard == [("assigned", (T0, T1)), ("revoked", (T0, T1))]
+        assert committed(cluster) == {T0: 2, T1: 0}, "what the last poll gave is not processed"
+        await consumer.assign([T1])
+    assert len(listener.heard) == 2
+
+
 async def test_revoked_partitions_wait_for_the_next_poll(cluster: FakeCluster) -> None:
     cluster.add_topic("t", 2)
     fill(cluster, "t", 0, numbers(0, 3))

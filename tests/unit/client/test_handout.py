@@ -234,3 +234,20 @@ def test_each_record_is_handed_out_once_and_no_position_goes_back(seed: int) -> 
     handout.release([T0, T1])
     application.iterate(1_000)
     assert had == {name: list(range(end)) for name, end in application.ends.items()}
+
+
+def test_an_interrupted_conversion_leaves_all_of_the_poll_to_be_handed_out() -> None:
+    interrupt = True
+
+    def convert(record: ConsumerRecord) -> ConsumerRecord:
+        if interrupt and record.partition == 1:
+            raise KeyboardInterrupt
+        return record
+
+    handout = Handout(convert)
+    handout.keep([run(0, 3), run(0, 3, T1)])
+    with pytest.raises(KeyboardInterrupt):
+        handout.take(10, 1.0)
+    assert handout.delivered() == {}
+    interrupt = False
+    assert len(handout.take(10, 1.0)) == 6

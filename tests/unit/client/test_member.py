@@ -304,6 +304,19 @@ def test_an_instance_still_held_is_waited_for_one_session() -> None:
     assert any(isinstance(effect, Failed) for effect in member.handle(held, 10_002))
 
 
+def test_a_coordinator_that_took_over_gives_the_one_before_us_its_whole_time() -> None:
+    member = make(instance="i", session_ms=10_000)
+    member.handle(Subscribed(ORDERS), 0)
+    member.handle(Opened(), 0)
+    held = refused(UnreleasedInstanceIdError("held"))
+    member.handle(held, 1)
+    member.handle(Closed(NetworkError("it died")), 8_000)
+    member.handle(Opened(), 9_000)
+    for now in (9_001, 19_000):
+        assert not any(isinstance(effect, Failed) for effect in member.handle(held, now))
+    assert any(isinstance(effect, Failed) for effect in member.handle(held, 19_002))
+
+
 def test_who_does_not_poll_leaves_and_polling_joins_again() -> None:
     member = joined(0, member=make(poll_ms=100))
     member.handle(Polled(), 50)

@@ -139,7 +139,8 @@ class RefreshMetadata:
 class OutOfRange:
     """The position is outside of the log (or was cut off with it): the policy decides.
 
-    ``safe_offset`` is where the log diverged from what was read, or -1.
+    ``safe_offset`` is where the log diverged from what was read, or the next offset to be taken
+    where that comes before; -1 where it is not known.
     """
 
     partition: TopicPartition

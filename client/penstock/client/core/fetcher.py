@@ -50,6 +50,8 @@ from penstock.wire.ids import TopicPartition
 
 _MAX_FETCHES_PER_NODE: Final = 3
 _SLOW_MARGIN_MS: Final = 1_000.0
+_AHEAD_RECORDS: Final = 10_000
+"""No more than this is decoded ahead, however few bytes they were fetched as."""
 
 
 @dataclass(slots=True)
@@ -134,10 +136,13 @@ class Fetcher:
 
     def trouble(self) -> PenstockError | None:
         """Why a partition is not fetched that should be, for messages."""
-        for lane in self._lanes.values():
-            if lane.last_error is not None:
-                return lane.last_error
         leaderless = self.leaderless()
+        for partition, lane in self._lanes.items():
+            # Of a leader that is none any more, its last error says what was and not what is.
+            if lane.last_error is None or lane.paused:
+                continue
+            if partition not in leaderless:
+                return lane.last_error
         return no_leader(leaderless) if leaderless else None
 
     def leaderless(self) -> list[TopicPartition]:
@@ -202,16 +207,16 @@ class Fetcher:
         """Runs of records, in order within each partition, in turns between them.
 
         They are ``limit`` records, if there are so many, and more as long as all were fetched as
-        less than ``ahead_bytes``. Runs are of whole batches, so the last may go beyond either.
-        Raises a partition's error when its turn comes and nothing else was taken before. What a
-        damaged batch has it want done comes out of the next ``handle``.
+        less than ``ahead_bytes`` and are less than ten thousand. Runs are of whole batches, so the
+        last may go beyond either. Raises a partition's error when its turn comes and nothing else
+        was taken before. What a damaged batch has it want done comes out of the next ``handle``.
         """
         taken: list[Run] = []
         count = size_bytes = 0
         for partition in self._in_turn():
             lane = self._lanes[partition]
             try:
-                while count < limit or size_bytes < ahead_bytes:
+                while count < limit or (size_bytes < ahead_bytes and count < _AHEAD_RECORDS):
                     if (run := lane.decode_next(partition)) is None:
                         break
                     taken.append(run)
@@ -224,7 +229,7 @@ class Fetcher:
         return taken
 
     def take_columns(self, limit: int, most_bytes: int, now_ms: float) -> list[ColumnRun]:
-        """Up to ``limit`` records, fetched as about ``most_bytes``, as columns by partition.
+        """Up to ``limit`` records, of about ``most_bytes`` decompressed, as columns by partition.
 
         Raises as ``take``.
         """
@@ -350,11 +355,14 @@ class Fetcher:
                 f"partition {result.partition}: the log was cut at offset "
                 f"{result.diverging_offset}, before position {lane.position.offset}"
             )
-            offset = min(result.diverging_offset, lane.position.offset)
+            # What was fetched and not taken may lie before the cut: it is fetched anew.
+            offset = min(result.diverging_offset, lane.cursor.offset)
             self._effects.append(OutOfRange(result.partition, lane.position.offset, offset, why))
+            lane.drop_fetched()
             lane.position = None
             return
         lane.complaint = None
+        lane.is_outside = False
         if result.records:
             try:
                 lane.buffer(result.partition, result.records, result.records_crc)
@@ -364,8 +372,11 @@ class Fetcher:
     def _refused(self, lane: Lane, result: Fetched, error: PenstockError, now_ms: float) -> None:
         assert lane.position is not None
         if isinstance(error, OffsetOutOfRangeError):
-            self._effects.append(OutOfRange(result.partition, lane.position.offset, -1, error))
-            lane.position = None
+            # What was fetched before is good. When it is taken the position is asked for again.
+            lane.is_outside = bool(lane.chunks)
+            if not lane.is_outside:
+                self._effects.append(OutOfRange(result.partition, lane.position.offset, -1, error))
+                lane.position = None
         elif isinstance(error, CorruptRecordError):
             where = f"partition {result.partition}, offset {lane.position.offset}"
             found = CorruptRecordError(f"{where}: {error.message}", leader=error.leader)
@@ -495,6 +506,7 @@ class Fetcher:
             and not lane.paused
             and lane.fetch_id < 0
             and lane.error is None
+            and not (lane.is_outside and lane.chunks)
             and lane.buffered_bytes < self._settings.max_partition_bytes
         )
 

@@ -80,6 +80,7 @@ class Lane:
     topic_id: bytes = b""  # What the positions belong to.
     generation: int = 0
     paused: bool = False
+    is_outside: bool = False  # The log has no such position; said when nothing is left before it.
     chunks: deque[_Chunk] = field(default_factory=deque)
     buffered_bytes: int = 0
     fetch_id: int = -1
@@ -94,15 +95,17 @@ class Lane:
 
     def clear(self) -> None:
         """Drop what was fetched; an answer on its way is none of ours."""
-        self._drop_fetched()
+        self.drop_fetched()
         self.high_watermark = -1
+        self.is_outside = False
         self.error = None
         self.damage = None
         self.complaint = None
         self.attempts = 0
         self.retry_at_ms = float("-inf")
 
-    def _drop_fetched(self) -> None:
+    def drop_fetched(self) -> None:
+        """Drop what was fetched and not taken; an answer on its way is none of ours."""
         self.generation += 1
         self.chunks.clear()
         self.buffered_bytes = 0
@@ -178,25 +181,25 @@ class Lane:
     def decode_into(self, columns: ColumnsBuilder, partition: TopicPartition, most: int) -> int:
         """Add up to ``most`` records of the next batch that has any to the columns.
 
-        Returns what the batch was fetched as, in bytes; 0 when there is none. Raises as
+        Returns the size of the batch's records, decompressed; 0 when there is none. Raises as
         ``decode_next``; what was added before stays.
         """
 
-        def decode(batch: memoryview, header: BatchHeader) -> int:
+        def decode(batch: memoryview, header: BatchHeader) -> tuple[int, int]:
             if header.is_control:
                 verify_batch(batch)
-                return 0
-            return add_to_columns(columns, batch, self.cursor.offset, most)[1]
+                return 0, 0
+            return add_to_columns(columns, batch, self.cursor.offset, most)[1:]
 
         had = columns.record_count
         while self.chunks:
-            header, left_out = self._decode(partition, decode)
+            header, (left_out, size_bytes) = self._decode(partition, decode)
             if left_out:
                 self.cursor = Position(columns.last_offset + 1, header.leader_epoch)
-                return header.size_bytes
+                return size_bytes
             self._go_past(header)
             if columns.record_count > had:
-                return header.size_bytes
+                return size_bytes
         return 0
 
     def _decode(
@@ -209,7 +212,7 @@ class Lane:
             except CorruptRecordError as error:
                 raise CorruptRecordError(error.message + _after(header, self.cursor)) from None
         except CorruptRecordError as error:
-            self._drop_fetched()
+            self.drop_fetched()
             self.position = self.cursor
             raise CorruptRecordError(
                 f"partition {partition}, offset {self.cursor.offset}: {error.message}"

@@ -333,6 +333,7 @@ class Member:
         self._join_is_said = False
         self._connected = True
         self._must_say_all = True
+        self._refused_since_ms = float("inf")  # Another coordinator has sessions begin anew.
         self._beat_at_ms = now_ms
         self._unanswered_ms = float("inf")
 

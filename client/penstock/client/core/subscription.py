@@ -214,19 +214,23 @@ class Handout:
             return taken
         self._taken_ms = now_ms
         left = limit
-        while left > 0 and self._kept:
-            run = self._kept[0]
+        ends: list[tuple[Run, int]] = []
+        for run in self._kept:
+            if left <= 0:
+                break
             wanted = records = run.next(left)
             if self._convert is not None and not as_fetched:
                 records = self._convert_all(wanted, may_raise=not taken)
                 if not records:
                     break
             count = len(records)
-            self._handed_out(run, run.start + count)
+            ends.append((run, run.start + count))
             taken.append((run.partition, records))
             left -= count
             if count < len(wanted):
                 break
+        for run, end in ends:  # Last: an interrupt of a conversion leaves all to be handed out.
+            self._handed_out(run, end)
         return taken
 
     def take_columns(self, limit: int, now_ms: float) -> list[ColumnRun | list[ConsumerRecord]]:
@@ -238,6 +242,8 @@ class Handout:
             return []
         if self._kept:
             return [records for _, records in self._take(limit, now_ms, as_fetched=True)]
+        if self.column_rows > limit:
+            return []  # Kept for a call that was interrupted; the engine fetches anew.
         self._taken_ms = now_ms
         taken = self._columns
         for run in taken:
@@ -356,9 +362,9 @@ class Handout:
         return columns
 
     @property
-    def has_columns(self) -> bool:
-        """Whether any are kept."""
-        return bool(self._columns)
+    def column_rows(self) -> int:
+        """How many records are kept as columns."""
+        return sum(run.columns.record_count for run in self._columns)
 
     @property
     def has_kept(self) -> bool:
@@ -374,7 +380,9 @@ class Handout:
                 if run.start + had < len(run.records):
                     offset: int = run.records[run.start + had].offset
                     return offset
-        return None
+        return min(
+            (run.first_offset for run in self._columns if run.partition == partition), default=None
+        )
 
     def hold(self, partitions: Iterable[TopicPartition]) -> None:
         """Hand out nothing of these partitions until ``release``."""
