@@ -82,6 +82,36 @@ class ForkGuard:
             )
 
 
+class LoopGuard(ForkGuard):
+    """The same for an asyncio client, which belongs to the ``loop`` on which it is first used."""
+
+    __slots__ = ("loop",)
+
+    def __init__(self, what: str) -> None:
+        """Raises ForkedProcessError where no client can work."""
+        super().__init__(what)
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    def check(self) -> None:
+        """Raise ForkedProcessError in a forked child, InvalidRequestError on another loop.
+
+        Outside of any loop, as in a method that waits for nothing, only the former.
+        """
+        super().check()
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        if self.loop is None:
+            self.loop = running
+        elif self.loop is not running:
+            raise InvalidRequestError(
+                f"this {self._what} belongs to the event loop on which it was first used, and this "
+                "is another one: make a client on each loop, and close it there (asyncio.run "
+                "makes a loop each time)"
+            )
+
+
 class LoopThread:
     """The loop and its thread. Thread-safe."""
 
