@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.client.core.backoff import Backoff
@@ -268,6 +268,34 @@ class Brokers:
             assert record.offset == self.seen[name]
             self.seen[name] += 1
         self.feed(Woken())
+
+
+@given(st.lists(st.sampled_from([0, 1]), min_size=30, max_size=30))
+@example([0] * 30)
+@example([0, 1] * 15)
+def test_a_broker_gets_its_turn_while_others_have_nothing_and_take_all_the_room(
+    which: list[int],
+) -> None:
+    fetcher, _ = make((1, 0), (2, 0), (3, 0), (1, 0), prefetch_max_bytes=2_000)
+    partitions = [TopicPartition("t", number) for number in range(4)]
+    fetcher.handle(Added(tuple(partitions)), 0)
+    waiting: list[SendFetch] = []
+    asked: list[int] = []
+
+    def carry_out(event: Event, now_ms: float) -> None:
+        sent = [step for step in fetcher.handle(event, now_ms) if isinstance(step, SendFetch)]
+        waiting.extend(sent)
+        asked.extend(fetch.node_id for fetch in sent)
+
+    for partition in partitions:
+        carry_out(PositionFound(partition, Position(0)), 0)
+    for now_ms, index in enumerate(which):
+        fetch = waiting.pop(index % len(waiting))
+        nothing = tuple(Fetched(wanted.partition, None, b"") for wanted in fetch.wanted)
+        carry_out(FetchAnswered(fetch.fetch_id, nothing), now_ms)
+    assert set(asked) == {1, 2, 3}
+    assert min(asked.count(node) for node in (1, 2, 3)) >= 3
+    fetcher.validate()
 
 
 def test_prefetching_keeps_to_its_bound_however_many_partitions_there_are() -> None:
