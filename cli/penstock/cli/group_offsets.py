@@ -1,4 +1,4 @@
-"""`penstock groups offsets`: save, restore and move the committed offsets of a group."""
+"""`penstock groups offsets`: save, restore, move and delete the committed offsets of a group."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.client.aio_admin import OffsetSpec
 
 app = typer.Typer(
-    help="Save, restore and move the committed offsets of a group.", no_args_is_help=True
+    help="Save, restore, move and delete the committed offsets of a group.", no_args_is_help=True
 )
 
 Group = Annotated[str, typer.Argument(help="The group.", metavar="GROUP")]
@@ -188,6 +188,100 @@ def reset(
             )
         new = _targets(admin, partitions, current, goal)
         _carry_out(settings, admin, name, _plan(admin, name, new), execute=execute)
+
+
+@app.command("delete")
+def delete(
+    ctx: typer.Context,
+    name: Group,
+    *,
+    topic: Annotated[
+        list[str],
+        typer.Option(
+            "--topic",
+            metavar="TOPIC[:PARTITION,...]",
+            help="This topic, or these partitions of it; may be repeated.",
+        ),
+    ],
+    execute: Annotated[
+        bool,
+        typer.Option("--execute", help="Delete the offsets. Without it they are only shown."),
+    ] = False,
+    bootstrap: Bootstrap = None,
+    output: Output = None,
+) -> None:
+    """Forget where the group stands in topics that it does not read any more.
+
+    Whoever of the group reads them again begins where its `auto_offset_reset` says. Refused for a
+    topic that a member subscribes to; members that read others may go on. There is no way back but
+    `import` of what `export` wrote. Without --execute nothing is changed.
+    """
+    settings = resolve(ctx, bootstrap, output)
+    wanted = [parse_partitions(text, "--topic") for text in topic]
+    with admin_client(settings) as admin:
+        named = expand(admin, [one for one in wanted if one[1] is not None])
+        expand(admin, wanted)  # A topic that is not there is a slip of the keyboard.
+        committed = admin.list_group_offsets(name)
+        _require_committed(name, wanted, named, committed)
+        chosen = {where: committed[where] for where in sorted(committed) if _is_in(where, wanted)}
+        deleted = dict(chosen)
+        try:
+            for topic_name in sorted({where.topic for where in chosen}) if execute else []:
+                deleted = {w: entry for w, entry in chosen.items() if w.topic < topic_name}
+                of_topic = [where for where in chosen if where.topic == topic_name]
+                admin.delete_group_offsets(name, of_topic)
+            deleted = chosen
+        finally:
+            if deleted:
+                _show_deleted(settings, name, deleted, execute=execute)
+
+
+def _require_committed(
+    name: str,
+    wanted: list[tuple[str, tuple[int, ...] | None]],
+    named: list[TopicPartition],
+    committed: Mapping[TopicPartition, OffsetAndMetadata],
+) -> None:
+    """Raise what was named and is not there to be deleted."""
+    topics = {where.topic for where in committed}
+    missing = [str(where) for where in named if where not in committed]
+    missing += [text for text, numbers in wanted if numbers is None and text not in topics]
+    if missing:
+        raise with_step(
+            InvalidRequestError(
+                f"group {name} has committed no offset for {', '.join(sorted(missing))}"
+            ),
+            f"see what it has with `penstock groups describe {name}`",
+        )
+
+
+def _show_deleted(
+    settings: Settings,
+    name: str,
+    deleted: Mapping[TopicPartition, OffsetAndMetadata],
+    *,
+    execute: bool,
+) -> None:
+    if settings.as_json:
+        offsets = [
+            {
+                "topic": where.topic,
+                "partition": where.partition,
+                "committed_offset": entry.offset,
+            }
+            for where, entry in deleted.items()
+        ]
+        print_json({"group_id": name, "executed": execute, "offsets": offsets})
+        return
+    print_table(
+        ("Topic", "Partition", "Committed"),
+        [(where.topic, where.partition, entry.offset) for where, entry in deleted.items()],
+        right=("Partition", "Committed"),
+    )
+    if execute:
+        print(f"deleted {counted(len(deleted), 'offset')} of group {name}")
+    else:
+        print("nothing was changed; add --execute to delete these offsets")
 
 
 def _targets(

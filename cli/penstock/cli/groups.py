@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from penstock.wire.ids import TopicPartition
 
 app = typer.Typer(
-    help="List, describe, verify and delete consumer groups, and move their offsets.",
+    help="List, describe, verify and delete consumer groups, and move or delete their offsets.",
     no_args_is_help=True,
 )
 

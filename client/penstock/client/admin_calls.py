@@ -10,7 +10,7 @@ from typing import Any, Final, Self, Unpack
 import grpc
 
 from penstock.client import admin_values
-from penstock.client.background import ForkGuard
+from penstock.client.background import LoopGuard
 from penstock.client.cluster import Cluster, now_ms
 from penstock.client.config import AdminConfig, AdminSettings
 from penstock.client.coordinator import Coordinators
@@ -53,7 +53,7 @@ class AdminCalls:
         **settings: Unpack[AdminSettings],
     ) -> None:
         self.config = AdminConfig.load(bootstrap_servers, settings)
-        self._guard = ForkGuard("AdminClient")
+        self._guard = LoopGuard("AdminClient")
         self._cluster = Cluster(self.config)
         self._keeper = MetadataKeeper(self._cluster, lambda: None)
         self._leaders = LeaderCalls(self._cluster, self._keeper)
@@ -75,6 +75,7 @@ class AdminCalls:
         """Free the connections. Idempotent."""
         if self._closed or self._guard.foreign:
             return
+        self._guard.check()
         self._closed = True
         await self._keeper.close()
         await self._cluster.close()

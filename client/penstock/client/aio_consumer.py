@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack
 
 from penstock.client import arguments, arrow
-from penstock.client.background import ForkGuard
+from penstock.client.background import LoopGuard
 from penstock.client.cluster import now_ms
 from penstock.client.config import ConsumerConfig, ConsumerSettings
 from penstock.client.consumer_engine import ConsumerEngine
@@ -53,7 +53,7 @@ class AsyncConsumer:
         **settings: Unpack[ConsumerSettings],
     ) -> None:
         self.config = ConsumerConfig.load(bootstrap_servers, settings)
-        self._guard = ForkGuard("AsyncConsumer")
+        self._guard = LoopGuard("AsyncConsumer")
         self._engine = ConsumerEngine(self.config)
         self._handout = self._engine.handout
         self._listener: RebalanceListener | None = None
@@ -282,6 +282,7 @@ class AsyncConsumer:
     async def _close(self, timeout_ms: float | None, *, all_processed: bool) -> None:
         if self._closed or self._guard.foreign:
             return
+        self._guard.check()
         self._closed = True
         if all_processed:
             self._handout.settle()

@@ -11,7 +11,7 @@ from typing import Any, Final, Self, Unpack
 
 from penstock.client import arguments
 from penstock.client.arrow_sending import ArrowRecords
-from penstock.client.background import ForkGuard
+from penstock.client.background import LoopGuard
 from penstock.client.bulk import AsyncBulkDeliveryFuture
 from penstock.client.cluster import wall_ms
 from penstock.client.config import ProducerConfig, ProducerSettings
@@ -39,7 +39,7 @@ class AsyncProducer:
         **settings: Unpack[ProducerSettings],
     ) -> None:
         self.config = ProducerConfig.load(bootstrap_servers, settings)
-        self._guard = ForkGuard("AsyncProducer")
+        self._guard = LoopGuard("AsyncProducer")
         self._room = asyncio.Event()
         self._engine = ProducerEngine(
             self.config, guard=contextlib.nullcontext(), on_room=self._room.set
@@ -86,10 +86,22 @@ class AsyncProducer:
 
         Returns without waiting unless the topic is new or ``buffer_memory`` is full.
         """
-        if timestamp_ms is None and not headers and self._path.takes_bytes:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            self._guard.check()  # A forked child is told what is really wrong.
+            raise
+        if (
+            timestamp_ms is None
+            and not headers
+            and self._path.takes_bytes
+            and loop is self._guard.loop
+        ):
             taken = self._engine.intake.take(topic, value, key, partition)
             if taken is not None:
-                return self._future(taken.receipt, taken.index, taken.timestamp_ms)
+                return AsyncDeliveryFuture(
+                    taken.receipt, taken.index, taken.timestamp_ms, loop=loop
+                )
         deadline = await self._await_topic(topic)
         record = self._path.prepare(
             topic,
@@ -100,7 +112,9 @@ class AsyncProducer:
             timestamp_ms=timestamp_ms,
         )
         result = await self._queue(record, deadline)
-        return self._future(result.receipt, result.index, record.data.timestamp_ms)
+        return AsyncDeliveryFuture(
+            result.receipt, result.index, record.data.timestamp_ms, loop=loop
+        )
 
     async def send_many(
         self,
@@ -178,7 +192,13 @@ class AsyncProducer:
     async def _queue(self, record: Prepared, deadline: float) -> Appended[Receipt]:
         """Have the accumulator take a record, as soon as it has room."""
         place: Place | None = None
-        while isinstance(result := self._path.offer(record, place), Place):
+        while True:
+            place = self._path.ask(record, place)
+            result = self._path.offer(record, place)
+            if isinstance(result, Appended):
+                break
+            if result is None:
+                continue
             place = result
             deadline = deadline or self._deadline()
             await self._wait_for_room(deadline, record.size_bound)
@@ -186,10 +206,6 @@ class AsyncProducer:
         if result.wake:
             self._engine.wake()
         return result
-
-    @staticmethod
-    def _future(receipt: Receipt, index: int, timestamp_ms: int) -> AsyncDeliveryFuture:
-        return AsyncDeliveryFuture(receipt, index, timestamp_ms, loop=asyncio.get_running_loop())
 
     async def send_and_wait(
         self,
@@ -217,6 +233,7 @@ class AsyncProducer:
         timeout_ms = arguments.timeout_ms(timeout_ms)
         if self._closed or self._guard.foreign:
             return
+        self._guard.check()
         self._closed = True
         self._engine.intake.clear()
         self._room.set()

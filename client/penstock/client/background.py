@@ -20,6 +20,7 @@ from penstock.wire.errors import ForkedProcessError, InvalidRequestError
 
 T = TypeVar("T")
 P = ParamSpec("P")
+F = TypeVar("F", bound="concurrent.futures.Future[Any]")
 
 _LOG: Final = logging.getLogger("penstock.client")
 _EXIT_GRACE_MS: Final = 5_000
@@ -81,6 +82,36 @@ class ForkGuard:
             )
 
 
+class LoopGuard(ForkGuard):
+    """The same for an asyncio client, which belongs to the ``loop`` on which it is first used."""
+
+    __slots__ = ("loop",)
+
+    def __init__(self, what: str) -> None:
+        """Raises ForkedProcessError where no client can work."""
+        super().__init__(what)
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    def check(self) -> None:
+        """Raise ForkedProcessError in a forked child, InvalidRequestError on another loop.
+
+        Outside of any loop, as in a method that waits for nothing, only the former.
+        """
+        super().check()
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        if self.loop is None:
+            self.loop = running
+        elif self.loop is not running:
+            raise InvalidRequestError(
+                f"this {self._what} belongs to the event loop on which it was first used, and this "
+                "is another one: make a client on each loop, and close it there (asyncio.run "
+                "makes a loop each time)"
+            )
+
+
 class LoopThread:
     """The loop and its thread. Thread-safe."""
 
@@ -104,6 +135,11 @@ class LoopThread:
                 cls._shared = LoopThread()
             return cls._shared
 
+    @classmethod
+    def current(cls) -> LoopThread | None:
+        """The process' own, if there is one yet."""
+        return cls._shared
+
     def register(self, client: Closable) -> None:
         """Have ``client`` closed when the interpreter exits, if it still lives."""
         self._clients.add(client)
@@ -117,6 +153,15 @@ class LoopThread:
         """Whether the caller runs on this very thread, which must never wait."""
         return threading.current_thread() is self._thread
 
+    def check_may_wait(self) -> None:
+        """Raise InvalidRequestError on the loop's own thread, which would wait for itself."""
+        if self.is_current:
+            raise InvalidRequestError(
+                "a client method that may have to wait was called from a callback on the client's "
+                "own thread, which must not wait; call it from another thread (send() waits only "
+                "for a topic's first record: ask partitions_for(topic) beforehand)"
+            )
+
     def run(
         self, work: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
     ) -> T:
@@ -124,12 +169,7 @@ class LoopThread:
 
         Raises InvalidRequestError on the loop's own thread, which would wait for itself.
         """
-        if self.is_current:
-            raise InvalidRequestError(
-                "a client method that may have to wait was called from a callback on the client's "
-                "own thread, which must not wait; call it from another thread (send() waits only "
-                "for a topic's first record: ask partitions_for(topic) beforehand)"
-            )
+        self.check_may_wait()
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
         try:
             self._start(future, lambda: work(*args, **kwargs))
@@ -167,7 +207,14 @@ class LoopThread:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
+        while True:
+            try:
+                self.loop.run_forever()
+            except BaseException:
+                # Some callback's, and not for this thread: every client of the process needs it.
+                _LOG.exception("the clients' thread goes on after what ends other threads")
+            else:
+                return
 
     def _at_exit(self) -> None:
         if os.getpid() != self.pid:
@@ -179,6 +226,32 @@ class LoopThread:
                 _LOG.error("at exit: %s", error)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(timeout=_EXIT_GRACE_MS / 1000)
+
+
+def contained(callback: Callable[[F], object]) -> Callable[[F], object]:
+    """``callback``, of which nothing but an Exception comes out on the clients' thread.
+
+    concurrent.futures passes everything else on (SystemExit, say), and it would end the thread, and
+    with it every synchronous client of the process; whoever waits for one would wait for ever.
+    """
+
+    def call(future: F) -> None:
+        try:
+            callback(future)
+        except Exception:
+            raise
+        except BaseException as error:
+            shared = LoopThread.current()
+            if shared is None or not shared.is_current:
+                raise
+            _LOG.error(
+                "a callback raised %r on the client's own thread, where it ends nothing: have it "
+                "tell another thread",
+                error,
+                exc_info=True,
+            )
+
+    return call
 
 
 def _tie(task: asyncio.Task[T], future: concurrent.futures.Future[T]) -> None:

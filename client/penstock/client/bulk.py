@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextvars import Context
 from typing import Any, Self, overload
 
+from penstock.client.background import contained
 from penstock.client.delivery import LOCK, Receipt, own_copy
 from penstock.client.model import RecordMetadata
 from penstock.wire.codec import Places
@@ -191,7 +192,7 @@ class BulkDeliveryFuture(concurrent.futures.Future[Sequence[RecordMetadata]]):
     ) -> None:
         """Call ``fn`` with this future when all have their verdict; maybe on another thread."""
         self._bulk.note_read()
-        super().add_done_callback(fn)
+        super().add_done_callback(contained(fn))
 
     def _on_end(self) -> None:
         error = self._bulk.failure()

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack
 
 from penstock.client import arguments, arrow
-from penstock.client.background import ForkGuard, LoopThread
+from penstock.client.background import ForkGuard, LoopThread, contained
 from penstock.client.cluster import now_ms
 from penstock.client.config import ConsumerConfig, ConsumerSettings
 from penstock.client.consumer_engine import ConsumerEngine
@@ -298,7 +298,7 @@ class Consumer:
         future = self._thread.submit(self._engine.commit, wanted)
         if callback is not None:
             notify = callback
-            future.add_done_callback(lambda done: notify(done.exception()))
+            future.add_done_callback(contained(lambda done: notify(done.exception())))
         return future
 
     def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
@@ -363,6 +363,7 @@ class Consumer:
     def _close(self, timeout_ms: float | None, *, all_processed: bool) -> None:
         if self._closed or self._guard.foreign:
             return
+        self._thread.check_may_wait()  # What is refused there leaves the consumer open.
         self._closed = True
         self._thread.forget(self)
         if all_processed:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Generator
 from contextvars import Context
 from typing import Any, Final, Protocol, Self
 
+from penstock.client.background import contained
 from penstock.client.model import RecordMetadata
 from penstock.wire import codec
 from penstock.wire.errors import DeliveryFailedError, PenstockError
@@ -203,7 +204,7 @@ class DeliveryFuture(codec.Claim[Receipt], concurrent.futures.Future[RecordMetad
     ) -> None:
         """Call ``fn`` with this future when the verdict is there; it may be on another thread."""
         _note_read(self)
-        super().add_done_callback(fn)
+        super().add_done_callback(contained(fn))
 
     def completed(self) -> _Whole:
         """All that a future has; made now, if nobody wanted it before."""

@@ -203,10 +203,13 @@ class Producer:
         """Have the accumulator take a record, as soon as it has room."""
         place: Place | None = None
         while True:
+            place = self._path.ask(record, place)
             with self._room:
                 if self._closed:
                     raise ClientClosedError("the producer is closed; nothing was sent")
                 result = self._path.offer(record, place)
+                if result is None:
+                    continue
                 if isinstance(result, Place):
                     place = result
                     deadline = deadline or self._deadline()
@@ -239,6 +242,7 @@ class Producer:
         timeout_ms = arguments.timeout_ms(timeout_ms)
         if self._guard.foreign:
             return  # The parent's; nothing of it lives here.
+        self._thread.check_may_wait()  # What is refused there leaves the producer open.
         with self._room:
             if self._closed:
                 return

@@ -77,6 +77,7 @@ class SendPath:
     def __init__(self, config: ProducerConfig, engine: ProducerEngine) -> None:
         self._engine = engine
         self._max_request_size = config.max_request_size
+        self._asks = callable(config.partitioner)
         # Bytes as they are may go past everything that is about other keys and values.
         self.takes_bytes = config.key_serializer == config.value_serializer == "bytes"
         self._key_serializer = serializers.serializer("key_serializer", config.key_serializer)
@@ -191,8 +192,25 @@ class SendPath:
                 "topic's max.message.bytes), or send less"
             )
 
-    def offer(self, record: Prepared, earlier: Place | None = None) -> Appended[Receipt] | Place:
-        """Add the record to its partition's batch; its place when memory is full.
+    def ask(self, record: Prepared, earlier: Place | None = None) -> Place | None:
+        """The place that the application's own partitioner chooses, ``earlier`` while that holds;
+        None where the record, or another partitioner, says so. To be offered next.
+
+        Not called under the guard: whoever is asked may wait for the client, and that for the
+        guard. Raises InvalidPartitionsError, and whatever the partitioner does.
+        """
+        count = self._engine.metadata.partition_count(record.topic)
+        if not self._asks or record.partition is not None or not count:
+            return earlier
+        if earlier is not None and earlier.partition_count == count:
+            return earlier
+        return Place(TopicPartition(record.topic, self._choose(record, count)), count)
+
+    def offer(
+        self, record: Prepared, earlier: Place | None = None
+    ) -> Appended[Receipt] | Place | None:
+        """Add the record to its partition's batch; its place when memory is full, and None where
+        the application's partitioner is to be asked (again) first.
 
         With the place that an ``earlier`` offer came to no partition is chosen again, which would
         move the partitioner on, unless the topic has another number of partitions by now: what
@@ -204,10 +222,12 @@ class SendPath:
             raise UnknownTopicOrPartitionError(
                 f"topic {record.topic!r} was deleted just now; nothing was sent"
             )
-        if earlier is None or earlier.partition_count != count:
-            place = TopicPartition(record.topic, self._choose(record, count))
-        else:
+        if earlier is not None and earlier.partition_count == count:
             place = earlier.partition
+        elif self._asks and record.partition is None:
+            return None
+        else:
+            place = TopicPartition(record.topic, self._choose(record, count))
         engine = self._engine
         taken = engine.accumulator.append(place, count, record.data, record.size_bound, now_ms())
         if taken is None:

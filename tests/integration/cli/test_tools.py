@@ -123,6 +123,34 @@ def test_offsets_of_a_group_are_saved_moved_and_restored(dev: DevCluster, tmp_pa
     assert "'successors'" in dev.refused("groups", "delete", "successors")
 
 
+def test_offsets_of_topics_that_nobody_reads_are_forgotten(dev: DevCluster) -> None:
+    for topic in ("read", "unread"):
+        dev.ok("topics", "create", topic, "--partitions", "2")
+    begin = ("--to", "earliest", "--execute")
+    dev.ok("groups", "offsets", "reset", "leavers", "--topic", "read", "--topic", "unread", *begin)
+
+    def committed() -> list[str]:
+        (group,) = dev.json("groups", "describe", "leavers")
+        entries = [e for e in group["partitions"] if e["committed_offset"] is not None]
+        return [f"{entry['topic']}-{entry['partition']}" for entry in entries]
+
+    delete = ("groups", "offsets", "delete", "leavers")
+    with Consumer(dev.bootstrap, group_id="leavers", topics=["read"]) as member:
+        wait_until(
+            lambda: member.poll(50) == [] and len(member.assignment()) == 2, "it is a member"
+        )
+        assert "add --execute" in dev.ok(*delete, "--topic", "unread")
+        assert len(committed()) == 4
+        assert "deleted 1 offset" in dev.ok(*delete, "--topic", "unread:1", "--execute")
+        assert committed() == ["read-0", "read-1", "unread-0"]
+        errors = dev.refused(*delete, "--topic", "read", "--execute")
+        assert "has members that read topic 'read'" in errors
+        assert "no offset for unread-1" in dev.refused(*delete, "--topic", "unread:1", "--execute")
+    report = dev.json(*delete, "--topic", "read", "--topic", "unread", "--execute")
+    assert len(report["offsets"]) == 3
+    assert "'leavers' does not exist" in dev.refused("groups", "describe", "leavers")
+
+
 def test_a_time_is_found_in_a_log(dev: DevCluster) -> None:
     dev.ok("topics", "create", "timed")
     dev.ok("produce", "timed", stdin=b"one\ntwo\n")

@@ -11,6 +11,8 @@ import pyarrow as pa
 import pytest
 
 from penstock.client import AdminClient, AsyncConsumer, Consumer, Producer, TopicPartition
+from tests.integration.client.forms import Form, verdict
+from tests.integration.client.group_members import settle
 from tests.integration.cluster import Cluster, running_cluster
 
 pytestmark = pytest.mark.integration
@@ -98,22 +100,35 @@ async def test_tables_mix_with_other_ways_of_reading_and_with_seeks(cluster: Clu
                 found = {0: [], 1: []}
 
 
-def test_reading_begins_so_long_ago(cluster: Cluster) -> None:
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "asyncio"])
+@pytest.mark.parametrize("in_group", [True, False], ids=["group", "alone"])
+async def test_reading_begins_so_long_ago(
+    cluster: Cluster, *, is_async: bool, in_group: bool
+) -> None:
+    form = Form(cluster.bootstrap, is_async)
+    topic = f"aged-{is_async}-{in_group}"
     now_ms = int(time.time() * 1000)
     with AdminClient(cluster.bootstrap) as admin:
-        admin.create_topic("aged", 2, 3)
-    with Producer(cluster.bootstrap) as producer:
+        admin.create_topic(topic, 2, 3)
+    async with form.producer() as producer:
         for number, age_ms in enumerate((7_200_000, 5_400_000, 600_000, 1_000)):
-            sent = producer.send("aged", b"%d" % number, partition=0, timestamp_ms=now_ms - age_ms)
-            sent.result(30)
-        producer.send("aged", b"old", partition=1, timestamp_ms=now_ms - 7_200_000)
-    with Consumer(
-        cluster.bootstrap, topics="aged", group_id="aged", auto_offset_reset="by_duration:PT1H"
+            stamp_ms = now_ms - age_ms
+            sent = producer.send(topic, b"%d" % number, partition=0, timestamp_ms=stamp_ms)
+            await verdict(sent)
+        await verdict(producer.send(topic, b"old", partition=1, timestamp_ms=now_ms - 7_200_000))
+    async with form.consumer(
+        topics=topic,
+        group_id=topic if in_group else None,
+        auto_offset_reset="by_duration:PT1H",
     ) as consumer:
-        assert [next(consumer).value, next(consumer).value] == [b"2", b"3"]
-        assert consumer.position(TopicPartition("aged", 1)) == 1, "the end, as all is too old"
-        consumer.seek(TopicPartition("aged", 0), 1_000)  # Out of range.
-        assert next(consumer).value == b"2"
+        found: list[bytes] = []
+        while len(found) < 2:
+            found += [record.value for record in await settle(consumer.poll(5_000))]
+        assert found == [b"2", b"3"]
+        end = await settle(consumer.position(TopicPartition(topic, 1)))
+        assert end == 1, "the end, as all is too old"
+        await settle(consumer.seek(TopicPartition(topic, 0), 1_000))  # Out of range.
+        assert (await settle(consumer.poll(5_000)))[0].value == b"2"
 
 
 @pytest.mark.parametrize("level", ["read_uncommitted", "read_committed"])

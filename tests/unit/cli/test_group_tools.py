@@ -22,7 +22,11 @@ from penstock.cli.places import format_time_ms, parse_partitions, parse_time_ms
 from penstock.cli.settings import Settings
 from penstock.client import OffsetAndMetadata, OffsetAndTimestamp
 from penstock.client.descriptions import GroupDescription, MemberDescription
-from penstock.wire.errors import GroupIdNotFoundError, InvalidRequestError
+from penstock.wire.errors import (
+    GroupIdNotFoundError,
+    GroupSubscribedToTopicError,
+    InvalidRequestError,
+)
 from penstock.wire.ids import TopicPartition
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
@@ -134,6 +138,8 @@ class StandInAdmin:
         self.committed: dict[TopicPartition, Any] = {}
         self.deleted: list[str] = []
         self.leaderless: set[TopicPartition] = set()
+        self.forgotten: list[TopicPartition] = []
+        self.in_use = ""  # A topic that members read.
 
     @contextmanager
     def connect(self, settings: Settings) -> Iterator[StandInAdmin]:
@@ -181,6 +187,11 @@ class StandInAdmin:
 
     def alter_group_offsets(self, name: str, offsets: dict[TopicPartition, Any]) -> None:
         self.committed = offsets
+
+    def delete_group_offsets(self, name: str, partitions: list[TopicPartition]) -> None:
+        if any(where.topic == self.in_use for where in partitions):
+            raise GroupSubscribedToTopicError(f"group {name} has members that read {self.in_use}")
+        self.forgotten += partitions
 
     def delete_groups(self, names: list[str]) -> None:
         self.deleted += names
@@ -432,6 +443,59 @@ def test_offsets_of_a_group_with_members_stay(monkeypatch: pytest.MonkeyPatch) -
     assert result.exit_code == 1
     assert "group g has 1 member (client at 10.0.0.1)" in result.stderr
     assert admin.committed == {}
+
+
+DELETE = ("groups", "offsets", "delete", "g")
+
+
+def test_offsets_are_deleted_only_when_it_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    admin = StandInAdmin(group(a0=20, a1=21, b0=30))
+    result = run(monkeypatch, admin, *DELETE, "--topic", "a")
+    assert result.exit_code == 0, result.output
+    assert "nothing was changed; add --execute" in result.stdout
+    assert admin.forgotten == []
+    result = run(monkeypatch, admin, *DELETE, "--topic", "a:1", "--topic", "b", "--execute")
+    assert "deleted 2 offsets of group g" in result.stdout
+    assert admin.forgotten == [A1, B0]
+    result = run(monkeypatch, admin, *DELETE, "--topic", "a", "--execute", "--output", "json")
+    assert json.loads(result.stdout) == {
+        "group_id": "g",
+        "executed": True,
+        "offsets": [
+            {"topic": "a", "partition": 0, "committed_offset": 20},
+            {"topic": "a", "partition": 1, "committed_offset": 21},
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("topics", "wanted"),
+    [
+        (["b"], "group g has committed no offset for b"),
+        (["a:1,0"], "group g has committed no offset for a-1"),
+        (["a:2"], "topic 'a' has no partition 2"),
+    ],
+)
+def test_what_cannot_be_deleted_says_why(
+    monkeypatch: pytest.MonkeyPatch, topics: list[str], wanted: str
+) -> None:
+    admin = StandInAdmin(group(a0=20))
+    options = [word for topic in topics for word in ("--topic", topic)]
+    result = run(monkeypatch, admin, *DELETE, *options, "--execute")
+    assert result.exit_code == 1
+    assert wanted in result.stderr
+    assert "next: " in result.stderr
+    assert admin.forgotten == []
+
+
+def test_what_was_deleted_before_a_refusal_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    admin = StandInAdmin(group(a0=20, b0=30))
+    admin.in_use = "b"
+    result = run(monkeypatch, admin, *DELETE, "--topic", "b", "--topic", "a", "--execute")
+    assert result.exit_code == 1
+    assert "deleted 1 offset of group g" in result.stdout
+    assert "has members that read" in result.stderr
+    assert admin.forgotten == [A0]
 
 
 def test_offsets_go_through_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -103,6 +103,28 @@ async def test_a_partition_without_a_leader_and_a_silent_one_are_told_apart(
         await asyncio.wait_for(homeless, 20)
 
 
+async def test_a_leader_that_is_none_any_more_is_not_what_is_in_the_way(
+    cluster: FakeCluster,
+) -> None:
+    cluster.add_topic("t", leader=1)
+
+    async def refuse(node: FakeNode, request: log_pb2.ProduceRequest) -> Any:
+        return refusal(request, NotEnoughReplicasError("too few"))
+
+    cluster.on_produce = refuse
+    async with AsyncProducer(cluster.bootstrap, metadata_max_age_ms=100) as producer:
+        future = await producer.send("t", b"v")
+        assert (await trouble_of(producer)).reason is StallReason.UNDER_MIN_ISR
+        cluster.move("t", 0, -1)
+        await eventually(lambda: not producer._engine.metadata.available("t"))
+        trouble = await trouble_of(producer)
+        assert trouble.reason is StallReason.NO_LEADER
+        assert "has no leader; last answer: " in trouble.message
+        cluster.on_produce = None
+        cluster.move("t", 0, 1)
+        await asyncio.wait_for(future, 20)
+
+
 async def test_a_producer_without_an_id_says_so(cluster: FakeCluster) -> None:
     cluster.add_topic("t")
     cluster.no_producer_ids = CoordinatorNotAvailableError("no id today")

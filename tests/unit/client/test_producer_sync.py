@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
@@ -200,3 +204,81 @@ def test_a_full_buffer_does_not_stop_the_thread_that_callbacks_run_on(
     assert isinstance(error, BufferExhaustedError)
     assert "another thread" in error.message
     assert background.cluster.values("t") == [b"x", b"y" * 900, b"y" * 900]
+
+
+def test_a_close_from_a_callback_is_refused_and_the_producer_goes_on(
+    background: Background,
+) -> None:
+    background.cluster.add_topic("t")
+    refused: queue.Queue[object] = queue.Queue()
+    with Producer(background.cluster.bootstrap) as producer:
+
+        def close(_: object) -> None:
+            try:
+                producer.close()
+            except InvalidRequestError as error:
+                refused.put(error)
+
+        producer.send("t", b"1").add_done_callback(close)
+        assert "callback" in str(refused.get(timeout=10))
+        producer.send("t", b"2")
+    assert background.cluster.values("t", 0) == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("ending", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
+@pytest.mark.parametrize("many", [False, True])
+def test_a_callback_that_wants_the_process_to_end_does_not_end_the_clients_thread(
+    background: Background,
+    ending: type[BaseException],
+    many: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    background.cluster.add_topic("t")
+
+    def end(_: object) -> None:
+        raise ending("enough")
+
+    heard: queue.Queue[object] = queue.Queue()
+    with Producer(background.cluster.bootstrap, linger_ms=50) as producer:
+        first: Future[Any] = producer.send_many("t", [b"1"]) if many else producer.send("t", b"1")
+        second = producer.send("t", b"2")
+        first.add_done_callback(end)
+        first.add_done_callback(heard.put)
+        assert second.result(10).offset == 1
+        assert heard.get(timeout=10) is first
+        assert producer.send("t", b"3").result(10).offset == 2
+    assert ending.__name__ in caplog.text
+    assert "callback" in caplog.text
+
+
+def test_an_exit_from_a_callback_in_the_callers_own_thread_is_one(background: Background) -> None:
+    """The verdict is there, so that it is called at once."""
+    background.cluster.add_topic("t")
+
+    def end(_: object) -> None:
+        raise SystemExit(3)
+
+    with Producer(background.cluster.bootstrap) as producer:
+        future = producer.send("t", b"1")
+        future.result(10)
+        with pytest.raises(SystemExit):
+            future.add_done_callback(end)
+
+
+def test_a_partitioner_may_wait_for_the_client(background: Background) -> None:
+    background.cluster.add_topic("t", 2)
+    background.cluster.add_topic("rules")
+    chosen = 0
+
+    def ask(
+        topic: str, key: bytes | None, value: bytes | None, count: int, available: Sequence[int]
+    ) -> int:
+        nonlocal chosen
+        # Anything that only the client's own thread can answer, while that has work to do.
+        chosen = producer.send("rules", b"?", partition=0).result(10).offset
+        return producer.partitions_for(topic) - 1
+
+    with Producer(background.cluster.bootstrap, partitioner=ask, linger_ms=0) as producer:
+        futures = [producer.send("t", b"%d" % number) for number in range(20)]
+        assert {future.result(10).partition for future in futures} == {1}
+    assert chosen == 19

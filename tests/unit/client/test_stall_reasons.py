@@ -84,6 +84,8 @@ async def test_a_broker_that_cannot_be_reached(cluster: FakeCluster) -> None:
         assert (await anext(consumer)).value == b"0"
         await cluster.nodes[2].stop()
         await trouble_of(consumer, StallReason.UNREACHABLE)
+        cluster.move("t", 0, -1)  # The controllers have seen it as well.
+        await trouble_of(consumer, StallReason.NO_LEADER)
 
 
 async def test_a_position_that_is_not_found(cluster: FakeCluster) -> None:

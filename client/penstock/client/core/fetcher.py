@@ -136,10 +136,13 @@ class Fetcher:
 
     def trouble(self) -> PenstockError | None:
         """Why a partition is not fetched that should be, for messages."""
-        for lane in self._lanes.values():
-            if lane.last_error is not None and not lane.paused:
-                return lane.last_error
         leaderless = self.leaderless()
+        for partition, lane in self._lanes.items():
+            # Of a leader that is none any more, its last error says what was and not what is.
+            if lane.last_error is None or lane.paused:
+                continue
+            if partition not in leaderless:
+                return lane.last_error
         return no_leader(leaderless) if leaderless else None
 
     def leaderless(self) -> list[TopicPartition]:

@@ -77,6 +77,11 @@ def hindrance(batch: Batch[Any], sequencer: Sequencer[Any], metadata: MetadataCa
     earlier = f"an earlier batch of the partition was refused: {refusal}"
     if refusal is not None and isinstance(cause, SEQUENCE):
         return Hindrance(earlier, reason_of(refusal), refusal)  # Out of order follows from it.
+    if cause is not None and leader is not None and leader.node_id < 0:
+        why = f"the partition has no leader; last answer: {cause}"
+        homeless = LeaderNotAvailableError(why)
+        homeless.__cause__ = cause
+        return Hindrance(why, StallReason.NO_LEADER, homeless)
     if cause is not None:
         return Hindrance(f"last answer: {cause}", reason_of(cause), cause)
     if batch.attempts:
