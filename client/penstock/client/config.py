@@ -437,14 +437,18 @@ def _check_group_id(what: str, group_id: str) -> None:
 
 
 def _addresses(servers: str | Iterable[str]) -> tuple[Address, ...]:
-    if not isinstance(servers, str) and not isinstance(servers, Iterable):
+    texts: list[Any] = [None]
+    if isinstance(servers, str):
+        texts = [*servers.split(",")]
+    elif isinstance(servers, Iterable):
+        texts = list(servers)
+    if not all(isinstance(text, str) for text in texts):
         raise ConfigurationError(
             f"bootstrap_servers={servers!r}: 'host:port,host:port' or a list of them is wanted"
         )
-    texts = servers.split(",") if isinstance(servers, str) else list(servers)
     try:
         found = tuple(parse_address(text) for text in texts if text.strip())
-    except (ValueError, AttributeError) as error:
+    except ValueError as error:
         raise ConfigurationError(f"bootstrap_servers: {error}") from None
     if not found:
         raise ConfigurationError(

@@ -303,9 +303,18 @@ class ProducerEngine:
         return self._sender.trouble(now_ms())
 
     def _watch_for_stalls(self) -> None:
-        if self._stall_watch is None and not self._closed and self._sender.open_batches():
-            loop = asyncio.get_running_loop()
-            self._stall_watch = loop.call_later(_STALL_MS / 1000, self._tell_of_stall)
+        """Look when what waits longest will have waited too long; now and then from then on."""
+        if self._stall_watch is not None or self._closed:
+            return
+        waited_ms = now_ms() - self._sender.oldest_ms()
+        if waited_ms == float("-inf"):
+            return  # Nothing waits.
+        left_ms = _STALL_MS - waited_ms
+        if left_ms <= 0:
+            left_ms = _STALL_MS
+        # Where all wait nearly so long it need not be known to the millisecond.
+        delay_s = max(left_ms, _STALL_MS / 20) / 1000
+        self._stall_watch = asyncio.get_running_loop().call_later(delay_s, self._tell_of_stall)
 
     def _tell_of_stall(self) -> None:
         self._stall_watch = None

@@ -20,10 +20,6 @@ T = TypeVar("T")
 
 SerializerName = Literal["bytes", "str", "json"]
 
-_NEXT_STEP: Final = (
-    "; pass bytes, or set {what}_serializer to 'str', 'json' or a callable that returns bytes"
-)
-
 
 def _bytes_serializer(data: Any) -> bytes | None:
     if data is None or isinstance(data, bytes):
@@ -44,7 +40,9 @@ def _str_serializer(data: Any) -> bytes | None:
 def _json_serializer(data: Any) -> bytes | None:
     if data is None:
         return None
-    return json.dumps(data, separators=(",", ":"), ensure_ascii=False).encode()
+    # NaN and Infinity are no JSON: readers in other languages would refuse the record.
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.encode()
 
 
 def _bytes_deserializer(data: bytes | None) -> Any:
@@ -107,7 +105,7 @@ def serialize(
     except Exception as error:
         raise SerializationError(
             f"cannot serialise the {what} of a record for topic {topic!r} "
-            f"(a {type(data).__name__}): {error}{_NEXT_STEP.format(what=what)}"
+            f"(a {type(data).__name__}): {error}; {_next_step(what, use)}"
         ) from error
     if result is not None and not isinstance(result, bytes):
         raise SerializationError(
@@ -115,6 +113,17 @@ def serialize(
             "not bytes or None"
         )
     return result
+
+
+def _next_step(what: str, use: Serializer) -> str:
+    setting = f"{what}_serializer"
+    if use is _bytes_serializer:
+        return f"pass bytes, or set {setting} to 'str', 'json' or a callable that returns bytes"
+    if use is _str_serializer:
+        return f"pass str, or set {setting} to 'bytes', 'json' or a callable that returns bytes"
+    if use is _json_serializer:
+        return f"pass what JSON can say, or set {setting} to a callable that returns bytes"
+    return f"the {setting} is the application's own"
 
 
 def deserialize(

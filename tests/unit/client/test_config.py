@@ -177,6 +177,12 @@ def test_bad_bootstrap_addresses(servers: Any) -> None:
         ProducerConfig.load(servers, {})
 
 
+@pytest.mark.parametrize("servers", [[1], ["a:1", None], [b"a:1"], b"a:1", 9092])
+def test_addresses_that_are_no_text_are_named_with_what_is_wanted(servers: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"bootstrap_servers=.*'host:port,host:port' or a"):
+        ProducerConfig.load(servers, {})
+
+
 def test_a_loaded_config_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         producer().linger_ms = 7  # type: ignore[misc]

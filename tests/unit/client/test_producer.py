@@ -357,8 +357,12 @@ async def test_serialisers(cluster: FakeCluster) -> None:
         cluster.bootstrap, key_serializer="str", value_serializer="json"
     ) as producer:
         await producer.send_and_wait("t", {"a": ["ü"]}, "key")
-        with pytest.raises(SerializationError, match="not JSON serializable"):
+        with pytest.raises(SerializationError, match=r"not JSON serializable; pass what JSON can"):
             await producer.send("t", {1, 2})
+        with pytest.raises(SerializationError, match="not JSON compliant"):
+            await producer.send("t", {"weight": float("nan")})
+        with pytest.raises(SerializationError, match="bytes is not str; pass str, or set key_ser"):
+            await producer.send("t", 1, b"key")
     async with AsyncProducer(
         cluster.bootstrap,
         value_serializer=lambda number: number.to_bytes(2, "big"),

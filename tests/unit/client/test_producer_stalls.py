@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from typing import Any
 
 import pytest
@@ -66,7 +67,7 @@ async def test_what_brokers_answer_is_the_reason(
         trouble = await trouble_of(producer)
         assert trouble.reason is reason
         assert type(trouble) is type(error)
-        assert "3 records for partition t-0 wait since" in trouble.message
+        assert "3 records for partition t-0 have waited for " in trouble.message
         assert error.message in trouble.message
         mended.set()
         for future in futures:
@@ -176,3 +177,27 @@ async def test_a_stall_is_logged_while_it_lasts(
             await producer.send_and_wait("t", b"v")
             await asyncio.sleep(0.3)  # Nothing is to happen in what would be three stalls.
             assert len(told()) == before
+
+
+async def test_a_stall_is_logged_when_it_has_lasted_so_long_whenever_it_began(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(producer_engine, "_STALL_MS", 2_000.0)
+    cluster.add_topic("t")
+    mended = asyncio.Event()
+
+    async def refuse(node: FakeNode, request: log_pb2.ProduceRequest) -> Any:
+        return None if mended.is_set() else refusal(request, NotEnoughReplicasError("too few"))
+
+    with caplog.at_level(logging.WARNING, "penstock.client"):
+        async with AsyncProducer(cluster.bootstrap, retry_backoff_ms=20) as producer:
+            await producer.send_and_wait("t", b"v")
+            await asyncio.sleep(1)  # The stall begins half-way between two looks that were even.
+            cluster.on_produce = refuse
+            future = await producer.send("t", b"v")
+            await eventually(lambda: "records are not acknowledged" in caplog.text)
+            mended.set()
+            await asyncio.wait_for(future, 20)
+    told = re.search(r"1 record for partition t-0 has waited for ([0-9.]+) s", caplog.text)
+    assert told is not None
+    assert 2 <= float(told[1]) < 2.9

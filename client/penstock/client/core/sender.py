@@ -291,11 +291,19 @@ class Sender(Generic[D]):
         """Why what has waited longest, and at least so long, is not acknowledged; its ``reason``
         is set. None where nothing is in the way.
         """
-        oldest = min(self.open_batches(), key=lambda batch: batch.created_ms, default=None)
+        oldest = self._oldest()
         if oldest is None or now_ms - oldest.created_ms < lasting_ms:
             return None
         hindrance = verdicts.hindrance(oldest, self.sequencer, self.metadata)
         return verdicts.trouble(oldest, hindrance, now_ms)
+
+    def oldest_ms(self) -> float:
+        """When the first record of those without a verdict was sent; infinity without any."""
+        oldest = self._oldest()
+        return float("inf") if oldest is None else oldest.created_ms
+
+    def _oldest(self) -> Batch[D] | None:
+        return min(self.open_batches(), key=lambda batch: batch.created_ms, default=None)
 
     def _fail_everything(self, error: PenstockError) -> None:
         for batch in self.accumulator.pop_all():

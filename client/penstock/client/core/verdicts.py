@@ -103,8 +103,9 @@ def trouble(batch: Batch[Any], found: Hindrance, now_ms: float) -> PenstockError
         return None
     kind = LeaderNotAvailableError if found.reason is StallReason.NO_LEADER else NetworkError
     error = (type(found.cause) if found.cause is not None else kind)(
-        f"{counted(batch.record_count, 'record')} for partition {batch.partition} wait since "
-        f"{waited_ms / 1000:.1f} s ({found.why})"
+        f"{counted(batch.record_count, 'record')} for partition {batch.partition} "
+        f"{'has' if batch.record_count == 1 else 'have'} waited for {waited_ms / 1000:.1f} s "
+        f"({found.why})"
     )
     error.reason = found.reason
     error.__cause__ = found.cause
