@@ -146,6 +146,8 @@ cdef class RecordsBody:
         return memoryview(self)
 
     def __getbuffer__(self, Py_buffer* buffer, int flags):
+        if self._buffer == NULL:
+            raise BufferError("there is nothing in a batch to which nothing was added")
         PyBuffer_FillInfo(buffer, self, self._buffer, _HEADER_BYTES + self._size, True, flags)
         self._exports += 1
 

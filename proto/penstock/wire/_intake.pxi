@@ -332,8 +332,17 @@ cdef class Intake:
                 batch.number = len(places.receipts)
                 places.receipts.append(batch.receipt)
                 batch.places = places
-                # Letting go of the former places may have run anything: look again at everything.
-                if not of_length(values, count) or not of_length(keys, count) or not of_length(each_time, count):
+                # Letting go of the former places may have run anything, here and in other threads, and
+                # so may letting go of these: look again at everything.
+                batch = None
+                found = None
+                found = self._topics.get(topic)
+                if (
+                    found is None
+                    or not of_length(values, count)
+                    or not of_length(keys, count)
+                    or not of_length(each_time, count)
+                ):
                     return at
                 continue
             places._add(batch.number, batch.body.record_count)

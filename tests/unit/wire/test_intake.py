@@ -147,6 +147,37 @@ def test_many_are_taken_as_one_by_one(
 
 
 @compiled
+def test_what_runs_while_many_are_taken_may_close_the_batch_and_nothing_goes_into_it() -> None:
+    """A batch lets go of the places that it was last entered in, and with them of anything."""
+    producer = Producer()
+    builder = producer.builders[0]
+
+    class Last(Receipt):
+        def __del__(self) -> None:
+            # As metadata do, and the sender: another thread may have its turn here.
+            producer.intake.clear()
+            producer.intake.close("t", 0)
+            sealed.append(builder.build())
+
+    def take(places: Places[Receipt]) -> int:
+        return producer.intake.take_many(
+            "t", [b"v"] * 3, None, 1, partition=0, before=before, places=places
+        )
+
+    sealed: list[bytes] = []
+    before = 0
+    former: Places[Receipt] = Places()
+    assert take(former) == 3
+    former.receipts.append(Last("t", 0, Place))
+    del former
+    places: Places[Receipt] = Places()
+    taken = take(places)
+    assert [len(decode_batch(batch)) for batch in sealed] == [builder.record_count]
+    assert (taken, len(places)) == (0, 0)
+    assert producer.intake.used_bytes == builder.size_bytes - BatchBuilder().size_bytes
+
+
+@compiled
 def test_lists_of_other_lengths_are_declined() -> None:
     producer = Producer()
     places: Places[Receipt] = Places()
@@ -407,6 +438,12 @@ def test_a_sealed_batch_is_the_one_that_is_built(
     assert sealed == built
     other = builder.build(compression=compression)
     assert sealed == built != other
+
+
+@compiled
+def test_a_builder_without_records_has_nothing_to_show() -> None:
+    with pytest.raises(BufferError):
+        memoryview(BatchBuilder())  # type: ignore[arg-type] - only the compiled one has a buffer.
 
 
 @compiled
