@@ -25,8 +25,9 @@ ifeq ($(MAKELEVEL),0)
 .NOTPARALLEL:
 endif
 .PHONY: help venv install demo test lint types format test-unit test-simulation test-integration \
-	proto proto-check bench-failover bench-group-failover bench-idle bench-quorum \
-	bench-controller-failover bench-metadata bench-latency bench-catch-up bench-throughput \
+	test-integration-brokers test-integration-clients proto proto-check bench-failover \
+	bench-group-failover bench-idle bench-quorum bench-controller-failover bench-metadata \
+	bench-latency bench-catch-up bench-throughput \
 	bench-recovery bench-partitions bench-tls bench-codec bench-client bench-consume soak \
 	kill-loop fuzz-codec flip-loop sim sim-mutants build clean distclean
 
@@ -115,10 +116,11 @@ bench-consume: $(VENV)/.installed-dev ## Measure the records a second that a con
 
 # --- Checking -------------------------------------------------------------------------------------
 
-# Simulations take one core, and no time of the clock's: they run beside the unit tests.
+# Simulations take one core, and no time of the clock's: they run beside the unit tests. Integration
+# tests mostly wait: half of them run beside the other half, each with ports of its own.
 test: lint types ## Run every check and test there is
 	@$(MAKE) --jobs=2 --output-sync=target test-unit test-simulation
-	@$(MAKE) test-integration
+	@$(MAKE) --jobs=2 --output-sync=target test-integration-brokers test-integration-clients
 
 lint: $(VENV)/.installed-dev proto-check ## Check style, formatting, layering and generated code
 	$(BIN)/ruff check .
@@ -140,6 +142,14 @@ test-simulation: $(VENV)/.installed-dev ## Run the seeded simulations of whole c
 
 test-integration: $(VENV)/.installed-dev ## Run the tests that start real nodes on loopback
 	$(PYTEST) tests/integration $(ARGS)
+
+BROKERS_HALF := tests/integration/broker tests/integration/bench
+
+test-integration-brokers: $(VENV)/.installed-dev ## Of these the half of brokers and benchmarks
+	$(PYTEST) $(BROKERS_HALF) $(ARGS)
+
+test-integration-clients: $(VENV)/.installed-dev ## Of these all others
+	$(PYTEST) tests/integration $(BROKERS_HALF:%=--ignore=%) --basetemp=$(VENV)/clients-tmp $(ARGS)
 
 # Nodes killed and started again under load: make kill-loop ROUNDS=100 SEED=7
 ROUNDS     ?= 30

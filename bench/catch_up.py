@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     work = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
     try:
         layout = prepare_layout(
-            work / "cluster", nodes=3, base_port=find_base_port(3, first=27_000)
+            work / "cluster", nodes=3, base_port=find_base_port(3, first=24_600)
         )
         with LocalCluster(layout) as cluster:
             cluster.start()

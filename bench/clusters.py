@@ -12,7 +12,7 @@ from typing import Final
 from penstock.cli.cluster_layout import find_base_port, prepare_layout
 from penstock.cli.local_cluster import LocalCluster
 
-_FIRST_PORT: Final = 28_000
+_FIRST_PORT: Final = 25_000
 
 
 @contextmanager

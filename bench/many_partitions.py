@@ -32,7 +32,6 @@ GOAL_CPU_PERCENT: Final = 20.0
 GOAL_RESTART_SECONDS: Final = 30.0
 TOPIC: Final = "many"
 _NODES: Final = 3
-_SETTLE_SECONDS: Final = 10.0
 _STOP_SECONDS: Final = 60.0
 
 
@@ -41,17 +40,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--partitions", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=30.0, help="of rest that are measured")
+    parser.add_argument("--settle", type=float, default=10.0, help="seconds before each of these")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     options = parser.parse_args(arguments)
     work = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
     try:
         layout = prepare_layout(
-            work / "cluster", nodes=_NODES, base_port=find_base_port(_NODES, first=29_000)
+            work / "cluster", nodes=_NODES, base_port=find_base_port(_NODES, first=25_000)
         )
         with LocalCluster(layout) as cluster:
             cluster.start()
             cluster.wait_ready()
-            figures = run(cluster, options.partitions, options.seconds)
+            figures = run(cluster, options.partitions, options.seconds, options.settle)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     show(figures, options.partitions, as_json=options.json)
@@ -60,9 +60,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if held else 1
 
 
-def run(cluster: LocalCluster, partitions: int, seconds: float) -> dict[str, float]:
+def run(
+    cluster: LocalCluster, partitions: int, seconds: float, settle_seconds: float
+) -> dict[str, float]:
     """All that is measured, in the order in which it happens."""
-    time.sleep(_SETTLE_SECONDS)
+    time.sleep(settle_seconds)
     empty_cpu, empty_rss = measure(_nodes(cluster), seconds)
     with AdminClient(cluster.bootstrap) as admin:
         begun = time.monotonic()
@@ -72,7 +74,7 @@ def run(cluster: LocalCluster, partitions: int, seconds: float) -> dict[str, flo
             for number in range(partitions):
                 producer.send(TOPIC, b"x" * 100, partition=number)
         written = time.monotonic() - begun
-        time.sleep(_SETTLE_SECONDS)
+        time.sleep(settle_seconds)
         cpu, rss = measure(_nodes(cluster), seconds)
         return {
             "create_seconds": created,

@@ -38,7 +38,6 @@ GOALS_MS: Final = {"os": (0.9, 2.0), "commit": (1.8, 5.0)}
 
 TOPIC: Final = "latency"
 _RECORD: Final = b"x" * 100
-_WARM_UP_SECONDS: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rate", type=int, default=500, help="records a second")
     parser.add_argument("--seconds", type=float, default=20.0, help="counted, of each round")
+    parser.add_argument("--warm-up", type=float, default=3.0, help="seconds before, not counted")
     parser.add_argument("--policies", nargs="+", choices=list(GOALS_MS), default=list(GOALS_MS))
     parser.add_argument(
         "--transports",
@@ -85,9 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             work = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
             settings = {"flush.policy": policy, "replication.transport": transport}
             try:
-                rounds.append(
-                    measure(work / "cluster", settings, options.rate, options.seconds, runner)
-                )
+                rounds.append(measure(work / "cluster", settings, options, runner))
             finally:
                 shutil.rmtree(work, ignore_errors=True)
     show(rounds, options.rate, as_json=options.json)
@@ -104,37 +102,36 @@ def _turns(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
 def measure(
     directory: Path,
     settings: Mapping[str, str],
-    rate: int,
-    seconds: float,
+    options: argparse.Namespace,
     runner: asyncio.Runner,
 ) -> Round:
     """Run a cluster with these settings and write to it."""
     layout = prepare_layout(
         directory,
         nodes=3,
-        base_port=find_base_port(3, first=26_600),
+        base_port=find_base_port(3, first=24_300),
         settings=settings,
     )
     with LocalCluster(layout) as cluster:
         cluster.start()
         cluster.wait_ready()
         nodes = [psutil.Process(cluster.pid(plan.node_id)) for plan in layout.plans]
-        return runner.run(_write(cluster.bootstrap, nodes, settings, rate, seconds))
+        return runner.run(_write(cluster.bootstrap, nodes, settings, options))
 
 
 async def _write(
     bootstrap: str,
     nodes: Sequence[psutil.Process],
     settings: Mapping[str, str],
-    rate: int,
-    seconds: float,
+    options: argparse.Namespace,
 ) -> Round:
     async with AsyncAdminClient(bootstrap) as admin:
         await admin.create_topic(TOPIC, 6, 3, {"min.insync.replicas": "2"})
     async with AsyncProducer(bootstrap, acks="all", linger_ms=0) as producer:
-        await send(producer, rate, round(rate * _WARM_UP_SECONDS))
+        rate = options.rate
+        await send(producer, rate, round(rate * options.warm_up))
         used, own = _cpu_seconds(nodes), time.process_time()
-        times = await send(producer, rate, round(rate * seconds))
+        times = await send(producer, rate, round(rate * options.seconds))
         used, own = _cpu_seconds(nodes) - used, time.process_time() - own
     return Round(
         settings["flush.policy"],

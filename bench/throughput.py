@@ -116,10 +116,11 @@ class Bench:
         self.cluster = cluster
         self._client = client
 
-    def produce(self, what: str, goal: Goal, **load: object) -> Row:
+    def produce(self, what: str, goal: Goal, *, megabytes: int, **load: object) -> Row:
         """Write."""
-        self._client.ask("produce", **{**load, "megabytes": 100})  # Warms everything up.
-        return self._measured(what, goal, "produce", load)
+        warm_up = min(100, megabytes)
+        self._client.ask("produce", **load, megabytes=warm_up)  # Warms everything up.
+        return self._measured(what, goal, "produce", {**load, "megabytes": megabytes})
 
     def consume(self, what: str, goal: Goal, **load: object) -> Row:
         """Read all that was written."""

@@ -110,7 +110,7 @@ def _target(directory: Path, *, tls: bool) -> Any:
     layout = prepare_layout(
         directory,
         nodes=3,
-        base_port=find_base_port(3, first=26_000 + 200 * tls),
+        base_port=find_base_port(3, first=24_000 + 200 * tls),
         tls=tls,
         settings={"flush.policy": "os"},
     )

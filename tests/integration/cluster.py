@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -21,19 +20,11 @@ from penstock.broker.datadir import format_directory, new_cluster_id
 from penstock.cli.certificates import Authority, issue_node, write_files
 from penstock.v1 import metadata_pb2, metadata_pb2_grpc
 from penstock.wire.transport import CHANNEL_OPTIONS
+from tests.integration.ports import free_ports
 from tests.support import wait_until
 
-READY_TIMEOUT_S = 30.0
+READY_TIMEOUT_S = 60.0
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now, all different."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
 
 
 class NodeProcess:

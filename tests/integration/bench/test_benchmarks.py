@@ -75,8 +75,8 @@ def test_a_size_is_measured():
 
 @pytest.mark.integration
 def test_acknowledgements_are_timed():
-    small = ("--rate", "500", "--seconds", "0.2", "--policies", "os", "--repeat", "2", "--json")
-    rounds = json.loads(run("produce_latency.py", *small))["rounds"]
+    small = ("--rate", "500", "--seconds", "0.2", "--warm-up", "0.5", "--policies", "os")
+    rounds = json.loads(run("produce_latency.py", *small, "--repeat", "2", "--json"))["rounds"]
     assert [figures["records"] for figures in rounds] == [100, 100]
     for figures in rounds:
         assert 0 < figures["p50_ms"] <= figures["p99_ms"] <= figures["max_ms"]
@@ -132,7 +132,7 @@ def test_consuming_is_measured():
 
 @pytest.mark.integration
 def test_starts_with_a_log_are_measured():
-    first, clean, killed = json.loads(run("log_recovery.py", "--megabytes", "30", "--json"))[
+    first, clean, killed = json.loads(run("log_recovery.py", "--megabytes", "60", "--json"))[
         "starts"
     ]
     assert min(start["ready_seconds"] for start in (first, clean, killed)) > 0
@@ -141,7 +141,8 @@ def test_starts_with_a_log_are_measured():
 
 @pytest.mark.integration
 def test_partitions_at_rest_are_measured():
-    figures = json.loads(run("many_partitions.py", "--partitions", "6", "--seconds", "1", "--json"))
+    small = ("--partitions", "6", "--seconds", "1", "--settle", "1")
+    figures = json.loads(run("many_partitions.py", *small, "--json"))
     assert figures["partitions"] == 6
     assert min(figures["stopped_seconds"], figures["killed_seconds"]) > 0
 

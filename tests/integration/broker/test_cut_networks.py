@@ -11,8 +11,9 @@ import pytest
 
 from penstock.client import AdminClient
 from tests.integration import raw
-from tests.integration.cluster import Cluster, free_ports
+from tests.integration.cluster import Cluster
 from tests.integration.network import Cut, Network, owners
+from tests.integration.ports import free_ports
 from tests.support import wait_until
 
 pytestmark = pytest.mark.integration

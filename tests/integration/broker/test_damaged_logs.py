@@ -18,7 +18,8 @@ from penstock.client.descriptions import PartitionDescription
 from penstock.wire.errors import CorruptRecordError, ErrorCode
 from penstock.wire.ids import TopicPartition
 from penstock.wire.records import RecordData, encode_batch
-from tests.integration.cluster import Cluster, free_ports
+from tests.integration.cluster import Cluster
+from tests.integration.ports import free_ports
 from tests.integration.raw import batch_of, fetch_at, produce_at, read_all
 from tests.support import wait_until
 

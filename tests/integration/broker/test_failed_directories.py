@@ -16,8 +16,9 @@ from penstock.client import (
     Producer,
 )
 from penstock.client.descriptions import PartitionDescription
-from tests.integration.cluster import Cluster, NodeProcess, free_ports
+from tests.integration.cluster import Cluster, NodeProcess
 from tests.integration.failing_disk import fail, mend
+from tests.integration.ports import free_ports
 from tests.support import wait_until
 
 pytestmark = pytest.mark.integration

@@ -14,7 +14,8 @@ import pytest
 from penstock.cli.certificates import Authority
 from penstock.v1 import common_pb2
 from tests.integration import raw
-from tests.integration.cluster import Cluster, free_ports
+from tests.integration.cluster import Cluster
+from tests.integration.ports import free_ports
 from tests.support import wait_until
 
 pytestmark = pytest.mark.integration

@@ -17,7 +17,8 @@ from kafka.record import MemoryRecords
 from penstock.broker.datadir import format_directory
 from penstock.v1 import common_pb2
 from penstock.wire.errors import ErrorCode
-from tests.integration.cluster import Cluster, free_ports, running_cluster
+from tests.integration.cluster import Cluster, running_cluster
+from tests.integration.ports import free_ports
 from tests.integration.raw import (
     batch_of,
     create_topic,

@@ -12,7 +12,8 @@ import pytest
 
 from penstock.client import AdminClient, Consumer, Producer
 from penstock.wire.errors import RecordTooLargeError
-from tests.integration.cluster import Cluster, free_ports
+from tests.integration.cluster import Cluster
+from tests.integration.ports import free_ports
 from tests.support import wait_until
 
 pytestmark = pytest.mark.integration

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from penstock.broker.datadir import format_directory
-from tests.integration.cluster import Cluster, NodeProcess, free_ports, running_cluster
+from tests.integration.cluster import Cluster, NodeProcess, running_cluster
+from tests.integration.ports import free_ports
 from tests.integration.raw import create_topic, produce, read_all
 from tests.support import wait_until
 

@@ -17,9 +17,9 @@ from tests.integration.cluster import (
     LOCAL_HOSTS,
     Cluster,
     NodeProcess,
-    free_ports,
     running_cluster,
 )
+from tests.integration.ports import free_ports
 from tests.integration.raw import create_topic, produce, read_all
 from tests.support import wait_until
 

@@ -26,7 +26,8 @@ from penstock.client.descriptions import GroupDescription, MemberDescription
 from penstock.v1 import common_pb2, groups_pb2, groups_pb2_grpc
 from penstock.wire.errors import ErrorCode
 from tests.integration.client.group_members import KINDS, GroupMember, Kind
-from tests.integration.cluster import Cluster, free_ports
+from tests.integration.cluster import Cluster
+from tests.integration.ports import free_ports
 from tests.support import wait_until
 
 pytestmark = pytest.mark.integration

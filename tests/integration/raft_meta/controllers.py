@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import json
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,23 +18,13 @@ from grpc import aio
 from penstock.v1 import cluster_pb2, controller_pb2
 from penstock.v1.controller_pb2_grpc import ControllerStub
 from penstock.wire.transport import CHANNEL_OPTIONS
+from tests.integration.ports import free_ports
 
 CLUSTER_ID = "integration"
 T = TypeVar("T")
 RUNNER = Path(__file__).with_name("run_controller.py")
 OLD_RUNNER = Path(__file__).with_name("run_old_controller.py")
 """Of software that knows no metadata.version but the oldest."""
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 async def until(

@@ -14,10 +14,10 @@ from grpc import aio
 
 from penstock.v1 import cluster_pb2, controller_pb2, raft_pb2, raft_pb2_grpc
 from penstock.wire.errors import ErrorCode
+from tests.integration.ports import free_ports
 from tests.integration.raft_meta.controllers import (
     OLD_RUNNER,
     Controllers,
-    free_ports,
     registration,
     until,
 )
