@@ -127,6 +127,8 @@ class ClusterAdmin(AdminCalls):
             raise_if_error,
             stub=admin_pb2_grpc.AdminStub,
             took_effect=is_gone,
+            # The controllers' word on the broker named; retriable where a broker hears it of itself.
+            final=(BrokerIdNotRegisteredError,),
         )
 
     async def raise_metadata_version(self, version: int | None = None) -> int:
