@@ -96,7 +96,7 @@ class AdminCalls:
         took_effect: Callable[[PenstockError], Awaitable[bool]] | None = None,
         final: tuple[type[PenstockError], ...] = (),
     ) -> Any:
-        """What ``judge`` makes of some broker's answer, retrying what is retriable but for ``final``.
+        """What ``judge`` makes of some broker's answer, retrying what is retriable, not ``final``.
 
         A change that was sent before, and of which nothing was heard, may be refused because it is
         made: ``took_effect`` says whether that refusal means so, and None is answered then.

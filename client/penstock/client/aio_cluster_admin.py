@@ -127,7 +127,7 @@ class ClusterAdmin(AdminCalls):
             raise_if_error,
             stub=admin_pb2_grpc.AdminStub,
             took_effect=is_gone,
-            # The controllers' word on the broker named; retriable where a broker hears it of itself.
+            # Said of the broker named; it is retriable where a broker hears it of itself.
             final=(BrokerIdNotRegisteredError,),
         )
 
