@@ -18,6 +18,7 @@ import typer
 from penstock.cli.connections import admin_client
 from penstock.cli.errors import EXIT_FAILED
 from penstock.cli.output import print_json, print_table
+from penstock.cli.places import log_ends
 from penstock.cli.settings import Bootstrap, Output, resolve
 from penstock.wire.ids import TopicPartition
 from penstock.wire.wording import counted
@@ -207,17 +208,11 @@ def _look(admin: AdminClient, name: str) -> Look:
     [group] = admin.describe_groups([name])
     topics = admin.list_topics(include_internal=True)
     counts = {topic.name: topic.partition_count for topic in topics}
-    there = [
-        partition
-        for partition in group.offsets
-        if partition.partition < counts.get(partition.topic, 0)
-    ]
-    # After the positions: whoever commits meanwhile does not commit beyond what is there then.
-    ends = admin.list_offsets(dict.fromkeys(there, "latest")) if there else {}
     return Look(
         group,
         counts,
-        {where: entry.offset for where, entry in ends.items()},
+        # After the positions: whoever commits meanwhile does not commit beyond what is there then.
+        log_ends(admin, group.offsets, topics),
         frozenset(topic.name for topic in topics if topic.internal),
     )
 

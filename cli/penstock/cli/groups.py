@@ -10,7 +10,9 @@ import typer
 from penstock.cli import group_offsets, group_verify
 from penstock.cli.connections import admin_client
 from penstock.cli.output import print_json, print_table
+from penstock.cli.places import log_ends
 from penstock.cli.settings import Bootstrap, Output, resolve
+from penstock.wire.wording import some
 
 if TYPE_CHECKING:
     from penstock.client import AdminClient
@@ -35,8 +37,8 @@ _NOT_STABLE: Final = {
 class PartitionLag:
     """One partition of a group: where it stands, and who reads it.
 
-    ``lag`` is None while nothing was committed; the member's fields are empty while nobody
-    holds the partition.
+    ``lag`` is None while nothing was committed, and with ``log_end_offset`` while the partition
+    has no leader; the member's fields are empty while nobody holds the partition.
     """
 
     topic: str
@@ -75,7 +77,8 @@ def describe(
     """Show each partition's position, lag and member, and each member's host.
 
     A partition is shown when the group committed a position for it or a member holds it. Of the
-    topics that members subscribe to, that is every one but those about to change hands.
+    topics that members subscribe to, that is every one but those about to change hands. Where a
+    log ends, and so the lag, is not known while its partition has no leader.
     """
     settings = resolve(ctx, bootstrap, output)
     with admin_client(settings) as admin:
@@ -95,13 +98,12 @@ def partition_lags(admin: AdminClient, group: GroupDescription) -> list[Partitio
         partition: member for member in group.members for partition in member.assigned
     }
     wanted = sorted({*group.offsets, *owners})
-    ends = admin.list_offsets(dict.fromkeys(wanted, "latest")) if wanted else {}
+    ends = log_ends(admin, wanted, admin.list_topics(include_internal=True)) if wanted else {}
     lags = []
     for partition in wanted:
         committed = group.offsets.get(partition)
         position = committed.offset if committed is not None and committed.offset >= 0 else None
-        found = ends.get(partition)
-        end = found.offset if found is not None else None
+        end = ends.get(partition)
         owner = owners.get(partition)
         lags.append(
             PartitionLag(
@@ -140,6 +142,9 @@ def _print_group(group: GroupDescription, lags: list[PartitionLag]) -> None:
         ],
         right=("Partition", "Committed", "LogEnd", "Lag"),
     )
+    unled = [f"{lag.topic}-{lag.partition}" for lag in lags if lag.log_end_offset is None]
+    if unled:
+        print(f"no leader, so that the lag is not known: {some(unled, len(unled))}")
     for member in group.members:
         if member.state in _NOT_STABLE:
             where = f"member {member.member_id} at {member.client_host or '-'}"

@@ -15,6 +15,7 @@ from penstock.wire.ids import TopicPartition
 
 if TYPE_CHECKING:
     from penstock.client import AdminClient
+    from penstock.client.descriptions import TopicDescription
 
 TIME_HELP: Final = (
     "a time such as 2026-01-31T12:00:00+01:00 (UTC without its offset), or milliseconds since 1970"
@@ -63,6 +64,24 @@ def parse_partitions(text: str, option: str) -> tuple[str, tuple[int, ...] | Non
     if beyond := [part for part in parts if int(part) > MAX_INT32]:
         raise typer.BadParameter(f"no topic has a partition {beyond[0]}", param_hint=option)
     return topic, tuple(dict.fromkeys(int(part) for part in parts))
+
+
+def log_ends(
+    admin: AdminClient, partitions: Iterable[TopicPartition], topics: Iterable[TopicDescription]
+) -> dict[TopicPartition, int]:
+    """Where the logs end, of those partitions of ``topics`` that have a leader to be asked.
+
+    Without the others nothing would be shown of a group just when a broker is down.
+    """
+    led = {
+        TopicPartition(topic.name, entry.partition)
+        for topic in topics
+        for entry in topic.partitions
+        if entry.leader >= 0
+    }
+    wanted = sorted(led.intersection(partitions))
+    found = admin.list_offsets(dict.fromkeys(wanted, "latest")) if wanted else {}
+    return {partition: entry.offset for partition, entry in found.items()}
 
 
 def expand(

@@ -107,6 +107,7 @@ class Replay:
             self.consumer.assign(sorted(self._open))
             for where in self._open:
                 self.consumer.seek(where, self.spans[where].start)
+        reading = set(self._open)
         while self._open and not self._is_full:
             with self.interrupt.may_break():
                 records = self.consumer.poll(_POLL_MS)
@@ -115,6 +116,10 @@ class Replay:
                     return
             if not records:
                 self._close_what_ended()
+            if ended := reading - self._open:
+                # What is still written there would come for ever, where other spans end in nothing.
+                self.consumer.pause(*ended)
+                reading -= ended
             self._settle()
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from penstock.client.cluster import now_ms
 from penstock.client.config import ConsumerConfig
 from penstock.client.core.subscription import Handout, Position
 from penstock.client.model import OffsetAndMetadata
@@ -15,6 +16,9 @@ from penstock.wire.errors import InvalidGroupIdError, PenstockError, UnknownTopi
 from penstock.wire.ids import TopicPartition
 
 _LOG: Final = logging.getLogger("penstock.client")
+_RENEW_MS: Final = 30_000.0
+"""Positions of a group without members are forgotten so and so long after their last commit
+(``offsets.retention.minutes``): those that stay are committed again this often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,7 @@ class Commits:
         self._handout = handout
         self._offsets = offsets
         self._committed: dict[TopicPartition, tuple[int, int, bytes]] = {}
+        self._committed_ms: dict[TopicPartition, float] = {}
 
     @property
     def offsets(self) -> GroupOffsets:
@@ -77,12 +82,18 @@ class Commits:
         stored = await offsets.commit(wanted.positions, timeout_ms, leave_out_lost=leave_out_lost)
         for partition, entry in stored.items():
             self._committed[partition] = _identity(entry)
+            self._committed_ms[partition] = now_ms()
 
     async def commit_processed(
-        self, mine: Iterable[TopicPartition], timeout_ms: float | None = None
+        self,
+        mine: Iterable[TopicPartition],
+        timeout_ms: float | None = None,
+        *,
+        renew: bool = False,
     ) -> None:
         """Commit what is processed and not committed yet of ``mine``; a failure is only logged.
 
+        With ``renew``, for who reads without being a member, also what was committed long ago.
         What was given back while the commit waited for its turn was committed by that.
         """
         processed = self._handout.processed()
@@ -93,10 +104,12 @@ class Commits:
                 if (position := processed.get(partition)) is not None
             }
         )
+        oldest_ms = now_ms() - _RENEW_MS if renew else float("-inf")
         new = {
             partition: entry
             for partition, entry in positions.items()
             if self._committed.get(partition) != _identity(entry)
+            or self._committed_ms.get(partition, oldest_ms) < oldest_ms
         }
         if not new:
             return
@@ -117,6 +130,7 @@ class Commits:
         """These are no longer read."""
         for partition in partitions:
             self._committed.pop(partition, None)
+            self._committed_ms.pop(partition, None)
 
     def _committable(
         self, positions: Mapping[TopicPartition, Position]

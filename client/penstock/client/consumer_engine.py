@@ -527,7 +527,7 @@ class ConsumerEngine:
     async def _commit_now_and_then(self) -> None:
         while True:
             await asyncio.sleep(max(self._config.auto_commit_interval_ms, _LEAST_PAUSE_MS) / 1000)
-            await self._commits.commit_processed(self._mine)
+            await self._commits.commit_processed(self._mine, renew=self._by_hand)
 
     @property
     def _mine(self) -> frozenset[TopicPartition]:

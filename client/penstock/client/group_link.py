@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from penstock.client.cluster import Cluster, now_ms
@@ -157,7 +157,7 @@ class GroupLink:
             self._refusal = effect.error
             self._on_change(effect.error)
 
-    def check_commit(self, partitions: Collection[TopicPartition]) -> None:
+    def check_commit(self, partitions: Iterable[TopicPartition]) -> None:
         """Raise why this consumer must not commit positions of ``partitions``, if it must not.
 
         Not being a member is a reason only for one that was a member: another may have its

@@ -58,11 +58,11 @@ class GroupOffsets:
         if not offsets:
             return offsets
         deadline = now_ms() + timeout_ms
-        held = self._group.member.owned.intersection(offsets)
+        held = {p: n for p, n in self._group.member.held_since.items() if p in offsets}
         async with self._in_turn(timeout_ms):
             if leave_out_lost:
-                lost = held - self._group.member.owned
-                held -= lost
+                lost = self._gone(held)
+                held = {p: n for p, n in held.items() if p not in lost}
                 offsets = {name: entry for name, entry in offsets.items() if name not in lost}
             attempt = 0
             while offsets:
@@ -133,10 +133,15 @@ class GroupOffsets:
             for partition, position in admin_values.offsets(found).items()
         }
 
-    def _check_still_held(self, held: frozenset[TopicPartition]) -> None:
+    def _gone(self, held: Mapping[TopicPartition, int]) -> set[TopicPartition]:
+        """What was taken from this member since it was ``held``, maybe given to it again."""
+        since = self._group.member.held_since
+        return {partition for partition, number in held.items() if since.get(partition) != number}
+
+    def _check_still_held(self, held: Mapping[TopicPartition, int]) -> None:
         """Of what was this member's when the commit was asked for: waiting may outlast it."""
         self._group.check_commit(held)
-        gone = sorted(held - self._group.member.owned)
+        gone = sorted(self._gone(held))
         if gone:
             raise FencedMemberEpochError(
                 f"group {self._group_id!r} took {', '.join(map(str, gone))} from this member "

@@ -137,6 +137,7 @@ class StandInAdmin:
         self.groups = list(groups)
         self.committed: dict[TopicPartition, Any] = {}
         self.deleted: list[str] = []
+        self.leaderless: set[TopicPartition] = set()
         self.forgotten: list[TopicPartition] = []
         self.in_use = ""  # A topic that members read.
 
@@ -158,7 +159,18 @@ class StandInAdmin:
 
     def list_topics(self, *, include_internal: bool = False) -> list[Any]:
         return [
-            SimpleNamespace(name=name, partition_count=n, internal=name == "other")
+            SimpleNamespace(
+                name=name,
+                partition_count=n,
+                internal=name == "other",
+                partitions=[
+                    SimpleNamespace(
+                        partition=number,
+                        leader=-1 if TopicPartition(name, number) in self.leaderless else 1,
+                    )
+                    for number in range(n)
+                ],
+            )
             for name, n in COUNTS.items()
         ]
 
@@ -166,6 +178,7 @@ class StandInAdmin:
         return [topic for topic in self.list_topics() if topic.name in names]
 
     def list_offsets(self, partitions: dict[TopicPartition, Any]) -> dict[TopicPartition, Any]:
+        assert not self.leaderless.intersection(partitions), "it would be waited for in vain"
         places = {"earliest": 10, "latest": 100, "max_timestamp": 90, 5_000: 40, 9_000: -1}
         return {
             where: OffsetAndTimestamp(places[spec], spec if isinstance(spec, int) else -1, 0)
@@ -212,6 +225,23 @@ def test_what_stays_is_said_and_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     result = run(monkeypatch, admin, *("groups", "verify", "g", "--wait", "0", "--output", "json"))
     verdict = json.loads(result.stdout)
     assert (verdict["sound"], verdict["findings"][0]["where"]) == (False, "a-1")
+
+
+def test_a_partition_without_a_leader_does_not_hide_the_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    admin = StandInAdmin(group(member("m", A0, A1), a0=90, a1=101))
+    admin.leaderless = {A1}
+    result = run(monkeypatch, admin, "groups", "describe", "g")
+    assert result.exit_code == 0, result.output
+    assert "no leader, so that the lag is not known: a-1\n" in result.stdout
+    result = run(monkeypatch, admin, "groups", "describe", "g", "--output", "json")
+    [shown] = json.loads(result.stdout)
+    assert [(one["lag"], one["log_end_offset"]) for one in shown["partitions"]] == [
+        (10, 100),
+        (None, None),
+    ]
+    assert run(monkeypatch, admin, "groups", "verify", "g").exit_code == 0
 
 
 def test_groups_are_deleted_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

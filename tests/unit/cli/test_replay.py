@@ -49,6 +49,7 @@ class StandInConsumer:
         self._offsets = offsets
         self._ends = ends or tuple(entry[-1] + 1 if entry else 0 for entry in offsets)
         self._positions: dict[TopicPartition, int] = {}
+        self._paused: set[TopicPartition] = set()
         self.on_poll: Callable[[], None] = lambda: None
 
     def __enter__(self) -> StandInConsumer:
@@ -65,10 +66,15 @@ class StandInConsumer:
         self.on_poll()
         found = []
         for where, position in self._positions.items():
+            if where in self._paused:
+                continue
             there = [offset for offset in self._offsets[where.partition] if offset >= position][:2]
             found += [record(where.partition, offset) for offset in there]
             self._positions[where] = there[-1] + 1 if there else self._ends[where.partition]
         return found
+
+    def pause(self, *partitions: TopicPartition) -> None:
+        self._paused.update(partitions)
 
     def position(self, where: TopicPartition) -> int:
         return self._positions[where]
@@ -153,6 +159,20 @@ def test_a_span_that_ends_in_offsets_without_a_record_ends() -> None:
     run = make(StandInConsumer([0, 2], ends=(5,)), StandInProducer(), 5)
     run.run()
     assert (run.records, run.next_offsets, run.is_complete) == (2, {P0: 5}, True)
+
+
+def test_it_ends_though_another_partition_is_still_written_to() -> None:
+    written = [0]
+    consumer = StandInConsumer([0, 2], written, ends=(5, 1))
+
+    def write_on() -> None:
+        written.append(written[-1] + 1)
+        assert len(written) < 50, "the first span's last offsets have no records: nothing will come"
+
+    consumer.on_poll = write_on
+    run = make(consumer, StandInProducer(), 5, 1)
+    run.run()
+    assert (run.next_offsets, run.is_complete) == ({P0: 5, P1: 1}, True)
 
 
 def test_so_many_records_and_no_more() -> None:
@@ -310,7 +330,7 @@ def test_how_to_go_on_goes_on_there(runs: StandInProducer) -> None:
     assert words[:2] == ["penstock", "replay"]
     assert words[2:4] == ["--bootstrap", "near:1"]
     assert "--compression" in words
-    assert "--max-records" in words
+    assert words[words.index("--max-records") + 1] == "3", "as many again"
     words[words.index("--max-records") + 1] = "100"
     again = CliRunner().invoke(app, words[1:])
     assert again.exit_code == 0, again.output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,7 +38,7 @@ from penstock.wire.errors import (
     UnknownTopicOrPartitionError,
 )
 from penstock.wire.ids import TopicPartition
-from penstock.wire.records import RecordData, encode_batch
+from penstock.wire.records import RecordData, encode_batch, offset_patch
 
 T0 = TopicPartition("t", 0)
 T1 = TopicPartition("t", 1)
@@ -485,3 +486,34 @@ def test_what_was_in_the_way_of_a_paused_partition_is_no_trouble() -> None:
     assert isinstance(fetcher.trouble(), NetworkError)
     fetcher.set_paused([T0], paused=True)
     assert fetcher.trouble() is None
+
+
+@pytest.mark.parametrize("as_columns", [False, True])
+def test_control_batches_are_gone_past_and_never_handed_out(as_columns: bool) -> None:
+    fetcher, _ = make((1, 0))
+    [fetch] = start(fetcher)
+    marker = encode_batch(
+        [RecordData(1, b"\0\0\0\1", b"\0" * 6, ())],
+        base_offset=2,
+        leader_epoch=0,
+        producer_id=7,
+        producer_epoch=0,
+        is_transactional=True,
+        is_control=True,
+    )
+    data = batch(0, 2) + marker + batch(3, 1) + marker_at(marker, 4)
+    fetcher.handle(FetchAnswered(fetch.fetch_id, (Fetched(T0, None, data),)), 1)
+    found: list[int] = []
+    for _ in range(3):
+        if as_columns:
+            for run in fetcher.take_columns(99, 10**6, 1):
+                found += memoryview(run.columns.offsets).cast("q").tolist()
+        else:
+            found += [record.offset for record in take(fetcher, 99, 1)]
+    assert found == [0, 1, 3]
+    assert fetcher.cursor(T0) == 5
+    fetcher.validate()
+
+
+def marker_at(marker: bytes, offset: int) -> bytes:
+    return offset_patch(marker, offset, 0) + marker[16:]

@@ -7,10 +7,11 @@ import time
 
 import pytest
 
-from penstock.client import AsyncConsumer, ClientClosedError, OffsetAndMetadata
+from penstock.client import AsyncConsumer, ClientClosedError, OffsetAndMetadata, commits
 from penstock.v1 import groups_pb2
 from penstock.wire.errors import (
     CoordinatorLoadInProgressError,
+    FencedMemberEpochError,
     PenstockError,
     StaleMemberEpochError,
     UnknownMemberIdError,
@@ -140,3 +141,55 @@ async def test_partitions_given_up_by_assign_are_committed_first(cluster: FakeCl
         assert len(await consumer.poll(5_000)) == 1
         await consumer.assign([T1])
         assert committed(cluster) == {T0: 2}, "the third is in the application's hands"
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+async def test_positions_that_stay_are_renewed_where_no_membership_keeps_them(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, by_hand: bool
+) -> None:
+    """A group without members forgets a quiet partition's position while it is being read."""
+    monkeypatch.setattr(commits, "_RENEW_MS", 30.0)
+    cluster.add_topic("t", 2)
+    fill(cluster, "t", 0, numbers(0, 3))
+    async with member(cluster, auto_commit_interval_ms=10) as consumer:
+        if by_hand:
+            await consumer.unsubscribe()
+            await consumer.assign([T0])
+        await read(consumer, 3)
+        await consumer.poll(0)
+        made = cluster.groups["g"].commits
+        await eventually(lambda: bool(made) and made[-1].get(T0) == 3)
+        if by_hand:
+            await eventually(lambda: made[-3:] == [{T0: 3}] * 3)
+        else:
+            count = len(made)
+            await asyncio.sleep(0.2)  # To show that nothing happens.
+            assert len(made) == count
+
+
+async def test_a_commit_is_refused_when_its_partition_was_anothers_while_it_waited(
+    cluster: FakeCluster,
+) -> None:
+    """Even if this member has it again: the other may have gone beyond."""
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, numbers(0, 3))
+    asked = asyncio.Event()
+
+    def not_yet(request: groups_pb2.CommitOffsetsRequest) -> PenstockError | None:
+        asked.set()
+        return CoordinatorLoadInProgressError("wait")
+
+    async with member(cluster, enable_auto_commit=False) as consumer:
+        await read(consumer, 3)
+        cluster.on_commit = not_yet
+        other = asyncio.create_task(consumer.commit({T1: 7}))
+        await asked.wait()
+        commit = asyncio.create_task(consumer.commit({T0: 1}))
+        await consumer.poll(0)
+        cluster.groups["g"].members.clear()
+        assert len(await read(consumer, 3)) == 3, "all again, as nothing was committed"
+        cluster.on_commit = None
+        with pytest.raises(FencedMemberEpochError, match="took t-0 from this member"):
+            await commit
+        assert T0 not in committed(cluster)
+        await asyncio.gather(other, return_exceptions=True)

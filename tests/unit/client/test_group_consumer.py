@@ -14,6 +14,7 @@ from penstock.client import (
     MaxPollExceededError,
     TopicPartition,
 )
+from penstock.client.core.subscription import Rebalance
 from penstock.v1 import groups_pb2
 from penstock.wire.errors import (
     ConsumerStalledError,
@@ -139,6 +140,16 @@ async def test_revoked_partitions_wait_for_the_next_poll(cluster: FakeCluster) -
         [moved] = second.assignment()
         assert committed(cluster)[moved] == 3
         assert await second.poll(50) == []
+
+
+async def test_an_assignment_that_another_overtook_is_not_read(cluster: FakeCluster) -> None:
+    cluster.add_topic("t")
+    async with member(cluster) as consumer:
+        while not consumer.assignment():
+            await consumer.poll(20)
+        overtaken = Rebalance(0, assigned=(T1,))
+        assert await consumer._engine.take_over(overtaken) == ()
+        assert consumer.assignment() == {T0}
 
 
 async def test_a_fenced_member_loses_all_and_joins_anew(cluster: FakeCluster) -> None:
@@ -293,7 +304,9 @@ async def test_a_refused_member_commits_nothing_and_hears_what_it_lost(
     assert listener.heard == [("assigned", (T0,)), ("lost", (T0,))]
 
 
-async def test_a_member_given_up_commits_nothing_of_what_it_lost(cluster: FakeCluster) -> None:
+async def test_a_member_given_up_commits_nothing_of_what_it_lost(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
     """It is a member again at once, with an epoch that would let it commit."""
     cluster.add_topic("t")
     fill(cluster, "t", 0, numbers(0, 4))
@@ -313,6 +326,7 @@ async def test_a_member_given_up_commits_nothing_of_what_it_lost(cluster: FakeCl
         await consumer.commit()
     await consumer.close()
     assert committed(cluster) == {T0: 4}
+    assert "automatic commit failed" not in caplog.text, "it does not even try"
     assert listener.heard == [("assigned", (T0,)), ("lost", (T0,))]
 
 

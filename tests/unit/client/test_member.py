@@ -304,6 +304,18 @@ def test_an_instance_still_held_is_waited_for_one_session() -> None:
     assert any(isinstance(effect, Failed) for effect in member.handle(held, 10_002))
 
 
+def test_who_is_given_up_joins_once_and_leaves_all_the_same() -> None:
+    member = joined(0)
+    sent(member.handle(Ticked(), 1_000))
+    given_up = refused(UnknownMemberIdError("not heard in time"))
+    [join] = sent(member.handle(given_up, 1_001))
+    assert join.member_epoch == 0
+    # The answer to the heartbeat that was on its way is none to the join.
+    assert member.handle(given_up, 1_002) == []
+    [bye] = sent(member.handle(Leaving(), 1_003))
+    assert bye.member_epoch == -1
+
+
 def test_a_coordinator_that_took_over_gives_the_one_before_us_its_whole_time() -> None:
     member = make(instance="i", session_ms=10_000)
     member.handle(Subscribed(ORDERS), 0)

@@ -5,8 +5,10 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
+from penstock.broker.coordinator import hosted, writing
 from penstock.broker.core.group_codec import decode
 from penstock.broker.core.group_events import GroupSettings
+from penstock.broker.core.group_state import Change
 from penstock.v1 import groups_pb2
 from penstock.wire.errors import (
     BrokerFencedError,
@@ -23,6 +25,7 @@ from penstock.wire.errors import (
     StorageError,
     error_from_proto,
 )
+from penstock.wire.records import decode_batch, iter_batches
 from tests.support import eventually
 from tests.unit.groups.coordinator_harness import (
     FakeMember,
@@ -437,6 +440,49 @@ async def test_listing_waits_for_what_is_still_being_read() -> None:
             ("g2", "empty", 0),
             ("g3", "stable", 1),
         ]
+
+
+async def test_listing_does_not_wait_for_what_goes_elsewhere_before_it_is_read() -> None:
+    async with world() as w:
+        await w.commit("g1", 1)
+        await w.commit(GROUP, 1)
+        log = w.log_of(GROUP)
+        assert w.log_of("g1") is not log
+        log.high_watermark = 0  # As a new leader, who does not know yet.
+        w.replicas.lead(next(n for n, p in w.replicas.partitions.items() if p is log), 2)
+        await eventually(lambda: log.waiting == 1)
+        listing = asyncio.ensure_future(w.coordinator.list_groups())
+        await asyncio.sleep(0)  # It begins to wait.
+        w.move_away(GROUP)
+        assert [entry.group_id for entry in (await listing).groups] == ["g1"]
+
+
+async def test_too_much_that_waits_to_be_written_is_not_added_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hosted, "_MAX_PENDING_RECORDS", 2)
+    async with world() as w:
+        w.replicas.hold_commits = True
+        commits = [asyncio.ensure_future(w.commit(GROUP, 1))]
+        await eventually(lambda: w.replicas.append_count == 1)
+        commits += [asyncio.ensure_future(w.commit(GROUP, offset)) for offset in (2, 3, 4)]
+        for _ in range(10):
+            await asyncio.sleep(0)
+        with pytest.raises(CoordinatorNotAvailableError, match="3 group records wait"):
+            await w.commit(GROUP, 5)
+        w.replicas.hold_commits = False
+        w.replicas.commit()
+        assert not any(answer.HasField("error") for answer in await asyncio.gather(*commits))
+        assert await w.committed(GROUP) == {("orders", 0): 4}
+
+
+def test_many_records_are_several_batches_none_of_which_is_too_large_for_the_topic() -> None:
+    changes = [Change(GROUP, b"%d" % number, bytes(10_000), "a", None) for number in range(100)]
+    batches = list(iter_batches(writing.encode(changes, 1)))
+    assert len(batches) > 1
+    assert all(len(batch) < 300_000 for _, batch in batches)
+    keys = [record.key for _, batch in batches for record in decode_batch(batch)]
+    assert keys == [change.key for change in changes]
 
 
 async def test_a_bug_in_the_core_costs_a_reload_and_nothing_else(monkeypatch) -> None:

@@ -3,9 +3,15 @@ from __future__ import annotations
 import pytest
 
 from penstock.broker.core.group_codec import decode
-from penstock.broker.core.group_events import ExpireOffsets, GroupSettings
+from penstock.broker.core.group_events import (
+    CommitOffsets,
+    ExpireOffsets,
+    FetchOffsets,
+    GroupSettings,
+)
+from penstock.v1 import common_pb2, groups_pb2
 from penstock.wire.errors import CorruptRecordError, ErrorCode, error_from_proto
-from tests.unit.groups.group_harness import Driver, FakeTopics, durable, held, replayed
+from tests.unit.groups.group_harness import GROUP, Driver, FakeTopics, durable, held, replayed
 
 
 @pytest.fixture
@@ -126,9 +132,6 @@ def test_each_partition_of_a_commit_is_judged_by_itself(driver: Driver) -> None:
 
 
 def test_a_commit_for_a_topic_made_anew_is_refused(driver: Driver) -> None:
-    from penstock.broker.core.group_events import CommitOffsets
-    from penstock.v1 import common_pb2, groups_pb2
-
     old = driver.topics.find("orders")
     driver.topics.make("orders", 4)
     partition = common_pb2.TopicPartition(topic="orders", partition=0, topic_id=old.topic_id)
@@ -137,6 +140,17 @@ def test_a_commit_for_a_topic_made_anew_is_refused(driver: Driver) -> None:
     )
     driver.do(CommitOffsets("g", 1, request, 0))
     assert code(driver.answers[-1].response.results[0]) is ErrorCode.UNKNOWN_TOPIC_ID
+
+
+def test_a_position_is_not_found_for_another_topic_of_the_name(driver: Driver) -> None:
+    driver.commit({("orders", 0): 5})
+    for topic_id, offset in ((driver.topics.find("orders").topic_id, 5), (b"x" * 16, -1)):
+        partition = common_pb2.TopicPartition(topic="orders", partition=0, topic_id=topic_id)
+        request = groups_pb2.FetchOffsetsRequest(
+            group_id=GROUP, member_epoch=-1, partitions=[partition]
+        )
+        driver.do(FetchOffsets(GROUP, 1, request))
+        assert [entry.offset for entry in driver.answers[-1].response.offsets] == [offset]
 
 
 def test_members_read_offsets_in_their_epoch(driver: Driver) -> None:

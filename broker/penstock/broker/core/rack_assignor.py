@@ -89,13 +89,14 @@ class _Exchange:
         assignment: Assignment,
     ) -> None:
         self._members = members
-        self._holders = {p: member_id for member_id, parts in assignment.items() for p in parts}
+        holders = {p: member_id for member_id, parts in assignment.items() for p in parts}
         numbers: dict[frozenset[str], int] = {}
         topics = {
             topic_id: numbers.setdefault(frozenset(those), len(numbers))
             for topic_id, those in subscribed(members, counts).items()
         }
-        self._sorts = _sorts(sorted(self._holders), topics, racks)
+        self._sorts = _sorts(sorted(holders), topics, racks)
+        self._holders = _deal_near(members, holders, self._sorts)
         wants = {
             wanted: tuple(sorted({topics[t] for t in wanted if t in topics}))
             for wanted in {spec.topics for spec in members.values()}
@@ -254,6 +255,46 @@ def _sorts(
             sort = found[key] = _Sort(key[0], tuple(sorted(key[1])))
         sorts[partition] = sort
     return sorts
+
+
+def _deal_near(
+    members: Mapping[str, MemberSpec],
+    holders: Mapping[TopicIdPartition, str],
+    sorts: Mapping[TopicIdPartition, _Sort],
+) -> dict[TopicIdPartition, str]:
+    """Deal out once more what is new to its holder, to somebody nearby where that is easy.
+
+    Everybody gets as many as before, of topics with the same subscribers. What chains do better is
+    left to them; this spares most of them where a group begins.
+    """
+    dealt = dict(holders)
+    new: list[TopicIdPartition] = []
+    rooms: dict[
+        int, dict[str, list[str]]
+    ] = {}  # By topics and rack: each as often as it takes one.
+    for partition, sort in sorts.items():
+        holder = holders[partition]
+        spec = members[holder]
+        if partition not in spec.previous:
+            new.append(partition)
+            rooms.setdefault(sort.topics, {}).setdefault(spec.rack, []).append(holder)
+    nearby: dict[_Sort, list[list[str]]] = {}
+    far: list[TopicIdPartition] = []
+    for partition in new:
+        sort = sorts[partition]
+        choice = nearby.get(sort)
+        if choice is None:
+            by_rack = rooms[sort.topics]
+            choice = nearby[sort] = [by_rack[rack] for rack in sort.racks if rack in by_rack]
+        widest = max(choice, key=len, default=None)
+        if widest:
+            dealt[partition] = widest.pop()
+        else:
+            far.append(partition)
+    for partition in far:
+        by_rack = rooms[sorts[partition].topics]
+        dealt[partition] = next(those for those in by_rack.values() if those).pop()
+    return dealt
 
 
 def _stops(

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import enum
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -195,6 +195,7 @@ class Member:
         self.state = MemberState.IDLE
         self.epoch = JOIN
         self.owned: frozenset[TopicPartition] = frozenset()
+        self._held_since: dict[TopicPartition, int] = {}
         self._lost: frozenset[TopicPartition] = frozenset()  # Not yet told to the application.
         self._target: frozenset[TopicPartition] | None = None
         self._topic_ids: dict[str, bytes] = {}
@@ -225,6 +226,13 @@ class Member:
     def in_group(self) -> bool:
         """Whether the coordinator counts, or shall count, this member."""
         return self.state in (MemberState.JOINING, MemberState.STABLE, MemberState.RECONCILING)
+
+    @property
+    def held_since(self) -> Mapping[TopicPartition, int]:
+        """The number of the change that gave each partition that is owned: another one when it was
+        somebody else's meanwhile.
+        """
+        return self._held_since
 
     @property
     def lost(self) -> frozenset[TopicPartition]:
@@ -314,7 +322,7 @@ class Member:
         self.state = MemberState.JOINING
         self.epoch = JOIN
         self._spoke = False
-        self.owned = frozenset()
+        self._own(frozenset())
         self._target = None
         self._must_say_all = True
         self._must_acknowledge = False
@@ -396,13 +404,18 @@ class Member:
         if not self.is_current(change):
             # Overtaken by a newer assignment: nothing was taken over, but what was given back
             # is given back.
-            self.owned -= frozenset(change.revoked)
+            self._own(self.owned - frozenset(change.revoked))
             self._reconsider(now_ms)
             return
         assert self._target is not None
-        self.owned = self._target
+        self._own(self._target)
         self.state = MemberState.STABLE
         self._acknowledge(now_ms)
+
+    def _own(self, partitions: frozenset[TopicPartition]) -> None:
+        self.owned = partitions
+        since = self._held_since
+        self._held_since = {name: since.get(name, self._number) for name in partitions}
 
     def _reconsider(self, now_ms: float) -> None:
         """Hold what is owned against what is wanted, after an overtaken change was carried out.
@@ -463,7 +476,7 @@ class Member:
         if self.owned:
             self._lost |= self.owned
             self._effects.append(RebalancePending())
-        self.owned = frozenset()
+        self._own(frozenset())
         self._target = None
 
     def _leave(self) -> None:
@@ -474,7 +487,7 @@ class Member:
         self._number += 1
         self._join_is_said = False
         self.state = MemberState.IDLE
-        self.owned = frozenset()
+        self._own(frozenset())
         self._lost = frozenset()
         self._target = None
 
@@ -555,4 +568,5 @@ class Member:
         if self.state is MemberState.RECONCILING:
             assert self._target is not None
             assert self._target != self.owned
+        assert self._held_since.keys() == self.owned
         assert not self.owned & self._lost or self.state is not MemberState.STABLE
