@@ -293,9 +293,9 @@ def _targets(
     from penstock.client import OffsetAndMetadata  # noqa: PLC0415 - it imports gRPC.
 
     if goal.spec is not None:
-        found = admin.list_offsets(dict.fromkeys(partitions, goal.spec))
-        # Where no record is that late, what comes next will be.
+        # Where no record is that late, what comes next will be (asked first: more may come).
         ends = admin.list_offsets(dict.fromkeys(partitions, "latest"))
+        found = admin.list_offsets(dict.fromkeys(partitions, goal.spec))
         places = [
             found[where].offset if found[where].offset >= 0 else ends[where].offset
             for where in partitions

@@ -227,7 +227,8 @@ def how_to_go_on(ctx: typer.Context, run: Replay, bootstrap: str) -> str:
         words += ["--from-offset", f"{where.partition}={run.next_offsets[where]}"]
         words += ["--to-offset", f"{where.partition}={span.end}"]
     if run.limit is not None:
-        words += ["--max-records", str(max(1, run.limit - run.records))]
+        # So many as are left of it, or as many again.
+        words += ["--max-records", str(run.limit - run.records or run.limit)]
     again = (
         f"; {counted(run.unacknowledged, 'record')} of these may be there already"
         if run.unacknowledged

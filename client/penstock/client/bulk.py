@@ -54,7 +54,7 @@ class Bulk:
         self.was_read = False
         self._places = places
         self._times = times
-        self._on_end = on_end
+        self._on_end: Callable[[], object] | None = on_end
         self._failed: list[Receipt] = []
         self._counts: Counter[Receipt] | None = None
         self._left = 1
@@ -95,8 +95,9 @@ class Bulk:
         with LOCK:
             self._left -= 1
             ended = self._left == 0
-        if ended:
-            self._on_end()
+        if ended and (on_end := self._on_end) is not None:
+            self._on_end = None  # It is the future's, which has this: they go without a collector.
+            on_end()
 
     def count_in(self, receipt: Receipt, index: int) -> int:
         """How many of the records are on that receipt."""

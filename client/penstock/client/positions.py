@@ -420,8 +420,13 @@ class Positions:
         times = dict.fromkeys(topic_ids, _time_ms(how.policy))
         await self._leaders.list_offsets(times, timeout_ms, topic_ids, found)
         if too_old:
-            ends = dict.fromkeys(too_old, _PLACES["latest"])
-            await self._leaders.list_offsets(ends, timeout_ms, topic_ids, found)
+            latest = dict.fromkeys(too_old, _PLACES["latest"])
+            ends = await self._leaders.list_offsets(latest, timeout_ms, topic_ids)
+            # What was written between the two answers is not too old, and before the end.
+            by_time = {partition: times[partition] for partition in too_old}
+            again = await self._leaders.list_offsets(by_time, timeout_ms, topic_ids)
+            for partition, entry in again.items():
+                found(partition, entry if entry.offset >= 0 else ends[partition])
 
     def _still_wanted(
         self, search: int, partitions: tuple[TopicPartition, ...]

@@ -43,8 +43,11 @@ class Producer:
         self.config = ProducerConfig.load(bootstrap_servers, settings)
         self._guard = ForkGuard("Producer")
         self._thread = LoopThread.shared()
-        self._room = threading.Condition()
-        self._engine = ProducerEngine(self.config, guard=self._room, on_room=self._on_room)
+        # Taken by itself, not through the condition, whose ``with`` an interrupt (Ctrl-C) can leave
+        # with the lock held.
+        self._lock = threading.RLock()
+        self._room = threading.Condition(self._lock)
+        self._engine = ProducerEngine(self.config, guard=self._lock, on_room=self._on_room)
         self._path = SendPath(self.config, self._engine)
         self._waking = False
         self._closed = False
@@ -202,25 +205,31 @@ class Producer:
     def _queue(self, record: Prepared, deadline: float) -> Appended[Receipt]:
         """Have the accumulator take a record, as soon as it has room."""
         place: Place | None = None
-        while True:
-            place = self._path.ask(record, place)
-            with self._room:
-                if self._closed:
-                    raise ClientClosedError("the producer is closed; nothing was sent")
-                result = self._path.offer(record, place)
-                if result is None:
-                    continue
-                if isinstance(result, Place):
-                    place = result
-                    deadline = deadline or self._deadline()
-                    self._wait_for_room(deadline, record.size_bound)
-                    continue
-                wake = result.wake and not self._waking
+        try:
+            while True:
+                place = self._path.ask(record, place)
+                with self._lock:
+                    if self._closed:
+                        raise ClientClosedError("the producer is closed; nothing was sent")
+                    result = self._path.offer(record, place)
+                    if result is None:
+                        continue
+                    if isinstance(result, Place):
+                        place = result
+                        deadline = deadline or self._deadline()
+                        self._wait_for_room(deadline, record.size_bound)
+                        continue
+                    wake = result.wake and not self._waking
+                    if wake:
+                        self._waking = True
                 if wake:
-                    self._waking = True
-            if wake:
-                self._thread.call(self._wake)
-            return result
+                    self._thread.call(self._wake)
+                return result
+        except BaseException:
+            # An interrupt (Ctrl-C) may come when the record is there already, and nothing else
+            # would have the sender look at it.
+            self._thread.call(self._wake)
+            raise
 
     def flush(self, timeout_ms: float | None = None) -> None:
         """Send everything queued so far without lingering, and wait for the verdicts.
@@ -243,7 +252,7 @@ class Producer:
         if self._guard.foreign:
             return  # The parent's; nothing of it lives here.
         self._thread.check_may_wait()  # What is refused there leaves the producer open.
-        with self._room:
+        with self._lock:
             if self._closed:
                 return
             self._closed = True
@@ -303,5 +312,5 @@ class Producer:
         self._room.wait(deadline - now)
 
     def _on_room(self) -> None:
-        with self._room:
+        with self._lock:
             self._room.notify_all()

@@ -330,7 +330,7 @@ def test_how_to_go_on_goes_on_there(runs: StandInProducer) -> None:
     assert words[:2] == ["penstock", "replay"]
     assert words[2:4] == ["--bootstrap", "near:1"]
     assert "--compression" in words
-    assert "--max-records" in words
+    assert words[words.index("--max-records") + 1] == "3", "as many again"
     words[words.index("--max-records") + 1] = "100"
     again = CliRunner().invoke(app, words[1:])
     assert again.exit_code == 0, again.output

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from typing import Any
 
 import pytest
@@ -447,3 +448,26 @@ async def test_a_pattern_that_could_not_be_kept_to_is_refused(
         with pytest.raises(InvalidRequestError, match="pattern"):
             consumer.subscribe(pattern)
         consumer.subscribe(re.compile("t+", re.ASCII))
+
+
+async def test_what_is_written_while_a_time_is_looked_for_is_not_skipped(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, numbers(0, 3))  # Of 1970.
+    async with AsyncConsumer(
+        cluster.bootstrap, topics="t", auto_offset_reset="by_duration:PT1H"
+    ) as consumer:
+        ask = consumer._engine._leaders.list_offsets
+        asked: list[int] = []
+
+        async def then_a_record_comes(times_ms: dict[TopicPartition, int], *rest: Any) -> Any:
+            answer = await ask(times_ms, *rest)
+            asked.append(times_ms[T0])
+            if len(asked) == 1:
+                now_ms = int(time.time() * 1000)
+                cluster.put("t", 0, encode_batch([RecordData(now_ms, None, b"new", ())]))
+            return answer
+
+        monkeypatch.setattr(consumer._engine._leaders, "list_offsets", then_a_record_comes)
+        assert values(await read(consumer, 1)) == [b"new"]

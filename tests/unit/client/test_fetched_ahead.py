@@ -119,3 +119,16 @@ async def test_what_was_fetched_is_handed_out_before_the_policy_says_where_to_go
         else:
             assert await consumer.poll(200) == []
             assert await consumer.position(T0) == 5
+
+
+async def test_a_seek_goes_before_a_policy_that_waits_for_what_was_fetched(
+    cluster: FakeCluster, told: Told
+) -> None:
+    told.answer = out_of_range
+    async with reader(cluster, "latest") as consumer:
+        await consumer.assign([T0])
+        await consumer.seek(T0, 0)
+        await consumer.poll(5_000, max_records=2)
+        await told.now(consumer)
+        await consumer.seek(T0, 3)
+        assert values(await read(consumer, 5)) == numbers(3, 8)

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import linecache
 import queue
+import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -16,7 +19,10 @@ from penstock.client import (
     InvalidRequestError,
     Producer,
     UnknownTopicOrPartitionError,
+    sending,
 )
+from penstock.client import producer as producer_module
+from penstock.client.core import accumulator
 from penstock.wire.errors import AccessForbiddenError
 from tests.support import wait_until
 from tests.unit.client.conftest import Background
@@ -282,3 +288,67 @@ def test_a_partitioner_may_wait_for_the_client(background: Background) -> None:
         futures = [producer.send("t", b"%d" % number) for number in range(20)]
         assert {future.result(10).partition for future in futures} == {1}
     assert chosen == 19
+
+
+def interrupting(count: int, files: set[str | None]) -> Callable[[FrameType, str, object], Any]:
+    """A trace function that raises KeyboardInterrupt at the count-th line of these files."""
+    left = count
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename not in files:
+            return None
+        # The step from a block to the end of its ``with`` is none where signals are looked at.
+        if event == "line" and not linecache.getline(
+            frame.f_code.co_filename, frame.f_lineno
+        ).lstrip().startswith("with "):
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+        return trace
+
+    return trace
+
+
+def test_a_producer_goes_on_wherever_a_send_was_interrupted(background: Background) -> None:
+    background.cluster.add_topic("t")
+    files = {module.__file__ for module in (producer_module, sending, accumulator)}
+    for count in range(1, 1_000):
+        with Producer(background.cluster.bootstrap, linger_ms=0) as producer:
+            producer.send("t", b"first").result(10)
+            before = sys.gettrace()
+            sys.settrace(interrupting(count, files))
+            try:
+                # With a header, that it goes the long way; nobody reads the future.
+                producer.send("t", b"second", headers=[("name", b"value")])
+            except KeyboardInterrupt:
+                whole = False
+            else:
+                whole = True
+            finally:
+                sys.settrace(before)
+            producer.send("t", b"third", headers=[("name", b"value")]).result(10)
+        if whole:
+            break
+    assert count > 20
+    assert whole
+
+
+def test_no_interrupt_can_leave_a_send_with_the_lock_held(background: Background) -> None:
+    """Where the lock is taken and given back no Python code runs, and so no signal's handler."""
+    background.cluster.add_topic("t")
+    inside: list[str] = []
+
+    def trace(frame: FrameType, event: str, _: object) -> None:
+        if frame.f_code.co_name in {"__enter__", "__exit__"}:
+            inside.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+
+    with Producer(background.cluster.bootstrap) as producer:
+        producer.send("t", b"first").result(10)
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            producer.send("t", b"second", headers=[("name", b"value")])
+        finally:
+            sys.settrace(before)
+    assert inside == []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -206,3 +208,22 @@ def test_a_bulk_that_is_looked_at_after_it_failed_is_not_unheard(background: Bac
         producer.send_many("t", VALUES[:7])
         with pytest.raises(DeliveryFailedError, match=r"^7 records"):
             producer.flush()
+
+
+def test_a_bulk_that_nobody_wants_any_more_goes_without_the_collector(
+    background: Background,
+) -> None:
+    background.run(lambda: background.cluster.add_topic("t"))
+    with Producer(background.cluster.bootstrap) as producer:
+        future = producer.send_many("t", VALUES)
+        future.result(30)
+        bulk = weakref.ref(future._bulk)
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            del future
+            # The client's thread may hold the batch's receipt for a moment.
+            wait_until(lambda: bulk() is None, "the bulk is gone")
+        finally:
+            if collects:
+                gc.enable()
