@@ -94,8 +94,9 @@ class AdminCalls:
         *,
         stub: Callable[[grpc.aio.Channel], Any] = metadata_pb2_grpc.MetadataStub,
         took_effect: Callable[[PenstockError], Awaitable[bool]] | None = None,
+        final: tuple[type[PenstockError], ...] = (),
     ) -> Any:
-        """What ``judge`` makes of some broker's answer, retrying what is retriable.
+        """What ``judge`` makes of some broker's answer, retrying what is retriable, not ``final``.
 
         A change that was sent before, and of which nothing was heard, may be refused because it is
         made: ``took_effect`` says whether that refusal means so, and None is answered then.
@@ -136,10 +137,11 @@ class AdminCalls:
                 pause = self._cluster.backoff.delay_ms(attempt)
                 # The broker asked may be a moment behind; thrice is sure.
                 unknown = isinstance(error, UnknownTopicOrPartitionError) and attempt >= 2
+                stands = unknown or isinstance(error, final) or not error.retriable
                 # In the little time that may be left at the end nobody could answer, and what is
                 # said of so short a wait would hide what the longer one was for.
                 last = now_ms() + pause + least >= deadline
-                if unknown or not error.retriable or last:
+                if stands or last:
                     unheard = unheard or sent > attempt + 1  # Some without an answer of their own.
                     if changes and unheard and took_effect and await took_effect(error):
                         return None

@@ -127,6 +127,8 @@ class ClusterAdmin(AdminCalls):
             raise_if_error,
             stub=admin_pb2_grpc.AdminStub,
             took_effect=is_gone,
+            # Said of the broker named; it is retriable where a broker hears it of itself.
+            final=(BrokerIdNotRegisteredError,),
         )
 
     async def raise_metadata_version(self, version: int | None = None) -> int:

@@ -65,6 +65,10 @@ def commit(cluster: Cluster, topic: str, begin: int, end: int) -> None:
         raw.produce(cluster, topic, [b"%d" % number])
 
 
+def log_of(cluster: Cluster, node_id: int) -> str:
+    return cluster.nodes[node_id].log.read_text()
+
+
 def assert_all_there(cluster: Cluster, topic: str, count: int) -> None:
     """What was acknowledged is there once; what was not may be there too."""
     found = [int(record.value) for record in raw.read_all(cluster, topic, at_least=count)]
@@ -108,7 +112,12 @@ def test_a_follower_that_hangs_comes_back_on_a_new_connection(tmp_path: Path) ->
         assert picture is not None
         leader = cluster.topic("orders").partitions[0].leader
         hanging = min({1, 2, 3} - {leader, picture.controller_id})
-        before = found.served(leader, "frames")
+        wait_until(
+            lambda: sorted(cluster.topic("orders", leader).partitions[0].isr) == [1, 2, 3],
+            "all are in sync",
+            60,
+        )
+        before, logged = found.served(leader, "frames"), len(log_of(cluster, leader))
         cluster.nodes[hanging].signal(signal.SIGSTOP)
         address = cluster.nodes[leader].address
         for number in range(5, 10):  # Committed once the lag has put it out of the in-sync set.
@@ -120,6 +129,18 @@ def test_a_follower_that_hangs_comes_back_on_a_new_connection(tmp_path: Path) ->
                 timeout_ms=30_000,
             )
             assert not result.HasField("error"), result.error.message
+        wait_until(
+            lambda: hanging not in cluster.topic("orders", leader).partitions[0].isr,
+            "the metadata have it out",
+            60,
+        )
+        # It may have been behind before it hung, and be out before its stream has ended.
+        given_up = re.compile(rf"a push is unanswered.*follower={hanging}\b")
+        wait_until(
+            lambda: given_up.search(log_of(cluster, leader)[logged:]) is not None,
+            "the leader ends its stream",
+            60,
+        )
         cluster.nodes[hanging].signal(signal.SIGCONT)
         wait_until(
             lambda: sorted(cluster.topic("orders", leader).partitions[0].isr) == [1, 2, 3],

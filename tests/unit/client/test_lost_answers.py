@@ -105,7 +105,14 @@ async def test_a_voter_that_was_removed_is_removed(losing: FakeCluster) -> None:
 async def test_a_broker_that_was_unregistered_is_unregistered(losing: FakeCluster) -> None:
     async with AsyncAdminClient(losing.bootstrap) as admin:
         await admin.unregister_broker(2)
-    assert set(losing.unregistered) == {2}
+    assert losing.unregistered == [2, 2], "and no more is asked once that is known"
+
+
+async def test_a_broker_that_is_not_there_is_asked_about_once(cluster: FakeCluster) -> None:
+    async with AsyncAdminClient(cluster.bootstrap) as admin:
+        with pytest.raises(BrokerIdNotRegisteredError):
+            await admin.unregister_broker(9)
+    assert cluster.unregistered == [9]
 
 
 Change = Callable[[AsyncAdminClient], Awaitable[object]]

@@ -89,6 +89,7 @@ class Fetcher:
         self._lanes: dict[TopicPartition, Lane] = {}
         self._fetches: dict[int, _Fetch] = {}
         self._next_fetch_id = 0
+        self._last_asked: dict[int, int] = {}  # The last fetch of each node.
         self._turn = 0
         self._seen_updates = 0
         self._wait_ms = float("inf")
@@ -464,7 +465,7 @@ class Fetcher:
 
         Each fetch gets a share such that all that may be under way at once find room: one that
         waits for an idle broker's records must not keep another's from being asked for. Who
-        comes first when room is short takes turns.
+        was asked longest ago comes first when room is short.
         """
         if not by_node:
             return
@@ -472,9 +473,7 @@ class Fetcher:
         nodes = set(by_node).union(fetch.node_id for fetch in self._fetches.values())
         share = settings.prefetch_max_bytes // (len(nodes) * _MAX_FETCHES_PER_NODE)
         share = max(share, min(settings.max_partition_bytes, settings.max_bytes))
-        order = list(by_node)
-        start = self._next_fetch_id % len(order)
-        for node_id in order[start:] + order[:start]:
+        for node_id in sorted(by_node, key=lambda node_id: self._last_asked.get(node_id, 0)):
             lanes = by_node[node_id]
             most = min(settings.max_partition_bytes * len(lanes), settings.max_bytes, share)
             least = min(settings.max_partition_bytes, most)
@@ -536,6 +535,7 @@ class Fetcher:
                     lane.topic_id,
                 )
             )
+        self._last_asked[node_id] = fetch_id
         self._fetches[fetch_id] = _Fetch(node_id, now_ms, now_ms, generations, max_bytes)
         self._effects.append(SendFetch(fetch_id, node_id, tuple(wanted), max_bytes))
 
