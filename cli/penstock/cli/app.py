@@ -138,6 +138,7 @@ app = typer.Typer(
     help="A replicated commit log: run a cluster, and work with its topics, records and groups.",
     no_args_is_help=True,
     add_completion=True,
+    rich_markup_mode="markdown",  # Joins the lines of a paragraph, which would break twice else.
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

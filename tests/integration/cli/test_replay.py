@@ -69,8 +69,13 @@ class Pair(NamedTuple):
             stderr=subprocess.PIPE,
             env=environment_without_penstock() | {"PENSTOCK_BOOTSTRAP": self.here.bootstrap},
         )
-        assert running.stderr is not None
-        assert b" records" in running.stderr.readline()  # The first line of its progress.
+        partition = TopicPartition(topic, 0)
+        with AdminClient(self.there.bootstrap) as admin:
+            wait_until(
+                lambda: admin.list_offsets({partition: "latest"})[partition].offset >= 20,
+                "some records are there",
+                30.0,
+            )
         return running
 
 
@@ -216,13 +221,13 @@ def test_what_was_on_its_way_to_a_broker_that_died_comes_again(pair: Pair) -> No
     running = pair.start("broken", "--rate", "200")
     pair.there.nodes[1].kill()
     assert running.stderr is not None
-    progress = running.stderr.readline()
-    errors = progress.decode() + interrupted(running)
+    # The first line of its progress. What was sent since is on its way.
+    assert b" records" in running.stderr.readline()
+    errors = interrupted(running)
     pair.there.start()
     told = re.search(r"to go on; ([\d,]+) records? of these may be there already: ", errors)
-    assert told is not None, errors
     assert go_on(errors)["complete"] is True
     found = Counter(r.timestamp_ms - T0_MS for r in contents(pair.there, "broken", 2_000))
     assert set(found) == set(range(2_000)), "nothing is lost"
     again = found.total() - 2_000
-    assert again <= int(told[1].replace(",", ""))
+    assert again <= (int(told[1].replace(",", "")) if told else 0)

@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -521,3 +522,12 @@ def test_a_suggestion_of_the_client_reaches_the_terminal(admin: FakeAdmin) -> No
 def test_the_help_of_groups_describe_says_which_partitions_are_shown() -> None:
     text = " ".join(run("groups", "describe", "--help").stdout.split())
     assert "committed a position for it or a member holds it" in text
+
+
+def test_the_lines_of_a_help_text_break_where_the_terminal_ends() -> None:
+    lines = run("replay", "--help", COLUMNS="80").stdout.splitlines()
+    at = next(number for number, line in enumerate(lines) if "What is there when" in line)
+    words = " ".join(lines[at : at + 3]).split()
+    for line, following in pairwise(lines[at : at + 3]):
+        assert len(line.rstrip()) + len(following.split()[0]) >= 78
+    assert words[-1] == "failure."

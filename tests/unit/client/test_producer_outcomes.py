@@ -10,9 +10,13 @@ import pytest
 from penstock.client import (
     AsyncProducer,
     DeliveryTimeoutError,
+    SerializationError,
 )
 from penstock.client.cluster import Cluster
 from penstock.v1 import common_pb2, log_pb2
+from penstock.wire import records
+from penstock.wire.batch import Buffer
+from penstock.wire.compression import Compression
 from penstock.wire.errors import (
     LeaderNotAvailableError,
     NotEnoughReplicasAfterAppendError,
@@ -149,3 +153,31 @@ async def test_a_refusal_that_this_version_does_not_know_is_final(cluster: FakeC
         with pytest.raises(UnknownErrorCodeError, match=r"31000.*too many moons"):
             await asyncio.wait_for(producer.send_and_wait("t", b"v"), 5)
     assert attempts == 1
+
+
+@pytest.mark.parametrize("idempotent", [True, False])
+async def test_a_batch_that_cannot_be_made_fails_and_holds_nothing_up(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, idempotent: bool
+) -> None:
+    cluster.add_topic("t")
+    compress = records.compress
+
+    def without_memory(kind: Compression, data: Buffer) -> bytes:
+        monkeypatch.setattr(records, "compress", compress)
+        raise MemoryError("none left")
+
+    async with AsyncProducer(
+        cluster.bootstrap, compression="gzip", enable_idempotence=idempotent
+    ) as producer:
+        await producer.send_and_wait("t", b"first")
+        monkeypatch.setattr(records, "compress", without_memory)
+        with pytest.raises(SerializationError, match=r"1 record was not sent.*none left"):
+            await asyncio.wait_for(producer.send_and_wait("t", b"lost"), 10)
+        await asyncio.wait_for(producer.send_and_wait("t", b"next"), 10)
+        producer._engine.accumulator.validate()
+    assert cluster.values("t") == [b"first", b"next"]
+    sequences = [
+        records.parse_header(bytes(request.partitions[0].records)).base_sequence
+        for _, request in cluster.produced
+    ]
+    assert sequences == ([0, 1] if idempotent else [-1, -1])

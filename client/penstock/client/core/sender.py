@@ -467,10 +467,17 @@ class Sender(Generic[D]):
                 self.sequencer.restart(batch)
             else:
                 batch = self.accumulator.pop(partition)
-                self.sequencer.start(batch)
+                try:
+                    self.sequencer.start(batch)
+                except Exception as error:
+                    # Most likely there is no memory: its records must not wait for ever.
+                    self._fail(batch, verdicts.unmade(batch, error))
+                    continue
             batch.attempts += 1
             batch.last_epoch = leader.leader_epoch
             entries.append(Entry(batch, leader.leader_epoch))
+        if not entries:
+            return
         self._correlation_id += 1
         request: _Request[D] = _Request(now_ms, list(entries), now_ms)
         self._requests.setdefault(node_id, {})[self._correlation_id] = request

@@ -151,16 +151,24 @@ class Sequencer(Generic[D]):
         return 1 if lane.has_hole or lane.refusal is not None else self._max_in_flight
 
     def start(self, batch: Batch[D]) -> None:
-        """A new batch is being sent: number it and make its bytes."""
+        """A new batch is being sent: number it and make its bytes.
+
+        Where that fails (MemoryError) nothing is changed, and the batch is none of the lane's.
+        """
         lane = self.lane(batch.partition)
+        next_sequence = lane.next_sequence
         if self.idempotent:
             if not lane.identity.real:
                 lane.identity = self.identity
             self._number(lane, batch)
+        try:
+            self._encode(batch)
+        except Exception:
+            lane.next_sequence = next_sequence
+            raise
         batch.order = lane.sent * ORDER_SPAN
         batch.order_span = ORDER_SPAN
         lane.sent += 1
-        self._encode(batch)
         lane.in_flight.append(batch)
 
     def restart(self, batch: Batch[D]) -> None:

@@ -25,6 +25,7 @@ from penstock.wire.errors import (
     OutOfOrderSequenceError,
     PenstockError,
     RecordTooLargeError,
+    SerializationError,
     UnknownLeaderEpochError,
     UnknownProducerIdError,
     UnknownTopicIdError,
@@ -123,6 +124,16 @@ def doubtful(batch: Batch[Any]) -> PenstockError:
     )
     error.__cause__ = batch.last_error
     return error
+
+
+def unmade(batch: Batch[Any], error: Exception) -> PenstockError:
+    """Its bytes could not be made."""
+    records = counted(batch.record_count, "record", "was")
+    verdict = SerializationError(
+        f"{records} not sent, for no batch of partition {batch.partition} could be made: {error!r}"
+    )
+    verdict.__cause__ = error
+    return verdict
 
 
 def stranded(batch: Batch[Any], partition_count: int) -> PenstockError:
