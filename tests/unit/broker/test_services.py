@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -213,6 +214,36 @@ async def test_acks_none_is_appended_and_not_answered() -> None:
     got = [answer.correlation_id async for answer in servicer.Produce(stream, None)]
     assert got == [2]
     assert logs.appended == [b"1", b"2"]
+
+
+class Watched(Laden[log_pb2.ProduceRequest]):
+    """A request of which it can be seen whether it is still there."""
+
+    __slots__ = ("__weakref__",)
+
+
+async def test_an_idle_stream_keeps_none_of_the_records_that_it_brought() -> None:
+    logs = FakeLogs()
+    there: list[weakref.ref[Watched]] = []
+    done = asyncio.Event()
+
+    async def one() -> AsyncIterator[Laden[log_pb2.ProduceRequest]]:
+        def made() -> Watched:
+            request = Watched(produce(1), [b"1"])
+            there.append(weakref.ref(request))
+            return request
+
+        yield made()
+        await done.wait()
+
+    answers = log_servicer(logs).Produce(one(), None)
+    first = asyncio.ensure_future(anext(answers))
+    await eventually(lambda: logs.appended == [b"1"])
+    assert there[0]() is None
+    logs.acknowledge()
+    await first
+    done.set()
+    assert [answer async for answer in answers] == []
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,8 @@ class ProduceStream:
                 await self._slots.acquire()
                 self._pending += 1
                 self._producing.begin(request, partial(self._answered, request.message.acks))
+                # Else the records would stay for as long as the client sends nothing more.
+                del request
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # Handed on to the stream's own task.
