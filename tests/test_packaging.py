@@ -32,7 +32,8 @@ def build(source: Path, target: str, directory: Path, **environment: str) -> Pat
     result = subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", directory],
         cwd=source,
-        env={**os.environ, **environment},
+        # Bytecode of the build hook, left in the unpacked source, would seem to have come with it.
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environment},
         capture_output=True,
         text=True,
         timeout=120,
