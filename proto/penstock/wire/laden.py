@@ -147,9 +147,9 @@ class LadenType(Generic[M]):
     def _split_entry(
         self, data: bytes, entry: memoryview, at: int, end: int
     ) -> tuple[bytes, Buffer]:
-        """An entry without its records, and those. It lies in ``data`` from ``at`` to ``end``."""
-        if end > len(data):
-            raise _UnclearError
+        """An entry without its records, and those. It lies in ``data`` from ``at`` to ``end``;
+        where that is behind the end of all of it, the caller notices.
+        """
         first, kept = at, []
         records: Buffer = b""
         copied = at

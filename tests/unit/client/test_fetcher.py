@@ -319,28 +319,6 @@ def test_brokers_that_have_nothing_do_not_keep_another_from_being_asked() -> Non
     assert brokers.seen[T1] >= 50
 
 
-def test_where_room_is_short_brokers_that_have_nothing_take_turns_with_the_others() -> None:
-    fetcher, _ = make((1, 0), (2, 0), (3, 0), prefetch_max_bytes=2_000)
-    under_way: list[SendFetch] = []
-
-    def handle(event: Event, now_ms: float) -> None:
-        effects = fetcher.handle(event, now_ms)
-        under_way.extend(effect for effect in effects if isinstance(effect, SendFetch))
-
-    last = TopicPartition("t", 2)
-    handle(Added((T0, T1, last)), 0)
-    for partition in (T0, last, T1):
-        handle(PositionFound(partition, Position(0)), 0)
-    assert [fetch.node_id for fetch in under_way] == [1, 3], "there is room for two"
-    asked = []
-    for now_ms in range(1, 10):
-        oldest = under_way.pop(0)
-        nothing = tuple(Fetched(one.partition, None, b"") for one in oldest.wanted)
-        handle(FetchAnswered(oldest.fetch_id, nothing), now_ms)
-        asked.append(under_way[-1].node_id)
-    assert asked == [2, 1, 3] * 3
-
-
 def test_however_tight_the_bound_reading_goes_on() -> None:
     brokers = Brokers(0)
     for _ in range(300):

@@ -113,6 +113,18 @@ def test_of_a_field_that_comes_twice_the_last_one_counts() -> None:
     assert [bytes(part) for part in laden.records] == [b"last" * 1000]
 
 
+@pytest.mark.parametrize("beyond", [1, 5, 3 * LARGE])
+def test_records_that_go_on_behind_their_entry_are_refused(beyond: int) -> None:
+    """Though what follows them, another entry or nothing, may be there."""
+    entry = (
+        b"\x10\x05" + encode_unsigned(15 << 3 | 2) + encode_unsigned(LARGE + beyond) + bytes(LARGE)
+    )
+    data = encode_unsigned(15 << 3 | 2) + encode_unsigned(len(entry)) + entry
+    for following in (b"", data):
+        with pytest.raises(DecodeError):
+            PRODUCE_REQUEST.parse(data + following)
+
+
 def test_fields_that_nobody_knows_are_kept_and_groups_are_left_to_protocol_buffers() -> None:
     unknown = b"".join(
         (
