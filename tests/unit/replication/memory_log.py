@@ -44,6 +44,7 @@ class MemoryLog:
         self.log_end_offset = 0
         self.durable_offset = 0
         self.durable_start_offset = 0
+        self.committed_offset = 0  # As it was told.
         self.holds_start = False  # Its start does not become durable.
         self.broken = False
         self.knows_no_producers = False
@@ -136,6 +137,9 @@ class MemoryLog:
         self.log_end_offset = min(self.log_end_offset, max(end, self.log_start_offset))
         self.epochs.truncate_from_end(self.log_end_offset)
         self.durable_offset = min(self.durable_offset, self.log_end_offset)
+
+    def note_committed(self, offset: int) -> None:
+        self.committed_offset = offset
 
     def producers_below(self, offset: int) -> bytes:
         return f"below {offset}".encode()

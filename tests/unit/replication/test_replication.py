@@ -46,6 +46,7 @@ async def test_acks_all_answers_once_every_in_sync_replica_holds_it_durably() ->
         for node_id in (1, 2, 3):
             partition = brokers[node_id].partition()
             await eventually(lambda p=partition: p.replica.high_watermark == 2)
+            assert brokers[node_id].log().committed_offset == 2
 
 
 async def test_many_appends_at_once_arrive_in_order_in_few_messages() -> None:

@@ -14,10 +14,13 @@ from penstock.broker.storage.checkpoints import newest_snapshot, snapshots
 from penstock.broker.storage.disk import Disk
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.producers import CutDelayedError
+from penstock.broker.storage.recovery import SavedState
+from penstock.broker.storage.settings import LogSettings
 from penstock.wire.errors import CorruptRecordError, DiskFullError, StorageError
 from tests.unit.storage.storage_kit import (
     EVERYTHING,
     BrokenDisk,
+    Clock,
     NoRoom,
     batch,
     open_in,
@@ -25,6 +28,7 @@ from tests.unit.storage.storage_kit import (
     records_of,
     small_config,
 )
+from tests.unit.storage.test_log_recovery import crash
 
 
 class LoopDisk(Disk):
@@ -51,7 +55,7 @@ def in_a_thread(jobs: Jobs) -> None:
 
 
 def long_log(
-    root: Path, *, disk: Disk | None = None, count: int = 400
+    root: Path, *, disk: Disk | None = None, committed: int = 400
 ) -> tuple[PartitionLog, Jobs]:
     """A log of several segments whose snapshots are gone, and what is to be run elsewhere."""
     log = open_in(root, disk=disk, config=small_config(segment_bytes=20_000))
@@ -66,6 +70,7 @@ def long_log(
             )
         )
     log.flush()
+    log.note_committed(committed)
     for _, path in snapshots(log.directory):
         path.unlink()
     jobs: Jobs = []
@@ -213,3 +218,71 @@ def test_a_roll_that_outlives_its_append_keeps_what_the_producers_had_written(
     assert found is not None
     state, end_offset = found
     assert (end_offset, state.last_batches(2)) == (1, {7: 0})
+
+
+@pytest.mark.usefixtures("little")
+@pytest.mark.parametrize("cut", [399, 396, 393])
+def test_a_cut_of_what_was_not_committed_reads_next_to_nothing(tmp_path: Path, cut: int) -> None:
+    """However long the log is: with each change of the leader acks=all waits for such cuts."""
+    disk = LoopDisk()
+    log, jobs = long_log(tmp_path, disk=disk, committed=391)
+    size = log.size_bytes
+    disk.read_bytes = 0
+    log.truncate_to(cut)
+    assert jobs == []
+    assert disk.read_bytes < size / 8
+    assert log.log_end_offset == cut
+    assert log.producers == replayed(log)
+    log.truncate_to(392)
+    assert (jobs, log.producers) == ([], replayed(log))
+    with pytest.raises(CutDelayedError):
+        log.truncate_to(390)
+
+
+def test_a_cut_within_an_append_knows_what_the_part_that_stays_wrote(tmp_path: Path) -> None:
+    log = open_in(tmp_path)
+    log.append_as_follower(batch("a", producer=(7, 0, 0), leader_epoch=1))
+    records = [
+        batch(
+            "b",
+            producer=(8 - number % 2, 0, (number + 1) // 2),
+            base_offset=number + 1,
+            leader_epoch=1,
+        )
+        for number in range(4)
+    ]
+    log.append_as_follower(b"".join(records))
+    log.truncate_to(3)
+    assert log.producers == replayed(log)
+    log.truncate_to(2)
+    assert log.producers == replayed(log)
+
+
+def test_a_cut_after_producers_were_forgotten_reads_the_log(tmp_path: Path) -> None:
+    clock = Clock()
+    settings = LogSettings(producer_expiration_ms=3_600_000)
+    log = open_in(tmp_path, clock=clock, settings=settings)
+    log.append_as_leader(batch("a", producer=(7, 0, 0)), 0, now_ms=1)
+    log.append_as_leader(batch("b", producer=(8, 0, 0)), 0, now_ms=1)
+    clock.now_ms += 4_000_000
+    log.append_as_leader(batch("c", producer=(9, 0, 0)), 0, now_ms=1)
+    assert log.producers.entry(7) is None
+    log.truncate_to(1)
+    assert log.producers == replayed(log)
+
+
+@pytest.mark.usefixtures("little")
+def test_a_cut_of_what_a_start_found_at_the_end_reads_next_to_nothing(tmp_path: Path) -> None:
+    """A killed broker holds a message or two that no leader has."""
+    log, _ = long_log(tmp_path)
+    crash(log)
+    disk = LoopDisk()
+    log = open_in(tmp_path, disk=disk, config=log.config, saved=SavedState(recovery_point=0))
+    jobs: Jobs = []
+    log.home.run_in_background = jobs.append
+    size = log.size_bytes
+    disk.read_bytes = 0
+    log.truncate_to(396)
+    assert jobs == []
+    assert disk.read_bytes < size / 8
+    assert log.producers == replayed(log)

@@ -160,6 +160,10 @@ class Log(Protocol):
         """
         ...
 
+    def note_committed(self, offset: int) -> None:
+        """All below ``offset`` is committed: a cut below it is rare, and may be slow."""
+        ...
+
     def truncate_fully_and_start_at(self, offset: int, producers: bytes = b"") -> None:
         """Drop everything; the log then starts and ends at ``offset``.
 

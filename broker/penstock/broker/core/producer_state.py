@@ -417,6 +417,19 @@ class ProducerState:
             return b""
         return below.encode(offset, -1)
 
+    def take_back(self, undo: StageUndo) -> None:
+        """Be as before the last stage was committed that was not taken back yet.
+
+        What it changed may have been cut off in part: who is not known any more stays so.
+        """
+        for producer_id, entry in undo.entries:
+            if entry is None:
+                self._entries.pop(producer_id, None)
+            else:
+                self._entries[producer_id] = entry
+        if undo.transactions is not None:
+            self.transactions = undo.transactions.copy()
+
     def copy(self) -> ProducerState:
         """A state that changes on its own."""
         other = ProducerState(dict(self._entries), self.forgotten_up_to)
@@ -530,6 +543,13 @@ def _recorded(
     return entry.after(batch, header.producer_epoch, now_ms)
 
 
+class StageUndo(NamedTuple):
+    """What a stage changes in a state, as it was before; None for what was not there."""
+
+    entries: tuple[tuple[int, ProducerEntry | None], ...]
+    transactions: OpenTransactions | None  # None where they stay as they are.
+
+
 class ProducerStage:
     """The state as it will be when the batches checked so far are in the log.
 
@@ -562,6 +582,16 @@ class ProducerStage:
 
     def _entry(self, producer_id: int) -> ProducerEntry | None:
         return self._changed.get(producer_id) or self._state.entry(producer_id)
+
+    def undo(self) -> StageUndo | None:
+        """What takes ``commit`` back, which is to follow; None when that will change nothing."""
+        if not self._changed and self._transactions is None:
+            return None
+        entry = self._state.entry
+        return StageUndo(
+            tuple([(producer_id, entry(producer_id)) for producer_id in self._changed]),
+            None if self._transactions is None else self._state.transactions,
+        )
 
     def commit(self) -> None:
         """The batches are in the log."""

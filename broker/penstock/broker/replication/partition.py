@@ -350,6 +350,7 @@ class Partition:
     def _act(self, effect: Effect) -> None:
         match effect:
             case HighWatermarkChanged(high_watermark):
+                self.log.note_committed(high_watermark)
                 self.commit_waiters.release(high_watermark)
                 self.high_watermark_waiters.release(high_watermark)
                 self._marks_ready()
@@ -459,6 +460,7 @@ class Partition:
         was_leader_in, self._led_in = self._led_in, -1
         if self.is_leader:
             self._led_in = replica.leader_epoch
+        self.log.note_committed(replica.high_watermark)
         self._release_all()
         self._refuse_feeds()
         self._host.role_changed(self, was_leader_in)

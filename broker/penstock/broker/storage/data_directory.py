@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -132,6 +133,14 @@ class DataDirectory:
         except OSError:
             return True
         return self._identity != (status.st_dev, status.st_ino)
+
+    @contextmanager
+    def failing(self, doing: str) -> Iterator[None]:
+        """What the disk refuses in the body fails the directory: raises StorageError."""
+        try:
+            yield
+        except OSError as error:
+            raise self.fail(error, doing) from error
 
     def fail(self, error: Exception, doing: str, next_step: str = "") -> StorageError:
         """The directory is not to be trusted any more. Returns the error for the caller to raise.

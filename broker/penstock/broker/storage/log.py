@@ -20,7 +20,7 @@ from penstock.broker.storage.log_files import LogFiles, index_writes
 from penstock.broker.storage.log_flushing import LogFlushing
 from penstock.broker.storage.log_start import LogStart
 from penstock.broker.storage.lost_ranges import LostRange, telling
-from penstock.broker.storage.producers import LogProducers, states_at
+from penstock.broker.storage.producers import FoundProducers, LogProducers, states_at
 from penstock.broker.storage.settings import FlushPolicy, TopicLogConfig
 from penstock.broker.storage.timestamps import Span, cold_times, first_at_or_after, largest
 from penstock.wire.errors import (
@@ -60,7 +60,7 @@ class PartitionLog:
         holes: Sequence[int],
         epochs: EpochHistory,
         epochs_saved: bool,
-        producers: ProducerState,
+        producers: FoundProducers,
         cleaned_offset: int = 0,
     ) -> None:
         self.home = home
@@ -227,10 +227,8 @@ class PartitionLog:
             self._end = max(self._end, self._start)  # Whatever failed, the log is empty then.
 
     def _reset_files(self, offset: int) -> None:
-        try:
+        with self.home.failing(f"beginning {self.name} at offset {offset}"):
             self._files.reset(offset)
-        except OSError as error:
-            raise self.home.fail(error, f"beginning {self.name} at offset {offset}") from error
 
     def _reserve_bytes(self, *, leading: bool) -> int:
         """What an append must leave free."""
@@ -285,7 +283,7 @@ class PartitionLog:
         # Not before all of it is there: an append that is taken back may take back what it rolled.
         for offset, state in states_at(rolls, self._producers.state, batches, checked.seen_ms):
             self._flushing.write_later(self._producers.snapshot(offset, state))
-        checked.producers.commit()
+        self._producers.commit(base_offset, self._end, checked.producers)
         self._aborted.note(checked.aborted)
         self.home.request_flush(self)
         assert base_offset == first.base_offset
@@ -447,19 +445,21 @@ class PartitionLog:
         end = placed.header.base_offset if placed is not None else offset
         producers = self._producers.before_cut(end)
         self._begin_cut(end)
-        try:
+        with self.home.failing(f"cutting {self.name} at offset {end}"):
             remove_snapshots(self.home.disk, self.directory, above=end)
             self._files.truncate(end, self.config.index_interval_bytes)
-        except OSError as error:
-            raise self.home.fail(error, f"cutting {self.name} at offset {end}") from error
         self._end = end
         if end < self._start:
             self.start.restart(end)
         self._epochs.truncate_from_end(end)
-        for damaged in self._producers.cut(producers):
+        for damaged in self._producers.cut(end, producers):
             self.noted_damage += (damaged,)
             self.home.run_soon(partial(self.home.damage_found, self, damaged))
         self.home.request_flush(self)
+
+    def note_committed(self, offset: int) -> None:
+        """No cut goes below ``offset``, but after an unclean election; see Log."""
+        self._producers.committed(offset)
 
     def producers_below(self, offset: int) -> bytes:
         """What a replica that begins there is to know; see Log."""
@@ -475,12 +475,10 @@ class PartitionLog:
         keep = self._producers.keep(state, offset, doing)
         # Whatever a crash in between leaves is less than the log was, and no sign of damage.
         self._begin_cut(0)
-        try:
+        with self.home.failing(doing):
             remove_snapshots(self.home.disk, self.directory, above=-1)
             self._files.reset(offset)
             keep()
-        except OSError as error:
-            raise self.home.fail(error, doing) from error
         self.start.restart(offset)
         self._end = self._flushing.synced_offset = offset
         self._epochs.clear()

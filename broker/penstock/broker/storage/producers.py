@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -13,8 +13,10 @@ from penstock.broker.core.producer_state import (
     ANY_PRODUCER,
     NEVER_FORGOT,
     RESTART_GRACE_MS,
+    ProducerStage,
     ProducerState,
 )
+from penstock.broker.core.producer_undo import ProducerUndo
 from penstock.broker.storage.checkpoints import newest_snapshot, snapshot_path, write_ahead
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.log_files import Batch, FileWrite, LogFiles
@@ -29,14 +31,26 @@ _EXPIRY_INTERVAL_MS: Final = 600_000
 _INLINE_BYTES: Final = 256 * 1024
 """So much of a log is read for a cut at once: some milliseconds, also where batches are small."""
 
+_UNDONE_BYTES: Final = 32 * 1024
+"""So much of what a start reads can be taken back: what a killed broker holds and no leader has is
+a message or two, and of larger ones there are fewer batches to be read.
+"""
+
 
 class CutDelayedError(RequestTimedOutError, code=ErrorCode.REQUEST_TIMED_OUT, retriable=True):
     """What a cut needs is being read in the background: it is to be tried again."""
 
 
+class FoundProducers(NamedTuple):
+    """What a start found of the producers of a log, and what takes the last batches back."""
+
+    state: ProducerState
+    undo: ProducerUndo
+
+
 def load_producers(
     files: LogFiles, end_offset: int, epochs: EpochHistory, now_ms: int
-) -> ProducerState:
+) -> FoundProducers:
     """What the producers wrote below ``end_offset``.
 
     The clock of an append is not in the log, so those found there count as seen at ``now_ms``:
@@ -47,9 +61,10 @@ def load_producers(
     have it mended. Raises CorruptRecordError where a header can't be.
     """
     state, offset = _known(files, end_offset, epochs)
-    _replay(files, state, offset, end_offset, now_ms)
+    undo = ProducerUndo()
+    _replay(files, state, offset, end_offset, now_ms, undo=undo)
     _tell_of_doubts(files, state)
-    return state
+    return FoundProducers(state, undo)
 
 
 def _tell_of_doubts(files: LogFiles, state: ProducerState) -> None:
@@ -79,15 +94,30 @@ def _unknown(first: int) -> ProducerState:
     return ProducerState(forgotten_up_to=ANY_PRODUCER if first else NEVER_FORGOT)
 
 
-def _replay(files: LogFiles, state: ProducerState, offset: int, end: int, now_ms: int) -> None:
+def _replay(
+    files: LogFiles,
+    state: ProducerState,
+    offset: int,
+    end: int,
+    now_ms: int,
+    *,
+    undo: ProducerUndo | None = None,
+) -> None:
+    """Bring the state at ``offset`` up to ``end``; ``undo`` notes the last of it."""
+    active = files.active
     for segment, placed in files.walk(offset, end):
         header = placed.header
         read = partial(segment.read_at, header.size_bytes, placed.position)
-        _note(state, header, read, now_ms)
+        is_last = segment is active and active.size_bytes - placed.position <= _UNDONE_BYTES
+        _note(state, header, read, now_ms, undo if is_last else None)
 
 
 def _note(
-    state: ProducerState, header: BatchHeader, read: Callable[[], Buffer], now_ms: int
+    state: ProducerState,
+    header: BatchHeader,
+    read: Callable[[], Buffer],
+    now_ms: int,
+    undo: ProducerUndo | None = None,
 ) -> None:
     """Bring the state up to the end of a batch that may be damaged; ``read`` gives all of it."""
     if not state.expects(header):
@@ -97,7 +127,13 @@ def _note(
         except CorruptRecordError:
             state.doubt(header, checksum_of(batch))
             return
-    state.record(header, header.base_offset, now_ms)
+    if undo is None:
+        state.record(header, header.base_offset, now_ms)
+        return
+    stage = state.staged()
+    stage.record(header, header.base_offset, now_ms)
+    undo.note(header.base_offset, header.next_offset, stage)
+    stage.commit()
 
 
 def bounded(producers: ProducerState, home: DataDirectory) -> ProducerState:
@@ -115,8 +151,8 @@ class Expiry:
         self._home = home
         self._next_ms = home.clock_ms() + _EXPIRY_INTERVAL_MS
 
-    def run(self, producers: ProducerState) -> int:
-        """Forget who is to be forgotten; the time by which that is judged.
+    def run(self, producers: ProducerState) -> tuple[int, bool]:
+        """Forget who is to be forgotten; the time by which that is judged, and whether any was.
 
         Not the time that records are stamped with: that may jump, and then a retry of what was
         written a moment ago would be written again.
@@ -124,8 +160,9 @@ class Expiry:
         now_ms = self._home.clock_ms()
         if now_ms >= self._next_ms:
             self._next_ms = now_ms + _EXPIRY_INTERVAL_MS
-            producers.expire(now_ms, self._home.settings.producer_expiration_ms)
-        return now_ms
+            gone = producers.expire(now_ms, self._home.settings.producer_expiration_ms)
+            return now_ms, gone > 0
+        return now_ms, False
 
 
 def states_at(
@@ -158,10 +195,11 @@ class LogProducers:
         files: LogFiles,
         epochs: EpochHistory,
         start: LogStart,
-        state: ProducerState,
+        found: FoundProducers,
         *,
         name: str,
     ) -> None:
+        state, self._undo = found
         self.state = bounded(state, home)
         self._home = home
         self._files = files
@@ -192,7 +230,19 @@ class LogProducers:
 
     def expire(self) -> int:
         """Forget those that have long been silent, now and then; the time to judge others by."""
-        return self._expiry.run(self.state)
+        now_ms, any_gone = self._expiry.run(self.state)
+        if any_gone:
+            self._undo.clear()  # It would bring some of them back, and not all.
+        return now_ms
+
+    def commit(self, begin: int, end: int, stage: ProducerStage) -> None:
+        """The batches of an append from ``begin`` to below ``end`` are in the log."""
+        self._undo.note(begin, end, stage)
+        stage.commit()
+
+    def committed(self, offset: int) -> None:
+        """What lies below ``offset`` is not expected to be cut."""
+        self._undo.committed(offset)
 
     def snapshot(self, offset: int, state: ProducerState | None = None) -> list[FileWrite]:
         """What a flush is to write of the state at ``offset``: by default of that of now."""
@@ -229,6 +279,7 @@ class LogProducers:
     def begin(self, state: ProducerState) -> None:
         """The log has begun with that."""
         self.state = state
+        self._undo.clear()
         self.are_unknown = False
 
     # --- cuts ------------------------------------------------------------------------------------
@@ -239,12 +290,15 @@ class LogProducers:
         Raises CutDelayedError until it was read, CorruptRecordError for a damaged header, or
         StorageError.
         """
-        return self._rewinding.state_at(end) if self.state.touches(end) else self.state
+        if not self.state.touches(end):
+            return self.state
+        return self._rewinding.state_at(end, self._undo.state_at(end, self.state))
 
-    def cut(self, state: ProducerState) -> tuple[int, ...]:
+    def cut(self, end: int, state: ProducerState) -> tuple[int, ...]:
         """The log ends where ``before_cut`` gave that; offsets of damage that it came upon."""
         known = set(self.state.doubted)
         self.state = state
+        self._undo.cut(end)
         if known.issuperset(state.doubted):
             return ()
         _tell_of_doubts(self._files, state)
@@ -272,6 +326,7 @@ class LogProducers:
             return False
         _replay(self._files, replay.state, replay.end, end, self._home.clock_ms())
         self.state = bounded(replay.state, self._home)
+        self._undo.clear()
         return True
 
 
@@ -297,15 +352,16 @@ class Rewinding:
         """Whether something is being read for a cut."""
         return self._replay is not None and not self._replay.is_done
 
-    def state_at(self, end: int) -> ProducerState:
+    def state_at(self, end: int, recent: tuple[ProducerState, int] | None) -> ProducerState:
         """The state at offset ``end``, where a batch begins.
 
-        Raises CutDelayedError until it was read, CorruptRecordError for a damaged header, or
-        StorageError.
+        ``recent`` is one of a little before, and its offset, where that is known; else the newest
+        that was written down is gone on from. Raises CutDelayedError until it was read,
+        CorruptRecordError for a damaged header, or StorageError.
         """
         place = end, self._epochs.epoch_at(end - 1)
         if self._replay is None or self._replay.place != place:
-            state, offset = _known(self._files, end, self._epochs)
+            state, offset = recent or _known(self._files, end, self._epochs)
             if self._files.size_between(offset, end) <= _INLINE_BYTES:
                 _replay(self._files, state, offset, end, self._home.clock_ms())
                 return bounded(state, self._home)
