@@ -9,6 +9,10 @@ seconds later. In the end
 * every value was processed by a member at least once; what came again is counted;
 * the processes use no more memory in the last third of the time than in the one before.
 
+Of each acknowledgement that took longer than a second it says when that was, of which partitions,
+who led them, and what was done to nodes before. A leader's death alone explains some tenths of a
+second (`make bench-failover`); work beside it, or that of a node that starts, adds to that.
+
 Exit status 1 when one of these does not hold. Memory is judged from five minutes on: before that
 it is still growing into its caches.
 """
@@ -31,6 +35,7 @@ from typing import Any, Final
 
 from children import Answer, Child, rss_mb
 from fleet import wait_for
+from soak_gaps import LONG_SECONDS, NodeEvent, Wait, gap_rows, gaps
 
 from penstock.cli.cluster_layout import find_base_port, prepare_layout
 from penstock.cli.groups import partition_lags
@@ -97,7 +102,7 @@ class Soak:
     children: ExitStack
     writers: dict[str, Child] = field(default_factory=dict)
     members: dict[str, Child] = field(default_factory=dict)
-    kills: int = 0
+    events: list[NodeEvent] = field(default_factory=list)
     departures: Counter[str] = field(default_factory=Counter)
     memory: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     begun: float = field(default_factory=time.monotonic)
@@ -164,6 +169,20 @@ class Soak:
         for child in self.members.values():
             child.ask("alive")
 
+    def kill_node(self, node_id: int) -> None:
+        """SIGKILL a node, and note what it was."""
+        (topic,) = self.admin.describe_topics([TOPIC])
+        leaders = {entry.partition: entry.leader for entry in topic.partitions}
+        was_controller = self.admin.describe_cluster().controller_id == node_id
+        at = time.monotonic()
+        self.cluster.kill_node(node_id)
+        self.events.append(NodeEvent(at, node_id, "killed", was_controller, leaders))
+
+    def start_node(self, node_id: int) -> None:
+        """Start a node that was killed."""
+        self.cluster.start_node(node_id)
+        self.events.append(NodeEvent(time.monotonic(), node_id, "started"))
+
     def is_whole(self) -> bool:
         """Whether every replica is in sync."""
         (topic,) = self.admin.describe_topics([TOPIC])
@@ -186,13 +205,12 @@ def run(soak: Soak) -> None:
     while soak.elapsed < options.seconds or down:
         now = soak.elapsed
         if now >= start_at:
-            soak.cluster.start_node(down)
+            soak.start_node(down)
             down, start_at = 0, float("inf")
         if kill_at <= now < options.seconds and not down:
             wait_for(soak.is_whole, bool, "every replica to be in sync before the next kill")
             down = next(nodes)
-            soak.cluster.kill_node(down)
-            soak.kills += 1
+            soak.kill_node(down)
             kill_at = soak.elapsed + options.kill_every
             start_at = soak.elapsed + _DOWN_SECONDS
         if now >= member_at:
@@ -238,7 +256,15 @@ def finish(soak: Soak) -> dict[str, Any]:
         "longest_acknowledgement_seconds": round(
             max(outcome["longest_seconds"] for outcome in outcomes.values()), 3
         ),
-        "node_kills": soak.kills,
+        "gaps": [
+            asdict(entry)
+            for entry in gaps(
+                (Wait(*wait) for outcome in outcomes.values() for wait in outcome["waits"]),
+                soak.events,
+                soak.begun,
+            )
+        ],
+        "node_kills": sum(event.what == "killed" for event in soak.events),
         "departures": dict(soak.departures),
         "lost": lost,
         "doubled_in_log": doubled,
@@ -308,6 +334,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rate", type=int, default=300, help="values a second of each writer")
     parser.add_argument("--kill-every", type=float, default=30, help="seconds between node kills")
     parser.add_argument("--member-every", type=float, default=8, help="seconds between departures")
+    parser.add_argument("--keep", action="store_true", help="keep all data and logs")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     options = parser.parse_args(arguments)
     work = Path(tempfile.mkdtemp(prefix="penstock-soak-"))
@@ -323,7 +350,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             run(soak)
             figures = finish(soak)
     faults = judge(figures, options.seconds)
-    if not faults:
+    if not (faults or options.keep):
         shutil.rmtree(work, ignore_errors=True)
     show(figures, faults, work, as_json=options.json)
     return 1 if faults else 0
@@ -346,6 +373,13 @@ def show(figures: dict[str, Any], faults: Sequence[str], work: Path, *, as_json:
         [(entry["process"], entry["middle_mb"], entry["last_mb"]) for entry in figures["memory"]],
         right=("Middle third MB", "Last third MB"),
     )
+    if figures["gaps"]:
+        print_table(
+            ("At s", "Seconds", "Partitions", "Leaders before", "After"),
+            gap_rows(figures["gaps"]),
+            title=f"acknowledgements that took more than {LONG_SECONDS:.0f} s",
+            right=("At s", "Seconds"),
+        )
     for fault in [*faults, *figures["failures"]]:
         print(fault)
     if faults:

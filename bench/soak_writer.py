@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from typing import Final
 
 from children import Answer, serve, settings
+from soak_gaps import Waits
 
 from penstock.client import Producer, RecordMetadata
 
@@ -29,6 +30,7 @@ class Writer:
         self._failed = 0
         self._failures: list[str] = []  # The first of them.
         self._longest = 0.0
+        self._waits = Waits()
         self._stopping = asyncio.Event()
         self._writing = asyncio.create_task(self._write())
 
@@ -52,9 +54,11 @@ class Writer:
             self._sent = number + 1
 
     def _settle(self, sent_at: float, future: Future[RecordMetadata]) -> None:
-        self._longest = max(self._longest, time.monotonic() - sent_at)
+        now = time.monotonic()
+        self._longest = max(self._longest, now - sent_at)
         error = future.exception()
         if error is None:
+            self._waits.add(future.result().partition, sent_at, now)
             self._acknowledged += 1
             return
         self._failed += 1
@@ -78,6 +82,7 @@ class Writer:
             "failed": self._failed,
             "failures": self._failures,
             "longest_seconds": self._longest,
+            "waits": self._waits.all(),
         }
 
 
