@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.broker.storage import page_cache
 from penstock.broker.storage.damage import Examination, mend
 from penstock.broker.storage.disk import Disk
 from penstock.broker.storage.log import PartitionLog
@@ -18,8 +19,9 @@ from penstock.wire.records import parse_header
 from tests.unit.storage.storage_kit import EVERYTHING, batch, open_in, small_config
 
 
+@pytest.mark.parametrize("counted", [True, False])
 def test_a_read_is_cold_wherever_of_it_a_page_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, counted: bool
 ) -> None:
     page = 4096
     missing: set[int] = set()
@@ -33,10 +35,15 @@ def test_a_read_is_cold_wherever_of_it_a_page_is_missing(
             raise BlockingIOError
         return wanted if gap is None else gap * page - position
 
+    def count(_fd: int, position: int, size: int) -> int | None:
+        pages = range(position // page, (position + size - 1) // page + 1)
+        return len(set(pages) - missing) if counted else None
+
     log = open_in(tmp_path, config=small_config(segment_bytes=1 << 20))
     while log.size_bytes < 200_000:
         log.append_as_leader(batch("x" * 1000), 0, now_ms=1)
     monkeypatch.setattr(os, "preadv", preadv)
+    monkeypatch.setattr(page_cache, "count_cached_pages", count)
     assert log.cold_read(0, 1 << 20) is None
     for at in (0, 7, 20, log.size_bytes // page):
         missing = {at}

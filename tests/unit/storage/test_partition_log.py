@@ -92,6 +92,40 @@ def test_a_first_batch_larger_than_the_bound_comes_all_the_same(tmp_path: Path) 
     assert log.read(0, 10, below=EVERYTHING, min_one=False) == b""
 
 
+@pytest.mark.parametrize("size_bytes", [50, 900, 40_000, 200_000])
+@pytest.mark.parametrize("interval_bytes", [0, 4096, 1_000_000_000])
+def test_no_large_batch_is_read_to_be_cut_off(
+    tmp_path: Path, size_bytes: int, interval_bytes: int
+) -> None:
+    class CountingDisk(Disk):
+        read_bytes = 0
+
+        def read_at(self, fd: int, size: int, position: int) -> bytes:
+            data = super().read_at(fd, size, position)
+            self.read_bytes += len(data)
+            return data
+
+    disk = CountingDisk()
+    config = small_config(
+        index_interval_bytes=interval_bytes, segment_bytes=1 << 30, max_message_bytes=1 << 20
+    )
+    log = open_in(tmp_path, config=config, disk=disk)
+    batches = [batch("x" * (size_bytes + 7 * number)) for number in range(12)]
+    for each in batches:
+        log.append_as_leader(each, 0, now_ms=1)
+    data = read_all(log)
+    for first in (0, 1, 7, 11):
+        whole = [len(b"".join(batches[first : end + 1])) for end in range(first, 12)]
+        behind = data[len(b"".join(batches[:first])) :]
+        for max_bytes in range(1, whole[-1] + 100, max(1, size_bytes // 3)):
+            most = max([size for size in whole if size <= max_bytes], default=whole[0])
+            assert log.cold_read(first, 1) is None, "it knows now where the first one begins"
+            disk.read_bytes = 0
+            assert log.read(first, max_bytes, below=EVERYTHING) == behind[:most]
+            if interval_bytes <= 4096 and max_bytes >= whole[0]:
+                assert disk.read_bytes <= most + 16 * 1024 + 4096
+
+
 def test_offsets_outside_of_the_log_are_refused(tmp_path: Path) -> None:
     log = open_in(tmp_path)
     log.append_as_leader(batch("a", "b", "c"), 0, now_ms=1)

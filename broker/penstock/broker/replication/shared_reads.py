@@ -8,8 +8,9 @@ from typing import Final, NamedTuple
 from penstock.broker.core.ports import AppendInfo
 from penstock.broker.replication.partition import Partition
 
-MAX_BYTES: Final = 2 * 1024 * 1024
-"""All that is kept, on one broker: of a push of 1 MB for one follower what another needs next."""
+MAX_BYTES: Final = 8 * 1024 * 1024
+"""All that is kept, on one broker: what followers in sync still lack while producers write in
+batches of half a megabyte, to some partitions at a time."""
 
 
 class _Kept(NamedTuple):
@@ -20,7 +21,7 @@ class _Kept(NamedTuple):
 
 
 class SharedReads:
-    """The last reads and small appends: followers in sync ask for the same bytes one after the
+    """The last reads and appends: followers in sync ask for the same bytes one after the
     other, and what was verified once need not be read and verified again. Used on one event loop.
     """
 

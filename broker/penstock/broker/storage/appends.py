@@ -34,7 +34,7 @@ from penstock.wire.records import (
 from penstock.wire.rewriting import read_spans
 from penstock.wire.topic_config import MAX_MESSAGE_BYTES
 
-_AT_HAND_BYTES: Final = 64 * 1024
+_AT_HAND_BYTES: Final = 1024 * 1024
 
 
 class Checked(NamedTuple):

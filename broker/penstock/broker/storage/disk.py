@@ -18,12 +18,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from penstock.broker.storage import page_cache
+
 Buffer = bytes | bytearray | memoryview
 
 _IOV_MAX: Final = 1024
-# What is read to see whether it is in memory, over and over into the same place, which is cheaper
-# than to have a place for all of it. Nobody looks at it.
-_SCRATCH: Final = bytearray(64 * 1024)
 # Out of space, over quota, or larger than the process or file system lets a file be: all are
 # "nothing was written, and the log is as good as before".
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -77,21 +76,7 @@ class Disk:
 
     def is_cached(self, fd: int, position: int, size: int) -> bool:
         """Whether a read there finds all its pages in memory. True where the system can't tell."""
-        end = position + size
-        while position < end:
-            scratches = -(-(end - position) // len(_SCRATCH))
-            try:
-                found = os.preadv(
-                    fd, [_SCRATCH] * min(scratches, _IOV_MAX), position, os.RWF_NOWAIT
-                )
-            except BlockingIOError:
-                return False
-            except OSError:
-                return True
-            if found == 0:
-                return True  # The file's end.
-            position += found
-        return True
+        return page_cache.is_cached(fd, position, size)
 
     def free_bytes(self, path: Path) -> int:
         """What an ordinary user may still write to the file system."""

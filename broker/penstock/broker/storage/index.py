@@ -94,6 +94,11 @@ class MemoryIndex:
         at = bisect_right(self._offsets, relative_offset) - 1
         return OffsetEntry(self._offsets[at], self._positions[at]) if at >= 0 else START
 
+    def floor_position(self, position: int) -> int:
+        """Where the last batch indexed that begins at or before the position does; else 0."""
+        at = bisect_right(self._positions, position) - 1
+        return self._positions[at] if at >= 0 else 0
+
     def next_offset(self, relative_offset: int) -> OffsetEntry | None:
         """The first entry behind the offset; None when there is none."""
         at = bisect_right(self._offsets, relative_offset)

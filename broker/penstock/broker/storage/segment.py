@@ -34,6 +34,7 @@ from penstock.wire.records import HEADER_BYTES, BatchHeader, parse_header, verif
 
 _MENDED_INTERVAL_BYTES: Final = 4096
 _WALK_BYTES: Final = 8 * 1024  # A walk over headers reads so much at once.
+_LARGE_BYTES: Final = 16 * 1024  # Of a batch; several times the usual index.interval.bytes.
 _AT_ONCE_BYTES: Final = 256 * 1024  # A search reads no more to make an index anew.
 _AGAIN_BYTES: Final = 1024 * 1024  # What is written again is read in pieces of about this size.
 _PREPARING: Final = threading.Lock()  # One at a time: it is the processor that they share.
@@ -388,7 +389,7 @@ class Segment(SegmentFile):
         further on ends the answer before it.
         """
         room = self.size_bytes - position
-        data = self.read_at(min(max(max_bytes, HEADER_BYTES), room), position)
+        data = self.read_at(self._worth_reading(position, max_bytes), position)
         try:
             header = next_header(data, 0, offset, room)
         except CorruptRecordError as error:
@@ -404,6 +405,20 @@ class Segment(SegmentFile):
         if run.size_bytes != len(data):
             data = data[: run.size_bytes]
         return Read(data, run.next_offset, position + run.size_bytes)
+
+    def _worth_reading(self, position: int, max_bytes: int) -> int:
+        """How many bytes to read for up to ``max_bytes`` of whole batches.
+
+        None of a large batch that would be cut off again, where an index in memory tells: it would
+        be read for nothing, and all before it copied once more.
+        """
+        size = min(max(max_bytes, HEADER_BYTES), self.size_bytes - position)
+        if self.index is None or position + size == self.size_bytes:
+            return size
+        end = self.index.floor_position(position + size)
+        # Of what is behind a batch that is indexed, the index knows nothing for a while.
+        large = position + size - end > _LARGE_BYTES
+        return end - position if large and end > position else size
 
     def _check_end(self, header: BatchHeader, position: int) -> None:
         """Raise SegmentDamagedError where a batch would go on behind one that the index knows."""

@@ -267,6 +267,13 @@ class Accumulator(Generic[D]):
             return float("-inf")
         return first.created_ms + self._linger_ms
 
+    def can_grow(self, partition: TopicPartition) -> bool:
+        """Whether records may still enter the partition's first batch, which must be there, and
+        nobody waits for the memory that it takes.
+        """
+        queue = self._queues[partition]
+        return len(queue) == 1 and not queue[0].closed and not self._starved
+
     def first_size(self, partition: TopicPartition) -> int:
         """The size in bytes, uncompressed, of the partition's first batch, which must be there."""
         return self._queues[partition][0].size_bytes

@@ -77,6 +77,7 @@ class _Request(Generic[D]):
     sent_ms: float
     entries: list[Entry[D] | None]
     probed_ms: float
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -444,10 +445,25 @@ class Sender(Generic[D]):
         if not self.sequencer.may_send_new(partition):
             return None
         ready_ms = self.accumulator.ready_at_ms(partition, hurry=self.hurry > 0)
-        if ready_ms <= now_ms:
-            return leader
-        self._wait_ms = min(self._wait_ms, ready_ms)
-        return None
+        if ready_ms > now_ms:
+            self._wait_ms = min(self._wait_ms, ready_ms)
+            return None
+        return None if self._better_grows(partition, leader.node_id) else leader
+
+    def _better_grows(self, partition: TopicPartition, node_id: int) -> bool:
+        """Whether the partition's next batch is better sent when the broker has answered.
+
+        That is so while a whole request's worth is under way to it: what came now would only wait
+        there, and the batch, which may still grow, would be smaller (as Nagle's algorithm has it,
+        RFC 896). An answer, or its timeout, is an event, so there is no time to wait for.
+        """
+        if self.hurry or not self.accumulator.can_grow(partition):
+            return False
+        under_way = self._requests.get(node_id)
+        if not under_way:
+            return False
+        size_bytes = sum(request.size_bytes for request in under_way.values())
+        return size_bytes >= self.settings.max_request_bytes
 
     def _send(
         self,
@@ -459,9 +475,10 @@ class Sender(Generic[D]):
         size_bytes = 0
         for partition, leader in partitions:
             again = self.sequencer.next_resend(partition)
-            size_bytes += again.size_bytes if again else self.accumulator.first_size(partition)
-            if entries and size_bytes > self.settings.max_request_bytes:
+            more_bytes = again.size_bytes if again else self.accumulator.first_size(partition)
+            if entries and size_bytes + more_bytes > self.settings.max_request_bytes:
                 break
+            size_bytes += more_bytes
             if again is not None:
                 batch = again
                 self.sequencer.restart(batch)
@@ -479,7 +496,7 @@ class Sender(Generic[D]):
         if not entries:
             return
         self._correlation_id += 1
-        request: _Request[D] = _Request(now_ms, list(entries), now_ms)
+        request: _Request[D] = _Request(now_ms, list(entries), now_ms, size_bytes)
         self._requests.setdefault(node_id, {})[self._correlation_id] = request
         self._effects.append(SendRequest(node_id, self._correlation_id, tuple(entries)))
 
