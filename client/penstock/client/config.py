@@ -317,7 +317,7 @@ class ConsumerConfig(CommonConfig):
     """...and never (far) more than this."""
     fetch_max_wait_ms: int = _bounded(500, 0)
     """...or when this time is over."""
-    max_partition_fetch_bytes: int = _bounded(1_048_576, 1)
+    max_partition_fetch_bytes: int = _bounded(2_097_152, 1)
     """At most this much from one partition in an answer (but always one batch)."""
     prefetch_max_bytes: int = _bounded(67_108_864, 0, 2**63 - 1)
     """What is buffered and what is being fetched stay within this together, but for one

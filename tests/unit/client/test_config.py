@@ -41,7 +41,7 @@ def test_the_defaults_are_those_of_kafka_4() -> None:
     assert (reader.auto_offset_reset, reader.enable_auto_commit) == ("latest", True)
     assert (reader.auto_commit_interval_ms, reader.max_poll_records) == (5_000, 500)
     assert (reader.fetch_min_bytes, reader.fetch_max_bytes) == (1, 52_428_800)
-    assert (reader.fetch_max_wait_ms, reader.max_partition_fetch_bytes) == (500, 1_048_576)
+    assert (reader.fetch_max_wait_ms, reader.max_partition_fetch_bytes) == (500, 2_097_152)
     assert (reader.session_timeout_ms, reader.max_poll_interval_ms) == (45_000, 300_000)
 
 
