@@ -16,7 +16,13 @@ from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.segment import Segment
 from penstock.wire.errors import CorruptRecordError
 from penstock.wire.records import parse_header
-from tests.unit.storage.storage_kit import EVERYTHING, batch, open_in, small_config
+from tests.unit.storage.storage_kit import (
+    EVERYTHING,
+    batch,
+    open_descriptors,
+    open_in,
+    small_config,
+)
 
 
 @pytest.mark.parametrize("counted", [True, False])
@@ -136,3 +142,28 @@ def test_an_index_made_of_a_damaged_segment_is_not_used_once_that_is_mended(tmp_
     segment.mend_index()
     assert (segment.is_doubtful, segment.largest_timestamp()) == (False, largest)
     assert not Examination(log, segment).run().index_is_damaged
+
+
+def test_a_cold_read_is_told_and_can_be_warmed_in_another_thread(tmp_path: Path) -> None:
+    class ColdDisk(Disk):
+        cold = False
+
+        def is_cached(self, fd: int, position: int, size: int) -> bool:
+            return super().is_cached(fd, position, size) and not self.cold
+
+    disk = ColdDisk()
+    log = open_in(tmp_path, disk=disk)
+    for _ in range(30):
+        log.append_as_leader(batch("x" * 100), 0, now_ms=1)
+    log.flush()
+    assert log.cold_read(0, 500) is None, "it was just written"
+    assert log.cold_read(log.log_end_offset, 500) is None
+    disk.cold = True
+    warm = log.cold_read(4, 500)
+    assert warm is not None
+    before = open_descriptors()
+    log.close(save=False)
+    thread = threading.Thread(target=warm)  # The segment's file stays open for it.
+    thread.start()
+    thread.join()
+    assert open_descriptors() < before

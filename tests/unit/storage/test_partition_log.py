@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -34,6 +33,7 @@ from tests.unit.storage.storage_kit import (
     Clock,
     FullDisk,
     batch,
+    open_descriptors,
     open_in,
     read_all,
     records_of,
@@ -44,10 +44,6 @@ from tests.unit.storage.storage_kit import (
 
 def files_of(root: Path, suffix: str) -> list[str]:
     return sorted(path.name for path in (root / str(PARTITION)).glob(f"*.{suffix}"))
-
-
-def open_descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 # --- appending and reading -----------------------------------------------------------------------
@@ -522,31 +518,6 @@ def test_a_damaged_or_missing_index_is_made_anew(tmp_path: Path) -> None:
                 assert log.read(offset, 1, below=EVERYTHING) in data
                 assert parse_header(log.read(offset, 1, below=EVERYTHING)).base_offset == offset
             path.write_bytes(good)
-
-
-def test_a_cold_read_is_told_and_can_be_warmed_in_another_thread(tmp_path: Path) -> None:
-    class ColdDisk(Disk):
-        cold = False
-
-        def is_cached(self, fd: int, position: int, size: int) -> bool:
-            return super().is_cached(fd, position, size) and not self.cold
-
-    disk = ColdDisk()
-    log = open_in(tmp_path, disk=disk)
-    for _ in range(30):
-        log.append_as_leader(batch("x" * 100), 0, now_ms=1)
-    log.flush()
-    assert log.cold_read(0, 500) is None, "it was just written"
-    assert log.cold_read(log.log_end_offset, 500) is None
-    disk.cold = True
-    warm = log.cold_read(4, 500)
-    assert warm is not None
-    before = open_descriptors()
-    log.close(save=False)
-    thread = threading.Thread(target=warm)  # The segment's file stays open for it.
-    thread.start()
-    thread.join()
-    assert open_descriptors() < before
 
 
 # --- durability ----------------------------------------------------------------------------------
