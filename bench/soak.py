@@ -10,8 +10,8 @@ seconds later. In the end
 * the processes use no more memory in the last third of the time than in the one before.
 
 Of each acknowledgement that took longer than a second it says when that was, of which partitions,
-who led them, and what was done to nodes before. A leader's death alone explains some tenths of a
-second (`make bench-failover`); work beside it, or that of a node that starts, adds to that.
+who led them, what was done to nodes before, and how busy the machine was. The death of a leader
+takes some tenths of a second, more where it was the active controller (`make bench-failover`).
 
 Exit status 1 when one of these does not hold. Memory is judged from five minutes on: before that
 it is still growing into its caches.
@@ -20,6 +20,7 @@ it is still growing into its caches.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import statistics
 import sys
@@ -103,6 +104,7 @@ class Soak:
     writers: dict[str, Child] = field(default_factory=dict)
     members: dict[str, Child] = field(default_factory=dict)
     events: list[NodeEvent] = field(default_factory=list)
+    loads: list[tuple[float, float]] = field(default_factory=list)
     departures: Counter[str] = field(default_factory=Counter)
     memory: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     begun: float = field(default_factory=time.monotonic)
@@ -153,7 +155,10 @@ class Soak:
         self.add_member(f"member-{number}", asynchronous=number % 3 != 0)
 
     def measure(self) -> None:
-        """Note what each process that lives on uses; nodes that were just started do not count."""
+        """Note how busy the machine is, and what each process that lives on uses; nodes that were
+        just started do not count.
+        """
+        self.loads.append((time.monotonic(), os.getloadavg()[0]))
         named = {f"writer {name}": child.pid for name, child in self.writers.items()}
         named |= {
             f"member {name}": child.pid
@@ -261,6 +266,7 @@ def finish(soak: Soak) -> dict[str, Any]:
             for entry in gaps(
                 (Wait(*wait) for outcome in outcomes.values() for wait in outcome["waits"]),
                 soak.events,
+                soak.loads,
                 soak.begun,
             )
         ],
@@ -375,10 +381,10 @@ def show(figures: dict[str, Any], faults: Sequence[str], work: Path, *, as_json:
     )
     if figures["gaps"]:
         print_table(
-            ("At s", "Seconds", "Partitions", "Leaders before", "After"),
+            ("At s", "Seconds", "Load", "Partitions", "Leaders before", "After"),
             gap_rows(figures["gaps"]),
             title=f"acknowledgements that took more than {LONG_SECONDS:.0f} s",
-            right=("At s", "Seconds"),
+            right=("At s", "Seconds", "Load"),
         )
     for fault in [*faults, *figures["failures"]]:
         print(fault)

@@ -68,6 +68,8 @@ class Gap:
     """Long waits that overlap: from when, in seconds since the beginning, and the longest of them.
 
     ``leaders`` led the partitions before the last kill. ``after``: the last things that were done.
+    ``load``: the machine's load average (of a minute) then, -1 when it was not looked at any more.
+    What waits while more than its cores have to do waits for them.
     """
 
     at: float
@@ -75,10 +77,19 @@ class Gap:
     partitions: list[int]
     leaders: list[int]
     after: list[str]
+    load: float
 
 
-def gaps(waits: Iterable[Wait], events: Sequence[NodeEvent], begun: float) -> list[Gap]:
-    """All writers' waits, those that overlap as one, in their order."""
+def gaps(
+    waits: Iterable[Wait],
+    events: Sequence[NodeEvent],
+    loads: Sequence[tuple[float, float]],
+    begun: float,
+) -> list[Gap]:
+    """All writers' waits, those that overlap as one, in their order.
+
+    ``loads``: load averages and when they were taken, in their order.
+    """
     found: list[list[Wait]] = []
     ended = float("-inf")
     for wait in sorted(waits, key=lambda wait: wait.began):
@@ -86,10 +97,15 @@ def gaps(waits: Iterable[Wait], events: Sequence[NodeEvent], begun: float) -> li
             found.append([])
         found[-1].append(wait)
         ended = max(ended, wait.ended)
-    return [_explain(together, events, begun) for together in found]
+    return [_explain(together, events, loads, begun) for together in found]
 
 
-def _explain(together: Sequence[Wait], events: Sequence[NodeEvent], begun: float) -> Gap:
+def _explain(
+    together: Sequence[Wait],
+    events: Sequence[NodeEvent],
+    loads: Sequence[tuple[float, float]],
+    begun: float,
+) -> Gap:
     ended = max(wait.ended for wait in together)
     before = [event for event in events if event.at < ended]
     led: dict[int, int] = next((it.leaders for it in reversed(before) if it.leaders), {})
@@ -100,15 +116,17 @@ def _explain(together: Sequence[Wait], events: Sequence[NodeEvent], begun: float
         partitions=partitions,
         leaders=sorted({led[number] for number in partitions if number in led}),
         after=[event.tell(begun) for event in before[-2:]],
+        load=round(next((load for at, load in loads if at >= ended), -1.0), 1),
     )
 
 
-def gap_rows(found: Iterable[dict[str, Any]]) -> list[tuple[str, str, str, str, str]]:
+def gap_rows(found: Iterable[dict[str, Any]]) -> list[tuple[str, ...]]:
     """The gaps as rows of a table."""
     return [
         (
             f"{gap['at']:.1f}",
             f"{gap['seconds']:.2f}",
+            f"{gap['load']:.1f}",
             ",".join(map(str, gap["partitions"])),
             ",".join(map(str, gap["leaders"])),
             ", ".join(gap["after"]),
