@@ -24,6 +24,7 @@ from penstock.client.model import (
     OffsetAndTimestamp,
     RebalanceListener,
 )
+from penstock.client.one_poller import OnePoller
 from penstock.wire.errors import ClientClosedError, PenstockError
 from penstock.wire.ids import TopicPartition
 
@@ -58,6 +59,7 @@ class AsyncConsumer:
         self._handout = self._engine.handout
         self._listener: RebalanceListener | None = None
         self._closed = False
+        self._polling = OnePoller(asyncio.current_task)
         self._yield_at_ms = float("-inf")
         if topics is not None:
             self._engine.subscribe(arguments.subscription(topics))
@@ -101,9 +103,10 @@ class AsyncConsumer:
                 # Whoever iterates may never wait for anything: heartbeats must run all the same.
                 self._yield_at_ms = now + _YIELD_MS
                 await asyncio.sleep(0)
-            if not handout.begin_run(now, self.config.max_poll_records):
-                self._check_open()
-                await self._fetch(Deadline.never(), None)
+            with self._polling:
+                if not handout.begin_run(now, self.config.max_poll_records):
+                    self._check_open()
+                    await self._fetch(Deadline.never(), None)
 
     def subscribe(
         self,
@@ -168,15 +171,16 @@ class AsyncConsumer:
         self._check_open()
         timeout_ms = arguments.timeout_ms(timeout_ms)
         max_records = arguments.max_records(max_records)
-        self._handout.settle()
         limit = max_records or (MOST_ROWS if columns else self.config.max_poll_records)
         deadline = Deadline.after_ms(timeout_ms)
-        await asyncio.sleep(0)  # Heartbeats must run even where records never end.
-        # Taken here, not returned by the engine: what an interrupt keeps from us stays there.
-        while not (taken := take(limit, now_ms())):
-            if not await self._fetch(deadline, max_records, columns=columns):
-                break
-        return taken
+        with self._polling:
+            self._handout.settle()
+            await asyncio.sleep(0)  # Heartbeats must run even where records never end.
+            # Taken here, not returned by the engine: what an interrupt keeps from us stays there.
+            while not (taken := take(limit, now_ms())):
+                if not await self._fetch(deadline, max_records, columns=columns):
+                    break
+            return taken
 
     async def seek(self, partition: TopicPartition, offset: int) -> None:
         """Read the partition from ``offset`` on. Raises InvalidRequestError if not assigned."""

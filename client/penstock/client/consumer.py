@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import re
+import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sized
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack
@@ -23,6 +24,7 @@ from penstock.client.model import (
     OffsetAndTimestamp,
     RebalanceListener,
 )
+from penstock.client.one_poller import OnePoller
 from penstock.wire.errors import ClientClosedError, PenstockError
 from penstock.wire.ids import TopicPartition
 
@@ -64,6 +66,7 @@ class Consumer:
         self._handout = self._engine.handout
         self._listener: RebalanceListener | None = None
         self._closed = False
+        self._polling = OnePoller(threading.get_ident)
         self._thread.register(self)
         if topics is not None:
             self._engine.subscribe(arguments.subscription(topics))
@@ -96,9 +99,10 @@ class Consumer:
             if not handout.interrupted:
                 for record in handout.current:
                     return record
-            if not handout.begin_run(now_ms()):
-                self._check_open()
-                self._fetch(Deadline.never(), None)
+            with self._polling:
+                if not handout.begin_run(now_ms()):
+                    self._check_open()
+                    self._fetch(Deadline.never(), None)
 
     # --- what to read -----------------------------------------------------------------------
 
@@ -161,8 +165,8 @@ class Consumer:
         (both only with ``auto_offset_reset="none"``), CorruptRecordError
         (naming partition and offset, after ``default_api_timeout_ms`` of asking the leader again;
         it goes on being asked, or ``seek`` past it), SerializationError,
-        UnknownTopicOrPartitionError, FencedInstanceIdError, BootstrapError. The first call
-        connects and may take longer.
+        UnknownTopicOrPartitionError, FencedInstanceIdError, BootstrapError, and
+        ConcurrentUseError while another thread reads. The first call connects and may take longer.
         What is likely to mend (a partition without a leader, a coordinator that moves) is waited
         for, and logged every 10 s; after 10 s, ConsumerStalledError says what will not mend (its
         ``reason`` is a StallReason).
@@ -207,14 +211,15 @@ class Consumer:
         self._check_open()
         timeout_ms = arguments.timeout_ms(timeout_ms)
         max_records = arguments.max_records(max_records)
-        self._handout.settle()
         limit = max_records or (MOST_ROWS if columns else self.config.max_poll_records)
         deadline = Deadline.after_ms(timeout_ms)
-        # Taken here, not returned by the engine: what an interrupt keeps from us stays there.
-        while not (taken := take(limit, now_ms())):
-            if not self._fetch(deadline, max_records, columns=columns):
-                break
-        return taken
+        with self._polling:
+            self._handout.settle()
+            # Taken here, not returned by the engine: what an interrupt keeps from us stays there.
+            while not (taken := take(limit, now_ms())):
+                if not self._fetch(deadline, max_records, columns=columns):
+                    break
+            return taken
 
     # --- positions --------------------------------------------------------------------------
 

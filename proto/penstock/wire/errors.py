@@ -104,6 +104,7 @@ class ErrorCode(enum.IntEnum):
     ADDRESS_IN_USE = 2012
     FORKED_PROCESS = 2013
     UNKNOWN_ERROR_CODE = 2014
+    CONCURRENT_USE = 2015
 
 
 @dataclass(frozen=True, slots=True)
@@ -538,6 +539,10 @@ class AddressInUseError(PenstockError, code=ErrorCode.ADDRESS_IN_USE):
 
 class ForkedProcessError(PenstockError, code=ErrorCode.FORKED_PROCESS):
     """Clients do not work in a forked child of a process that used one."""
+
+
+class ConcurrentUseError(PenstockError, code=ErrorCode.CONCURRENT_USE):
+    """Two threads or tasks used at once what only one may use at a time."""
 
 
 class UnknownErrorCodeError(PenstockError, code=ErrorCode.UNKNOWN_ERROR_CODE):

@@ -16,8 +16,6 @@ class StallReason(enum.Enum):
     """This client may not read, or write, there."""
     UNDER_MIN_ISR = "under min ISR"
     """Fewer replicas are in sync than must acknowledge a record."""
-    DISK_FULL = "disk full"
-    """The leader's disk has no room."""
     NO_PRODUCER_ID = "no producer id"
     """No broker has given an idempotent producer its id yet."""
     COORDINATOR_UNAVAILABLE = "coordinator unavailable"
