@@ -21,8 +21,9 @@ def main() -> None:
             file=sys.stderr,
         )
         raise SystemExit(1) from None
-    from penstock.wire.transport import quiet_grpc  # noqa: PLC0415 - see quiet_grpc.
+    from penstock.wire.transport import quiet_grpc, tune_malloc  # noqa: PLC0415 - see quiet_grpc.
 
+    tune_malloc()
     quiet_grpc()
     from penstock.cli.app import app  # noqa: PLC0415 - it imports typer.
     from penstock.cli.standard_streams import guard_streams  # noqa: PLC0415 - goes with it.

@@ -56,6 +56,7 @@ from penstock.client.model import (
 from penstock.client.producer import Producer
 from penstock.wire.ids import TopicPartition
 from penstock.wire.stalls import StallReason
+from penstock.wire.transport import tune_malloc
 
 __all__ = [  # noqa: PLE0604 - the names of errors are strings
     "AdminClient",
@@ -90,5 +91,6 @@ __all__ = [  # noqa: PLE0604 - the names of errors are strings
     "StallReason",
     "TopicDescription",
     "TopicPartition",
+    "tune_malloc",
     *_error_names,
 ]

@@ -60,7 +60,9 @@ _M_MMAP_THRESHOLD: Final = -3
 def tune_malloc() -> None:
     """Keep megabyte buffers on the heap instead of mapping and unmapping each one.
 
-    Call first thing in a process. Does nothing where the C library is not glibc.
+    Call first thing in a process. It is for the process as a whole, so a library must not do it
+    unasked: the heap may keep up to 256 MiB that it does not use. Does nothing where the C library
+    is not glibc.
     """
     if not sys.platform.startswith("linux"):
         return

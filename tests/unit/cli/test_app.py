@@ -531,3 +531,18 @@ def test_the_lines_of_a_help_text_break_where_the_terminal_ends() -> None:
     for line, following in pairwise(lines[at : at + 3]):
         assert len(line.rstrip()) + len(following.split()[0]) >= 78
     assert words[-1] == "failure."
+
+
+def test_the_command_sets_up_its_allocator_before_anything_else() -> None:
+    code = (
+        "import sys\n"
+        "from penstock.wire import transport\n"
+        "transport.tune_malloc = lambda: print('grpc' in sys.modules, 'tuned')\n"
+        "sys.argv = ['penstock', '--version']\n"
+        "from penstock.cli.__main__ import main\n"
+        "main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.stdout.startswith("False tuned\npenstock "), done
