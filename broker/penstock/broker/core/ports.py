@@ -135,12 +135,13 @@ class Log(Protocol):
         """
         ...
 
-    def read(self, offset: int, max_bytes: int, *, below: int, min_one: bool = True) -> bytes:
+    def read(self, offset: int, max_bytes: int, *, below: int, min_one: bool = True) -> Buffer:
         """Whole batches from the one that holds ``offset``, all of them below offset ``below``.
 
         At most ``max_bytes``, but the first batch whatever its size when ``min_one``. Empty when
-        there is nothing. Raises OffsetOutOfRangeError outside log_start_offset..log_end_offset
-        and CorruptRecordError for a batch that fails its checksum.
+        there is nothing. What comes may be a part of a larger buffer. Raises OffsetOutOfRangeError
+        outside log_start_offset..log_end_offset and CorruptRecordError for a batch that fails its
+        checksum.
         """
         ...
 

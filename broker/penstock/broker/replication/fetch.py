@@ -11,7 +11,7 @@ from penstock.broker.core.ports import EpochEnd
 from penstock.broker.replication.cold_reads import Job, warm
 from penstock.broker.replication.partition import Partition
 from penstock.v1 import log_pb2
-from penstock.wire.batch import checksum
+from penstock.wire.batch import Buffer, checksum
 from penstock.wire.errors import OffsetOutOfRangeError, PenstockError
 from penstock.wire.laden import Laden
 from penstock.wire.records import HEADER_BYTES, parse_header
@@ -28,7 +28,7 @@ Locate = Callable[[log_pb2.FetchPartition], Partition]
 """The partition asked for, when it is led here under the epoch asked for; else it raises."""
 
 
-def next_offset_after(records: bytes) -> int:
+def next_offset_after(records: Buffer) -> int:
     """The offset after the last of whole batches, which a log has checked. There is at least one.
 
     Raises CorruptRecordError when they are no batches.
@@ -63,7 +63,7 @@ class PartitionRead:
         self.error: PenstockError | None = None
         self.diverging: EpochEnd | None = None
         self.size_bytes = 0
-        self._chunks: list[bytes] = []
+        self._chunks: list[Buffer] = []
         self._next_offset = request.fetch_offset
         self._leader_epoch = -1
         try:
@@ -150,7 +150,7 @@ class PartitionRead:
         else:
             self._leader_epoch = partition.replica.leader_epoch
 
-    def result(self) -> tuple[log_pb2.FetchPartitionResult, bytes]:
+    def result(self) -> tuple[log_pb2.FetchPartitionResult, Buffer]:
         """The answer for this partition, and its records beside it."""
         result = log_pb2.FetchPartitionResult(
             partition=self.request.partition,

@@ -20,6 +20,7 @@ from penstock.broker.replication.ports import Push, ServedStream, StreamBrokenEr
 from penstock.broker.replication.shared_reads import SharedReads
 from penstock.broker.replication.unanswered import Unanswered
 from penstock.v1 import replication_pb2
+from penstock.wire.batch import Buffer
 from penstock.wire.errors import (
     OffsetOutOfRangeError,
     PenstockError,
@@ -477,7 +478,7 @@ class FollowerStream:
 
     def _read_records(
         self, partition: Partition, offset: int, max_bytes: int, *, min_one: bool
-    ) -> tuple[bytes, int]:
+    ) -> tuple[Buffer, int]:
         log = partition.log
         records = log.read(offset, max_bytes, below=log.log_end_offset, min_one=min_one)
         if not records:
@@ -517,7 +518,7 @@ class FollowerStream:
         message: Push,
         partition: Partition,
         cursor: _Cursor,
-        records: bytes = b"",
+        records: Buffer = b"",
     ) -> None:
         cursor.high_watermark = partition.replica.high_watermark
         cursor.log_start_offset = partition.log.log_start_offset

@@ -346,7 +346,7 @@ class ReplicaManager:
         """
         target = self._locate(topic, b"", partition)
         below = target.log.log_end_offset if to_end else target.replica.high_watermark
-        return target.log.read(offset, max_bytes, below=below, min_one=True)
+        return bytes(target.log.read(offset, max_bytes, below=below, min_one=True))
 
     async def wait_high_watermark(self, topic: str, partition: int, offset: int) -> None:
         """Return once the high watermark is at ``offset`` or above.
@@ -439,7 +439,7 @@ class ReplicaManager:
         if job is not None:
             await warm(job)
             log = self._led_in(key, leader_epoch)  # It may be another one's by now.
-        return log.read(offset, max_bytes, below=log.log_end_offset, min_one=True)
+        return bytes(log.read(offset, max_bytes, below=log.log_end_offset, min_one=True))
 
     def _led_in(self, key: TopicIdPartition, leader_epoch: int) -> Log:
         found = self._hosting.get(key)

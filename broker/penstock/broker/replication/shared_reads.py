@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from penstock.broker.core.ports import AppendInfo
 from penstock.broker.replication.partition import Partition
+from penstock.wire.batch import Buffer
 
 MAX_BYTES: Final = 8 * 1024 * 1024
 """All that is kept, on one broker: what followers in sync still lack while producers write in
@@ -14,7 +15,7 @@ batches of half a megabyte, to some partitions at a time."""
 
 
 class _Kept(NamedTuple):
-    records: bytes
+    records: Buffer
     next_offset: int
     end_offset: int
     leader_epoch: int
@@ -36,7 +37,7 @@ class SharedReads:
         """The size of what is kept."""
         return self._size_bytes
 
-    def find(self, partition: Partition, offset: int, max_bytes: int) -> tuple[bytes, int] | None:
+    def find(self, partition: Partition, offset: int, max_bytes: int) -> tuple[Buffer, int] | None:
         """What was read at ``offset``, and the offset after it, if a read would give the same now.
 
         Nothing when the log has grown or was deleted there since, or is led in another epoch: in
@@ -58,7 +59,9 @@ class SharedReads:
         if info.records and partition.feeds:
             self._keep(partition, info.base_offset, info.records, info.last_offset + 1)
 
-    def was_read(self, partition: Partition, offset: int, records: bytes, next_offset: int) -> None:
+    def was_read(
+        self, partition: Partition, offset: int, records: Buffer, next_offset: int
+    ) -> None:
         """``records``, up to ``next_offset``, were read just now for one of the followers."""
         if len(records) <= self._max_bytes and len(partition.feeds) > 1:
             self._keep(partition, offset, records, next_offset)
@@ -68,7 +71,7 @@ class SharedReads:
         for offset in self._offsets.pop(partition, ()):
             self._size_bytes -= len(self._kept.pop((partition, offset)).records)
 
-    def _keep(self, partition: Partition, offset: int, records: bytes, next_offset: int) -> None:
+    def _keep(self, partition: Partition, offset: int, records: Buffer, next_offset: int) -> None:
         former = self._kept.pop((partition, offset), None)
         if former is not None:
             self._size_bytes -= len(former.records)

@@ -154,7 +154,7 @@ def _describe(data: bytes, at: int, expected_offset: int) -> str:
     return "the batch header is damaged"
 
 
-def from_offset(data: bytes, offset: int) -> bytes:
+def from_offset(data: Buffer, offset: int) -> Buffer:
     """Batches of which the first may begin before ``offset``; not if it is there to fill a gap.
 
     It covers several batches that compaction took away, and a follower that has those, uncleaned,
@@ -163,5 +163,5 @@ def from_offset(data: bytes, offset: int) -> bytes:
     if len(data) >= HEADER_BYTES:
         header = parse_header(data)
         if is_filler(header):
-            return trimmed_filler(header, offset) + data[header.size_bytes :]
+            return b"".join([trimmed_filler(header, offset), data[header.size_bytes :]])
     return data

@@ -315,7 +315,7 @@ class PartitionLog:
 
     # --- reading ---------------------------------------------------------------------------------
 
-    def read(self, offset: int, max_bytes: int, *, below: int, min_one: bool = True) -> bytes:
+    def read(self, offset: int, max_bytes: int, *, below: int, min_one: bool = True) -> Buffer:
         """Whole, verified batches from the one that holds ``offset``; see Log."""
         self._check()
         self._check_range(offset)
@@ -325,7 +325,7 @@ class PartitionLog:
         with telling(self, offset):
             return self._read(offset, max_bytes, below=below, min_one=min_one)
 
-    def _read(self, offset: int, max_bytes: int, *, below: int, min_one: bool) -> bytes:
+    def _read(self, offset: int, max_bytes: int, *, below: int, min_one: bool) -> Buffer:
         found = self._files.locate(offset)
         if found is None:
             last = self._files.segment_of(offset)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from penstock.broker.storage.disk import Buffer
 from penstock.wire.errors import CorruptRecordError, ErrorCode
 from penstock.wire.records import BatchHeader
 
@@ -18,7 +19,7 @@ class Placed(NamedTuple):
 class Read(NamedTuple):
     """Whole batches, and what comes after them: its offset and its position."""
 
-    data: bytes
+    data: Buffer
     next_offset: int
     next_position: int
 

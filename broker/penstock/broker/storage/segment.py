@@ -403,7 +403,9 @@ class Segment(SegmentFile):
         if run.damage is not None and run.size_bytes == 0:
             raise self.damaged(position, run.damage.what)
         if run.size_bytes != len(data):
-            data = data[: run.size_bytes]
+            # Of much a look at it, instead of a copy.
+            found = memoryview(data) if run.size_bytes > _LARGE_BYTES else data
+            return Read(found[: run.size_bytes], run.next_offset, position + run.size_bytes)
         return Read(data, run.next_offset, position + run.size_bytes)
 
     def _worth_reading(self, position: int, max_bytes: int) -> int:
