@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.core.producer_state import ProducerState
+from penstock.broker.core.producer_state import Append, ProducerState
 from penstock.broker.storage import producers
 from penstock.broker.storage.checkpoints import newest_snapshot, snapshots
 from penstock.broker.storage.disk import Disk
@@ -17,6 +17,7 @@ from penstock.broker.storage.producers import CutDelayedError
 from penstock.broker.storage.recovery import SavedState
 from penstock.broker.storage.settings import LogSettings
 from penstock.wire.errors import CorruptRecordError, DiskFullError, StorageError
+from penstock.wire.records import parse_header
 from tests.unit.storage.storage_kit import (
     EVERYTHING,
     BrokenDisk,
@@ -286,3 +287,23 @@ def test_a_cut_of_what_a_start_found_at_the_end_reads_next_to_nothing(tmp_path: 
     assert jobs == []
     assert disk.read_bytes < size / 8
     assert log.producers == replayed(log)
+
+
+def test_a_cut_does_not_take_back_from_what_was_read_what_was_known_before(tmp_path: Path) -> None:
+    """A state read from the log knows again who was forgotten, and that nobody was."""
+    clock = Clock()
+    settings = LogSettings(producer_expiration_ms=3_600_000)
+    log = open_in(tmp_path, settings=settings, clock=clock)
+    log.append_as_leader(batch("a", producer=(9, 0, 0)), 1, now_ms=1)
+    log.roll()
+    log.flush()
+    clock.now_ms += 3_600_000
+    log.append_as_leader(batch("b", producer=(7, 0, 0)), 1, now_ms=1)
+    assert log.producers.entry(9) is None
+    second = batch("c", producer=(9, 0, 1))
+    log.append_as_leader(second, 1, now_ms=1)
+    log.append_as_leader(batch("d", producer=(7, 0, 1)), 1, now_ms=1)
+    log.producers.doubt(parse_header(batch("d", producer=(7, 0, 1), base_offset=3)), 0)
+    log.truncate_to(3)
+    log.truncate_to(2)
+    assert log.producers.check(parse_header(second)) == Append()

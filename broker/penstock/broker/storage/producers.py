@@ -292,7 +292,10 @@ class LogProducers:
         """
         if not self.state.touches(end):
             return self.state
-        return self._rewinding.state_at(end, self._undo.state_at(end, self.state))
+        recent = self._undo.state_at(end, self.state)
+        if recent is None:
+            self._undo.clear()  # It is of a state that may have forgotten what is read there.
+        return self._rewinding.state_at(end, recent)
 
     def cut(self, end: int, state: ProducerState) -> tuple[int, ...]:
         """The log ends where ``before_cut`` gave that; offsets of damage that it came upon."""
