@@ -99,6 +99,25 @@ def test_a_batch_that_goes_on_behind_one_that_the_index_knows_is_damage(
     assert disk.largest_bytes <= MIB
 
 
+def test_a_length_beyond_what_the_index_has_read_of_it_is_damage(tmp_path: Path) -> None:
+    """Also where it is within what was asked for: a reader would be told of nothing."""
+    log = log_of(tmp_path, Disk(), *("a" * 600_000, "b" * 600_000, "c" * 600_000))
+    flip(log.files.active.path, LENGTH_AT + 1, 2)  # 256 KiB more.
+    with pytest.raises(SegmentDamagedError, match="the index knows"):
+        log.read(0, MIB, below=EVERYTHING)
+
+
+def test_a_little_of_what_was_read_does_not_keep_all_of_it_in_memory(tmp_path: Path) -> None:
+    """What is kept for followers is counted by what of it is whole batches."""
+    log = log_of(tmp_path, Disk(), "a" * 20_000, "b" * 600_000, "c" * 600_000)
+    log.roll()
+    log.flush()
+    for max_bytes in (100_000, 700_000):
+        found = log.read(0, max_bytes, below=EVERYTHING)
+        kept = len(found.obj) if isinstance(found, memoryview) else len(found)
+        assert kept <= 2 * len(found)
+
+
 def test_an_index_that_names_no_batch_makes_none_damaged(tmp_path: Path) -> None:
     disk = ReadingDisk()
     log = log_of(tmp_path, disk, "a" * 500, "b" * MIB, "c" * 500, "d" * 500)

@@ -394,17 +394,18 @@ class Segment(SegmentFile):
             header = next_header(data, 0, offset, room)
         except CorruptRecordError as error:
             raise self.damaged(position, error.message) from None
-        if header.size_bytes > max_bytes:
-            if not min_one:
-                return Read(b"", offset, position)
+        if header.size_bytes > max_bytes and not min_one:
+            return Read(b"", offset, position)
+        if header.size_bytes > len(data):
             self._check_end(header, position)
             data = self.read_at(header.size_bytes, position)
         run = verify_run(data, offset, below=below, epochs=epochs)
         if run.damage is not None and run.size_bytes == 0:
             raise self.damaged(position, run.damage.what)
         if run.size_bytes != len(data):
-            # Of much a look at it, instead of a copy.
-            found = memoryview(data) if run.size_bytes > _LARGE_BYTES else data
+            # Of much a look at it, instead of a copy; but no little of it is to keep all of it.
+            is_most = run.size_bytes > max(_LARGE_BYTES, len(data) // 2)
+            found = memoryview(data) if is_most else data
             return Read(found[: run.size_bytes], run.next_offset, position + run.size_bytes)
         return Read(data, run.next_offset, position + run.size_bytes)
 
