@@ -25,7 +25,7 @@ from tests.unit.client.receipts import Names, accumulator_of_names, append
 
 REQUEST_BYTES = 1_000
 LARGEST_BYTES = 600
-PARTITIONS = 4  # The even ones are led by node 1, the others by node 2.
+PARTITIONS = 10  # The even ones are led by node 1, the others by node 2.
 
 
 class Producer:
@@ -152,3 +152,21 @@ def test_it_waits_for_nothing_that_does_not_come(ended: str) -> None:
         producer.feed(RoomFreed())
     sent = {entry.batch.partition for request in producer.sent[1] for entry in request.entries}
     assert TopicPartition("t", 2) in sent
+
+
+def test_a_partition_with_little_traffic_waits_for_one_answer_however_much_others_send() -> None:
+    """What those have more of can't grow any more, so requests of it never cease."""
+    producer = Producer()
+    for _ in range(10):
+        for partition in (0, 4, 6, 8):
+            producer.send(partition, LARGEST_BYTES - 100)
+    assert sum(producer.under_way(1)) > 2 * REQUEST_BYTES
+    for _ in range(15):
+        producer.now_ms += 1
+        producer.send(2, 50)
+        producer.now_ms += 1
+        producer.answer(1)
+        last = [entry.batch.partition.partition for entry in producer.sent[1][-1].entries]
+        assert 2 in last
+        assert set(last) != {2}, "it goes with what goes anyway"
+        assert len(producer.sent[1]) == 5

@@ -274,6 +274,10 @@ class Accumulator(Generic[D]):
         queue = self._queues[partition]
         return len(queue) == 1 and not queue[0].closed and not self._starved
 
+    def first_created_ms(self, partition: TopicPartition) -> float:
+        """When the partition's first batch was begun, which must be there."""
+        return self._queues[partition][0].created_ms
+
     def first_size(self, partition: TopicPartition) -> int:
         """The size in bytes, uncompressed, of the partition's first batch, which must be there."""
         return self._queues[partition][0].size_bytes

@@ -70,6 +70,10 @@ _LEADERSHIP: Final = (
 )
 
 
+_Turn = tuple[TopicPartition, PartitionLeader]
+"""A partition whose next batch is ready, and who leads it."""
+
+
 @dataclass(slots=True)
 class _Request(Generic[D]):
     """An unanswered request. An entry is None once its batch was given up on this broker."""
@@ -103,6 +107,7 @@ class Sender(Generic[D]):
     leader_backoff: Backoff
     hurry: int = 0  # Flushes under way: nothing lingers.
     _requests: dict[int, dict[int, _Request[D]]] = field(default_factory=dict)
+    _answered_ms: dict[int, float] = field(default_factory=dict)  # When each broker did last.
     _correlation_id: int = 0
     _acquiring: bool = False
     _turn: int = 0
@@ -165,6 +170,7 @@ class Sender(Generic[D]):
         request = self._requests.get(event.node_id, {}).pop(event.correlation_id, None)
         if request is None:
             return  # Given up before; its batches went elsewhere.
+        self._answered_ms[event.node_id] = now_ms
         answers = list(event.answers)
         if len(answers) != len(request.entries):
             wrong = NetworkError(
@@ -404,7 +410,7 @@ class Sender(Generic[D]):
         self._wait_ms = float("inf")
         self._need_news = False
         while True:
-            by_node: dict[int, list[tuple[TopicPartition, PartitionLeader]]] = defaultdict(list)
+            by_node: dict[int, list[_Turn]] = defaultdict(list)
             for partition in self._partitions_with_work():
                 leader = self._sendable(partition, now_ms)
                 if leader is None:
@@ -413,10 +419,11 @@ class Sender(Generic[D]):
                     self._need_news = True
                 elif len(self._requests.get(leader.node_id, ())) < self.settings.max_in_flight:
                     by_node[leader.node_id].append((partition, leader))
-            if not by_node:
+            going = {node_id: self._going(node_id, ready) for node_id, ready in by_node.items()}
+            if not any(going.values()):
                 break
-            for node_id, partitions in by_node.items():
-                self._send(node_id, partitions, now_ms)
+            for node_id, turns in going.items():
+                self._send(node_id, turns, now_ms)
         if self._need_news:
             self._effects.append(RefreshMetadata(avoid=-1))
 
@@ -448,36 +455,45 @@ class Sender(Generic[D]):
         if ready_ms > now_ms:
             self._wait_ms = min(self._wait_ms, ready_ms)
             return None
-        return None if self._better_grows(partition, leader.node_id) else leader
+        return leader
 
-    def _better_grows(self, partition: TopicPartition, node_id: int) -> bool:
-        """Whether the partition's next batch is better sent when the broker has answered.
+    def _going(self, node_id: int, ready: list[_Turn]) -> list[_Turn]:
+        """Of what is ready for the broker, in its turn, what goes now; the first ones first.
 
-        That is so while a whole request's worth is under way to it: what came now would only wait
-        there, and the batch, which may still grow, would be smaller (as Nagle's algorithm has it,
-        RFC 896). An answer, or its timeout, is an event, so there is no time to wait for.
+        While a whole request's worth is under way to it, a batch that may still grow is no reason
+        for a request: it would only wait there, and be smaller (as Nagle's algorithm has it, RFC
+        896). An answer, or its timeout, is an event, so there is no time to wait for.
+
+        But one that has waited for an answer goes with a request that is made anyway, and before
+        all of that but one batch: it would wait for as long as others send more than the broker
+        takes, since what they have more of can grow no more, and fills every request.
         """
-        if self.hurry or not self.accumulator.can_grow(partition):
-            return False
-        under_way = self._requests.get(node_id)
-        if not under_way:
-            return False
-        size_bytes = sum(request.size_bytes for request in under_way.values())
-        return size_bytes >= self.settings.max_request_bytes
+        under_way = self._requests.get(node_id, {}).values()
+        size_bytes = sum(request.size_bytes for request in under_way)
+        if self.hurry or size_bytes < self.settings.max_request_bytes:
+            return ready
+        growing = {turn for turn in ready if self._can_grow(turn[0])}
+        full = [turn for turn in ready if turn not in growing]
+        if not full:
+            return []
+        answered_ms = self._answered_ms.get(node_id, float("-inf"))
+        begun_ms = self.accumulator.first_created_ms
+        late = [turn for turn in ready if turn in growing and begun_ms(turn[0]) <= answered_ms]
+        first = next(turn for turn in ready if turn not in growing or turn in late)
+        return list(dict.fromkeys([first, full[0], *late, *full]))
 
-    def _send(
-        self,
-        node_id: int,
-        partitions: Iterable[tuple[TopicPartition, PartitionLeader]],
-        now_ms: float,
-    ) -> None:
+    def _can_grow(self, partition: TopicPartition) -> bool:
+        again = self.sequencer.next_resend(partition)
+        return again is None and self.accumulator.can_grow(partition)
+
+    def _send(self, node_id: int, turns: Iterable[_Turn], now_ms: float) -> None:
         entries: list[Entry[D]] = []
         size_bytes = 0
-        for partition, leader in partitions:
+        for partition, leader in turns:
             again = self.sequencer.next_resend(partition)
             more_bytes = again.size_bytes if again else self.accumulator.first_size(partition)
             if entries and size_bytes + more_bytes > self.settings.max_request_bytes:
-                break
+                continue  # A smaller one may fit; who is first in a later turn goes in any case.
             size_bytes += more_bytes
             if again is not None:
                 batch = again
