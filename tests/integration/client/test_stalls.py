@@ -16,6 +16,7 @@ import pytest
 
 from penstock.client import (
     AdminClient,
+    CorruptRecordError,
     LeaderNotAvailableError,
     NetworkError,
     PenstockError,
@@ -129,6 +130,28 @@ async def test_a_topic_is_deleted_while_it_is_read(form: Form, admin: AdminClien
         admin.delete_topic(topic)
         trouble = await trouble_of(consumer, StallReason.TOPIC_ABSENT)
         assert isinstance(trouble, UnknownTopicOrPartitionError)
+
+
+async def test_the_only_replica_of_a_record_is_damaged(
+    form: Form, admin: AdminClient, cluster: Cluster
+) -> None:
+    topic = await make_topic(form, admin, "damaged", 2)
+    [segment] = cluster.nodes[2].partition_directory(topic, 0).glob("*.log")
+    position = segment.read_bytes().index(b"first")
+    with segment.open("r+b") as file:
+        file.seek(position)
+        file.write(b"F")
+        file.flush()
+        async with form.consumer(topics=topic, **SETTINGS) as consumer:
+            trouble = await trouble_of(consumer, StallReason.DAMAGED)
+            assert isinstance(trouble, CorruptRecordError)
+            assert f"{topic}-0" in trouble.message
+            file.seek(position)
+            file.write(b"f")
+            file.flush()
+            [record] = await settle(consumer.poll(PATIENCE_S * 1_000))
+            assert record.value == b"first"
+            assert await settle(consumer.trouble()) is None
 
 
 async def test_the_coordinator_stands_still_while_a_member_joins(
