@@ -170,3 +170,19 @@ def test_a_partition_with_little_traffic_waits_for_one_answer_however_much_other
         assert 2 in last
         assert set(last) != {2}, "it goes with what goes anyway"
         assert len(producer.sent[1]) == 5
+
+
+@pytest.mark.parametrize("turn", range(3))
+def test_what_is_small_enough_goes_behind_what_is_too_large_for_the_request(turn: int) -> None:
+    producer = Producer()
+    for _ in range(5):
+        producer.send(0, 10)  # No more requests may be under way to the broker.
+    for partition, size_bytes in ((2, 500), (4, 500), (6, 50)):
+        producer.send(partition, size_bytes)
+    for _ in range(turn):
+        producer.feed(Woken())  # Another partition comes first.
+    producer.answer(1)
+    assert len(producer.sent[1]) == 5
+    sent = {entry.batch.partition.partition for entry in producer.sent[1][-1].entries}
+    assert 6 in sent
+    assert len(sent) == 2
