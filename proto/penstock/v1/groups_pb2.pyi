@@ -335,6 +335,60 @@ class OffsetCommitResult(google.protobuf.message.Message):
 global___OffsetCommitResult = OffsetCommitResult
 
 @typing.final
+class CommitTransactionOffsetsRequest(google.protobuf.message.Message):
+    """CommitTransactionOffsetsRequest stores positions in a transaction."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    COMMIT_FIELD_NUMBER: builtins.int
+    TRANSACTIONAL_ID_FIELD_NUMBER: builtins.int
+    PRODUCER_ID_FIELD_NUMBER: builtins.int
+    PRODUCER_EPOCH_FIELD_NUMBER: builtins.int
+    transactional_id: builtins.str
+    """The transactional id."""
+    producer_id: builtins.int
+    """The producer id of the transaction."""
+    producer_epoch: builtins.int
+    """The epoch of the transaction."""
+    @property
+    def commit(self) -> global___CommitOffsetsRequest:
+        """The commit, with the member's id and epoch as for any other."""
+
+    def __init__(
+        self,
+        *,
+        commit: global___CommitOffsetsRequest | None = ...,
+        transactional_id: builtins.str = ...,
+        producer_id: builtins.int = ...,
+        producer_epoch: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["commit", b"commit"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["commit", b"commit", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "transactional_id", b"transactional_id"]) -> None: ...
+
+global___CommitTransactionOffsetsRequest = CommitTransactionOffsetsRequest
+
+@typing.final
+class CommitTransactionOffsetsResponse(google.protobuf.message.Message):
+    """CommitTransactionOffsetsResponse answers such a commit."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    COMMIT_FIELD_NUMBER: builtins.int
+    @property
+    def commit(self) -> global___CommitOffsetsResponse:
+        """As for any commit: what is in it is durable, and waits for the transaction's end."""
+
+    def __init__(
+        self,
+        *,
+        commit: global___CommitOffsetsResponse | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["commit", b"commit"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["commit", b"commit"]) -> None: ...
+
+global___CommitTransactionOffsetsResponse = CommitTransactionOffsetsResponse
+
+@typing.final
 class FetchOffsetsRequest(google.protobuf.message.Message):
     """FetchOffsetsRequest reads positions."""
 
@@ -344,12 +398,17 @@ class FetchOffsetsRequest(google.protobuf.message.Message):
     PARTITIONS_FIELD_NUMBER: builtins.int
     MEMBER_ID_FIELD_NUMBER: builtins.int
     MEMBER_EPOCH_FIELD_NUMBER: builtins.int
+    REQUIRE_STABLE_FIELD_NUMBER: builtins.int
     group_id: builtins.str
     """The group."""
     member_id: builtins.str
     """The member that asks, or empty. With one, a stale epoch is refused."""
     member_epoch: builtins.int
     """The member's epoch, or -1."""
+    require_stable: builtins.bool
+    """Refuse with UNSTABLE_OFFSET_COMMIT where an open transaction has a position for one of the
+    partitions: where it will go on is not known yet.
+    """
     @property
     def partitions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[penstock.v1.common_pb2.TopicPartition]:
         """The partitions wanted; none means all that the group has."""
@@ -361,8 +420,9 @@ class FetchOffsetsRequest(google.protobuf.message.Message):
         partitions: collections.abc.Iterable[penstock.v1.common_pb2.TopicPartition] | None = ...,
         member_id: builtins.str = ...,
         member_epoch: builtins.int = ...,
+        require_stable: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["group_id", b"group_id", "member_epoch", b"member_epoch", "member_id", b"member_id", "partitions", b"partitions"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group_id", b"group_id", "member_epoch", b"member_epoch", "member_id", b"member_id", "partitions", b"partitions", "require_stable", b"require_stable"]) -> None: ...
 
 global___FetchOffsetsRequest = FetchOffsetsRequest
 

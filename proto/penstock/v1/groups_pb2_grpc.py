@@ -46,6 +46,11 @@ class GroupsStub(object):
                 request_serializer=penstock_dot_v1_dot_groups__pb2.CommitOffsetsRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_groups__pb2.CommitOffsetsResponse.FromString,
                 _registered_method=True)
+        self.CommitTransactionOffsets = channel.unary_unary(
+                '/penstock.v1.Groups/CommitTransactionOffsets',
+                request_serializer=penstock_dot_v1_dot_groups__pb2.CommitTransactionOffsetsRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_groups__pb2.CommitTransactionOffsetsResponse.FromString,
+                _registered_method=True)
         self.FetchOffsets = channel.unary_unary(
                 '/penstock.v1.Groups/FetchOffsets',
                 request_serializer=penstock_dot_v1_dot_groups__pb2.FetchOffsetsRequest.SerializeToString,
@@ -88,6 +93,14 @@ class GroupsServicer(object):
 
     def CommitOffsets(self, request, context):
         """CommitOffsets stores consumed positions.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CommitTransactionOffsets(self, request, context):
+        """CommitTransactionOffsets stores consumed positions in a transaction: they become the group's
+        when it commits.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -140,6 +153,11 @@ def add_GroupsServicer_to_server(servicer, server):
                     servicer.CommitOffsets,
                     request_deserializer=penstock_dot_v1_dot_groups__pb2.CommitOffsetsRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_groups__pb2.CommitOffsetsResponse.SerializeToString,
+            ),
+            'CommitTransactionOffsets': grpc.unary_unary_rpc_method_handler(
+                    servicer.CommitTransactionOffsets,
+                    request_deserializer=penstock_dot_v1_dot_groups__pb2.CommitTransactionOffsetsRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_groups__pb2.CommitTransactionOffsetsResponse.SerializeToString,
             ),
             'FetchOffsets': grpc.unary_unary_rpc_method_handler(
                     servicer.FetchOffsets,
@@ -223,6 +241,33 @@ class Groups(object):
             '/penstock.v1.Groups/CommitOffsets',
             penstock_dot_v1_dot_groups__pb2.CommitOffsetsRequest.SerializeToString,
             penstock_dot_v1_dot_groups__pb2.CommitOffsetsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CommitTransactionOffsets(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Groups/CommitTransactionOffsets',
+            penstock_dot_v1_dot_groups__pb2.CommitTransactionOffsetsRequest.SerializeToString,
+            penstock_dot_v1_dot_groups__pb2.CommitTransactionOffsetsResponse.FromString,
             options,
             channel_credentials,
             insecure,

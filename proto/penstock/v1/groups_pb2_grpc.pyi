@@ -37,6 +37,14 @@ class GroupsStub:
     ]
     """CommitOffsets stores consumed positions."""
 
+    CommitTransactionOffsets: grpc.UnaryUnaryMultiCallable[
+        penstock.v1.groups_pb2.CommitTransactionOffsetsRequest,
+        penstock.v1.groups_pb2.CommitTransactionOffsetsResponse,
+    ]
+    """CommitTransactionOffsets stores consumed positions in a transaction: they become the group's
+    when it commits.
+    """
+
     FetchOffsets: grpc.UnaryUnaryMultiCallable[
         penstock.v1.groups_pb2.FetchOffsetsRequest,
         penstock.v1.groups_pb2.FetchOffsetsResponse,
@@ -85,6 +93,14 @@ class GroupsAsyncStub:
         penstock.v1.groups_pb2.CommitOffsetsResponse,
     ]
     """CommitOffsets stores consumed positions."""
+
+    CommitTransactionOffsets: grpc.aio.UnaryUnaryMultiCallable[
+        penstock.v1.groups_pb2.CommitTransactionOffsetsRequest,
+        penstock.v1.groups_pb2.CommitTransactionOffsetsResponse,
+    ]
+    """CommitTransactionOffsets stores consumed positions in a transaction: they become the group's
+    when it commits.
+    """
 
     FetchOffsets: grpc.aio.UnaryUnaryMultiCallable[
         penstock.v1.groups_pb2.FetchOffsetsRequest,
@@ -138,6 +154,16 @@ class GroupsServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[penstock.v1.groups_pb2.CommitOffsetsResponse, collections.abc.Awaitable[penstock.v1.groups_pb2.CommitOffsetsResponse]]:
         """CommitOffsets stores consumed positions."""
+
+    @abc.abstractmethod
+    def CommitTransactionOffsets(
+        self,
+        request: penstock.v1.groups_pb2.CommitTransactionOffsetsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[penstock.v1.groups_pb2.CommitTransactionOffsetsResponse, collections.abc.Awaitable[penstock.v1.groups_pb2.CommitTransactionOffsetsResponse]]:
+        """CommitTransactionOffsets stores consumed positions in a transaction: they become the group's
+        when it commits.
+        """
 
     @abc.abstractmethod
     def FetchOffsets(

@@ -25,17 +25,63 @@ _sym_db = _symbol_database.Default()
 from penstock.v1 import common_pb2 as penstock_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1epenstock/v1/transactions.proto\x12\x0bpenstock.v1\x1a\x18penstock/v1/common.proto\"~\n\x15InitProducerIdRequest\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12\x1e\n\x16transaction_timeout_ms\x18\x02 \x01(\x05\x12\x13\n\x0bproducer_id\x18\x03 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x04 \x01(\x05\"h\n\x16InitProducerIdResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x13\n\x0bproducer_id\x18\x02 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x03 \x01(\x05\x32i\n\x0cTransactions\x12Y\n\x0eInitProducerId\x12\".penstock.v1.InitProducerIdRequest\x1a#.penstock.v1.InitProducerIdResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1epenstock/v1/transactions.proto\x12\x0bpenstock.v1\x1a\x18penstock/v1/common.proto\"\x93\x01\n\x15InitProducerIdRequest\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12\x1e\n\x16transaction_timeout_ms\x18\x02 \x01(\x05\x12\x13\n\x0bproducer_id\x18\x03 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x04 \x01(\x05\x12\x13\n\x0binstance_id\x18\x05 \x01(\x0c\"h\n\x16InitProducerIdResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x13\n\x0bproducer_id\x18\x02 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x03 \x01(\x05\"n\n\x15\x45ndTransactionRequest\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12\x13\n\x0bproducer_id\x18\x02 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x03 \x01(\x05\x12\x0e\n\x06\x63ommit\x18\x04 \x01(\x08\"h\n\x16\x45ndTransactionResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x13\n\x0bproducer_id\x18\x02 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x03 \x01(\x05\"\x8e\x01\n\x13\x42\x65ginAttemptRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x14\n\x0c\x65poch_number\x18\x02 \x01(\x03\x12\x0c\n\x04task\x18\x03 \x01(\x05\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\x03\x12\x1e\n\x16transaction_timeout_ms\x18\x05 \x01(\x05\x12\x13\n\x0binstance_id\x18\x06 \x01(\x0c\"z\n\x14\x42\x65ginAttemptResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x12\n\nattempt_id\x18\x02 \x01(\t\x12\x13\n\x0bproducer_id\x18\x03 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x04 \x01(\x05\"J\n\x12\x43ommitGroupRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x14\n\x0c\x65poch_number\x18\x02 \x01(\x03\x12\x0f\n\x07winners\x18\x03 \x03(\t\"K\n\x13\x43ommitGroupResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x11\n\tis_replay\x18\x02 \x01(\x08\"%\n\x14LastCommittedRequest\x12\r\n\x05group\x18\x01 \x01(\t\"a\n\x15LastCommittedResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x14\n\x0c\x65poch_number\x18\x02 \x01(\x03\x12\x0f\n\x07winners\x18\x03 \x03(\t\"a\n\x17ListTransactionsRequest\x12-\n\x06states\x18\x01 \x03(\x0e\x32\x1d.penstock.v1.TransactionState\x12\x17\n\x0fmin_duration_ms\x18\x02 \x01(\x03\"Q\n\x18ListTransactionsResponse\x12\x35\n\x0ctransactions\x18\x01 \x03(\x0b\x32\x1f.penstock.v1.TransactionListing\"q\n\x12TransactionListing\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12\x13\n\x0bproducer_id\x18\x02 \x01(\x03\x12,\n\x05state\x18\x03 \x01(\x0e\x32\x1d.penstock.v1.TransactionState\"8\n\x1b\x44\x65scribeTransactionsRequest\x12\x19\n\x11transactional_ids\x18\x01 \x03(\t\"Y\n\x1c\x44\x65scribeTransactionsResponse\x12\x39\n\x0ctransactions\x18\x01 \x03(\x0b\x32#.penstock.v1.TransactionDescription\"\x93\x02\n\x16TransactionDescription\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x18\n\x10transactional_id\x18\x02 \x01(\t\x12,\n\x05state\x18\x03 \x01(\x0e\x32\x1d.penstock.v1.TransactionState\x12\x13\n\x0bproducer_id\x18\x04 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x05 \x01(\x05\x12\x1e\n\x16transaction_timeout_ms\x18\x06 \x01(\x05\x12\x10\n\x08start_ms\x18\x07 \x01(\x03\x12/\n\npartitions\x18\x08 \x03(\x0b\x32\x1b.penstock.v1.TopicPartition\"3\n\x17\x41\x62ortTransactionRequest\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\"=\n\x18\x41\x62ortTransactionResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\"K\n\x18\x44\x65scribeProducersRequest\x12/\n\npartitions\x18\x01 \x03(\x0b\x32\x1b.penstock.v1.TopicPartition\"P\n\x19\x44\x65scribeProducersResponse\x12\x33\n\npartitions\x18\x01 \x03(\x0b\x32\x1f.penstock.v1.PartitionProducers\"\xb8\x01\n\x12PartitionProducers\x12.\n\tpartition\x18\x01 \x01(\x0b\x32\x1b.penstock.v1.TopicPartition\x12!\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x1a\n\x12last_stable_offset\x18\x03 \x01(\x03\x12\x33\n\tproducers\x18\x04 \x03(\x0b\x32 .penstock.v1.ProducerDescription\"\x96\x01\n\x13ProducerDescription\x12\x13\n\x0bproducer_id\x18\x01 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x02 \x01(\x05\x12\x15\n\rlast_sequence\x18\x03 \x01(\x05\x12\x19\n\x11last_timestamp_ms\x18\x04 \x01(\x03\x12 \n\x18transaction_start_offset\x18\x05 \x01(\x03\"p\n\x13\x41\x62ortHangingRequest\x12.\n\tpartition\x18\x01 \x01(\x0b\x32\x1b.penstock.v1.TopicPartition\x12\x13\n\x0bproducer_id\x18\x02 \x01(\x03\x12\x14\n\x0cstart_offset\x18\x03 \x01(\x03\"9\n\x14\x41\x62ortHangingResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error*\xbc\x01\n\x10TransactionState\x12!\n\x1dTRANSACTION_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17TRANSACTION_STATE_EMPTY\x10\x01\x12\x1d\n\x19TRANSACTION_STATE_ONGOING\x10\x02\x12$\n TRANSACTION_STATE_PREPARE_COMMIT\x10\x03\x12#\n\x1fTRANSACTION_STATE_PREPARE_ABORT\x10\x04\x32\xab\x07\n\x0cTransactions\x12Y\n\x0eInitProducerId\x12\".penstock.v1.InitProducerIdRequest\x1a#.penstock.v1.InitProducerIdResponse\x12Y\n\x0e\x45ndTransaction\x12\".penstock.v1.EndTransactionRequest\x1a#.penstock.v1.EndTransactionResponse\x12S\n\x0c\x42\x65ginAttempt\x12 .penstock.v1.BeginAttemptRequest\x1a!.penstock.v1.BeginAttemptResponse\x12P\n\x0b\x43ommitGroup\x12\x1f.penstock.v1.CommitGroupRequest\x1a .penstock.v1.CommitGroupResponse\x12V\n\rLastCommitted\x12!.penstock.v1.LastCommittedRequest\x1a\".penstock.v1.LastCommittedResponse\x12_\n\x10ListTransactions\x12$.penstock.v1.ListTransactionsRequest\x1a%.penstock.v1.ListTransactionsResponse\x12k\n\x14\x44\x65scribeTransactions\x12(.penstock.v1.DescribeTransactionsRequest\x1a).penstock.v1.DescribeTransactionsResponse\x12_\n\x10\x41\x62ortTransaction\x12$.penstock.v1.AbortTransactionRequest\x1a%.penstock.v1.AbortTransactionResponse\x12\x62\n\x11\x44\x65scribeProducers\x12%.penstock.v1.DescribeProducersRequest\x1a&.penstock.v1.DescribeProducersResponse\x12S\n\x0c\x41\x62ortHanging\x12 .penstock.v1.AbortHangingRequest\x1a!.penstock.v1.AbortHangingResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.v1.transactions_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_INITPRODUCERIDREQUEST']._serialized_start=73
-  _globals['_INITPRODUCERIDREQUEST']._serialized_end=199
-  _globals['_INITPRODUCERIDRESPONSE']._serialized_start=201
-  _globals['_INITPRODUCERIDRESPONSE']._serialized_end=305
-  _globals['_TRANSACTIONS']._serialized_start=307
-  _globals['_TRANSACTIONS']._serialized_end=412
+  _globals['_TRANSACTIONSTATE']._serialized_start=2620
+  _globals['_TRANSACTIONSTATE']._serialized_end=2808
+  _globals['_INITPRODUCERIDREQUEST']._serialized_start=74
+  _globals['_INITPRODUCERIDREQUEST']._serialized_end=221
+  _globals['_INITPRODUCERIDRESPONSE']._serialized_start=223
+  _globals['_INITPRODUCERIDRESPONSE']._serialized_end=327
+  _globals['_ENDTRANSACTIONREQUEST']._serialized_start=329
+  _globals['_ENDTRANSACTIONREQUEST']._serialized_end=439
+  _globals['_ENDTRANSACTIONRESPONSE']._serialized_start=441
+  _globals['_ENDTRANSACTIONRESPONSE']._serialized_end=545
+  _globals['_BEGINATTEMPTREQUEST']._serialized_start=548
+  _globals['_BEGINATTEMPTREQUEST']._serialized_end=690
+  _globals['_BEGINATTEMPTRESPONSE']._serialized_start=692
+  _globals['_BEGINATTEMPTRESPONSE']._serialized_end=814
+  _globals['_COMMITGROUPREQUEST']._serialized_start=816
+  _globals['_COMMITGROUPREQUEST']._serialized_end=890
+  _globals['_COMMITGROUPRESPONSE']._serialized_start=892
+  _globals['_COMMITGROUPRESPONSE']._serialized_end=967
+  _globals['_LASTCOMMITTEDREQUEST']._serialized_start=969
+  _globals['_LASTCOMMITTEDREQUEST']._serialized_end=1006
+  _globals['_LASTCOMMITTEDRESPONSE']._serialized_start=1008
+  _globals['_LASTCOMMITTEDRESPONSE']._serialized_end=1105
+  _globals['_LISTTRANSACTIONSREQUEST']._serialized_start=1107
+  _globals['_LISTTRANSACTIONSREQUEST']._serialized_end=1204
+  _globals['_LISTTRANSACTIONSRESPONSE']._serialized_start=1206
+  _globals['_LISTTRANSACTIONSRESPONSE']._serialized_end=1287
+  _globals['_TRANSACTIONLISTING']._serialized_start=1289
+  _globals['_TRANSACTIONLISTING']._serialized_end=1402
+  _globals['_DESCRIBETRANSACTIONSREQUEST']._serialized_start=1404
+  _globals['_DESCRIBETRANSACTIONSREQUEST']._serialized_end=1460
+  _globals['_DESCRIBETRANSACTIONSRESPONSE']._serialized_start=1462
+  _globals['_DESCRIBETRANSACTIONSRESPONSE']._serialized_end=1551
+  _globals['_TRANSACTIONDESCRIPTION']._serialized_start=1554
+  _globals['_TRANSACTIONDESCRIPTION']._serialized_end=1829
+  _globals['_ABORTTRANSACTIONREQUEST']._serialized_start=1831
+  _globals['_ABORTTRANSACTIONREQUEST']._serialized_end=1882
+  _globals['_ABORTTRANSACTIONRESPONSE']._serialized_start=1884
+  _globals['_ABORTTRANSACTIONRESPONSE']._serialized_end=1945
+  _globals['_DESCRIBEPRODUCERSREQUEST']._serialized_start=1947
+  _globals['_DESCRIBEPRODUCERSREQUEST']._serialized_end=2022
+  _globals['_DESCRIBEPRODUCERSRESPONSE']._serialized_start=2024
+  _globals['_DESCRIBEPRODUCERSRESPONSE']._serialized_end=2104
+  _globals['_PARTITIONPRODUCERS']._serialized_start=2107
+  _globals['_PARTITIONPRODUCERS']._serialized_end=2291
+  _globals['_PRODUCERDESCRIPTION']._serialized_start=2294
+  _globals['_PRODUCERDESCRIPTION']._serialized_end=2444
+  _globals['_ABORTHANGINGREQUEST']._serialized_start=2446
+  _globals['_ABORTHANGINGREQUEST']._serialized_end=2558
+  _globals['_ABORTHANGINGRESPONSE']._serialized_start=2560
+  _globals['_ABORTHANGINGRESPONSE']._serialized_end=2617
+  _globals['_TRANSACTIONS']._serialized_start=2811
+  _globals['_TRANSACTIONS']._serialized_end=3750
 # @@protoc_insertion_point(module_scope)

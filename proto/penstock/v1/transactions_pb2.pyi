@@ -4,12 +4,53 @@ isort:skip_file
 """
 
 import builtins
+import collections.abc
 import google.protobuf.descriptor
+import google.protobuf.internal.containers
+import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import penstock.v1.common_pb2
+import sys
 import typing
 
+if sys.version_info >= (3, 10):
+    import typing as typing_extensions
+else:
+    import typing_extensions
+
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+
+class _TransactionState:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _TransactionStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_TransactionState.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    TRANSACTION_STATE_UNSPECIFIED: _TransactionState.ValueType  # 0
+    """Not stated."""
+    TRANSACTION_STATE_EMPTY: _TransactionState.ValueType  # 1
+    """No transaction is open."""
+    TRANSACTION_STATE_ONGOING: _TransactionState.ValueType  # 2
+    """Partitions are in it."""
+    TRANSACTION_STATE_PREPARE_COMMIT: _TransactionState.ValueType  # 3
+    """It is decided, and commit marks are on their way."""
+    TRANSACTION_STATE_PREPARE_ABORT: _TransactionState.ValueType  # 4
+    """It is decided, and abort marks are on their way."""
+
+class TransactionState(_TransactionState, metaclass=_TransactionStateEnumTypeWrapper):
+    """TransactionState is what a transactional id is at."""
+
+TRANSACTION_STATE_UNSPECIFIED: TransactionState.ValueType  # 0
+"""Not stated."""
+TRANSACTION_STATE_EMPTY: TransactionState.ValueType  # 1
+"""No transaction is open."""
+TRANSACTION_STATE_ONGOING: TransactionState.ValueType  # 2
+"""Partitions are in it."""
+TRANSACTION_STATE_PREPARE_COMMIT: TransactionState.ValueType  # 3
+"""It is decided, and commit marks are on their way."""
+TRANSACTION_STATE_PREPARE_ABORT: TransactionState.ValueType  # 4
+"""It is decided, and abort marks are on their way."""
+global___TransactionState = TransactionState
 
 @typing.final
 class InitProducerIdRequest(google.protobuf.message.Message):
@@ -21,14 +62,20 @@ class InitProducerIdRequest(google.protobuf.message.Message):
     TRANSACTION_TIMEOUT_MS_FIELD_NUMBER: builtins.int
     PRODUCER_ID_FIELD_NUMBER: builtins.int
     PRODUCER_EPOCH_FIELD_NUMBER: builtins.int
+    INSTANCE_ID_FIELD_NUMBER: builtins.int
     transactional_id: builtins.str
     """The transactional id, or empty for an idempotent producer."""
     transaction_timeout_ms: builtins.int
     """The transaction timeout."""
     producer_id: builtins.int
-    """The identity that the producer has already and wants bumped, or -1."""
+    """Not used by brokers: an identity is raised by the end of each transaction."""
     producer_epoch: builtins.int
-    """The epoch of that identity, or -1."""
+    """As above."""
+    instance_id: builtins.bytes
+    """16 bytes that the producer made up when it was made. Asked again with the same ones, before the
+    first transaction, the coordinator gives the same identity: a request that was delayed or sent
+    twice fences nobody. Required with a transactional id.
+    """
     def __init__(
         self,
         *,
@@ -36,8 +83,9 @@ class InitProducerIdRequest(google.protobuf.message.Message):
         transaction_timeout_ms: builtins.int = ...,
         producer_id: builtins.int = ...,
         producer_epoch: builtins.int = ...,
+        instance_id: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "transaction_timeout_ms", b"transaction_timeout_ms", "transactional_id", b"transactional_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["instance_id", b"instance_id", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "transaction_timeout_ms", b"transaction_timeout_ms", "transactional_id", b"transactional_id"]) -> None: ...
 
 global___InitProducerIdRequest = InitProducerIdRequest
 
@@ -69,3 +117,606 @@ class InitProducerIdResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["error", b"error", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id"]) -> None: ...
 
 global___InitProducerIdResponse = InitProducerIdResponse
+
+@typing.final
+class EndTransactionRequest(google.protobuf.message.Message):
+    """EndTransactionRequest ends the transaction of (producer_id, producer_epoch), and no other."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TRANSACTIONAL_ID_FIELD_NUMBER: builtins.int
+    PRODUCER_ID_FIELD_NUMBER: builtins.int
+    PRODUCER_EPOCH_FIELD_NUMBER: builtins.int
+    COMMIT_FIELD_NUMBER: builtins.int
+    transactional_id: builtins.str
+    """The transactional id, or an attempt's (which can only be aborted by this)."""
+    producer_id: builtins.int
+    """The producer id of the transaction."""
+    producer_epoch: builtins.int
+    """The epoch of the transaction."""
+    commit: builtins.bool
+    """Whether to commit it; else it is aborted."""
+    def __init__(
+        self,
+        *,
+        transactional_id: builtins.str = ...,
+        producer_id: builtins.int = ...,
+        producer_epoch: builtins.int = ...,
+        commit: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["commit", b"commit", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "transactional_id", b"transactional_id"]) -> None: ...
+
+global___EndTransactionRequest = EndTransactionRequest
+
+@typing.final
+class EndTransactionResponse(google.protobuf.message.Message):
+    """EndTransactionResponse says that it is decided, durably. Its marks follow by themselves."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: builtins.int
+    PRODUCER_ID_FIELD_NUMBER: builtins.int
+    PRODUCER_EPOCH_FIELD_NUMBER: builtins.int
+    producer_id: builtins.int
+    """The identity for the next transaction."""
+    producer_epoch: builtins.int
+    """The epoch for the next transaction."""
+    @property
+    def error(self) -> penstock.v1.common_pb2.Error:
+        """Absent on success. TRANSACTION_ABORTABLE: it was aborted by its timeout, or from outside; abort it
+        and begin anew. INVALID_TXN_STATE: it was ended the other way. PRODUCER_FENCED: another producer
+        has the id.
+        """
+
+    def __init__(
+        self,
+        *,
+        error: penstock.v1.common_pb2.Error | None = ...,
+        producer_id: builtins.int = ...,
+        producer_epoch: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id"]) -> None: ...
+
+global___EndTransactionResponse = EndTransactionResponse
+
+@typing.final
+class BeginAttemptRequest(google.protobuf.message.Message):
+    """BeginAttemptRequest names an attempt."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: builtins.int
+    EPOCH_NUMBER_FIELD_NUMBER: builtins.int
+    TASK_FIELD_NUMBER: builtins.int
+    ATTEMPT_FIELD_NUMBER: builtins.int
+    TRANSACTION_TIMEOUT_MS_FIELD_NUMBER: builtins.int
+    INSTANCE_ID_FIELD_NUMBER: builtins.int
+    group: builtins.str
+    """The group: one writer of one query, over all its restarts."""
+    epoch_number: builtins.int
+    """Which of the group's commits the attempt writes for; batch ids of engines."""
+    task: builtins.int
+    """Which part of the work."""
+    attempt: builtins.int
+    """Which attempt at it. One that begins again under the same numbers fences the one before."""
+    transaction_timeout_ms: builtins.int
+    """The attempt aborts by itself when nobody has committed it after so long."""
+    instance_id: builtins.bytes
+    """As in InitProducerId."""
+    def __init__(
+        self,
+        *,
+        group: builtins.str = ...,
+        epoch_number: builtins.int = ...,
+        task: builtins.int = ...,
+        attempt: builtins.int = ...,
+        transaction_timeout_ms: builtins.int = ...,
+        instance_id: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "epoch_number", b"epoch_number", "group", b"group", "instance_id", b"instance_id", "task", b"task", "transaction_timeout_ms", b"transaction_timeout_ms"]) -> None: ...
+
+global___BeginAttemptRequest = BeginAttemptRequest
+
+@typing.final
+class BeginAttemptResponse(google.protobuf.message.Message):
+    """BeginAttemptResponse carries an attempt's identity."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: builtins.int
+    ATTEMPT_ID_FIELD_NUMBER: builtins.int
+    PRODUCER_ID_FIELD_NUMBER: builtins.int
+    PRODUCER_EPOCH_FIELD_NUMBER: builtins.int
+    attempt_id: builtins.str
+    """The attempt's id: what its batches are sent under as transactional_id, and what CommitGroup is
+    given.
+    """
+    producer_id: builtins.int
+    """The producer id."""
+    producer_epoch: builtins.int
+    """The producer epoch."""
+    @property
+    def error(self) -> penstock.v1.common_pb2.Error:
+        """Absent on success. STALE_GROUP_COMMIT: the epoch number is committed already, or lower."""
+
+    def __init__(
+        self,
+        *,
+        error: penstock.v1.common_pb2.Error | None = ...,
+        attempt_id: builtins.str = ...,
+        producer_id: builtins.int = ...,
+        producer_epoch: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["attempt_id", b"attempt_id", "error", b"error", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id"]) -> None: ...
+
+global___BeginAttemptResponse = BeginAttemptResponse
+
+@typing.final
+class CommitGroupRequest(google.protobuf.message.Message):
+    """CommitGroupRequest decides about a group's epoch number."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: builtins.int
+    EPOCH_NUMBER_FIELD_NUMBER: builtins.int
+    WINNERS_FIELD_NUMBER: builtins.int
+    group: builtins.str
+    """The group."""
+    epoch_number: builtins.int
+    """The epoch number that is committed: the last one is a replay, a lower one an error."""
+    @property
+    def winners(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The ids of the attempts that commit, one a task at most. Every other attempt of the group with
+        this epoch number or a lower one aborts.
+        """
+
+    def __init__(
+        self,
+        *,
+        group: builtins.str = ...,
+        epoch_number: builtins.int = ...,
+        winners: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch_number", b"epoch_number", "group", b"group", "winners", b"winners"]) -> None: ...
+
+global___CommitGroupRequest = CommitGroupRequest
+
+@typing.final
+class CommitGroupResponse(google.protobuf.message.Message):
+    """CommitGroupResponse says that it is decided, durably. The marks follow by themselves."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: builtins.int
+    IS_REPLAY_FIELD_NUMBER: builtins.int
+    is_replay: builtins.bool
+    """The epoch number was committed before, with the same winners; nothing was done."""
+    @property
+    def error(self) -> penstock.v1.common_pb2.Error:
+        """Absent on success. STALE_GROUP_COMMIT: a higher epoch number is committed. GROUP_COMMIT_CONFLICT:
+        the epoch number is committed with other winners. UNKNOWN_ATTEMPT: a winner is of another group or epoch
+        number, timed out, or unknown; nothing was decided.
+        """
+
+    def __init__(
+        self,
+        *,
+        error: penstock.v1.common_pb2.Error | None = ...,
+        is_replay: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "is_replay", b"is_replay"]) -> None: ...
+
+global___CommitGroupResponse = CommitGroupResponse
+
+@typing.final
+class LastCommittedRequest(google.protobuf.message.Message):
+    """LastCommittedRequest names a group."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: builtins.int
+    group: builtins.str
+    """The group."""
+    def __init__(
+        self,
+        *,
+        group: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group", b"group"]) -> None: ...
+
+global___LastCommittedRequest = LastCommittedRequest
+
+@typing.final
+class LastCommittedResponse(google.protobuf.message.Message):
+    """LastCommittedResponse says what was committed last."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: builtins.int
+    EPOCH_NUMBER_FIELD_NUMBER: builtins.int
+    WINNERS_FIELD_NUMBER: builtins.int
+    epoch_number: builtins.int
+    """The epoch number, or -1 for none."""
+    @property
+    def error(self) -> penstock.v1.common_pb2.Error:
+        """Absent on success."""
+
+    @property
+    def winners(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The winners, in order."""
+
+    def __init__(
+        self,
+        *,
+        error: penstock.v1.common_pb2.Error | None = ...,
+        epoch_number: builtins.int = ...,
+        winners: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["epoch_number", b"epoch_number", "error", b"error", "winners", b"winners"]) -> None: ...
+
+global___LastCommittedResponse = LastCommittedResponse
+
+@typing.final
+class ListTransactionsRequest(google.protobuf.message.Message):
+    """ListTransactionsRequest filters."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STATES_FIELD_NUMBER: builtins.int
+    MIN_DURATION_MS_FIELD_NUMBER: builtins.int
+    min_duration_ms: builtins.int
+    """Only transactions that have been going on for at least so long; 0: all."""
+    @property
+    def states(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[global___TransactionState.ValueType]:
+        """Only these states; none means all."""
+
+    def __init__(
+        self,
+        *,
+        states: collections.abc.Iterable[global___TransactionState.ValueType] | None = ...,
+        min_duration_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["min_duration_ms", b"min_duration_ms", "states", b"states"]) -> None: ...
+
+global___ListTransactionsRequest = ListTransactionsRequest
+
+@typing.final
+class ListTransactionsResponse(google.protobuf.message.Message):
+    """ListTransactionsResponse lists transactional ids, by id."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TRANSACTIONS_FIELD_NUMBER: builtins.int
+    @property
+    def transactions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TransactionListing]:
+        """The ids that this broker coordinates, attempts of engines among them."""
+
+    def __init__(
+        self,
+        *,
+        transactions: collections.abc.Iterable[global___TransactionListing] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["transactions", b"transactions"]) -> None: ...
+
+global___ListTransactionsResponse = ListTransactionsResponse
+
+@typing.final
+class TransactionListing(google.protobuf.message.Message):
+    """TransactionListing is one transactional id in brief."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TRANSACTIONAL_ID_FIELD_NUMBER: builtins.int
+    PRODUCER_ID_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    transactional_id: builtins.str
+    """The transactional id."""
+    producer_id: builtins.int
+    """Its producer id."""
+    state: global___TransactionState.ValueType
+    """Its state."""
+    def __init__(
+        self,
+        *,
+        transactional_id: builtins.str = ...,
+        producer_id: builtins.int = ...,
+        state: global___TransactionState.ValueType = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["producer_id", b"producer_id", "state", b"state", "transactional_id", b"transactional_id"]) -> None: ...
+
+global___TransactionListing = TransactionListing
+
+@typing.final
+class DescribeTransactionsRequest(google.protobuf.message.Message):
+    """DescribeTransactionsRequest names ids."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TRANSACTIONAL_IDS_FIELD_NUMBER: builtins.int
+    @property
+    def transactional_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The transactional ids."""
+
+    def __init__(
+        self,
+        *,
+        transactional_ids: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["transactional_ids", b"transactional_ids"]) -> None: ...
+
+global___DescribeTransactionsRequest = DescribeTransactionsRequest
+
+@typing.final
+class DescribeTransactionsResponse(google.protobuf.message.Message):
+    """DescribeTransactionsResponse describes ids."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TRANSACTIONS_FIELD_NUMBER: builtins.int
+    @property
+    def transactions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TransactionDescription]:
+        """One entry an id, in the request's order."""
+
+    def __init__(
+        self,
+        *,
+        transactions: collections.abc.Iterable[global___TransactionDescription] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["transactions", b"transactions"]) -> None: ...
+
+global___DescribeTransactionsResponse = DescribeTransactionsResponse
+
+@typing.final
+class TransactionDescription(google.protobuf.message.Message):
+    """TransactionDescription is one transactional id whole."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: builtins.int
+    TRANSACTIONAL_ID_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    PRODUCER_ID_FIELD_NUMBER: builtins.int
+    PRODUCER_EPOCH_FIELD_NUMBER: builtins.int
+    TRANSACTION_TIMEOUT_MS_FIELD_NUMBER: builtins.int
+    START_MS_FIELD_NUMBER: builtins.int
+    PARTITIONS_FIELD_NUMBER: builtins.int
+    transactional_id: builtins.str
+    """The transactional id."""
+    state: global___TransactionState.ValueType
+    """Its state."""
+    producer_id: builtins.int
+    """Its producer id."""
+    producer_epoch: builtins.int
+    """Its epoch: in a decided transaction the next one's already."""
+    transaction_timeout_ms: builtins.int
+    """The transaction timeout."""
+    start_ms: builtins.int
+    """When the transaction began, in milliseconds since 1970; -1 when none is open."""
+    @property
+    def error(self) -> penstock.v1.common_pb2.Error:
+        """Absent on success."""
+
+    @property
+    def partitions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[penstock.v1.common_pb2.TopicPartition]:
+        """The partitions in it; once it is decided, those whose mark is not there yet."""
+
+    def __init__(
+        self,
+        *,
+        error: penstock.v1.common_pb2.Error | None = ...,
+        transactional_id: builtins.str = ...,
+        state: global___TransactionState.ValueType = ...,
+        producer_id: builtins.int = ...,
+        producer_epoch: builtins.int = ...,
+        transaction_timeout_ms: builtins.int = ...,
+        start_ms: builtins.int = ...,
+        partitions: collections.abc.Iterable[penstock.v1.common_pb2.TopicPartition] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "partitions", b"partitions", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "start_ms", b"start_ms", "state", b"state", "transaction_timeout_ms", b"transaction_timeout_ms", "transactional_id", b"transactional_id"]) -> None: ...
+
+global___TransactionDescription = TransactionDescription
+
+@typing.final
+class AbortTransactionRequest(google.protobuf.message.Message):
+    """AbortTransactionRequest names an id."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TRANSACTIONAL_ID_FIELD_NUMBER: builtins.int
+    transactional_id: builtins.str
+    """The transactional id."""
+    def __init__(
+        self,
+        *,
+        transactional_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["transactional_id", b"transactional_id"]) -> None: ...
+
+global___AbortTransactionRequest = AbortTransactionRequest
+
+@typing.final
+class AbortTransactionResponse(google.protobuf.message.Message):
+    """AbortTransactionResponse says that the abort is decided."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: builtins.int
+    @property
+    def error(self) -> penstock.v1.common_pb2.Error:
+        """Absent on success. INVALID_TXN_STATE: no transaction is open, or it is decided."""
+
+    def __init__(
+        self,
+        *,
+        error: penstock.v1.common_pb2.Error | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error"]) -> None: ...
+
+global___AbortTransactionResponse = AbortTransactionResponse
+
+@typing.final
+class DescribeProducersRequest(google.protobuf.message.Message):
+    """DescribeProducersRequest names partitions."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PARTITIONS_FIELD_NUMBER: builtins.int
+    @property
+    def partitions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[penstock.v1.common_pb2.TopicPartition]:
+        """The partitions."""
+
+    def __init__(
+        self,
+        *,
+        partitions: collections.abc.Iterable[penstock.v1.common_pb2.TopicPartition] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["partitions", b"partitions"]) -> None: ...
+
+global___DescribeProducersRequest = DescribeProducersRequest
+
+@typing.final
+class DescribeProducersResponse(google.protobuf.message.Message):
+    """DescribeProducersResponse tells of producers."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PARTITIONS_FIELD_NUMBER: builtins.int
+    @property
+    def partitions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PartitionProducers]:
+        """One entry a partition, in the request's order."""
+
+    def __init__(
+        self,
+        *,
+        partitions: collections.abc.Iterable[global___PartitionProducers] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["partitions", b"partitions"]) -> None: ...
+
+global___DescribeProducersResponse = DescribeProducersResponse
+
+@typing.final
+class PartitionProducers(google.protobuf.message.Message):
+    """PartitionProducers is what a partition's log knows of producers."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: builtins.int
+    ERROR_FIELD_NUMBER: builtins.int
+    LAST_STABLE_OFFSET_FIELD_NUMBER: builtins.int
+    PRODUCERS_FIELD_NUMBER: builtins.int
+    last_stable_offset: builtins.int
+    """The last stable offset."""
+    @property
+    def partition(self) -> penstock.v1.common_pb2.TopicPartition:
+        """Which partition."""
+
+    @property
+    def error(self) -> penstock.v1.common_pb2.Error:
+        """Absent on success."""
+
+    @property
+    def producers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ProducerDescription]:
+        """The producers, by id: of those without an open transaction 1,000 at most, the last to write."""
+
+    def __init__(
+        self,
+        *,
+        partition: penstock.v1.common_pb2.TopicPartition | None = ...,
+        error: penstock.v1.common_pb2.Error | None = ...,
+        last_stable_offset: builtins.int = ...,
+        producers: collections.abc.Iterable[global___ProducerDescription] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error", "partition", b"partition"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "last_stable_offset", b"last_stable_offset", "partition", b"partition", "producers", b"producers"]) -> None: ...
+
+global___PartitionProducers = PartitionProducers
+
+@typing.final
+class ProducerDescription(google.protobuf.message.Message):
+    """ProducerDescription is one producer in one partition's log."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PRODUCER_ID_FIELD_NUMBER: builtins.int
+    PRODUCER_EPOCH_FIELD_NUMBER: builtins.int
+    LAST_SEQUENCE_FIELD_NUMBER: builtins.int
+    LAST_TIMESTAMP_MS_FIELD_NUMBER: builtins.int
+    TRANSACTION_START_OFFSET_FIELD_NUMBER: builtins.int
+    producer_id: builtins.int
+    """The producer id."""
+    producer_epoch: builtins.int
+    """The newest epoch that wrote there."""
+    last_sequence: builtins.int
+    """The last sequence number, or -1."""
+    last_timestamp_ms: builtins.int
+    """The time of its last batch, in milliseconds since 1970, or -1."""
+    transaction_start_offset: builtins.int
+    """Where its open transaction begins, or -1."""
+    def __init__(
+        self,
+        *,
+        producer_id: builtins.int = ...,
+        producer_epoch: builtins.int = ...,
+        last_sequence: builtins.int = ...,
+        last_timestamp_ms: builtins.int = ...,
+        transaction_start_offset: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["last_sequence", b"last_sequence", "last_timestamp_ms", b"last_timestamp_ms", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "transaction_start_offset", b"transaction_start_offset"]) -> None: ...
+
+global___ProducerDescription = ProducerDescription
+
+@typing.final
+class AbortHangingRequest(google.protobuf.message.Message):
+    """AbortHangingRequest names a transaction by its place."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: builtins.int
+    PRODUCER_ID_FIELD_NUMBER: builtins.int
+    START_OFFSET_FIELD_NUMBER: builtins.int
+    producer_id: builtins.int
+    """The producer id."""
+    start_offset: builtins.int
+    """Where the transaction begins: another one is not touched."""
+    @property
+    def partition(self) -> penstock.v1.common_pb2.TopicPartition:
+        """Which partition."""
+
+    def __init__(
+        self,
+        *,
+        partition: penstock.v1.common_pb2.TopicPartition | None = ...,
+        producer_id: builtins.int = ...,
+        start_offset: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["partition", b"partition"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["partition", b"partition", "producer_id", b"producer_id", "start_offset", b"start_offset"]) -> None: ...
+
+global___AbortHangingRequest = AbortHangingRequest
+
+@typing.final
+class AbortHangingResponse(google.protobuf.message.Message):
+    """AbortHangingResponse says that the mark is there."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: builtins.int
+    @property
+    def error(self) -> penstock.v1.common_pb2.Error:
+        """Absent on success. INVALID_TXN_STATE: no such transaction is open there."""
+
+    def __init__(
+        self,
+        *,
+        error: penstock.v1.common_pb2.Error | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error"]) -> None: ...
+
+global___AbortHangingResponse = AbortHangingResponse

@@ -26,7 +26,10 @@ if _version_not_supported:
 
 
 class TransactionsStub(object):
-    """Transactions gives producers their identity.
+    """Transactions gives producers their identity and decides how transactions end. All but
+    InitProducerId without a transactional id, DescribeProducers and AbortHanging are asked of the
+    coordinator, which Metadata.FindCoordinator names (COORDINATOR_TYPE_TRANSACTION): of a transactional id,
+    or, for the commits of engines, of the group's name.
     """
 
     def __init__(self, channel):
@@ -40,14 +43,131 @@ class TransactionsStub(object):
                 request_serializer=penstock_dot_v1_dot_transactions__pb2.InitProducerIdRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_transactions__pb2.InitProducerIdResponse.FromString,
                 _registered_method=True)
+        self.EndTransaction = channel.unary_unary(
+                '/penstock.v1.Transactions/EndTransaction',
+                request_serializer=penstock_dot_v1_dot_transactions__pb2.EndTransactionRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_transactions__pb2.EndTransactionResponse.FromString,
+                _registered_method=True)
+        self.BeginAttempt = channel.unary_unary(
+                '/penstock.v1.Transactions/BeginAttempt',
+                request_serializer=penstock_dot_v1_dot_transactions__pb2.BeginAttemptRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_transactions__pb2.BeginAttemptResponse.FromString,
+                _registered_method=True)
+        self.CommitGroup = channel.unary_unary(
+                '/penstock.v1.Transactions/CommitGroup',
+                request_serializer=penstock_dot_v1_dot_transactions__pb2.CommitGroupRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_transactions__pb2.CommitGroupResponse.FromString,
+                _registered_method=True)
+        self.LastCommitted = channel.unary_unary(
+                '/penstock.v1.Transactions/LastCommitted',
+                request_serializer=penstock_dot_v1_dot_transactions__pb2.LastCommittedRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_transactions__pb2.LastCommittedResponse.FromString,
+                _registered_method=True)
+        self.ListTransactions = channel.unary_unary(
+                '/penstock.v1.Transactions/ListTransactions',
+                request_serializer=penstock_dot_v1_dot_transactions__pb2.ListTransactionsRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_transactions__pb2.ListTransactionsResponse.FromString,
+                _registered_method=True)
+        self.DescribeTransactions = channel.unary_unary(
+                '/penstock.v1.Transactions/DescribeTransactions',
+                request_serializer=penstock_dot_v1_dot_transactions__pb2.DescribeTransactionsRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_transactions__pb2.DescribeTransactionsResponse.FromString,
+                _registered_method=True)
+        self.AbortTransaction = channel.unary_unary(
+                '/penstock.v1.Transactions/AbortTransaction',
+                request_serializer=penstock_dot_v1_dot_transactions__pb2.AbortTransactionRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_transactions__pb2.AbortTransactionResponse.FromString,
+                _registered_method=True)
+        self.DescribeProducers = channel.unary_unary(
+                '/penstock.v1.Transactions/DescribeProducers',
+                request_serializer=penstock_dot_v1_dot_transactions__pb2.DescribeProducersRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_transactions__pb2.DescribeProducersResponse.FromString,
+                _registered_method=True)
+        self.AbortHanging = channel.unary_unary(
+                '/penstock.v1.Transactions/AbortHanging',
+                request_serializer=penstock_dot_v1_dot_transactions__pb2.AbortHangingRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_transactions__pb2.AbortHangingResponse.FromString,
+                _registered_method=True)
 
 
 class TransactionsServicer(object):
-    """Transactions gives producers their identity.
+    """Transactions gives producers their identity and decides how transactions end. All but
+    InitProducerId without a transactional id, DescribeProducers and AbortHanging are asked of the
+    coordinator, which Metadata.FindCoordinator names (COORDINATOR_TYPE_TRANSACTION): of a transactional id,
+    or, for the commits of engines, of the group's name.
     """
 
     def InitProducerId(self, request, context):
-        """InitProducerId hands out a producer id and epoch for idempotent (KIP-98) production.
+        """InitProducerId hands out a producer id and epoch: for idempotent production (KIP-98), or for a
+        transactional id, where it fences every producer that had the id before and aborts what that
+        left open.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndTransaction(self, request, context):
+        """EndTransaction decides about the open transaction. It may be sent again, however late.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def BeginAttempt(self, request, context):
+        """BeginAttempt opens one task attempt's transaction, which a CommitGroup is to decide about.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CommitGroup(self, request, context):
+        """CommitGroup decides about all attempts of a group up to an epoch number at once: the winners
+        commit, all others abort. It may be sent again, however late.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LastCommitted(self, request, context):
+        """LastCommitted says what of a group was committed last.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListTransactions(self, request, context):
+        """ListTransactions lists the transactional ids that this broker coordinates.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeTransactions(self, request, context):
+        """DescribeTransactions describes transactional ids that this broker coordinates.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AbortTransaction(self, request, context):
+        """AbortTransaction aborts the open transaction of an id from outside; its producer hears of it
+        as of a timeout.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeProducers(self, request, context):
+        """DescribeProducers says which transactions are open in the logs of partitions that this broker
+        leads.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AbortHanging(self, request, context):
+        """AbortHanging ends a transaction that is open in the log of a partition that this broker leads,
+        and that its coordinator knows nothing of. Only for people: there is none unless data were lost.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -61,6 +181,51 @@ def add_TransactionsServicer_to_server(servicer, server):
                     request_deserializer=penstock_dot_v1_dot_transactions__pb2.InitProducerIdRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_transactions__pb2.InitProducerIdResponse.SerializeToString,
             ),
+            'EndTransaction': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndTransaction,
+                    request_deserializer=penstock_dot_v1_dot_transactions__pb2.EndTransactionRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_transactions__pb2.EndTransactionResponse.SerializeToString,
+            ),
+            'BeginAttempt': grpc.unary_unary_rpc_method_handler(
+                    servicer.BeginAttempt,
+                    request_deserializer=penstock_dot_v1_dot_transactions__pb2.BeginAttemptRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_transactions__pb2.BeginAttemptResponse.SerializeToString,
+            ),
+            'CommitGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.CommitGroup,
+                    request_deserializer=penstock_dot_v1_dot_transactions__pb2.CommitGroupRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_transactions__pb2.CommitGroupResponse.SerializeToString,
+            ),
+            'LastCommitted': grpc.unary_unary_rpc_method_handler(
+                    servicer.LastCommitted,
+                    request_deserializer=penstock_dot_v1_dot_transactions__pb2.LastCommittedRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_transactions__pb2.LastCommittedResponse.SerializeToString,
+            ),
+            'ListTransactions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTransactions,
+                    request_deserializer=penstock_dot_v1_dot_transactions__pb2.ListTransactionsRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_transactions__pb2.ListTransactionsResponse.SerializeToString,
+            ),
+            'DescribeTransactions': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeTransactions,
+                    request_deserializer=penstock_dot_v1_dot_transactions__pb2.DescribeTransactionsRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_transactions__pb2.DescribeTransactionsResponse.SerializeToString,
+            ),
+            'AbortTransaction': grpc.unary_unary_rpc_method_handler(
+                    servicer.AbortTransaction,
+                    request_deserializer=penstock_dot_v1_dot_transactions__pb2.AbortTransactionRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_transactions__pb2.AbortTransactionResponse.SerializeToString,
+            ),
+            'DescribeProducers': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeProducers,
+                    request_deserializer=penstock_dot_v1_dot_transactions__pb2.DescribeProducersRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_transactions__pb2.DescribeProducersResponse.SerializeToString,
+            ),
+            'AbortHanging': grpc.unary_unary_rpc_method_handler(
+                    servicer.AbortHanging,
+                    request_deserializer=penstock_dot_v1_dot_transactions__pb2.AbortHangingRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_transactions__pb2.AbortHangingResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'penstock.v1.Transactions', rpc_method_handlers)
@@ -70,7 +235,10 @@ def add_TransactionsServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Transactions(object):
-    """Transactions gives producers their identity.
+    """Transactions gives producers their identity and decides how transactions end. All but
+    InitProducerId without a transactional id, DescribeProducers and AbortHanging are asked of the
+    coordinator, which Metadata.FindCoordinator names (COORDINATOR_TYPE_TRANSACTION): of a transactional id,
+    or, for the commits of engines, of the group's name.
     """
 
     @staticmethod
@@ -90,6 +258,249 @@ class Transactions(object):
             '/penstock.v1.Transactions/InitProducerId',
             penstock_dot_v1_dot_transactions__pb2.InitProducerIdRequest.SerializeToString,
             penstock_dot_v1_dot_transactions__pb2.InitProducerIdResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndTransaction(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Transactions/EndTransaction',
+            penstock_dot_v1_dot_transactions__pb2.EndTransactionRequest.SerializeToString,
+            penstock_dot_v1_dot_transactions__pb2.EndTransactionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BeginAttempt(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Transactions/BeginAttempt',
+            penstock_dot_v1_dot_transactions__pb2.BeginAttemptRequest.SerializeToString,
+            penstock_dot_v1_dot_transactions__pb2.BeginAttemptResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CommitGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Transactions/CommitGroup',
+            penstock_dot_v1_dot_transactions__pb2.CommitGroupRequest.SerializeToString,
+            penstock_dot_v1_dot_transactions__pb2.CommitGroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LastCommitted(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Transactions/LastCommitted',
+            penstock_dot_v1_dot_transactions__pb2.LastCommittedRequest.SerializeToString,
+            penstock_dot_v1_dot_transactions__pb2.LastCommittedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTransactions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Transactions/ListTransactions',
+            penstock_dot_v1_dot_transactions__pb2.ListTransactionsRequest.SerializeToString,
+            penstock_dot_v1_dot_transactions__pb2.ListTransactionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeTransactions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Transactions/DescribeTransactions',
+            penstock_dot_v1_dot_transactions__pb2.DescribeTransactionsRequest.SerializeToString,
+            penstock_dot_v1_dot_transactions__pb2.DescribeTransactionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AbortTransaction(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Transactions/AbortTransaction',
+            penstock_dot_v1_dot_transactions__pb2.AbortTransactionRequest.SerializeToString,
+            penstock_dot_v1_dot_transactions__pb2.AbortTransactionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeProducers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Transactions/DescribeProducers',
+            penstock_dot_v1_dot_transactions__pb2.DescribeProducersRequest.SerializeToString,
+            penstock_dot_v1_dot_transactions__pb2.DescribeProducersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AbortHanging(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Transactions/AbortHanging',
+            penstock_dot_v1_dot_transactions__pb2.AbortHangingRequest.SerializeToString,
+            penstock_dot_v1_dot_transactions__pb2.AbortHangingResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -18,26 +18,168 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class TransactionsStub:
-    """Transactions gives producers their identity."""
+    """Transactions gives producers their identity and decides how transactions end. All but
+    InitProducerId without a transactional id, DescribeProducers and AbortHanging are asked of the
+    coordinator, which Metadata.FindCoordinator names (COORDINATOR_TYPE_TRANSACTION): of a transactional id,
+    or, for the commits of engines, of the group's name.
+    """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     InitProducerId: grpc.UnaryUnaryMultiCallable[
         penstock.v1.transactions_pb2.InitProducerIdRequest,
         penstock.v1.transactions_pb2.InitProducerIdResponse,
     ]
-    """InitProducerId hands out a producer id and epoch for idempotent (KIP-98) production."""
+    """InitProducerId hands out a producer id and epoch: for idempotent production (KIP-98), or for a
+    transactional id, where it fences every producer that had the id before and aborts what that
+    left open.
+    """
+
+    EndTransaction: grpc.UnaryUnaryMultiCallable[
+        penstock.v1.transactions_pb2.EndTransactionRequest,
+        penstock.v1.transactions_pb2.EndTransactionResponse,
+    ]
+    """EndTransaction decides about the open transaction. It may be sent again, however late."""
+
+    BeginAttempt: grpc.UnaryUnaryMultiCallable[
+        penstock.v1.transactions_pb2.BeginAttemptRequest,
+        penstock.v1.transactions_pb2.BeginAttemptResponse,
+    ]
+    """BeginAttempt opens one task attempt's transaction, which a CommitGroup is to decide about."""
+
+    CommitGroup: grpc.UnaryUnaryMultiCallable[
+        penstock.v1.transactions_pb2.CommitGroupRequest,
+        penstock.v1.transactions_pb2.CommitGroupResponse,
+    ]
+    """CommitGroup decides about all attempts of a group up to an epoch number at once: the winners
+    commit, all others abort. It may be sent again, however late.
+    """
+
+    LastCommitted: grpc.UnaryUnaryMultiCallable[
+        penstock.v1.transactions_pb2.LastCommittedRequest,
+        penstock.v1.transactions_pb2.LastCommittedResponse,
+    ]
+    """LastCommitted says what of a group was committed last."""
+
+    ListTransactions: grpc.UnaryUnaryMultiCallable[
+        penstock.v1.transactions_pb2.ListTransactionsRequest,
+        penstock.v1.transactions_pb2.ListTransactionsResponse,
+    ]
+    """ListTransactions lists the transactional ids that this broker coordinates."""
+
+    DescribeTransactions: grpc.UnaryUnaryMultiCallable[
+        penstock.v1.transactions_pb2.DescribeTransactionsRequest,
+        penstock.v1.transactions_pb2.DescribeTransactionsResponse,
+    ]
+    """DescribeTransactions describes transactional ids that this broker coordinates."""
+
+    AbortTransaction: grpc.UnaryUnaryMultiCallable[
+        penstock.v1.transactions_pb2.AbortTransactionRequest,
+        penstock.v1.transactions_pb2.AbortTransactionResponse,
+    ]
+    """AbortTransaction aborts the open transaction of an id from outside; its producer hears of it
+    as of a timeout.
+    """
+
+    DescribeProducers: grpc.UnaryUnaryMultiCallable[
+        penstock.v1.transactions_pb2.DescribeProducersRequest,
+        penstock.v1.transactions_pb2.DescribeProducersResponse,
+    ]
+    """DescribeProducers says which transactions are open in the logs of partitions that this broker
+    leads.
+    """
+
+    AbortHanging: grpc.UnaryUnaryMultiCallable[
+        penstock.v1.transactions_pb2.AbortHangingRequest,
+        penstock.v1.transactions_pb2.AbortHangingResponse,
+    ]
+    """AbortHanging ends a transaction that is open in the log of a partition that this broker leads,
+    and that its coordinator knows nothing of. Only for people: there is none unless data were lost.
+    """
 
 class TransactionsAsyncStub:
-    """Transactions gives producers their identity."""
+    """Transactions gives producers their identity and decides how transactions end. All but
+    InitProducerId without a transactional id, DescribeProducers and AbortHanging are asked of the
+    coordinator, which Metadata.FindCoordinator names (COORDINATOR_TYPE_TRANSACTION): of a transactional id,
+    or, for the commits of engines, of the group's name.
+    """
 
     InitProducerId: grpc.aio.UnaryUnaryMultiCallable[
         penstock.v1.transactions_pb2.InitProducerIdRequest,
         penstock.v1.transactions_pb2.InitProducerIdResponse,
     ]
-    """InitProducerId hands out a producer id and epoch for idempotent (KIP-98) production."""
+    """InitProducerId hands out a producer id and epoch: for idempotent production (KIP-98), or for a
+    transactional id, where it fences every producer that had the id before and aborts what that
+    left open.
+    """
+
+    EndTransaction: grpc.aio.UnaryUnaryMultiCallable[
+        penstock.v1.transactions_pb2.EndTransactionRequest,
+        penstock.v1.transactions_pb2.EndTransactionResponse,
+    ]
+    """EndTransaction decides about the open transaction. It may be sent again, however late."""
+
+    BeginAttempt: grpc.aio.UnaryUnaryMultiCallable[
+        penstock.v1.transactions_pb2.BeginAttemptRequest,
+        penstock.v1.transactions_pb2.BeginAttemptResponse,
+    ]
+    """BeginAttempt opens one task attempt's transaction, which a CommitGroup is to decide about."""
+
+    CommitGroup: grpc.aio.UnaryUnaryMultiCallable[
+        penstock.v1.transactions_pb2.CommitGroupRequest,
+        penstock.v1.transactions_pb2.CommitGroupResponse,
+    ]
+    """CommitGroup decides about all attempts of a group up to an epoch number at once: the winners
+    commit, all others abort. It may be sent again, however late.
+    """
+
+    LastCommitted: grpc.aio.UnaryUnaryMultiCallable[
+        penstock.v1.transactions_pb2.LastCommittedRequest,
+        penstock.v1.transactions_pb2.LastCommittedResponse,
+    ]
+    """LastCommitted says what of a group was committed last."""
+
+    ListTransactions: grpc.aio.UnaryUnaryMultiCallable[
+        penstock.v1.transactions_pb2.ListTransactionsRequest,
+        penstock.v1.transactions_pb2.ListTransactionsResponse,
+    ]
+    """ListTransactions lists the transactional ids that this broker coordinates."""
+
+    DescribeTransactions: grpc.aio.UnaryUnaryMultiCallable[
+        penstock.v1.transactions_pb2.DescribeTransactionsRequest,
+        penstock.v1.transactions_pb2.DescribeTransactionsResponse,
+    ]
+    """DescribeTransactions describes transactional ids that this broker coordinates."""
+
+    AbortTransaction: grpc.aio.UnaryUnaryMultiCallable[
+        penstock.v1.transactions_pb2.AbortTransactionRequest,
+        penstock.v1.transactions_pb2.AbortTransactionResponse,
+    ]
+    """AbortTransaction aborts the open transaction of an id from outside; its producer hears of it
+    as of a timeout.
+    """
+
+    DescribeProducers: grpc.aio.UnaryUnaryMultiCallable[
+        penstock.v1.transactions_pb2.DescribeProducersRequest,
+        penstock.v1.transactions_pb2.DescribeProducersResponse,
+    ]
+    """DescribeProducers says which transactions are open in the logs of partitions that this broker
+    leads.
+    """
+
+    AbortHanging: grpc.aio.UnaryUnaryMultiCallable[
+        penstock.v1.transactions_pb2.AbortHangingRequest,
+        penstock.v1.transactions_pb2.AbortHangingResponse,
+    ]
+    """AbortHanging ends a transaction that is open in the log of a partition that this broker leads,
+    and that its coordinator knows nothing of. Only for people: there is none unless data were lost.
+    """
 
 class TransactionsServicer(metaclass=abc.ABCMeta):
-    """Transactions gives producers their identity."""
+    """Transactions gives producers their identity and decides how transactions end. All but
+    InitProducerId without a transactional id, DescribeProducers and AbortHanging are asked of the
+    coordinator, which Metadata.FindCoordinator names (COORDINATOR_TYPE_TRANSACTION): of a transactional id,
+    or, for the commits of engines, of the group's name.
+    """
 
     @abc.abstractmethod
     def InitProducerId(
@@ -45,6 +187,89 @@ class TransactionsServicer(metaclass=abc.ABCMeta):
         request: penstock.v1.transactions_pb2.InitProducerIdRequest,
         context: _ServicerContext,
     ) -> typing.Union[penstock.v1.transactions_pb2.InitProducerIdResponse, collections.abc.Awaitable[penstock.v1.transactions_pb2.InitProducerIdResponse]]:
-        """InitProducerId hands out a producer id and epoch for idempotent (KIP-98) production."""
+        """InitProducerId hands out a producer id and epoch: for idempotent production (KIP-98), or for a
+        transactional id, where it fences every producer that had the id before and aborts what that
+        left open.
+        """
+
+    @abc.abstractmethod
+    def EndTransaction(
+        self,
+        request: penstock.v1.transactions_pb2.EndTransactionRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[penstock.v1.transactions_pb2.EndTransactionResponse, collections.abc.Awaitable[penstock.v1.transactions_pb2.EndTransactionResponse]]:
+        """EndTransaction decides about the open transaction. It may be sent again, however late."""
+
+    @abc.abstractmethod
+    def BeginAttempt(
+        self,
+        request: penstock.v1.transactions_pb2.BeginAttemptRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[penstock.v1.transactions_pb2.BeginAttemptResponse, collections.abc.Awaitable[penstock.v1.transactions_pb2.BeginAttemptResponse]]:
+        """BeginAttempt opens one task attempt's transaction, which a CommitGroup is to decide about."""
+
+    @abc.abstractmethod
+    def CommitGroup(
+        self,
+        request: penstock.v1.transactions_pb2.CommitGroupRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[penstock.v1.transactions_pb2.CommitGroupResponse, collections.abc.Awaitable[penstock.v1.transactions_pb2.CommitGroupResponse]]:
+        """CommitGroup decides about all attempts of a group up to an epoch number at once: the winners
+        commit, all others abort. It may be sent again, however late.
+        """
+
+    @abc.abstractmethod
+    def LastCommitted(
+        self,
+        request: penstock.v1.transactions_pb2.LastCommittedRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[penstock.v1.transactions_pb2.LastCommittedResponse, collections.abc.Awaitable[penstock.v1.transactions_pb2.LastCommittedResponse]]:
+        """LastCommitted says what of a group was committed last."""
+
+    @abc.abstractmethod
+    def ListTransactions(
+        self,
+        request: penstock.v1.transactions_pb2.ListTransactionsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[penstock.v1.transactions_pb2.ListTransactionsResponse, collections.abc.Awaitable[penstock.v1.transactions_pb2.ListTransactionsResponse]]:
+        """ListTransactions lists the transactional ids that this broker coordinates."""
+
+    @abc.abstractmethod
+    def DescribeTransactions(
+        self,
+        request: penstock.v1.transactions_pb2.DescribeTransactionsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[penstock.v1.transactions_pb2.DescribeTransactionsResponse, collections.abc.Awaitable[penstock.v1.transactions_pb2.DescribeTransactionsResponse]]:
+        """DescribeTransactions describes transactional ids that this broker coordinates."""
+
+    @abc.abstractmethod
+    def AbortTransaction(
+        self,
+        request: penstock.v1.transactions_pb2.AbortTransactionRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[penstock.v1.transactions_pb2.AbortTransactionResponse, collections.abc.Awaitable[penstock.v1.transactions_pb2.AbortTransactionResponse]]:
+        """AbortTransaction aborts the open transaction of an id from outside; its producer hears of it
+        as of a timeout.
+        """
+
+    @abc.abstractmethod
+    def DescribeProducers(
+        self,
+        request: penstock.v1.transactions_pb2.DescribeProducersRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[penstock.v1.transactions_pb2.DescribeProducersResponse, collections.abc.Awaitable[penstock.v1.transactions_pb2.DescribeProducersResponse]]:
+        """DescribeProducers says which transactions are open in the logs of partitions that this broker
+        leads.
+        """
+
+    @abc.abstractmethod
+    def AbortHanging(
+        self,
+        request: penstock.v1.transactions_pb2.AbortHangingRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[penstock.v1.transactions_pb2.AbortHangingResponse, collections.abc.Awaitable[penstock.v1.transactions_pb2.AbortHangingResponse]]:
+        """AbortHanging ends a transaction that is open in the log of a partition that this broker leads,
+        and that its coordinator knows nothing of. Only for people: there is none unless data were lost.
+        """
 
 def add_TransactionsServicer_to_server(servicer: TransactionsServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

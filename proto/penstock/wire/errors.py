@@ -1,110 +1,17 @@
 """The one error table of Penstock: every typed refusal, its exception and what a client does.
 
-Codes below 1000 are those of the Apache Kafka protocol for the same condition, so that a
-Kafka-protocol front door can answer with them unchanged; 1000-1999 are Penstock's own on the
-wire; 2000 and up are raised in a process and never sent.
+The codes, and which ranges of them mean what, are in ``penstock.wire.error_codes``.
 """
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from penstock.v1 import common_pb2
+from penstock.wire.error_codes import ErrorCode as ErrorCode  # noqa: PLC0414 - imported from here.
 from penstock.wire.stalls import StallReason
-
-
-class ErrorCode(enum.IntEnum):
-    """The stable number of each error."""
-
-    UNKNOWN_SERVER_ERROR = -1
-    OFFSET_OUT_OF_RANGE = 1
-    CORRUPT_MESSAGE = 2
-    UNKNOWN_TOPIC_OR_PARTITION = 3
-    LEADER_NOT_AVAILABLE = 5
-    NOT_LEADER = 6
-    REQUEST_TIMED_OUT = 7
-    MESSAGE_TOO_LARGE = 10
-    OFFSET_METADATA_TOO_LARGE = 12
-    NETWORK_EXCEPTION = 13
-    COORDINATOR_LOAD_IN_PROGRESS = 14
-    COORDINATOR_NOT_AVAILABLE = 15
-    NOT_COORDINATOR = 16
-    INVALID_TOPIC = 17
-    NOT_ENOUGH_REPLICAS = 19
-    NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20
-    INVALID_REQUIRED_ACKS = 21
-    INVALID_GROUP_ID = 24
-    UNKNOWN_MEMBER_ID = 25
-    UNSUPPORTED_VERSION = 35
-    TOPIC_ALREADY_EXISTS = 36
-    INVALID_PARTITIONS = 37
-    INVALID_REPLICATION_FACTOR = 38
-    INVALID_REPLICA_ASSIGNMENT = 39
-    INVALID_CONFIG = 40
-    NOT_CONTROLLER = 41
-    INVALID_REQUEST = 42
-    OUT_OF_ORDER_SEQUENCE_NUMBER = 45
-    DUPLICATE_SEQUENCE_NUMBER = 46
-    INVALID_PRODUCER_EPOCH = 47
-    STORAGE_ERROR = 56
-    UNKNOWN_PRODUCER_ID = 59
-    NON_EMPTY_GROUP = 68
-    GROUP_ID_NOT_FOUND = 69
-    FENCED_LEADER_EPOCH = 74
-    UNKNOWN_LEADER_EPOCH = 75
-    UNSUPPORTED_COMPRESSION_TYPE = 76
-    STALE_BROKER_EPOCH = 77
-    PREFERRED_LEADER_NOT_AVAILABLE = 80
-    FENCED_INSTANCE_ID = 82
-    ELIGIBLE_LEADERS_NOT_AVAILABLE = 83
-    ELECTION_NOT_NEEDED = 84
-    NO_REASSIGNMENT_IN_PROGRESS = 85
-    GROUP_SUBSCRIBED_TO_TOPIC = 86
-    INVALID_RECORD = 87
-    PRODUCER_FENCED = 90
-    INVALID_UPDATE_VERSION = 95
-    UNKNOWN_TOPIC_ID = 100
-    DUPLICATE_BROKER_REGISTRATION = 101
-    BROKER_ID_NOT_REGISTERED = 102
-    INCONSISTENT_CLUSTER_ID = 104
-    INELIGIBLE_REPLICA = 107
-    NEW_LEADER_ELECTED = 108
-    FENCED_MEMBER_EPOCH = 110
-    UNRELEASED_INSTANCE_ID = 111
-    UNSUPPORTED_ASSIGNOR = 112
-    STALE_MEMBER_EPOCH = 113
-    DUPLICATE_VOTER = 126
-    UNKNOWN_VOTER = 127
-    STALE_CONTROLLER_EPOCH = 1001
-    DUPLICATE_PROPOSAL = 1002
-    BROKER_FENCED = 1003
-    DISK_FULL = 1004
-    UNSUPPORTED_METADATA_VERSION = 1005
-    ACCESS_FORBIDDEN = 1006
-    VOTER_CHANGE_IN_PROGRESS = 1007
-    VOTER_NOT_CAUGHT_UP = 1008
-    LAST_VOTER = 1009
-    NOT_ENOUGH_VOTERS = 1010
-    CLUSTER_NOT_FOUNDED = 1011
-    METADATA_DIVERGED = 1012
-    CONFIGURATION = 2001
-    BOOTSTRAP_FAILED = 2002
-    BUFFER_EXHAUSTED = 2003
-    DELIVERY_TIMED_OUT = 2004
-    DELIVERY_FAILED = 2005
-    CLIENT_CLOSED = 2006
-    SERIALIZATION = 2007
-    CONSUMER_STALLED = 2008
-    NO_OFFSET = 2009
-    MAX_POLL_EXCEEDED = 2010
-    DATA_DIRECTORY = 2011
-    ADDRESS_IN_USE = 2012
-    FORKED_PROCESS = 2013
-    UNKNOWN_ERROR_CODE = 2014
-    CONCURRENT_USE = 2015
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +202,24 @@ class InvalidProducerEpochError(PenstockError, code=ErrorCode.INVALID_PRODUCER_E
     """A newer epoch of the producer id exists."""
 
 
+class InvalidTxnStateError(PenstockError, code=ErrorCode.INVALID_TXN_STATE):
+    """The transaction is not in a state that allows it."""
+
+
+class InvalidProducerIdMappingError(PenstockError, code=ErrorCode.INVALID_PRODUCER_ID_MAPPING):
+    """The transactional id has another producer id now, or none: it was not used for long."""
+
+
+class InvalidTransactionTimeoutError(PenstockError, code=ErrorCode.INVALID_TRANSACTION_TIMEOUT):
+    """The transaction timeout is not allowed."""
+
+
+class ConcurrentTransactionsError(
+    PenstockError, code=ErrorCode.CONCURRENT_TRANSACTIONS, retriable=True
+):
+    """The transaction before is decided, and not all of its marks are there yet."""
+
+
 class StorageError(
     PenstockError, code=ErrorCode.STORAGE_ERROR, retriable=True, refresh_metadata=True
 ):
@@ -361,6 +286,12 @@ class InvalidRecordError(PenstockError, code=ErrorCode.INVALID_RECORD):
     """A record breaks a rule of the topic."""
 
 
+class UnstableOffsetCommitError(
+    PenstockError, code=ErrorCode.UNSTABLE_OFFSET_COMMIT, retriable=True
+):
+    """An open transaction has a position for the partition, and has not ended yet."""
+
+
 class ProducerFencedError(PenstockError, code=ErrorCode.PRODUCER_FENCED):
     """A newer instance of the transactional producer exists."""
 
@@ -397,6 +328,10 @@ class InconsistentClusterIdError(PenstockError, code=ErrorCode.INCONSISTENT_CLUS
     """The cluster id is another one."""
 
 
+class TransactionalIdNotFoundError(PenstockError, code=ErrorCode.TRANSACTIONAL_ID_NOT_FOUND):
+    """The coordinator does not know the transactional id."""
+
+
 class IneligibleReplicaError(PenstockError, code=ErrorCode.INELIGIBLE_REPLICA):
     """A fenced or re-registered replica may not join the in-sync set."""
 
@@ -425,6 +360,10 @@ class UnsupportedAssignorError(PenstockError, code=ErrorCode.UNSUPPORTED_ASSIGNO
 
 class StaleMemberEpochError(PenstockError, code=ErrorCode.STALE_MEMBER_EPOCH):
     """The member must heartbeat and take the newer epoch first."""
+
+
+class TransactionAbortableError(PenstockError, code=ErrorCode.TRANSACTION_ABORTABLE):
+    """The transaction can't be committed any more: abort it, and begin anew."""
 
 
 class StaleControllerEpochError(
@@ -487,6 +426,22 @@ class ClusterNotFoundedError(PenstockError, code=ErrorCode.CLUSTER_NOT_FOUNDED):
 
 class MetadataDivergedError(PenstockError, code=ErrorCode.METADATA_DIVERGED):
     """The broker acted on metadata that were given up since; it must begin anew."""
+
+
+class InvalidTransactionalIdError(PenstockError, code=ErrorCode.INVALID_TRANSACTIONAL_ID):
+    """The transactional id is not allowed."""
+
+
+class StaleGroupCommitError(PenstockError, code=ErrorCode.STALE_GROUP_COMMIT):
+    """The group has committed a later epoch number: an old checkpoint was restored."""
+
+
+class GroupCommitConflictError(PenstockError, code=ErrorCode.GROUP_COMMIT_CONFLICT):
+    """The epoch number is committed with other winners."""
+
+
+class UnknownAttemptError(PenstockError, code=ErrorCode.UNKNOWN_ATTEMPT):
+    """No attempt of this id is open: it timed out, or is of another group or epoch number."""
 
 
 class ConfigurationError(PenstockError, code=ErrorCode.CONFIGURATION):

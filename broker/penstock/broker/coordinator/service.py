@@ -107,6 +107,15 @@ class GroupsServicer(GroupsServicerBase):
         except PenstockError as error:
             return groups_pb2.CommitOffsetsResponse(error=error.to_proto())
 
+    async def CommitTransactionOffsets(
+        self, request: groups_pb2.CommitTransactionOffsetsRequest, context: Any
+    ) -> groups_pb2.CommitTransactionOffsetsResponse:
+        """Not known to this version."""
+        await context.abort(
+            grpc.StatusCode.UNIMPLEMENTED, "this broker's version has no transactions"
+        )
+        raise AssertionError("abort raises")
+
     async def FetchOffsets(
         self, request: groups_pb2.FetchOffsetsRequest, context: Any
     ) -> groups_pb2.FetchOffsetsResponse:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NoReturn
+
+import grpc
 
 from penstock.v1 import cluster_pb2, transactions_pb2
 from penstock.v1.transactions_pb2_grpc import TransactionsServicer as TransactionsServicerBase
@@ -39,6 +41,60 @@ class TransactionsServicer(TransactionsServicerBase):
             return transactions_pb2.InitProducerIdResponse(error=error.to_proto())
         return transactions_pb2.InitProducerIdResponse(producer_id=producer_id, producer_epoch=0)
 
+    async def EndTransaction(
+        self, request: transactions_pb2.EndTransactionRequest, context: Any
+    ) -> transactions_pb2.EndTransactionResponse:
+        """Not known to this version."""
+        return await _unknown(context)
+
+    async def BeginAttempt(
+        self, request: transactions_pb2.BeginAttemptRequest, context: Any
+    ) -> transactions_pb2.BeginAttemptResponse:
+        """Not known to this version."""
+        return await _unknown(context)
+
+    async def CommitGroup(
+        self, request: transactions_pb2.CommitGroupRequest, context: Any
+    ) -> transactions_pb2.CommitGroupResponse:
+        """Not known to this version."""
+        return await _unknown(context)
+
+    async def LastCommitted(
+        self, request: transactions_pb2.LastCommittedRequest, context: Any
+    ) -> transactions_pb2.LastCommittedResponse:
+        """Not known to this version."""
+        return await _unknown(context)
+
+    async def ListTransactions(
+        self, request: transactions_pb2.ListTransactionsRequest, context: Any
+    ) -> transactions_pb2.ListTransactionsResponse:
+        """Not known to this version."""
+        return await _unknown(context)
+
+    async def DescribeTransactions(
+        self, request: transactions_pb2.DescribeTransactionsRequest, context: Any
+    ) -> transactions_pb2.DescribeTransactionsResponse:
+        """Not known to this version."""
+        return await _unknown(context)
+
+    async def AbortTransaction(
+        self, request: transactions_pb2.AbortTransactionRequest, context: Any
+    ) -> transactions_pb2.AbortTransactionResponse:
+        """Not known to this version."""
+        return await _unknown(context)
+
+    async def DescribeProducers(
+        self, request: transactions_pb2.DescribeProducersRequest, context: Any
+    ) -> transactions_pb2.DescribeProducersResponse:
+        """Not known to this version."""
+        return await _unknown(context)
+
+    async def AbortHanging(
+        self, request: transactions_pb2.AbortHangingRequest, context: Any
+    ) -> transactions_pb2.AbortHangingResponse:
+        """Not known to this version."""
+        return await _unknown(context)
+
     async def _take(self) -> int:
         async with self._lock:
             if self._next >= self._end:
@@ -48,3 +104,8 @@ class TransactionsServicer(TransactionsServicerBase):
             producer_id = self._next
             self._next += 1
             return producer_id
+
+
+async def _unknown(context: Any) -> NoReturn:
+    await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this broker's version has no transactions")
+    raise AssertionError("abort raises")

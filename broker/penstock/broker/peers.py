@@ -1,0 +1,87 @@
+"""Channels to the other brokers, where they serve brokers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple
+
+from grpc import aio
+
+from penstock.broker.core.metadata_image import MetadataImage
+from penstock.broker.replication.ports import ChannelFactory
+from penstock.wire.errors import NetworkError
+
+
+class _Address(NamedTuple):
+    """Whom a channel leads to: a broker that registered anew may be another process."""
+
+    node_id: int
+    host: str
+    port: int
+    broker_epoch: int
+
+
+_Known = tuple[_Address, asyncio.Task[aio.Channel]]
+
+
+class Peers:
+    """One channel to each broker that is talked to, opened when it is first asked for and kept.
+
+    Used on one event loop. ``open_channel`` finds out where the broker serves brokers.
+    """
+
+    def __init__(self, image: MetadataImage, open_channel: ChannelFactory) -> None:
+        self._image = image
+        self._open_channel = open_channel
+        self._channels: dict[int, _Known] = {}
+
+    async def channel(self, node_id: int) -> aio.Channel:
+        """The channel to a broker; it stays the peers' own. Raises NetworkError."""
+        record = self._image.brokers.get(node_id)
+        if record is None:
+            raise NetworkError(f"broker {node_id} is not registered now")
+        address = _Address(node_id, record.host, record.port, record.broker_epoch)
+        known = self._channels.get(node_id)
+        if known is None or known[0] != address:
+            opening = asyncio.create_task(self._open(address), name=f"reach broker {node_id}")
+            self._channels[node_id] = address, opening
+            await _give_back(known)
+        else:
+            opening = known[1]
+        # Whoever gives up must not take the channel from the others that wait for it.
+        await asyncio.wait([opening])
+        if opening.cancelled():
+            raise NetworkError(f"broker {node_id} moved, or this broker stops")
+        error = opening.exception()
+        if error is None:
+            return opening.result()
+        if self._channels.get(node_id) == (address, opening):
+            del self._channels[node_id]
+        if isinstance(error, aio.AioRpcError):
+            raise NetworkError(
+                f"broker {node_id} at {address.host}:{address.port} can't be reached: "
+                f"{error.details() or error.code()}"
+            ) from error
+        raise error
+
+    async def _open(self, address: _Address) -> aio.Channel:
+        return await self._open_channel(address.node_id, address.host, address.port)
+
+    async def forget(self, node_id: int) -> None:
+        """Give a channel back; the next one begins with what may be another port."""
+        await _give_back(self._channels.pop(node_id, None))
+
+    async def close(self) -> None:
+        """Give all channels back."""
+        for node_id in list(self._channels):
+            await self.forget(node_id)
+
+
+async def _give_back(known: _Known | None) -> None:
+    if known is None:
+        return
+    opening = known[1]
+    opening.cancel()  # Does nothing to one that is done.
+    await asyncio.wait([opening])
+    if not opening.cancelled() and opening.exception() is None:
+        await opening.result().close(None)

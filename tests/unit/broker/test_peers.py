@@ -1,0 +1,92 @@
+"""Channels to other brokers: one each, for as long as it is the same process."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from grpc import StatusCode, aio
+
+from penstock.broker.peers import Peers
+from penstock.wire.errors import NetworkError
+
+
+class _Channel:
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    async def close(self, _grace: float | None) -> None:
+        self.is_closed = True
+
+
+class _World:
+    """Brokers by node id, and the channels that were opened to them."""
+
+    def __init__(self) -> None:
+        self.brokers = {2: SimpleNamespace(host="b", port=9092, broker_epoch=1)}
+        self.opened: list[_Channel] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.failure: Exception | None = None
+        image: Any = SimpleNamespace(brokers=self.brokers)
+        opening: Any = self._open
+        self.peers = Peers(image, opening)
+
+    async def _open(self, _node_id: int, _host: str, _port: int) -> _Channel:
+        await self.gate.wait()
+        if self.failure is not None:
+            raise self.failure
+        self.opened.append(_Channel())
+        return self.opened[-1]
+
+
+async def test_all_who_ask_share_one_channel() -> None:
+    world = _World()
+    world.gate.clear()
+    asked = [asyncio.ensure_future(world.peers.channel(2)) for _ in range(3)]
+    await asyncio.sleep(0)
+    asked[0].cancel()
+    world.gate.set()
+    found = await asyncio.gather(*asked[1:])
+    assert found[0] is found[1] is world.opened[0]  # type: ignore[comparison-overlap]
+    assert len(world.opened) == 1
+    await world.peers.close()
+    assert world.opened[0].is_closed
+
+
+async def test_a_broker_that_registered_anew_gets_a_new_channel() -> None:
+    world = _World()
+    before = await world.peers.channel(2)
+    world.brokers[2].broker_epoch = 7
+    after = await world.peers.channel(2)
+    assert after is not before
+    assert world.opened[0].is_closed
+    assert not world.opened[1].is_closed
+
+
+async def test_who_waits_for_a_broker_that_moved_is_told_so() -> None:
+    world = _World()
+    world.gate.clear()
+    first = asyncio.ensure_future(world.peers.channel(2))
+    await asyncio.sleep(0)
+    await world.peers.forget(2)
+    with pytest.raises(NetworkError, match="moved"):
+        await first
+
+
+async def test_a_broker_out_of_reach_is_tried_anew() -> None:
+    world = _World()
+    world.failure = aio.AioRpcError(
+        StatusCode.UNAVAILABLE, aio.Metadata(), aio.Metadata(), details="nobody there"
+    )
+    with pytest.raises(NetworkError, match=r"broker 2 at b:9092 .*nobody there"):
+        await world.peers.channel(2)
+    world.failure = None
+    assert await world.peers.channel(2) is world.opened[0]  # type: ignore[comparison-overlap]
+
+
+async def test_a_broker_that_is_not_registered() -> None:
+    with pytest.raises(NetworkError, match="not registered"):
+        await _World().peers.channel(3)

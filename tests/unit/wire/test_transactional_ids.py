@@ -1,0 +1,67 @@
+"""Ids of transactions, and what an attempt's id says."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.wire.errors import InvalidTransactionalIdError
+from penstock.wire.transactional_ids import (
+    MAX_TRANSACTIONAL_ID_BYTES,
+    Attempt,
+    check_commit_group,
+    check_transactional_id,
+    coordinating_key,
+    parse_attempt,
+)
+
+_TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=80)
+
+
+@given(_TEXT, st.integers(0, 2**63 - 1), st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1))
+def test_an_attempt_is_read_back_from_its_id(
+    group: str, epoch_number: int, task: int, attempt: int
+) -> None:
+    named = Attempt(group, epoch_number, task, attempt)
+    assert parse_attempt(named.transactional_id) == named
+    assert coordinating_key(named.transactional_id) == group
+
+
+@given(_TEXT)
+def test_what_a_program_may_choose_is_no_attempt(transactional_id: str) -> None:
+    try:
+        check_transactional_id(transactional_id)
+    except InvalidTransactionalIdError:
+        return
+    assert parse_attempt(transactional_id) is None
+    assert coordinating_key(transactional_id) == transactional_id
+
+
+def test_the_longest_group_has_attempts_whose_ids_are_allowed() -> None:
+    longest = next(n for n in range(600, 0, -1) if _is_allowed("g" * n))
+    attempt = Attempt("g" * longest, 2**63 - 1, 2**31 - 1, 2**63 - 1)
+    assert len(attempt.transactional_id.encode()) == MAX_TRANSACTIONAL_ID_BYTES
+
+
+def _is_allowed(group: str) -> bool:
+    try:
+        check_commit_group(group)
+    except InvalidTransactionalIdError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("transactional_id", "told"),
+    [
+        ("", "must not be empty"),
+        ("x" * 513, "513 bytes"),
+        ("\ud800", "UTF-8"),
+        ("__attempt/1/2/3/g", "kept for the attempts"),
+        ("__attempt/what", "kept for the attempts"),
+    ],
+)
+def test_ids_that_are_not_allowed(transactional_id: str, told: str) -> None:
+    with pytest.raises(InvalidTransactionalIdError, match=told):
+        check_transactional_id(transactional_id)
