@@ -348,7 +348,11 @@ class ManagedDirectory:
                 key=key,
                 config=config,
                 saved=SavedState(
-                    saved.recovery_point, saved.log_start_offset, clean, saved.cleaned_offset
+                    saved.recovery_point,
+                    saved.log_start_offset,
+                    clean,
+                    saved.cleaned_offset,
+                    saved.high_watermark,
                 ),
             )
         except DamagedLogError as error:
