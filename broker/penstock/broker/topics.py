@@ -16,6 +16,7 @@ from penstock.wire.errors import (
 from penstock.wire.wording import counted
 
 OFFSETS_TOPIC: Final = "__consumer_offsets"
+TRANSACTIONS_TOPIC: Final = "__transaction_state"
 
 _TIMEOUT_MS: Final = 5_000
 
