@@ -141,7 +141,8 @@ class Appends:
             check_writing_id(transactional_id)
             partition = self._locate(*target)
             producer = _producer_of(records, partition)
-            self._check_min_isr(partition)
+            if partition.replica.under_min_isr:
+                raise _too_few(partition)  # What can't be appended is not asked for.
         except Exception as error:
             on_end(error)
             return
@@ -257,22 +258,14 @@ class Appends:
         acks: common_pb2.Acks.ValueType,
         verified: tuple[int, int] | None = None,
     ) -> AppendInfo:
-        if acks == common_pb2.ACKS_ALL:
-            self._check_min_isr(partition)
+        if acks == common_pb2.ACKS_ALL and partition.replica.under_min_isr:
+            raise _too_few(partition)
         try:
             return partition.append_as_leader(
                 records, wall_ms=self._wall_clock_ms(), verified=verified
             )
         except DiskFullError as error:
             raise DiskFullError(f"broker {self._node_id}: {error.message}") from error
-
-    @staticmethod
-    def _check_min_isr(partition: Partition) -> None:
-        replica = partition.replica
-        if replica.under_min_isr:
-            raise not_enough_replicas(
-                partition.name, replica.isr, replica.min_isr, replica.replicas
-            )
 
     def _too_late(self, partition: Partition, offset: int, timeout_ms: int) -> PenstockError:
         replica = partition.replica
@@ -286,6 +279,11 @@ class Appends:
             f"{', '.join(map(str, behind)) or self._node_id} within {timeout_ms} ms; it may yet "
             "be committed"
         )
+
+
+def _too_few(partition: Partition) -> PenstockError:
+    replica = partition.replica
+    return not_enough_replicas(partition.name, replica.isr, replica.min_isr, replica.replicas)
 
 
 def _producer_of(records: Buffer, partition: Partition) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from heapq import nlargest
 from typing import Final, NamedTuple
 
@@ -32,9 +32,10 @@ _MAX_EPOCH: Final = 2**15 - 1
 _NO_COORDINATOR: Final = -1  # In the mark of a hanging transaction.
 _IDLE_PRODUCERS_TOLD: Final = 1_000
 
-MarkListener = Callable[[str, int, int, int], object]
-"""Called with topic, partition, leader epoch and log end once marks were appended there by this
-broker as the leader, before they are committed. It must not raise."""
+MarkListener = Callable[[str, int, int, Sequence[Marker], int], object]
+"""Called with topic, partition, leader epoch, marks and log end once this broker has appended them
+as the leader, before they are committed. Some of the marks may have been there. It must not raise.
+"""
 
 logger = structlog.get_logger()
 
@@ -147,7 +148,7 @@ class LedTransactions:
         if info.size_bytes:
             topic, number = partition.name
             for listener in self._listeners:
-                listener(topic, number, replica.leader_epoch, info.last_offset + 1)
+                listener(topic, number, replica.leader_epoch, markers, info.last_offset + 1)
 
     async def _wait(self, commit: _Commit) -> None:
         try:
@@ -259,9 +260,9 @@ def _describe(partition: Partition, entry: transactions_pb2.PartitionProducers) 
     log = partition.log
     entry.last_stable_offset = log.last_stable_offset(partition.replica.high_watermark)
     started = {one.producer_id: one.first_offset for one in log.open_transactions()}
-    idle = []
-    told = []
-    for producer_id, producer in log.producers():
+    idle: list[tuple[int, ProducerEntry]] = []
+    told: list[tuple[int, ProducerEntry]] = []
+    for producer_id, producer in log.producers.entries():
         (told if producer_id in started else idle).append((producer_id, producer))
     told += nlargest(_IDLE_PRODUCERS_TOLD, idle, key=lambda item: item[1].last_seen_ms)
     for producer_id, producer in sorted(told, key=lambda item: item[0]):

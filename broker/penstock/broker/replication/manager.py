@@ -22,6 +22,7 @@ from penstock.broker.replication.fetch import Fetcher
 from penstock.broker.replication.follower import FollowerLinks
 from penstock.broker.replication.hosting import Hosting
 from penstock.broker.replication.isr import IsrProposer
+from penstock.broker.replication.led_transactions import LedTransactions
 from penstock.broker.replication.offsets import (
     delete_records,
     find_times,
@@ -115,6 +116,7 @@ class ReplicaManager:
         )
         self.begin_append = self._appends.begin  # ``append`` for who does not want to wait.
         self.begin_transactional_append = self._appends.begin_transactional
+        self.transactions = LedTransactions(node_id, image, self._locate, wall_clock_ms)
         self._deadlines = Deadlines(clock_ms, self._deadline_came)
         self._proposer = IsrProposer(node_id, broker_epoch, alter_partition, clock_ms)
         self._links = FollowerLinks(

@@ -110,7 +110,10 @@ class Producing:
             on_end = partial(ended, at)
             where = entry.partition
             try:
-                _check(where, sizes[at])
+                if not sizes[at]:
+                    raise InvalidRequestError(
+                        f"{where.topic}-{where.partition}: the request has no record batch"
+                    )
                 self._check_topic(where.topic)
             except PenstockError as error:
                 on_end(error)
@@ -214,10 +217,3 @@ def _response(
         correlation_id=request.correlation_id,
         partitions=[result for result in results if result is not None],
     )
-
-
-def _check(where: common_pb2.TopicPartition, size_bytes: int) -> None:
-    if not size_bytes:
-        raise InvalidRequestError(
-            f"{where.topic}-{where.partition}: the request has no record batch"
-        )
