@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -153,6 +154,10 @@ def entries(request: coordination_pb2.AddPartitionsRequest) -> list[tuple[str, i
     ]
 
 
+def under_way(world: World, count: int) -> bool:
+    return len(world.local.requests) >= count
+
+
 async def test_what_is_asked_at_once_goes_together_to_whom_it_concerns() -> None:
     async with asking() as world:
         world.ask(
@@ -195,7 +200,7 @@ async def test_an_answer_that_takes_long_holds_up_others_for_a_while_only() -> N
         world.local.gate.clear()
         for producer_id in range(12):
             world.ask(question(producer_id=producer_id))
-            await eventually(lambda: len(world.local.requests) >= min(producer_id + 1, 8))  # noqa: B023
+            await eventually(partial(under_way, world, min(producer_id + 1, 8)))
         # What is under way is bounded all the same.
         assert len(world.local.requests) == 8
         world.local.gate.set()
