@@ -47,6 +47,7 @@ from penstock.client.errors import __all__ as _error_names
 from penstock.client.model import (
     ConsumerMetrics,
     ConsumerRecord,
+    GroupMetadata,
     Header,
     OffsetAndMetadata,
     OffsetAndTimestamp,
@@ -74,6 +75,7 @@ __all__ = [  # noqa: PLE0604 - the names of errors are strings
     "CreatedTopic",
     "GroupDescription",
     "GroupListing",
+    "GroupMetadata",
     "Header",
     "MemberDescription",
     "OffsetAndMetadata",
