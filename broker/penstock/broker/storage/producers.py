@@ -9,14 +9,15 @@ from typing import Final, NamedTuple
 import structlog
 
 from penstock.broker.core.epoch_history import EpochHistory
+from penstock.broker.core.producer_stage import ProducerStage
 from penstock.broker.core.producer_state import (
     ANY_PRODUCER,
     NEVER_FORGOT,
     RESTART_GRACE_MS,
-    ProducerStage,
     ProducerState,
 )
 from penstock.broker.core.producer_undo import ProducerUndo
+from penstock.broker.core.transactions import EndedTransaction
 from penstock.broker.storage.checkpoints import newest_snapshot, snapshot_path, write_ahead
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.log_files import Batch, FileWrite, LogFiles
@@ -49,9 +50,9 @@ class FoundProducers(NamedTuple):
 
 
 def load_producers(
-    files: LogFiles, end_offset: int, epochs: EpochHistory, now_ms: int
+    files: LogFiles, end_offset: int, epochs: EpochHistory, now_ms: int, *, committed: int = 0
 ) -> FoundProducers:
-    """What the producers wrote below ``end_offset``.
+    """What the producers wrote below ``end_offset``; all below ``committed`` is committed.
 
     The clock of an append is not in the log, so those found there count as seen at ``now_ms``:
     they are remembered rather too long than too short. Without the log's beginning and a snapshot
@@ -62,7 +63,7 @@ def load_producers(
     """
     state, offset = _known(files, end_offset, epochs)
     undo = ProducerUndo()
-    _replay(files, state, offset, end_offset, now_ms, undo=undo)
+    _replay(files, state, offset, end_offset, now_ms, undo=undo, committed=committed)
     _tell_of_doubts(files, state)
     return FoundProducers(state, undo)
 
@@ -102,14 +103,20 @@ def _replay(
     now_ms: int,
     *,
     undo: ProducerUndo | None = None,
+    committed: int = 0,
 ) -> None:
-    """Bring the state at ``offset`` up to ``end``; ``undo`` notes the last of it."""
+    """Bring the state at ``offset`` up to ``end``; ``undo`` notes the last of it.
+
+    Marks below ``committed`` are for good.
+    """
     active = files.active
     for segment, placed in files.walk(offset, end):
         header = placed.header
         read = partial(segment.read_at, header.size_bytes, placed.position)
         is_last = segment is active and active.size_bytes - placed.position <= _UNDONE_BYTES
         _note(state, header, read, now_ms, undo if is_last else None)
+        if header.is_control:  # There may be very many of them.
+            state.transactions.committed(committed)
 
 
 def _note(
@@ -130,7 +137,7 @@ def _note(
     if undo is None:
         state.record(header, header.base_offset, now_ms)
         return
-    stage = state.staged()
+    stage = ProducerStage(state)
     stage.record(header, header.base_offset, now_ms)
     undo.note(header.base_offset, header.next_offset, stage)
     stage.commit()
@@ -235,14 +242,18 @@ class LogProducers:
             self._undo.clear()  # It would bring some of them back, and not all.
         return now_ms
 
-    def commit(self, begin: int, end: int, stage: ProducerStage) -> None:
-        """The batches of an append from ``begin`` to below ``end`` are in the log."""
+    def commit(self, begin: int, end: int, stage: ProducerStage) -> list[EndedTransaction]:
+        """The batches of an append from ``begin`` to below ``end`` are in the log.
+
+        The transactions that they end, by their marks.
+        """
         self._undo.note(begin, end, stage)
-        stage.commit()
+        return stage.commit()
 
     def committed(self, offset: int) -> None:
         """What lies below ``offset`` is not expected to be cut."""
         self._undo.committed(offset)
+        self.state.transactions.committed(offset)
 
     def snapshot(self, offset: int, state: ProducerState | None = None) -> list[FileWrite]:
         """What a flush is to write of the state at ``offset``: by default of that of now."""
