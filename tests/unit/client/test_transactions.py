@@ -5,111 +5,35 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from penstock.client import (
     AsyncProducer,
-    Consumer,
-    GroupMetadata,
-    InvalidGroupIdError,
     InvalidProducerEpochError,
     InvalidRequestError,
     InvalidTxnStateError,
     NotEnoughReplicasError,
-    OffsetAndMetadata,
     Producer,
     ProducerFencedError,
     RecordTooLargeError,
     RequestTimedOutError,
-    TopicPartition,
     TransactionAbortableError,
 )
-from penstock.v1 import groups_pb2, transactions_pb2
+from penstock.v1 import transactions_pb2
 from penstock.wire.errors import (
     ConcurrentTransactionsError,
-    FencedMemberEpochError,
     InvalidTransactionTimeoutError,
     PenstockError,
     UnknownProducerIdError,
-    UnstableOffsetCommitError,
 )
 from penstock.wire.records import parse_header
 from tests.support import eventually, wait_until
 from tests.unit.client.conftest import Background
 from tests.unit.client.fake_transactions import FakeTransactions
 from tests.unit.client.test_producer import refusal
-
-
-class Sync:
-    """An AsyncProducer as a synchronous one, on a loop of its own: one test is for both."""
-
-    def __init__(self, bootstrap: str, **settings: Any) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._loop.set_exception_handler(lambda loop, context: None)
-        self._producer = AsyncProducer(bootstrap, **settings)
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._producer, name)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return self._loop.run_until_complete(method(*args, **kwargs))
-
-        return call
-
-    def transaction(self) -> Any:
-        block = self._producer.transaction()
-        run = self._loop.run_until_complete
-
-        class Block:
-            def __enter__(self) -> None:
-                run(block.__aenter__())
-
-            def __exit__(self, *what: Any) -> Any:
-                return run(block.__aexit__(*what))
-
-        return Block()
-
-    def __enter__(self) -> Sync:
-        return self
-
-    def __exit__(self, *what: object) -> None:
-        try:
-            self._loop.run_until_complete(self._producer.__aexit__(*what))  # type: ignore[arg-type]
-        finally:
-            self._loop.close()
-
-
-@pytest.fixture(params=[Producer, Sync], ids=["sync", "asyncio"])
-def make(request: pytest.FixtureRequest, background: Background) -> Callable[..., Any]:
-    background.cluster.add_topic("a", 2)
-    background.cluster.add_topic("b")
-
-    def make_one(transactional_id: str | None = "t", **settings: Any) -> Any:
-        settings = {"linger_ms": 0, "retry_backoff_ms": 10, **settings}
-        return request.param(
-            background.cluster.bootstrap, transactional_id=transactional_id, **settings
-        )
-
-    return make_one
-
-
-@pytest.fixture
-def fake(background: Background) -> FakeTransactions:
-    return background.cluster.transactions
-
-
-def in_block(producer: Any, *steps: Callable[[], object]) -> None:
-    """Take the steps in one transaction."""
-    with producer.transaction():
-        for step in steps:
-            step()
-
-
-def asked(fake: FakeTransactions, kind: type) -> list[Any]:
-    return [request for request in fake.asked if isinstance(request, kind)]
+from tests.unit.client.transactional import Sync, asked, in_block
 
 
 def test_what_is_committed_is_there_and_what_is_aborted_is_not(
@@ -434,53 +358,6 @@ def test_what_brokers_do_not_allow_is_said_by_the_first_begin(
         producer.abort_transaction()
 
 
-def test_positions_are_the_groups_with_the_commit(make: Any, fake: FakeTransactions) -> None:
-    name = TopicPartition("a", 1)
-    group = fake.cluster.groups["g"]
-    with make() as producer:
-        producer.begin_transaction()
-        producer.send("b", b"1")
-        producer.send_offsets_to_transaction({name: 7}, GroupMetadata("g", "m", 4))
-        assert not group.offsets
-        producer.commit_transaction()
-        assert group.offsets[name].offset == 7
-        [request] = asked(fake, groups_pb2.CommitTransactionOffsetsRequest)
-        commit = request.commit
-        assert (commit.group_id, commit.member_id, commit.member_epoch) == ("g", "m", 4)
-        assert (request.transactional_id, request.producer_epoch) == ("t", 0)
-        producer.begin_transaction()
-        producer.send_offsets_to_transaction({name: OffsetAndMetadata(9)}, GroupMetadata("g"))
-        producer.abort_transaction()
-        assert group.offsets[name].offset == 7
-        producer.begin_transaction()
-        producer.send_offsets_to_transaction({name: 8}, GroupMetadata("g"))  # And no record.
-        producer.commit_transaction()
-        assert group.offsets[name].offset == 8
-
-
-def test_positions_that_the_group_refuses_spoil_the_transaction(
-    make: Any, fake: FakeTransactions
-) -> None:
-    fake.on_ask = lambda what, request: (
-        FencedMemberEpochError("taken away") if "Offsets" in what else None
-    )
-    with make() as producer:
-        with pytest.raises(TransactionAbortableError, match="taken away") as raised:
-            in_block(
-                producer,
-                lambda: producer.send("a", b"1", partition=0),
-                lambda: producer.send_offsets_to_transaction(
-                    {TopicPartition("b", 0): 1}, GroupMetadata("g", "m", 4)
-                ),
-            )
-        assert isinstance(raised.value.__cause__, FencedMemberEpochError)
-        with pytest.raises(InvalidTxnStateError, match="begin_transaction"):
-            producer.send_offsets_to_transaction(
-                {TopicPartition("b", 0): 1}, GroupMetadata("g", "m", 4)
-            )
-    assert fake.committed("a") == []
-
-
 def test_closing_aborts_what_is_open_and_says_so(
     make: Any, fake: FakeTransactions, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -547,36 +424,6 @@ async def test_a_commit_that_is_cancelled_can_be_asked_for_again(background: Bac
         fake.on_ask = None
         await producer.commit_transaction()
     assert fake.committed("a") == [b"1"]
-
-
-def test_a_consumer_says_who_it_is_in_its_group(background: Background) -> None:
-    background.cluster.add_topic("a")
-    with Consumer(background.cluster.bootstrap, group_id="g", topics="a") as consumer:
-        assert consumer.group_metadata() == GroupMetadata("g")
-        consumer.poll(500)
-        [member] = background.cluster.groups["g"].members.values()
-        found = consumer.group_metadata()
-        assert (found.member_id, found.member_epoch) == (member.member_id, member.epoch)
-    with (
-        Consumer(background.cluster.bootstrap) as loner,
-        pytest.raises(InvalidGroupIdError, match="no group_id"),
-    ):
-        loner.group_metadata()
-
-
-def test_positions_of_an_open_transaction_are_waited_for(background: Background) -> None:
-    background.cluster.add_topic("a")
-    requests: list[groups_pb2.FetchOffsetsRequest] = []
-
-    def unstable(request: groups_pb2.FetchOffsetsRequest) -> PenstockError | None:
-        requests.append(request)
-        return UnstableOffsetCommitError("one is open") if len(requests) < 3 else None
-
-    background.cluster.on_fetch_offsets = unstable
-    with Consumer(background.cluster.bootstrap, group_id="g", retry_backoff_ms=10) as consumer:
-        assert consumer.committed(TopicPartition("a", 0)) == {TopicPartition("a", 0): None}
-    assert len(requests) == 3
-    assert all(request.require_stable for request in requests)
 
 
 def test_the_leaders_own_fencing_is_not_taken_for_a_coordinators(
