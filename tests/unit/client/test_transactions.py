@@ -251,9 +251,8 @@ def test_an_abort_gives_up_what_is_on_its_way(make: Any, fake: FakeTransactions)
 def _turn(producer: Any) -> bool:
     """Let an asyncio producer's loop run."""
     if isinstance(producer, Sync):
-        producer._loop.run_until_complete(
-            asyncio.sleep(0.01)
-        )  # Its loop runs only while it is run.
+        pause = asyncio.sleep(0.01)  # Its loop runs only while it is run.
+        producer._loop.run_until_complete(pause)
     return False
 
 
