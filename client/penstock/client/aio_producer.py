@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Self, Unpack
+from typing import Any, ClassVar, Final, Self, Unpack
 
 from penstock.client import arguments
 from penstock.client.arrow_sending import ArrowRecords
@@ -40,12 +40,14 @@ class AsyncProducer:
     Belongs to the event loop on which it is first used; safe for any number of its tasks.
     """
 
+    _config_type: ClassVar[type[ProducerConfig]] = ProducerConfig
+
     def __init__(
         self,
         bootstrap_servers: str | Iterable[str] = "localhost:9092",
         **settings: Unpack[ProducerSettings],
     ) -> None:
-        self.config = ProducerConfig.load(bootstrap_servers, settings)
+        self.config = self._config_type.load(bootstrap_servers, settings)
         self._guard = LoopGuard("AsyncProducer")
         self._room = asyncio.Event()
         self._engine = ProducerEngine(

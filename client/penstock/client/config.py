@@ -25,7 +25,7 @@ from penstock.wire.errors import (
     InvalidTransactionalIdError,
 )
 from penstock.wire.names import check_group_id
-from penstock.wire.transactional_ids import check_transactional_id
+from penstock.wire.transactional_ids import check_transactional_id, parse_attempt
 from penstock.wire.transport import parse_address
 
 Acks = Literal["all", 0, 1, -1, "0", "1", "-1"]
@@ -102,6 +102,27 @@ class AdminSettings(CommonSettings, total=False):
     """What administration takes; see AdminConfig."""
 
     default_api_timeout_ms: int
+
+
+class CommitSettings(AdminSettings, total=False):
+    """What commits of groups take; see CommitConfig."""
+
+
+class AttemptSettings(CommonSettings, total=False):
+    """What attempts' writers take: a producer's, but for what is settled by what they are."""
+
+    linger_ms: int
+    batch_size: int
+    max_batch_size: int
+    compression: CompressionName
+    delivery_timeout_ms: int
+    max_request_size: int
+    buffer_memory: int
+    max_block_ms: int
+    partitioner: Literal["default", "round_robin"] | Partitioner
+    key_serializer: SerializerName | Serializer
+    value_serializer: SerializerName | Serializer
+    transaction_timeout_ms: int
 
 
 def _bounded(default: int, low: int, high: int = _MAX_INT32) -> Any:
@@ -314,6 +335,20 @@ class ProducerConfig(CommonConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptConfig(ProducerConfig):
+    """The settings of an attempt's producer, whose transactional id is the attempt's."""
+
+    what: ClassVar[str] = "attempt"
+
+    client_id: str = "penstock-attempt"
+    transaction_timeout_ms: int = _bounded(900_000, 1)
+    """An attempt that nobody has committed after so long is aborted by the cluster."""
+
+    def _check_transactional_id(self, transactional_id: str) -> None:
+        assert parse_attempt(transactional_id) is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerConfig(CommonConfig):
     """A consumer's settings."""
 
@@ -390,6 +425,15 @@ class AdminConfig(CommonConfig):
     client_id: str = "penstock-admin"
     default_api_timeout_ms: int = _bounded(60_000, 1)
     """How long one operation may take with all its retries."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitConfig(AdminConfig):
+    """The settings of a group's commits."""
+
+    what: ClassVar[str] = "group commits"
+
+    client_id: str = "penstock-commits"
 
 
 _CHOICES: Final[Mapping[str, tuple[object, ...]]] = {

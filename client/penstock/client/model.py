@@ -88,6 +88,16 @@ class GroupMetadata:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupCommit:
+    """What a group of commits has committed last: the epoch number (-1: nothing yet), and the ids
+    of the attempts that won.
+    """
+
+    epoch_number: int
+    winners: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ConsumerMetrics:
     """How far behind a consumer is: ``records_lag`` by partition, of those that are known.
 

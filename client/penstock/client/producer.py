@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, ClassVar, Self, Unpack
 
 from penstock.client import arguments
 from penstock.client.arrow_sending import ArrowRecords
@@ -47,12 +47,14 @@ class Producer:
     thread may begin and end them, and what is sent by any thread in between belongs to it.
     """
 
+    _config_type: ClassVar[type[ProducerConfig]] = ProducerConfig
+
     def __init__(
         self,
         bootstrap_servers: str | Iterable[str] = "localhost:9092",
         **settings: Unpack[ProducerSettings],
     ) -> None:
-        self.config = ProducerConfig.load(bootstrap_servers, settings)
+        self.config = self._config_type.load(bootstrap_servers, settings)
         self._guard = ForkGuard("Producer")
         self._thread = LoopThread.shared()
         # Taken by itself, not through the condition, whose ``with`` an interrupt (Ctrl-C) can leave
