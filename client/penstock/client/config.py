@@ -370,8 +370,9 @@ class ConsumerConfig(CommonConfig):
     latest, none (NoOffsetError), or by_duration: and an ISO 8601 duration, such as by_duration:P3D:
     at the first record that is at most so old, or at the end where none is."""
     isolation_level: IsolationLevel = "read_uncommitted"
-    """Whether records of open and aborted transactions are read: read_committed hands out none of
-    them, and ends where the oldest open transaction begins."""
+    """Whether records of open and aborted transactions are read. With read_committed they are not:
+    it reads up to where the oldest open transaction begins, and so far go the end offsets, `latest`
+    and the lag."""
     enable_auto_commit: bool = True
     """Commit in the background what earlier polls handed out."""
     auto_commit_interval_ms: int = _bounded(5_000, 0)

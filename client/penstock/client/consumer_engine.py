@@ -30,7 +30,7 @@ from penstock.client.core.subscription import (
     pattern_text,
 )
 from penstock.client.deadline import Deadline
-from penstock.client.fetch_loop import MOST_ROWS, FetchLoop
+from penstock.client.fetch_loop import MOST_ROWS, FetchLoop, isolation_of
 from penstock.client.group_link import GroupLink
 from penstock.client.leader_calls import LeaderCalls
 from penstock.client.metadata_keeper import MetadataKeeper
@@ -69,7 +69,7 @@ class ConsumerEngine:
         self._cluster = Cluster(config)
         self._keeper = MetadataKeeper(self._cluster, self._on_metadata)
         self._coordinators = Coordinators(self._cluster)
-        self._leaders = LeaderCalls(self._cluster, self._keeper)
+        self._leaders = LeaderCalls(self._cluster, self._keeper, isolation_of(config))
         self._fetch = FetchLoop(
             self._cluster,
             self._keeper,

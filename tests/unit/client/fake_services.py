@@ -205,7 +205,7 @@ class FakeServices(
                 result.error.CopyFrom(error.to_proto())
                 size += request.min_bytes
                 continue
-            result.high_watermark = partition.end
+            result.high_watermark = result.last_stable_offset = partition.end
             data = b""
             for _, following, batch in partition.batches:
                 if following > entry.fetch_offset and (
