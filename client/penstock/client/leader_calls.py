@@ -32,7 +32,15 @@ class LeaderCalls:
     Belongs to one event loop.
     """
 
-    def __init__(self, cluster: Cluster, keeper: MetadataKeeper) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        keeper: MetadataKeeper,
+        isolation_level: common_pb2.IsolationLevel.ValueType = (
+            common_pb2.ISOLATION_LEVEL_READ_UNCOMMITTED
+        ),
+    ) -> None:
+        self._isolation_level = isolation_level  # What bounds the offsets that are found.
         self._cluster = cluster
         self._keeper = keeper
         self._failures: dict[int, PenstockError] = {}  # Of the last call of each broker.
@@ -199,7 +207,7 @@ class LeaderCalls:
         remaining_ms: float,
         topic_ids: TopicIds,
     ) -> Outcome[OffsetAndTimestamp]:
-        request = log_pb2.ListOffsetsRequest()
+        request = log_pb2.ListOffsetsRequest(isolation_level=self._isolation_level)
         for partition, time_ms in times_ms.items():
             request.partitions.add(
                 partition=self._proto(partition, topic_ids),
