@@ -22,7 +22,7 @@ A0, A1 = TopicPartition("a", 0), TopicPartition("a", 1)
 NOW_MS = int(time.time() * 1000)
 
 
-def writer(producer_id: int, start_offset: int, ago_ms: int = 10_000) -> ProducerState:
+def writer(producer_id: int, start_offset: int, ago_ms: int = 7_200_000) -> ProducerState:
     return ProducerState(producer_id, 3, 0, NOW_MS - ago_ms, start_offset)
 
 
@@ -60,28 +60,28 @@ async def test_what_no_coordinator_knows_hangs() -> None:
     admin = Admin({A0: (writer(1, 5), writer(2, -1)), A1: (writer(3, 9, ago_ms=0),)})
     admin.knows("other", 8, "ongoing", A0)
     admin.knows("gone", 1, "ongoing", A0)
-    found = await admin.find_hanging([A0, A1], older_than_ms=5_000)
-    assert found == [HangingTransaction(A0, 1, 3, 5, NOW_MS - 10_000)]
+    found = await admin.find_hanging([A0, A1], older_than_ms=3_600_000)
+    assert found == [HangingTransaction(A0, 1, 3, 5, NOW_MS - 7_200_000)]
 
 
 @pytest.mark.parametrize("state", ["ongoing", "prepare_commit", "prepare_abort"])
 async def test_what_a_coordinator_will_end_does_not(state: str) -> None:
     admin = Admin({A0: (writer(1, 5),), A1: (writer(1, 6),)})
     admin.knows("t", 1, state, A0)
-    [found] = await admin.find_hanging([A0, A1], older_than_ms=5_000)
+    [found] = await admin.find_hanging([A0, A1], older_than_ms=3_600_000)
     assert found.partition == A1  # It is not in the coordinator's transaction.
 
 
 async def test_an_id_without_a_transaction_will_end_nothing() -> None:
     admin = Admin({A0: (writer(1, 5),)})
     admin.knows("t", 1, "empty")
-    assert len(await admin.find_hanging([A0], older_than_ms=5_000)) == 1
+    assert len(await admin.find_hanging([A0], older_than_ms=3_600_000)) == 1
 
 
 async def test_what_ended_meanwhile_did_not_hang() -> None:
     for later in ({}, {A0: (writer(1, 77),)}):  # Another one of the producer is open by now.
         admin = Admin({A0: (writer(1, 5),)}, later)
-        assert await admin.find_hanging([A0], older_than_ms=5_000) == []
+        assert await admin.find_hanging([A0], older_than_ms=3_600_000) == []
 
 
 async def test_what_is_not_open_is_not_aborted() -> None:
