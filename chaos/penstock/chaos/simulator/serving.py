@@ -19,20 +19,29 @@ ACKS_ALL: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class ProduceRequest:
-    """Batches for one partition. ``acks`` is 0, 1 or -1, which is all; 0 gets no answer."""
+    """Batches for one partition. ``acks`` is 0, 1 or -1, which is all; 0 gets no answer.
+
+    ``transactional_id``: of the transaction that they are of, or empty.
+    """
 
     key: TopicIdPartition
     records: bytes
     acks: int
+    transactional_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
-    """What lies at an offset, if the broker leads in the epoch that the client knows (KIP-320)."""
+    """What lies at an offset, if the broker leads in the epoch that the client knows (KIP-320).
+
+    ``committed_only``: nothing of transactions that are not decided, and who is aborted.
+    """
 
     key: TopicIdPartition
     offset: int
     leader_epoch: int
+    committed_only: bool = False
+    max_bytes: int = 800
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +55,9 @@ class Answer:
     leader_epoch: int = -1
     high_watermark: int = -1
     log_start_offset: int = -1
+    log_end_offset: int = -1
+    last_stable_offset: int = -1
+    aborted: tuple[tuple[int, int], ...] = ()  # Producer ids and first offsets.
 
 
 def serve(broker: SimulatedBroker, method: str, request: Any, reply: Callable[[Any], None]) -> None:
