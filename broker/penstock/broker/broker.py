@@ -45,7 +45,7 @@ from penstock.broker.storage.clock import steady_clock_ms
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.manager import LogManager
 from penstock.broker.storage.settings import CleanerSettings, FlushPolicy, LogSettings
-from penstock.broker.topics import OffsetsTopic
+from penstock.broker.topics import OFFSETS_TOPIC, InternalTopic
 from penstock.raft_meta.authentication import PeerAuthentication
 from penstock.raft_meta.connecting import NodeConnector
 from penstock.raft_meta.credentials import NodeTls
@@ -136,7 +136,7 @@ class Broker:
         self._link: ControllerLink
         self._actor: MetadataActor
         self._replicas: ReplicaManager
-        self._offsets_topic: OffsetsTopic
+        self._offsets_topic: InternalTopic
         self._groups: GroupCoordinator
         self._metadata: MetadataServicer
 
@@ -312,11 +312,13 @@ class Broker:
 
     def _make_groups(self) -> GroupCoordinator:
         config = self._config
-        self._offsets_topic = OffsetsTopic(
+        self._offsets_topic = InternalTopic(
+            OFFSETS_TOPIC,
             self._image,
             self._link,
             partition_count=config.offsets_topic_num_partitions,
             replication_factor=config.offsets_topic_replication_factor,
+            replication_setting="offsets.topic.replication.factor",
         )
         return GroupCoordinator(
             self._replicas,

@@ -20,7 +20,7 @@ from penstock.broker.service.log import LogServicer
 from penstock.broker.service.producing import MAX_PENDING_REQUESTS, Producing
 from penstock.broker.service.reassignments import ReplicaEnds
 from penstock.broker.service.transactions import TransactionsServicer
-from penstock.broker.topics import OffsetsTopic
+from penstock.broker.topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, InternalTopic
 from penstock.v1 import (
     admin_pb2,
     cluster_pb2,
@@ -481,21 +481,32 @@ async def test_a_transactional_id_is_refused_in_words() -> None:
     assert "no transactions" in answer.error.message
 
 
-# ---------------------------------------------------------------------- offsets topic
+# ---------------------------------------------------------------------- internal topics
 
 
-def offsets_topic(image: MetadataImage, controllers: FakeControllers) -> OffsetsTopic:
-    return OffsetsTopic(image, controllers, partition_count=4, replication_factor=3)
+def internal_topic(
+    image: MetadataImage, controllers: FakeControllers, name: str = OFFSETS_TOPIC
+) -> InternalTopic:
+    return InternalTopic(
+        name,
+        image,
+        controllers,
+        partition_count=4,
+        replication_factor=3,
+        replication_setting="some.replication.factor",
+    )
 
 
-async def test_the_offsets_topic_waits_for_enough_brokers() -> None:
+async def test_an_internal_topic_waits_for_enough_brokers() -> None:
     controllers = FakeControllers()
-    with pytest.raises(CoordinatorNotAvailableError, match=r"needs 3 brokers .* 2 are alive"):
-        await offsets_topic(image_with(brokers=2), controllers).ensure()
+    waits = r"needs 3 brokers .* 2 are alive.* set some\.replication\.factor lower"
+    with pytest.raises(CoordinatorNotAvailableError, match=waits):
+        await internal_topic(image_with(brokers=2), controllers).ensure()
     assert not controllers.commands
 
 
-async def test_the_offsets_topic_is_made_once_for_many_callers() -> None:
+@pytest.mark.parametrize("name", [OFFSETS_TOPIC, TRANSACTIONS_TOPIC])
+async def test_an_internal_topic_is_made_once_for_many_callers(name: str) -> None:
     image, controllers = image_with(), FakeControllers()
 
     def make(command: cluster_pb2.Command) -> None:
@@ -504,8 +515,8 @@ async def test_the_offsets_topic_is_made_once_for_many_callers() -> None:
         image.apply(cluster_pb2.MetadataDelta(index=2, topics=[record]))
 
     controllers.on_execute = make
-    topic = offsets_topic(image, controllers)
+    topic = internal_topic(image, controllers, name)
     found = await asyncio.gather(*(topic.ensure() for _ in range(5)))
-    assert {one.name for one in found} == {"__consumer_offsets"}
+    assert {one.name for one in found} == {name}
     assert len(controllers.commands) == 1
     assert controllers.commands[0].create_topic.configs["cleanup.policy"] == "compact"

@@ -9,14 +9,15 @@ from typing import Final, NamedTuple
 import structlog
 
 from penstock.broker.core.epoch_history import EpochHistory
+from penstock.broker.core.producer_stage import ProducerStage
 from penstock.broker.core.producer_state import (
     ANY_PRODUCER,
     NEVER_FORGOT,
     RESTART_GRACE_MS,
-    ProducerStage,
     ProducerState,
 )
 from penstock.broker.core.producer_undo import ProducerUndo
+from penstock.broker.core.transactions import EndedTransaction
 from penstock.broker.storage.checkpoints import newest_snapshot, snapshot_path, write_ahead
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.log_files import Batch, FileWrite, LogFiles
@@ -130,7 +131,7 @@ def _note(
     if undo is None:
         state.record(header, header.base_offset, now_ms)
         return
-    stage = state.staged()
+    stage = ProducerStage(state)
     stage.record(header, header.base_offset, now_ms)
     undo.note(header.base_offset, header.next_offset, stage)
     stage.commit()
@@ -235,14 +236,18 @@ class LogProducers:
             self._undo.clear()  # It would bring some of them back, and not all.
         return now_ms
 
-    def commit(self, begin: int, end: int, stage: ProducerStage) -> None:
-        """The batches of an append from ``begin`` to below ``end`` are in the log."""
+    def commit(self, begin: int, end: int, stage: ProducerStage) -> list[EndedTransaction]:
+        """The batches of an append from ``begin`` to below ``end`` are in the log.
+
+        The transactions that they end, by their marks.
+        """
         self._undo.note(begin, end, stage)
-        stage.commit()
+        return stage.commit()
 
     def committed(self, offset: int) -> None:
         """What lies below ``offset`` is not expected to be cut."""
         self._undo.committed(offset)
+        self.state.transactions.committed(offset)
 
     def snapshot(self, offset: int, state: ProducerState | None = None) -> list[FileWrite]:
         """What a flush is to write of the state at ``offset``: by default of that of now."""
