@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from random import Random
 from typing import Final
 
-from penstock.chaos.simulator.serving import ACKS_ALL
+from penstock.chaos.simulator.partition import SimulatedPartition
+from penstock.chaos.simulator.serving import ACKS_ALL, stable_offset
+from penstock.chaos.simulator.transactions import anomalies
 from penstock.chaos.simulator.transactions.actors import (
     Actor,
     Driver,
@@ -26,10 +28,7 @@ _SUCCESSIONS: Final = 0.7  # Of the producers that are held up: another one take
 
 
 class TransactionalClients:
-    """Programs of every kind, readers of committed records, and producers without transactions.
-
-    ``data``: the topic that they write to, once it is there.
-    """
+    """Programs of every kind, readers of committed records, and producers without transactions."""
 
     def __init__(self, place: ClientPlace, scripts: ScriptPlace, observer: Observer) -> None:
         self._place = place
@@ -97,6 +96,24 @@ class TransactionalClients:
             self._scripts.scheduler.note(
                 f"{actor.name} at {actor.address} is replaced by {successor.address}"
             )
+
+    def after_step(self, touched: Iterable[SimulatedPartition]) -> None:
+        """See what was committed since, and what leaders would tell readers."""
+        for partition in touched:
+            key, replica = partition.key, partition.replica
+            self._observer.look(key)
+            if partition.is_leader and not partition.closed and partition.broker.alive:
+                high_watermark = replica.high_watermark
+                stable = stable_offset(partition.log, high_watermark)
+                self._observer.check_leader(key, replica.leader_epoch, high_watermark, stable)
+
+    def judge(self) -> None:
+        """Raise Violation where there is an anomaly."""
+        self._observer.judge(anomalies.AT_ALL_TIMES)
+
+    def at_rest(self) -> None:
+        """As ``judge``, when all is done and the readers are at the ends."""
+        self._observer.judge((*anomalies.AT_ALL_TIMES, *anomalies.AT_REST))
 
     def stop(self) -> None:
         """Nobody begins anything new."""
