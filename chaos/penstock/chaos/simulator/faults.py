@@ -81,7 +81,7 @@ TRANSACTION_KINDS: Final = ("end after", "hold up a client", "kill coordinator")
 """What goes wrong only where there are transactions; drawn apart from all others.
 
 A broker's process ends right after a step of a transaction that the run decides; a client stands
-still, and another one may take its place; whoever leads a partition of the coordinators' topic ends.
+still, and another one may take its place; who leads a partition of the coordinators' topic ends.
 """
 
 SAFE_KINDS: Final = (

@@ -52,6 +52,7 @@ class Strikes:
         plan: Plan,
         rng: Random,
         damage: Random,
+        *,
         end_producer: Callable[[], None],
         hold_up: Callable[[int], None],
     ) -> None:
