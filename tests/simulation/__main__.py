@@ -19,6 +19,12 @@ def run_cluster(seed: int) -> Outcome:
     return Outcome(seed, report.violation is not None, str(report), report.story, report.totals)
 
 
+def run_transactions(seed: int) -> Outcome:
+    """One seed of the clusters' simulator whose clients write transactions."""
+    report = Simulation(seed, given={"transactions": True}).run()
+    return Outcome(seed, report.violation is not None, str(report), report.story, report.totals)
+
+
 def run_quorum(seed: int) -> Outcome:
     """One seed of the quorum's simulator."""
     report = World(seed).run()
@@ -45,6 +51,7 @@ def hunt_in_quorum(chosen: tuple[str, int, int]) -> Hunted:
 
 SIMULATORS = {
     "cluster": Simulator("cluster", run_cluster, tuple(BUGS), hunt_in_cluster),
+    "transactions": Simulator("transactions", run_transactions, (), hunt_in_cluster),
     "quorum": Simulator("quorum", run_quorum, tuple(MUTANTS), hunt_in_quorum),
 }
 

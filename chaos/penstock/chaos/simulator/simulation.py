@@ -65,6 +65,7 @@ class Report:
     leaderships: int = 0
     losses: int = 0
     passed_over: int = 0
+    of_transactions: Counter[str] = field(default_factory=Counter)
     story: list[str] = field(default_factory=list)  # What happened last.
 
     @property
@@ -91,7 +92,8 @@ class Report:
             "runs with unclean elections": int(self.plan.unclean),
             "runs with too many producers": int(not self.plan.hands_over),
         }
-        return Counter(figures) + Counter(f"fault: {fault.kind}" for fault in self.faults)
+        faults = Counter(f"fault: {fault.kind}" for fault in self.faults)
+        return Counter(figures) + faults + self.of_transactions
 
     def __str__(self) -> str:
         verdict = "VIOLATION" if self.violation else "ok"
@@ -198,6 +200,7 @@ class Simulation:
                 report.violation = f"an invariant of a core: {report.violation}"
         except Exception as error:
             report.violation = f"a core raised {error!r}"
+        report.of_transactions = self.history.totals()
         report.story = list(self.scheduler.story)
         report.steps = self.scheduler.steps
         report.virtual_ms = self.scheduler.now_ms

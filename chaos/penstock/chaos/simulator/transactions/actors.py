@@ -152,10 +152,9 @@ class Processor(Actor):
     def _session(self) -> Script:
         producer = self._producer()
         yield from producer.start()
-        partitions = self.stage.partitions()
+        pair = self.stage.partitions()[:2]  # Partitions may be added meanwhile.
         number = int(self.name.rpartition("-")[2])
-        source = Cursor(self, partitions[number % len(partitions)])
-        target = partitions[(number + 1) % len(partitions)]
+        source, target = Cursor(self, pair[number % 2]), pair[(number + 1) % 2]
         source.offset = yield from self._position(target)
         while not self.stopped:
             yield Sleep(5, 60)

@@ -39,6 +39,7 @@ from penstock.wire.records import decode_batch
 
 if TYPE_CHECKING:
     from penstock.chaos.simulator.broker import SimulatedBroker
+    from penstock.chaos.simulator.memory_log import MemoryLog
     from penstock.chaos.simulator.partition import SimulatedPartition
     from penstock.chaos.simulator.scheduler import Timer
 
@@ -53,6 +54,20 @@ _EVENTS: Final[dict[str, Callable[..., Event]]] = {
     "begin attempt": BeginAttempt,
     "commit group": CommitGroup,
 }
+
+
+def waits(effect: Respond | SendMarks) -> bool:
+    """Whether an effect waits until what it tells of is committed. Tests of the checkers put bugs
+    here.
+    """
+    return isinstance(effect, Respond | SendMarks)
+
+
+def served_from(log: MemoryLog, high_watermark: int) -> int:
+    """Up to where a log must be committed before what it says is served. Tests of the checkers put
+    a bug here.
+    """
+    return max(log.log_end_offset, high_watermark)
 
 
 class Topics:
@@ -102,7 +117,8 @@ class HostedTransactions:
                     bytes(record.key), None if record.value is None else bytes(record.value)
                 )
         self._partition.when_committed(
-            log.log_end_offset, partial(self._committed_all, self._loads, shard)
+            served_from(log, self._partition.replica.high_watermark),
+            partial(self._committed_all, self._loads, shard),
         )
 
     def _committed_all(self, load: int, shard: TransactionShard, why: ErrorCode | None) -> None:
@@ -185,14 +201,20 @@ class HostedTransactions:
         match effect:
             case Persist(subject, change):
                 self._queue.add(subject, change)
-            case Respond(subject, request_id, response):
+            case Respond(_, request_id, response):
                 reply, fail = self._requests.pop(request_id)
-                self._queue.hold(subject, Held(partial(self._reply, reply, response), fail))
-            case SendMarks(subject, marks):
+                self._hold(effect, Held(partial(self._reply, reply, response), fail))
+            case SendMarks(_, marks):
                 for mark in marks:
-                    self._queue.hold(subject, Held(partial(self._marks.send, mark), _nothing))
+                    self._hold(effect, Held(partial(self._marks.send, mark), _nothing))
             case TakeProducerId():
                 self._take_producer_id(self._loads)
+
+    def _hold(self, effect: Respond | SendMarks, held: Held) -> None:
+        if waits(effect):
+            self._queue.hold(effect.subject, held)
+        else:
+            held.deliver()
 
     def _reply(self, reply: Callable[[Any], None], response: Any) -> None:
         self._broker.transactions.passes("coordinator answers")
@@ -237,7 +259,7 @@ class HostedTransactions:
                 self._queue.committed()
                 self._write_next()
             else:
-                self._reload(load)
+                self._outcome_unknown(load)
 
         try:
             records = write.records(broker.now_ms)
@@ -250,6 +272,10 @@ class HostedTransactions:
             return
         broker.transactions.passes("record appended")
         broker.after(_APPEND_TIMEOUT_MS, lambda: done(-1, ErrorCode.REQUEST_TIMED_OUT))
+
+    def _outcome_unknown(self, load: int) -> None:
+        """What the log says, once it is committed, is what has happened."""
+        self._reload(load)
 
     def _nothing_written(self, code: ErrorCode) -> None:
         assert self._shard is not None

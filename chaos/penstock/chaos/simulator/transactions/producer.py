@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from penstock.chaos.simulator.history import check
 from penstock.chaos.simulator.serving import ACKS_ALL, ProduceRequest
 from penstock.chaos.simulator.transactions.history import (
     Acknowledged,
@@ -38,13 +39,18 @@ _ENDED: Final = frozenset(
         ErrorCode.INVALID_TXN_STATE,
         ErrorCode.PRODUCER_FENCED,
         ErrorCode.TRANSACTION_ABORTABLE,
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
         ErrorCode.DUPLICATE_SEQUENCE_NUMBER,
     }
 )
 """What a produce request is told whose transaction is over, or is to be."""
 
-_FENCED: Final = frozenset({ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH})
-_FINAL: Final = _FENCED | {ErrorCode.STALE_GROUP_COMMIT, ErrorCode.INVALID_TXN_STATE}
+_FINAL: Final = frozenset({ErrorCode.PRODUCER_FENCED, ErrorCode.STALE_GROUP_COMMIT})
+_FORGOTTEN: Final = frozenset(
+    {ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_PRODUCER_ID_MAPPING}
+)
+"""A coordinator knows nothing of an identity: of one that was given it never says so."""
+
 _PATIENCE: Final = 12
 
 
@@ -127,6 +133,8 @@ class TransactionalProducer:
             yield Sleep(20, 120)
 
     def _take(self, answer: Any) -> None:
+        if answer.producer_id < 0:
+            return  # An attempt has one transaction.
         self.identity = Identity(answer.producer_id, answer.producer_epoch)
         self.process.note(Given(self.transactional_id, self._instance, self.identity))
 
@@ -209,16 +217,23 @@ class TransactionalProducer:
             if code is ErrorCode.TRANSACTION_ABORTABLE:
                 self.process.note(Ended(self.txn, commit=False))
                 commit = False
+            elif code is ErrorCode.INVALID_TXN_STATE and self.attempt is not None:
+                return None  # Its group has decided, maybe long ago.
             elif code is ErrorCode.INVALID_TXN_STATE:
-                assert (not commit) in self._asked or self.attempt is not None, (
+                assert (not commit) in self._asked, (
                     f"transaction {self.txn} is said to have ended otherwise than by "
                     f"commit={commit}, which nobody has asked for"
                 )
                 self.process.note(Ended(self.txn, not commit))
                 commit = not commit
-            elif code in _FENCED:
+            elif code is ErrorCode.PRODUCER_FENCED:
                 raise Fenced
             else:
+                check(
+                    code not in _FORGOTTEN,
+                    f"{self.transactional_id} was given {self.identity}, and its coordinator knows "
+                    f"nothing of it",
+                )
                 yield Sleep(20, 120)
 
     def ask_once(self, *, commit: bool) -> Script:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from penstock.chaos.simulator.history import check
 from penstock.chaos.simulator.serving import Answer, FetchRequest
@@ -18,7 +19,10 @@ from penstock.wire.ids import TopicIdPartition
 from penstock.wire.markers import MarkerType, marker_type
 from penstock.wire.records import Record, decode_batch, iter_batches
 
-WHOLE_LOG_BYTES = 200_000
+AUDIENCE: Final = 0
+"""All who read the partitions of a run are one reader, as the members of a consumer group are."""
+
+WHOLE_LOG_BYTES: Final = 200_000
 
 
 def committed_records(records: bytes, aborted: Sequence[tuple[int, int]]) -> Iterator[Record]:
@@ -89,8 +93,9 @@ class CommittedReader(ScriptedProcess):
             if answer is not None:
                 self._check_stable(epoch, answer)
                 if records:
+                    self.place.checkers.read += 1
                     values = tuple(bytes(record.value or b"") for record in records)
-                    self.note(Seen(self.address, self.key, values))
+                    self.note(Seen(AUDIENCE, self.key, values))
             yield Sleep(10, 60)
 
     def _check_stable(self, leader_epoch: int, answer: Answer) -> None:
@@ -106,8 +111,9 @@ class CommittedReader(ScriptedProcess):
         )
         self._stable[leader_epoch] = stable
         self._observer.check_stable(self.key, answer.high_watermark, stable, "a reader was told")
-        check(
-            self._cursor.offset <= stable,
-            f"{self.key.partition}: a reader was given records up to {self._cursor.offset}, but "
-            f"the last stable offset is {stable}",
-        )
+        for header, _ in iter_batches(answer.records):
+            check(
+                header.next_offset <= stable,
+                f"{self.key.partition}: a reader was given the batch at {header.base_offset}, and "
+                f"that the last stable offset is {stable}",
+            )

@@ -36,11 +36,6 @@ class Write:
         )
 
 
-def may_wait_for(write: Write, subject: str | None) -> bool:
-    """Whether what tells of a subject is held back. Tests of the checkers put a bug here."""
-    return subject in write.subjects or (subject is None and bool(write.subjects))
-
-
 class WriteQueue:
     """At most one write in flight, and one being gathered."""
 
@@ -56,7 +51,9 @@ class WriteQueue:
     def hold(self, subject: str | None, held: Held) -> None:
         """Deliver now, or when what the subject (None: any) waits for is committed."""
         for write in (self._gathered, self.in_flight):
-            if write is not None and may_wait_for(write, subject):
+            if write is not None and (
+                subject in write.subjects or (subject is None and write.subjects)
+            ):
                 write.held.append(held)
                 return
         held.deliver()
