@@ -16,15 +16,17 @@ from grpc_reflection.v1alpha import reflection
 from penstock.broker.acting import MetadataActor
 from penstock.broker.config import NodeConfig
 from penstock.broker.controller_link import BrokerIdentity, ControllerLink
+from penstock.broker.coordinator.asking import CoordinatorQuestions
 from penstock.broker.coordinator.coordinator import GroupCoordinator
 from penstock.broker.coordinator.lags import GroupLags
 from penstock.broker.coordinator.service import GroupsServicer
 from penstock.broker.core.group_events import GroupSettings
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage
-from penstock.broker.core.ports import DamagedLogError
+from penstock.broker.found_logs import report_unopened, tell_of_damage
 from penstock.broker.leader_reads import LeaderReads
 from penstock.broker.live_config import LiveConfig
 from penstock.broker.metrics import BrokerMetrics
+from penstock.broker.peers import Peers
 from penstock.broker.repair import Repairs
 from penstock.broker.replication.connecting import ReplicationConnector
 from penstock.broker.replication.frame_server import FrameServer
@@ -34,6 +36,7 @@ from penstock.broker.replication.servicer import ReplicationServicer
 from penstock.broker.retention import Retention
 from penstock.broker.scrubber import Scrubber
 from penstock.broker.service.admin import AdminServicer
+from penstock.broker.service.coordination import CoordinationServicer
 from penstock.broker.service.health import HealthServicer
 from penstock.broker.service.log import LogServicer, add_log_servicer
 from penstock.broker.service.metadata import MetadataServicer
@@ -56,6 +59,8 @@ from penstock.raft_meta.tls_contexts import TlsContexts
 from penstock.v1 import (
     admin_pb2,
     admin_pb2_grpc,
+    coordination_pb2,
+    coordination_pb2_grpc,
     groups_pb2,
     groups_pb2_grpc,
     log_pb2,
@@ -66,7 +71,7 @@ from penstock.v1 import (
     transactions_pb2,
     transactions_pb2_grpc,
 )
-from penstock.wire.errors import DiskFullError, StorageError
+from penstock.wire.errors import CoordinatorNotAvailableError, StorageError
 from penstock.wire.ids import TopicIdPartition
 from penstock.wire.transport import SERVER_OPTIONS, format_address, parse_address
 
@@ -80,6 +85,7 @@ _SERVICES = [
     for module, name in (
         (log_pb2, "Log"),
         (replication_pb2, "Replication"),
+        (coordination_pb2, "Coordination"),
         (metadata_pb2, "Metadata"),
         (groups_pb2, "Groups"),
         (transactions_pb2, "Transactions"),
@@ -150,6 +156,15 @@ class Broker:
         self._undo.append(self._close_logs)
         report_unopened(self._logs)
         self._link = self._make_link()
+        replication = ReplicationConnector(
+            self._connector, frames=self._config.replication_transport == "frames"
+        )
+        peers = Peers(self._image, replication.open)
+        self._undo.append(peers.close)
+        questions = CoordinatorQuestions(
+            self._config.node_id, self._image, peers, self._add_partitions
+        )
+        self._undo.append(questions.stop)
         self._replicas = ReplicaManager(
             self._config.node_id,
             self._logs,
@@ -158,9 +173,8 @@ class Broker:
             report_replicas=self._link.report_replicas,
             broker_epoch=lambda: self._link.broker_epoch,
             may_serve=self._link.may_serve,
-            open_stream=ReplicationConnector(
-                self._connector, frames=self._config.replication_transport == "frames"
-            ).open_stream,
+            open_stream=replication.open_stream,
+            ask_coordinator=questions.ask,
             lag_max_ms=self._config.replica_lag_time_max_ms,
             catch_up_bytes_per_second=self._config.replication_catchup_max_bytes_per_second,
         )
@@ -361,7 +375,8 @@ class Broker:
         metadata_pb2_grpc.add_MetadataServicer_to_server(self._metadata, guarded)
         groups_pb2_grpc.add_GroupsServicer_to_server(GroupsServicer(self._groups), guarded)
         transactions_pb2_grpc.add_TransactionsServicer_to_server(
-            TransactionsServicer(self._link.allocate_producer_ids), guarded
+            TransactionsServicer(self._link.allocate_producer_ids, self._replicas.transactions),
+            guarded,
         )
         admin_pb2_grpc.add_AdminServicer_to_server(
             AdminServicer(
@@ -434,6 +449,23 @@ class Broker:
                 partial(self._metrics.stream_served, "grpc"),
             ),
             guarded,
+        )
+        coordination: Any = Guarded(server, NodesOnly(self._authentication))
+        coordination_pb2_grpc.add_CoordinationServicer_to_server(
+            CoordinationServicer(
+                self._config.node_id,
+                self._image,
+                self._add_partitions,
+                self._replicas.transactions.write_markers,
+            ),
+            coordination,
+        )
+
+    async def _add_partitions(
+        self, request: coordination_pb2.AddPartitionsRequest
+    ) -> coordination_pb2.AddPartitionsResponse:
+        raise CoordinatorNotAvailableError(
+            f"broker {self._config.node_id} coordinates no transactions yet"
         )
 
     def _make_actor(self) -> MetadataActor:
@@ -538,28 +570,3 @@ class Broker:
 
     async def _close_logs(self) -> None:
         await asyncio.to_thread(self._logs.close)
-
-
-def tell_of_damage(logs: LogManager, found: Callable[[PartitionLog, int], None]) -> None:
-    """Have the logs mended of what is missing at the start, or was known to be damaged before."""
-    for partition_log in logs.logs():
-        for offset in (*partition_log.holes, *partition_log.noted_damage):
-            found(partition_log, offset)
-
-
-def report_unopened(logs: LogManager) -> None:
-    """Say in the log which replicas this broker has on its disks and yet can't serve."""
-    for key, error in logs.unopened().items():
-        if isinstance(error, DiskFullError):
-            continue  # Reported when it is tried again, until there is room.
-        by_itself = isinstance(error, DamagedLogError)
-        log.error(
-            "partition not opened, its replica here is offline",
-            topic_partition_id=str(key),
-            reason=error.message,
-            next_step="look after the disk; the partition is copied anew by itself while another "
-            "replica is in sync"
-            if by_itself
-            else "move the directory named above away and restart this broker; it then copies the "
-            "partition anew from its leader",
-        )

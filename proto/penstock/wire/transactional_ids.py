@@ -61,6 +61,15 @@ def check_transactional_id(transactional_id: str) -> None:
         )
 
 
+def check_writing_id(transactional_id: str) -> None:
+    """Raise InvalidTransactionalIdError for an id that no batch can have been written under."""
+    attempt = parse_attempt(transactional_id)
+    if attempt is None:
+        check_transactional_id(transactional_id)
+    else:
+        check_commit_group(attempt.group)
+
+
 def check_commit_group(group: str) -> None:
     """Raise InvalidTransactionalIdError for a name that no group of commits can have."""
     _check("commit group", group, MAX_TRANSACTIONAL_ID_BYTES - _NUMBERS_BYTES)

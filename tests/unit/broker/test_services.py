@@ -14,6 +14,7 @@ from penstock.broker.core.metadata_image import MetadataImage
 from penstock.broker.core.ports import AppendInfo
 from penstock.broker.metrics import BrokerMetrics
 from penstock.broker.replication.appending import OnAppended, Target
+from penstock.broker.replication.led_transactions import LedTransactions
 from penstock.broker.service.admin import AdminServicer
 from penstock.broker.service.health import HealthServicer
 from penstock.broker.service.log import LogServicer
@@ -35,6 +36,7 @@ from penstock.wire.errors import (
     NotEnoughReplicasError,
     RequestTimedOutError,
     TopicAlreadyExistsError,
+    UnknownTopicOrPartitionError,
 )
 from penstock.wire.ids import TopicId
 from penstock.wire.laden import PRODUCE_REQUEST, Laden
@@ -77,6 +79,7 @@ class FakeLogs:
         self.waiting: list[Callable[[], object]] = []
         self.error: Exception | None = None
         self.deleted: list[str] = []
+        self.transactional_ids: list[str] = []  # Of each append.
 
     async def delete_records(
         self, request: log_pb2.DeleteRecordsRequest
@@ -90,8 +93,16 @@ class FakeLogs:
         )
 
     def begin_append(
-        self, target: Target, records: bytes, acks: int, timeout_ms: int, on_end: OnAppended
+        self,
+        target: Target,
+        records: bytes,
+        acks: int,
+        timeout_ms: int,
+        on_end: OnAppended,
+        *,
+        transactional_id: str = "",
     ) -> None:
+        self.transactional_ids.append(transactional_id)
         if self.error is not None:
             on_end(self.error)
             return
@@ -102,6 +113,8 @@ class FakeLogs:
             on_end(info)
         else:
             self.waiting.append(lambda: on_end(info))
+
+    begin_transactional_append = begin_append
 
     def acknowledge(self) -> None:
         self.gate.set()
@@ -309,13 +322,15 @@ async def test_the_clusters_own_topics_are_written_by_nobody_else() -> None:
     assert logs.deleted == ["orders", "orders"]
 
 
-async def test_a_transactional_batch_is_refused_while_there_are_no_transactions() -> None:
+async def test_what_a_request_says_is_of_a_transaction_is_appended_as_that() -> None:
     logs = FakeLogs()
-    request = produce(1)
-    request.transactional_id = "t"
-    answer = await produce_once(log_servicer(logs), request)
-    assert answer.partitions[0].error.code == ErrorCode.INVALID_REQUEST
-    assert not logs.appended
+    logs.gate.set()
+    for transactional_id in ("", "t"):
+        request = produce(1)
+        request.transactional_id = transactional_id
+        answer = await produce_once(log_servicer(logs), request)
+        assert not answer.partitions[0].HasField("error")
+    assert logs.transactional_ids == ["", "t"]
 
 
 # ------------------------------------------------------------------------------ Admin
@@ -459,13 +474,40 @@ async def test_health_is_whether_the_broker_may_serve(serves: bool) -> None:
 # ----------------------------------------------------------------------- Transactions
 
 
+def led_here(image: MetadataImage) -> LedTransactions:
+    """What a broker that leads nothing tells of transactions."""
+
+    def nothing(topic: str, _topic_id: bytes, _partition: int, _epoch: int) -> Any:
+        raise UnknownTopicOrPartitionError(f"no {topic}")
+
+    return LedTransactions(1, image, nothing, lambda: 0)
+
+
+async def test_what_is_asked_of_producers_is_answered_by_what_is_led() -> None:
+    async def never() -> cluster_pb2.AllocateProducerIdsResult:
+        raise AssertionError
+
+    servicer = TransactionsServicer(never, led_here(image_with()))
+    where = common_pb2.TopicPartition(topic="orders")
+    described = await servicer.DescribeProducers(
+        transactions_pb2.DescribeProducersRequest(partitions=[where]), None
+    )
+    (entry,) = described.partitions
+    assert entry.partition == where
+    assert entry.error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    aborted = await servicer.AbortHanging(
+        transactions_pb2.AbortHangingRequest(partition=where), None
+    )
+    assert aborted.error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
 async def test_producer_ids_come_from_blocks_and_never_twice() -> None:
     blocks = iter(range(0, 100, 2))
 
     async def allocate() -> cluster_pb2.AllocateProducerIdsResult:
         return cluster_pb2.AllocateProducerIdsResult(first_producer_id=next(blocks), count=2)
 
-    servicer = TransactionsServicer(allocate)
+    servicer = TransactionsServicer(allocate, led_here(image_with()))
     answers = await asyncio.gather(
         *(servicer.InitProducerId(transactions_pb2.InitProducerIdRequest(), None) for _ in range(7))
     )
@@ -477,7 +519,7 @@ async def test_a_transactional_id_is_refused_in_words() -> None:
         raise AssertionError
 
     request = transactions_pb2.InitProducerIdRequest(transactional_id="t")
-    answer = await TransactionsServicer(never).InitProducerId(request, None)
+    answer = await TransactionsServicer(never, led_here(image_with())).InitProducerId(request, None)
     assert "no transactions" in answer.error.message
 
 

@@ -114,7 +114,7 @@ class MemoryLog:
 
     def last_stable_offset(self, high_watermark: int) -> int:
         stable = self.producers.transactions.stable_offset(high_watermark)
-        return stable if stable == high_watermark else max(stable, self.log_start_offset)
+        return min(max(stable, self.log_start_offset), high_watermark)
 
     def aborted_transactions(self, offset: int, *, below: int) -> list[EndedTransaction]:
         return [

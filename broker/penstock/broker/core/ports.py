@@ -5,10 +5,11 @@ The files of penstock.broker.storage implement it for real, the simulator in mem
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from penstock.broker.core.producer_state import ProducerEntry
 from penstock.broker.core.transactions import EndedTransaction, Marker, OpenTransaction
 from penstock.wire.errors import CorruptRecordError, ErrorCode, StorageError
 from penstock.wire.ids import LeaderEpoch
@@ -66,6 +67,14 @@ class TimestampedOffset:
     offset: int
     timestamp_ms: int
     leader_epoch: int
+
+
+class KnownProducers(Protocol):
+    """What a log knows of those that wrote to it."""
+
+    def entries(self) -> Iterable[tuple[int, ProducerEntry]]:
+        """Every producer id with what is known of it, in no particular order."""
+        ...
 
 
 class Log(Protocol):
@@ -144,6 +153,11 @@ class Log(Protocol):
         here already. Offsets are -1 when nothing was to be appended. Raises DiskFullError,
         StorageError or FencedLeaderEpochError.
         """
+        ...
+
+    @property
+    def producers(self) -> KnownProducers:
+        """The producers, to look at."""
         ...
 
     def has_open_transaction(self, producer_id: int, producer_epoch: int) -> bool:

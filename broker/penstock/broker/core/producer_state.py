@@ -48,7 +48,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Final, NamedTuple
@@ -109,6 +109,11 @@ class ProducerBatch(NamedTuple):
     def last_offset(self) -> int:
         """The offset of its last record."""
         return self.base_offset + self.last_offset_delta
+
+    @property
+    def last_sequence(self) -> int:
+        """The sequence number of its last record."""
+        return (self.base_sequence + self.last_offset_delta) & _SEQUENCE_MASK
 
     @property
     def next_sequence(self) -> int:
@@ -458,6 +463,10 @@ class ProducerState:
             epoch = -1 if entry is None else entry.producer_epoch
             found.append(OpenTransaction(producer_id, epoch, first_offset))
         return found
+
+    def entries(self) -> Iterable[tuple[int, ProducerEntry]]:
+        """Every producer id with what is known of it, in no particular order."""
+        return self._entries.items()
 
     def has_open_transaction(self, producer_id: int, producer_epoch: int) -> bool:
         """Whether the producer's transaction of that epoch is open."""

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import grpc
 
+from penstock.broker.replication.led_transactions import LedTransactions
 from penstock.v1 import cluster_pb2, transactions_pb2
 from penstock.v1.transactions_pb2_grpc import TransactionsServicer as TransactionsServicerBase
 from penstock.wire.errors import InvalidRequestError, PenstockError
@@ -22,9 +23,12 @@ class TransactionsServicer(TransactionsServicerBase):
     """
 
     def __init__(
-        self, allocate: Callable[[], Awaitable[cluster_pb2.AllocateProducerIdsResult]]
+        self,
+        allocate: Callable[[], Awaitable[cluster_pb2.AllocateProducerIdsResult]],
+        led: LedTransactions,
     ) -> None:
         self._allocate = allocate
+        self._led = led
         self._next = 0
         self._end = 0  # Ids from _next to below _end are ours to hand out.
         self._lock = asyncio.Lock()
@@ -86,14 +90,14 @@ class TransactionsServicer(TransactionsServicerBase):
     async def DescribeProducers(
         self, request: transactions_pb2.DescribeProducersRequest, context: Any
     ) -> transactions_pb2.DescribeProducersResponse:
-        """Not known to this version."""
-        return await _unknown(context)
+        """What the logs of partitions led here know of producers."""
+        return self._led.describe_producers(request)
 
     async def AbortHanging(
         self, request: transactions_pb2.AbortHangingRequest, context: Any
     ) -> transactions_pb2.AbortHangingResponse:
-        """Not known to this version."""
-        return await _unknown(context)
+        """End a transaction that no coordinator knows of."""
+        return await self._led.abort_hanging(request)
 
     async def _take(self) -> int:
         async with self._lock:

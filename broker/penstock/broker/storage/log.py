@@ -80,7 +80,7 @@ class PartitionLog:
             home, files, epochs, name=name, synced_offset=synced_offset, epochs_saved=epochs_saved
         )
         self._producers = LogProducers(home, files, epochs, start, producers, name=name)
-        self._aborted = AbortedTransactions(home, files, epochs, name=name)
+        self._aborted = AbortedTransactions(home, files, epochs, self._producers, name=name)
         self._appending = LogAppending(
             home,
             files,
@@ -383,7 +383,7 @@ class PartitionLog:
     def last_stable_offset(self, high_watermark: int) -> int:
         """Where the oldest transaction begins that is open as of the high watermark; see Log."""
         stable = self.producers.transactions.stable_offset(high_watermark)
-        return stable if stable == high_watermark else max(stable, self._start)
+        return min(max(stable, self._start), high_watermark)
 
     def aborted_transactions(self, offset: int, *, below: int) -> list[EndedTransaction]:
         """The aborted transactions that may have records in that range; see Log."""

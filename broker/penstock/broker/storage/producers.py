@@ -50,9 +50,9 @@ class FoundProducers(NamedTuple):
 
 
 def load_producers(
-    files: LogFiles, end_offset: int, epochs: EpochHistory, now_ms: int
+    files: LogFiles, end_offset: int, epochs: EpochHistory, now_ms: int, *, committed: int = 0
 ) -> FoundProducers:
-    """What the producers wrote below ``end_offset``.
+    """What the producers wrote below ``end_offset``; all below ``committed`` is committed.
 
     The clock of an append is not in the log, so those found there count as seen at ``now_ms``:
     they are remembered rather too long than too short. Without the log's beginning and a snapshot
@@ -63,7 +63,7 @@ def load_producers(
     """
     state, offset = _known(files, end_offset, epochs)
     undo = ProducerUndo()
-    _replay(files, state, offset, end_offset, now_ms, undo=undo)
+    _replay(files, state, offset, end_offset, now_ms, undo=undo, committed=committed)
     _tell_of_doubts(files, state)
     return FoundProducers(state, undo)
 
@@ -103,14 +103,20 @@ def _replay(
     now_ms: int,
     *,
     undo: ProducerUndo | None = None,
+    committed: int = 0,
 ) -> None:
-    """Bring the state at ``offset`` up to ``end``; ``undo`` notes the last of it."""
+    """Bring the state at ``offset`` up to ``end``; ``undo`` notes the last of it.
+
+    Marks below ``committed`` are for good.
+    """
     active = files.active
     for segment, placed in files.walk(offset, end):
         header = placed.header
         read = partial(segment.read_at, header.size_bytes, placed.position)
         is_last = segment is active and active.size_bytes - placed.position <= _UNDONE_BYTES
         _note(state, header, read, now_ms, undo if is_last else None)
+        if header.is_control:  # There may be very many of them.
+            state.transactions.committed(committed)
 
 
 def _note(

@@ -183,7 +183,7 @@ class MemoryLog:
     def last_stable_offset(self, high_watermark: int) -> int:
         """See Log."""
         stable = self._producers.transactions.stable_offset(high_watermark)
-        return stable if stable == high_watermark else max(stable, self._now.start)
+        return min(max(stable, self._now.start), high_watermark)
 
     def aborted_transactions(self, offset: int, *, below: int) -> list[EndedTransaction]:
         """See Log: those of the whole log that overlap the range."""
