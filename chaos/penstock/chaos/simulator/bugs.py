@@ -13,7 +13,6 @@ from penstock.chaos.simulator.known_bug import Bug
 from penstock.chaos.simulator.producer_bugs import PRODUCER_BUGS
 from penstock.chaos.simulator.replication_bugs import REPLICATION_BUGS
 from penstock.chaos.simulator.shut_log_bugs import SHUT_LOG_BUGS
-
 from penstock.chaos.simulator.transactions.bugs import TRANSACTION_BUGS
 
 BUGS: Final[dict[str, Bug]] = {

@@ -61,6 +61,10 @@ class Workload(Protocol):
         """Raise Violation where clients were promised what is not so."""
         ...
 
+    def overdue(self) -> None:
+        """As ``judge``, when all should be in order since long, and is not."""
+        ...
+
     def at_rest(self) -> None:
         """As ``judge``, when all is done and the readers are at the ends."""
         ...
@@ -119,6 +123,9 @@ class EachPartition:
         """What the checkers of replicas see is all there is to see."""
 
     def judge(self) -> None:
+        """As above."""
+
+    def overdue(self) -> None:
         """As above."""
 
     def at_rest(self) -> None:

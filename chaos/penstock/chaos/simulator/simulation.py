@@ -277,7 +277,7 @@ class Simulation:
 
         done = self.scheduler.run_until(self.scheduler.now_ms + patience_ms, reached)
         if not done and not condition():
-            self._workload.judge()  # That says more.
+            self._workload.overdue()  # That may say more.
         check(done or condition(), f"not within {patience_ms} ms: {what}; {self._state()}")
 
     def _on_entry(self, state: ClusterState, entry: cluster_pb2.Command) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -32,7 +31,7 @@ from penstock.v1 import coordination_pb2
 from penstock.wire.errors import ErrorCode, InvalidTxnStateError, PenstockError
 from penstock.wire.ids import LeaderEpoch
 
-TRANSACTIONS: Final[Mapping[str, object]] = {"transactions": True}
+TRANSACTIONS: Final[dict[str, object]] = {"transactions": True}
 
 
 def _no_assertions(_: Ledger) -> None:
@@ -53,12 +52,13 @@ def _decide_without_a_new_epoch(ledger: Ledger, entry: Entry, **how: Any) -> Non
     try:
         _decide(ledger, entry, **how)
     finally:
-        del ledger.put  # type: ignore[method-assign]
+        del ledger.put
 
 
 def _marks_of_the_same_epoch(stage: ProducerStage, markers: Any, **where: Any) -> Any:
     """As brokers wrote them before KIP-890, which left out older ones alone."""
-    offset, found = where.pop("base_offset"), []
+    offset = where.pop("base_offset")
+    found: list[Any] = []
     for marker in markers:
         known = stage.entry(marker.producer_id)
         if known is not None and known.producer_epoch > marker.producer_epoch:
@@ -195,7 +195,8 @@ def _append_and_ask(self: Verification[Any], event: Arrived[Any], _: int) -> lis
 
 
 def _every_mark_is_written(stage: ProducerStage, markers: Any, **where: Any) -> Any:
-    offset, found = where.pop("base_offset"), []
+    offset = where.pop("base_offset")
+    found: list[Any] = []
     for marker in markers:
         known = stage.entry(marker.producer_id)
         if known is not None and known.producer_epoch >= marker.producer_epoch:
@@ -213,6 +214,7 @@ def _done_when_appended(self: SimulatedPartition, marker: Marker, on_done: Waite
 
 
 # Coordinating.
+
 
 def _served_at_once(_: MemoryLog, high_watermark: int) -> int:
     return high_watermark
@@ -318,6 +320,7 @@ TRANSACTION_BUGS: Final[dict[str, Bug]] = {
         Attempts,
         "is_held_up",
         _never_held_up,
+        ("kill", "kill leader", "slow disk", "slow network", "split", "one way"),
         given=TRANSACTIONS,
     ),
     "batches-are-not-verified": Bug(
@@ -360,7 +363,8 @@ TRANSACTION_BUGS: Final[dict[str, Bug]] = {
         HostedTransactions,
         "_outcome_unknown",
         _taken_back,
-        given=TRANSACTIONS,
+        ("kill", "slow disk", "slow network", "stall", "split", "one way"),
+        given=TRANSACTIONS | {"min_isr": 3},
     ),
     "stable-offsets-of-the-end": Bug(
         "the last stable offset goes by the log's end, and not by the high watermark",

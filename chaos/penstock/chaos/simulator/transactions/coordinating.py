@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from penstock.chaos.simulator.scheduler import Timer
 
 _WAIT_MS: Final = 450  # A request waits as long at the coordinator: less than who asks.
-_APPEND_TIMEOUT_MS: Final = 1500
+_APPEND_TIMEOUT_MS: Final = 600
 _RETRY_MS: Final = (20, 120)
 _SETTINGS: Final = TransactionSettings(note_after_ms=2000, retry_ms=100)
 
@@ -261,12 +261,13 @@ class HostedTransactions:
             else:
                 self._outcome_unknown(load)
 
+        def later(base_offset: int, why: ErrorCode | None) -> None:
+            broker.after(0, lambda: done(base_offset, why))
+
         try:
             records = write.records(broker.now_ms)
             # Not in the step of the event: what it does to the log may come back to the shard.
-            partition.append(records, acks=ACKS_ALL, on_done=lambda *how: broker.after(
-                0, lambda: done(*how)
-            ))  # fmt: skip
+            partition.append(records, acks=ACKS_ALL, on_done=later)
         except PenstockError:
             self._nothing_written(ErrorCode.COORDINATOR_NOT_AVAILABLE)
             return

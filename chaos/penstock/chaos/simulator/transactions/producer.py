@@ -220,9 +220,10 @@ class TransactionalProducer:
             elif code is ErrorCode.INVALID_TXN_STATE and self.attempt is not None:
                 return None  # Its group has decided, maybe long ago.
             elif code is ErrorCode.INVALID_TXN_STATE:
-                assert (not commit) in self._asked, (
-                    f"transaction {self.txn} is said to have ended otherwise than by "
-                    f"commit={commit}, which nobody has asked for"
+                check(
+                    (not commit) in self._asked,
+                    f"transaction {self.txn} of {self.transactional_id} is said to have ended "
+                    f"otherwise than by commit={commit}, which its producer never asked for",
                 )
                 self.process.note(Ended(self.txn, not commit))
                 commit = not commit

@@ -111,6 +111,10 @@ class TransactionalClients:
         """Raise Violation where there is an anomaly."""
         self._observer.judge(anomalies.AT_ALL_TIMES)
 
+    def overdue(self) -> None:
+        """As ``judge``, when all should be in order since long, and is not."""
+        self._observer.judge((*anomalies.AT_ALL_TIMES, anomalies.open_at_rest))
+
     def at_rest(self) -> None:
         """As ``judge``, when all is done and the readers are at the ends."""
         self._observer.judge((*anomalies.AT_ALL_TIMES, *anomalies.AT_REST))
