@@ -176,6 +176,11 @@ def _one_record_at_a_time(self: WriteQueue) -> Write | None:
     return self.in_flight
 
 
+def _forget_what_has_ended(self: Attempts, entry: Entry) -> None:
+    if entry.is_done:
+        self._forget(entry)
+
+
 def _never_held_up(_: Attempts, __: object) -> bool:
     return False
 
@@ -322,6 +327,14 @@ TRANSACTION_BUGS: Final[dict[str, Bug]] = {
         _never_held_up,
         ("kill", "kill leader", "slow disk", "slow network", "split", "one way"),
         given=TRANSACTIONS,
+    ),
+    "ended-attempts-are-forgotten": Bug(
+        "an attempt that has ended is opened again by a copy of the request that began it",
+        Attempts,
+        "forget_if_done",
+        _forget_what_has_ended,
+        ("kill coordinator", "end after"),
+        given=TRANSACTIONS | {"left_over": 0.5},
     ),
     "batches-are-not-verified": Bug(
         "a leader appends what no coordinator knows of",
