@@ -26,10 +26,11 @@ from penstock.wire.errors import ErrorCode
 from penstock.wire.ids import TopicIdPartition
 
 _COMMITS = 0.8
-_DAWDLES = 0.1  # Of the steps within a transaction.
+_DAWDLES = 0.06  # Of the steps within a transaction.
 _EMPTY = 0.05
 _CONTRADICTS = 0.08  # Of the transactions: their producer asks for the other end as well.
 _REPEATS = 0.15  # Of the ends: they are asked for again, after seconds.
+_NOTHING_NEW = 0.2  # Of the commits of groups: the next one has no winners, and follows at once.
 _TASKS = 2
 _WINNERS_KNOWN = frozenset(
     {
@@ -200,6 +201,8 @@ class Driver(Actor):
             winners = yield from self._have_done(last + 1)
             if winners:
                 yield from self._commit(last + 1, winners)
+                if self.rng.random() < _NOTHING_NEW:
+                    yield from self._commit(last + 2, ())
 
     def _last_committed(self) -> Script:
         request = transactions_pb2.LastCommittedRequest(group=self.name)

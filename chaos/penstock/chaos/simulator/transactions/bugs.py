@@ -325,7 +325,7 @@ TRANSACTION_BUGS: Final[dict[str, Bug]] = {
         Attempts,
         "is_held_up",
         _never_held_up,
-        ("kill", "kill leader", "slow disk", "slow network", "split", "one way"),
+        ("kill coordinator", "slow network"),
         given=TRANSACTIONS,
     ),
     "ended-attempts-are-forgotten": Bug(
