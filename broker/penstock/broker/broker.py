@@ -17,10 +17,9 @@ from penstock.broker.acting import MetadataActor
 from penstock.broker.config import NodeConfig
 from penstock.broker.controller_link import BrokerIdentity, ControllerLink
 from penstock.broker.coordinator.asking import CoordinatorQuestions
-from penstock.broker.coordinator.coordinator import GroupCoordinator
 from penstock.broker.coordinator.lags import GroupLags
 from penstock.broker.coordinator.service import GroupsServicer
-from penstock.broker.core.group_events import GroupSettings
+from penstock.broker.coordinators import Coordinators
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage
 from penstock.broker.found_logs import report_unopened, tell_of_damage
 from penstock.broker.leader_reads import LeaderReads
@@ -48,7 +47,6 @@ from penstock.broker.storage.clock import steady_clock_ms
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.manager import LogManager
 from penstock.broker.storage.settings import CleanerSettings, FlushPolicy, LogSettings
-from penstock.broker.topics import OFFSETS_TOPIC, InternalTopic
 from penstock.raft_meta.authentication import PeerAuthentication
 from penstock.raft_meta.connecting import NodeConnector
 from penstock.raft_meta.credentials import NodeTls
@@ -71,7 +69,7 @@ from penstock.v1 import (
     transactions_pb2,
     transactions_pb2_grpc,
 )
-from penstock.wire.errors import CoordinatorNotAvailableError, StorageError
+from penstock.wire.errors import StorageError
 from penstock.wire.ids import TopicIdPartition
 from penstock.wire.transport import SERVER_OPTIONS, format_address, parse_address
 
@@ -142,8 +140,7 @@ class Broker:
         self._link: ControllerLink
         self._actor: MetadataActor
         self._replicas: ReplicaManager
-        self._offsets_topic: InternalTopic
-        self._groups: GroupCoordinator
+        self._coordinators: Coordinators
         self._metadata: MetadataServicer
 
     async def start(self) -> None:
@@ -199,14 +196,16 @@ class Broker:
         self._metrics.storage.cleaning.watch(cleaner)
         await cleaner.start()
         self._undo.append(cleaner.stop)
-        self._groups = self._make_groups()
-        self._undo.append(self._groups.stop)
+        self._coordinators = Coordinators(
+            self._config, self._image, self._link, self._replicas, peers
+        )
+        self._undo.append(self._coordinators.stop)
         if self._config.metrics_listen:
             lags = GroupLags(
                 self._config.node_id,
                 self._image,
                 self._replicas,
-                self._groups.committed,
+                self._coordinators.groups.committed,
                 open_channel=self._connector.open,
                 show=self._metrics.group_lags,
             )
@@ -324,29 +323,6 @@ class Broker:
             counts=self._metrics.storage.cleaning,
         )
 
-    def _make_groups(self) -> GroupCoordinator:
-        config = self._config
-        self._offsets_topic = InternalTopic(
-            OFFSETS_TOPIC,
-            self._image,
-            self._link,
-            partition_count=config.offsets_topic_num_partitions,
-            replication_factor=config.offsets_topic_replication_factor,
-            replication_setting="offsets.topic.replication.factor",
-        )
-        return GroupCoordinator(
-            self._replicas,
-            self._image,
-            ensure_offsets_topic=self._offsets_topic.ensure,
-            settings=GroupSettings(
-                heartbeat_interval_ms=config.group_heartbeat_interval_ms,
-                min_session_timeout_ms=config.group_min_session_timeout_ms,
-                max_session_timeout_ms=config.group_max_session_timeout_ms,
-                offsets_retention_ms=config.offsets_retention_minutes * 60_000,
-                offsets_retention_check_interval_ms=config.offsets_retention_check_interval_ms,
-            ),
-        )
-
     async def _listen(self) -> None:
         listen = parse_address(self._config.broker_listen)
         if self._tls is None and not is_loopback(listen[0]):
@@ -361,7 +337,7 @@ class Broker:
         self._metadata = MetadataServicer(
             self._config.node_id,
             self._image,
-            self._offsets_topic.ensure,
+            self._coordinators.topics.ensure,
             self._link.require_founded,
             self._replicas.why_out_of_sync,
         )
@@ -373,9 +349,14 @@ class Broker:
             ),
         )
         metadata_pb2_grpc.add_MetadataServicer_to_server(self._metadata, guarded)
-        groups_pb2_grpc.add_GroupsServicer_to_server(GroupsServicer(self._groups), guarded)
+        coordinators = self._coordinators
+        groups_pb2_grpc.add_GroupsServicer_to_server(GroupsServicer(coordinators.groups), guarded)
         transactions_pb2_grpc.add_TransactionsServicer_to_server(
-            TransactionsServicer(self._link.allocate_producer_ids, self._replicas.transactions),
+            TransactionsServicer(
+                coordinators.producer_ids.take,
+                coordinators.transactions,
+                self._replicas.transactions,
+            ),
             guarded,
         )
         admin_pb2_grpc.add_AdminServicer_to_server(
@@ -464,9 +445,7 @@ class Broker:
     async def _add_partitions(
         self, request: coordination_pb2.AddPartitionsRequest
     ) -> coordination_pb2.AddPartitionsResponse:
-        raise CoordinatorNotAvailableError(
-            f"broker {self._config.node_id} coordinates no transactions yet"
-        )
+        return await self._coordinators.transactions.add_partitions(request)
 
     def _make_actor(self) -> MetadataActor:
         return MetadataActor(
@@ -475,7 +454,7 @@ class Broker:
             # Clients are told when all of it is so.
             followers=(
                 self._tell_repairs,
-                self._groups.on_metadata,
+                self._coordinators.on_metadata,
                 self._metadata.on_change,
             ),
             on_caught_up=self._link.heartbeat_soon,

@@ -113,3 +113,14 @@ class InternalTopic:
                 f"{self.name} could not be made: {error_from_proto(result.error).message}"
             )
         await self._controllers.wait_for_index(result.index, _TIMEOUT_MS)
+
+
+class InternalTopics:
+    """The topics that coordinators keep their state in, by name."""
+
+    def __init__(self, *topics: InternalTopic) -> None:
+        self._topics = {topic.name: topic for topic in topics}
+
+    async def ensure(self, name: str) -> Topic:
+        """One of them, made if it was missing; see InternalTopic.ensure."""
+        return await self._topics[name].ensure()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from grpc_health.v1 import health_pb2
 
+from penstock.broker.coordinator.producer_ids import ProducerIds
 from penstock.broker.core.metadata_image import MetadataImage
 from penstock.broker.core.ports import AppendInfo
 from penstock.broker.metrics import BrokerMetrics
@@ -474,6 +475,9 @@ async def test_health_is_whether_the_broker_may_serve(serves: bool) -> None:
 # ----------------------------------------------------------------------- Transactions
 
 
+NOT_ASKED: Any = None  # The coordinator, in tests of what is not its.
+
+
 def led_here(image: MetadataImage) -> LedTransactions:
     """What a broker that leads nothing tells of transactions."""
 
@@ -484,10 +488,10 @@ def led_here(image: MetadataImage) -> LedTransactions:
 
 
 async def test_what_is_asked_of_producers_is_answered_by_what_is_led() -> None:
-    async def never() -> cluster_pb2.AllocateProducerIdsResult:
+    async def never() -> int:
         raise AssertionError
 
-    servicer = TransactionsServicer(never, led_here(image_with()))
+    servicer = TransactionsServicer(never, NOT_ASKED, led_here(image_with()))
     where = common_pb2.TopicPartition(topic="orders")
     described = await servicer.DescribeProducers(
         transactions_pb2.DescribeProducersRequest(partitions=[where]), None
@@ -507,20 +511,11 @@ async def test_producer_ids_come_from_blocks_and_never_twice() -> None:
     async def allocate() -> cluster_pb2.AllocateProducerIdsResult:
         return cluster_pb2.AllocateProducerIdsResult(first_producer_id=next(blocks), count=2)
 
-    servicer = TransactionsServicer(allocate, led_here(image_with()))
+    servicer = TransactionsServicer(ProducerIds(allocate).take, NOT_ASKED, led_here(image_with()))
     answers = await asyncio.gather(
         *(servicer.InitProducerId(transactions_pb2.InitProducerIdRequest(), None) for _ in range(7))
     )
     assert sorted(answer.producer_id for answer in answers) == list(range(7))
-
-
-async def test_a_transactional_id_is_refused_in_words() -> None:
-    async def never() -> cluster_pb2.AllocateProducerIdsResult:
-        raise AssertionError
-
-    request = transactions_pb2.InitProducerIdRequest(transactional_id="t")
-    answer = await TransactionsServicer(never, led_here(image_with())).InitProducerId(request, None)
-    assert "no transactions" in answer.error.message
 
 
 # ---------------------------------------------------------------------- internal topics

@@ -1,6 +1,7 @@
 """A led partition of an internal topic with the state it keeps: loads, serves, writes, keeps time.
 
-What the state is, a subclass says: groups in ``hosted_groups.py``.
+What the state is, a subclass says: groups in ``hosted_groups.py``, transactions in
+``hosted_transactions.py``.
 """
 
 from __future__ import annotations
@@ -151,15 +152,18 @@ class HostedShard(ABC, Generic[S]):
         Raises PenstockError when not serving, or when what the answer tells was not committed.
         """
         self._check_serving()
-        self._request_count += 1
-        request_id = self._request_count
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._requests[request_id] = future
+        request_id, future = self._new_request()
         try:
             self._handle(make_event(request_id))
             return await future
         finally:
             self._requests.pop(request_id, None)
+
+    def _new_request(self) -> tuple[int, asyncio.Future[Any]]:
+        self._request_count += 1
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._requests[self._request_count] = future
+        return self._request_count, future
 
     def _check_serving(self) -> None:
         if self._shard is None:
@@ -179,17 +183,21 @@ class HostedShard(ABC, Generic[S]):
 
     # ------------------------------------------------------------------ events and effects
 
-    def _handle(self, event: Any) -> None:
-        assert self._shard is not None
-        try:
-            effects = self._shard.handle(event, self._ports.clock_ms())
-        except Exception:
-            # The state may be half changed; the log has it whole.
-            self._log.exception("coordinator event failed", event_type=type(event).__name__)
-            self._reload(UnknownServerError("the coordinator failed and starts anew; try again"))
-            return
-        for effect in effects:
-            self._carry_out(effect)
+    def _handle(self, *events: Any) -> None:
+        """Take events one after the other; what they write goes into the log together."""
+        for event in events:
+            assert self._shard is not None
+            try:
+                effects = self._shard.handle(event, self._ports.clock_ms())
+            except Exception:
+                # The state may be half changed; the log has it whole.
+                self._log.exception("coordinator event failed", event_type=type(event).__name__)
+                self._reload(
+                    UnknownServerError("the coordinator failed and starts anew; try again")
+                )
+                return
+            for effect in effects:
+                self._carry_out(effect)
         self._write_next()
         self._arm()
 

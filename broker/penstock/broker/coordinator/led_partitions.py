@@ -70,9 +70,15 @@ class LedPartitions(Mapping[int, H], Generic[H]):
         topic = self._image.topic(self._topic)
         if topic is None or not topic.partitions:
             await self._ensure_topic()
-            topic = self._image.topic(self._topic)
+        return self.locate(key)
+
+    def locate(self, key: str) -> H:
+        """As :meth:`route`, where the topic was made before; else CoordinatorNotAvailableError."""
+        topic = self._image.topic(self._topic)
         if topic is None or not topic.partitions:
-            raise CoordinatorNotAvailableError(f"{self._topic} is being made; ask again soon")
+            raise CoordinatorNotAvailableError(
+                f"{self._topic} is being made, or nobody needed it yet; ask again soon"
+            )
         partition = partition_for_group(key, len(topic.partitions))
         hosted = self._hosted.get(partition)
         if hosted is None:

@@ -5,6 +5,7 @@ Keys are equal exactly when their bytes are, which compaction relies on.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,7 +16,6 @@ from penstock.broker.core.transaction_values import (
     GroupCommit,
     Identity,
     Participant,
-    Participants,
     State,
     Transaction,
 )
@@ -82,7 +82,7 @@ def group_value(value: GroupCommit) -> bytes:
     ).SerializeToString()
 
 
-def topic_partitions(participants: Participants) -> list[common_pb2.TopicPartition]:
+def topic_partitions(participants: Iterable[Participant]) -> list[common_pb2.TopicPartition]:
     """Participants as they go over the wire, in order."""
     return [
         common_pb2.TopicPartition(topic=topic, partition=partition, topic_id=topic_id)
