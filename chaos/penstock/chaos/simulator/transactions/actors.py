@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -51,7 +52,7 @@ class Stage:
     attempts: count[int]
 
 
-class Actor(ScriptedProcess):
+class Actor(ScriptedProcess, ABC):
     """One process in a role: as long as it lives, or until another one has taken its place."""
 
     def __init__(self, address: int, stage: Stage, name: str, timeout_ms: int) -> None:
@@ -82,9 +83,9 @@ class Actor(ScriptedProcess):
                     return
             yield Sleep(20, 200)
 
+    @abstractmethod
     def _session(self) -> Script:
         """Until it is stopped, or Fenced is raised."""
-        raise NotImplementedError
 
     def _producer(self) -> TransactionalProducer:
         return TransactionalProducer(
