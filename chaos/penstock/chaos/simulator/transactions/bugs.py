@@ -204,9 +204,9 @@ def _every_mark_is_written(stage: ProducerStage, markers: Any, **where: Any) -> 
     found: list[Any] = []
     for marker in markers:
         known = stage.entry(marker.producer_id)
-        if known is not None and known.producer_epoch >= marker.producer_epoch:
-            marker = marker._replace(producer_epoch=known.producer_epoch + 1)  # noqa: PLW2901
-        found += staged_markers(stage, [marker], base_offset=offset + len(found), **where)
+        newest = -1 if known is None else known.producer_epoch
+        newer = marker._replace(producer_epoch=max(marker.producer_epoch, newest + 1))
+        found += staged_markers(stage, [newer], base_offset=offset + len(found), **where)
     return found
 
 
