@@ -195,6 +195,11 @@ class Processor(Actor):
 class Driver(Actor):
     """An engine: it has tasks done by attempts, some twice, and commits one of each at once."""
 
+    _busy = 0  # Attempts under way; also those that nobody waits for any more.
+
+    def _idle(self) -> None:
+        self._busy -= 1
+
     def _session(self) -> Script:
         while not self.stopped:
             yield Sleep(10, 150)
@@ -211,15 +216,14 @@ class Driver(Actor):
         return answer.epoch_number
 
     def _have_done(self, number: int) -> Script:
-        """Have all tasks of an epoch number done; the winners, or nothing if one was not."""
+        """Have the tasks of an epoch number done; the winners, of those tasks that were."""
         done: dict[int, list[str]] = {task: [] for task in range(_TASKS)}
         for task, of_task in done.items():
             for _ in range(self.rng.choice((1, 1, 2))):
-                self.run(self._attempt(number, task, of_task))
-        for _ in range(60):
-            if all(done.values()):
-                break
-            yield Sleep(10, 40)
+                self._busy += 1
+                self.run(self._attempt(number, task, of_task), self._idle)
+        while self._busy and not all(done.values()):
+            yield Sleep(5, 20)
         return [self.rng.choice(names) for names in done.values() if names]
 
     def _attempt(self, number: int, task: int, done: list[str]) -> Script:
@@ -238,7 +242,7 @@ class Driver(Actor):
             producer.begin()
             for _ in range(self.rng.randint(1, 3)):
                 producer.write(self.rng.choice(self.stage.partitions()), self.rng.randint(1, 2))
-                yield from self._dawdle()
+            yield from self._dawdle()
             yield from producer.flush()
             if self.rng.random() < 0.9:
                 done.append(what.attempt_id)
