@@ -173,7 +173,7 @@ BITS       ?= 3
 flip-loop: $(VENV)/.installed-dev ## The same while bits flip on the disks of those nodes
 	FLIP_ROUNDS=$(ROUNDS) FLIP_SEED=$(SEED) FLIP_BITS=$(BITS) $(PYTEST) -x tests/integration/broker/test_flip_loop.py $(ARGS)
 
-# Thousands of seeds of both simulators: make sim SEEDS=5000 SEED_START=0 JOBS=2
+# Thousands of seeds of the simulators: make sim SEEDS=5000 SEED_START=0 JOBS=2
 SIM        ?= all
 SEEDS      ?= 1000
 SEED_START ?= 0
@@ -181,7 +181,7 @@ JOBS       ?= 1
 
 SIMULATE := $(BIN)/python -m tests.simulation
 
-sim: $(VENV)/.installed-dev ## Run seeds of the simulators (SIM=cluster|quorum|all, SEEDS, JOBS, ...)
+sim: $(VENV)/.installed-dev ## Run seeds of the simulators (SIM=cluster|transactions|quorum|all, ...)
 	@$(SIMULATE) --sim $(SIM) --start $(SEED_START) --seeds $(SEEDS) --jobs $(JOBS) $(ARGS)
 
 sim-mutants: $(VENV)/.installed-dev ## Leave out each rule that simulators know, and see it noticed
