@@ -70,6 +70,11 @@ def move(producer: Producer, topic: str, known: Counter[str], wanted: Transfer) 
     known[to] += amount
 
 
+def say(line: str) -> None:
+    """Print it at once."""
+    print(line, flush=True)  # noqa: T201 - an example
+
+
 def main() -> int:
     """Make so many transfers, and show the balances."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -95,12 +100,12 @@ def main() -> int:
                 try:
                     move(producer, topic, known, Transfer(amount, source, to))
                 except RefusedError:
-                    print(f"{source} has too little for {amount}", flush=True)  # noqa: T201
+                    say(f"{source} has too little for {amount}")
                 else:
-                    print(f"{amount} from {source} to {to}", flush=True)  # noqa: T201
+                    say(f"{amount} from {source} to {to}")
         found = balances(bootstrap, topic)
-        print(", ".join(f"{name}: {found[name]}" for name in ACCOUNTS))  # noqa: T201
-        print(f"total: {found.total()}")  # noqa: T201
+        say(", ".join(f"{name}: {found[name]}" for name in ACCOUNTS))
+        say(f"total: {found.total()}")
     except PenstockError as error:
         raise SystemExit(f"{type(error).__name__}: {error}") from None
     except KeyboardInterrupt:
