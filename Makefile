@@ -161,6 +161,11 @@ SECONDS    ?= 600
 soak: $(VENV)/.installed-dev ## Write and read for ten minutes while members and nodes die
 	@$(BIN)/python bench/soak.py --seconds $(SECONDS) $(ARGS)
 
+# Transactions while nodes and clients are killed: make transaction-soak ARGS="--transactions 2000 --json"
+.PHONY: transaction-soak
+transaction-soak: $(VENV)/.installed-dev ## Commit 100,000 transactions while nodes and clients die
+	@$(BIN)/python bench/transaction_soak.py $(ARGS)
+
 kill-loop: $(VENV)/.installed-dev ## Kill real nodes in a loop under load, and check every record
 	KILL_ROUNDS=$(ROUNDS) KILL_SEED=$(SEED) $(PYTEST) -x tests/integration/broker/test_kill_loop.py $(ARGS)
 
