@@ -187,7 +187,6 @@ def finish(soak: Soak) -> dict[str, Any]:
     def all_read() -> bool:
         (group,) = soak.admin.describe_groups([GROUP])
         lags = partition_lags(soak.admin, group)
-        # A log ends with marks, behind which no position is committed.
         return len(lags) == PARTITIONS and unprocessed(soak) == 0
 
     wait_for(all_read, bool, "the group to have processed everything")
@@ -216,10 +215,11 @@ def finish(soak: Soak) -> dict[str, Any]:
 
 def unprocessed(soak: Soak) -> int:
     """How many values are read in the first topic and not yet in the second, or the other way."""
-    counts = []
-    for topic in (SOURCE, TARGET):
-        counts.append(sum(len(values) for values in read_log(soak.cluster.bootstrap, topic)))
-    return counts[0] - counts[1]
+    source, target = (
+        sum(len(values) for values in read_log(soak.cluster.bootstrap, topic))
+        for topic in (SOURCE, TARGET)
+    )
+    return source - target
 
 
 def open_ends(soak: Soak) -> list[str]:

@@ -1,4 +1,4 @@
-"""What bench/transaction_soak.py proves: of each transaction all is read or nothing, and once. Pure.
+"""What bench/transaction_soak.py proves: of a transaction all is read or nothing, and once. Pure.
 
 A writer's transaction has ``size`` values, ``WRITER NUMBER PLACE``. Its writer knows that it was
 committed, or aborted, or (killed in its midst) does not know: then all of it may be there or
