@@ -108,6 +108,8 @@ class Cluster:
                 "controller.quorum.voters": voters,
                 "offsets.topic.replication.factor": min(3, count),
                 "offsets.topic.num.partitions": 4,
+                "transaction.state.topic.replication.factor": min(3, count),
+                "transaction.state.topic.num.partitions": 4,
                 **self._tls_settings(node),
                 **(settings or {}),
             }

@@ -16,15 +16,16 @@ from grpc_reflection.v1alpha import reflection
 from penstock.broker.acting import MetadataActor
 from penstock.broker.config import NodeConfig
 from penstock.broker.controller_link import BrokerIdentity, ControllerLink
-from penstock.broker.coordinator.coordinator import GroupCoordinator
+from penstock.broker.coordinator.asking import CoordinatorQuestions
 from penstock.broker.coordinator.lags import GroupLags
 from penstock.broker.coordinator.service import GroupsServicer
-from penstock.broker.core.group_events import GroupSettings
+from penstock.broker.coordinators import Coordinators
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage
-from penstock.broker.core.ports import DamagedLogError
+from penstock.broker.found_logs import report_unopened, tell_of_damage
 from penstock.broker.leader_reads import LeaderReads
 from penstock.broker.live_config import LiveConfig
 from penstock.broker.metrics import BrokerMetrics
+from penstock.broker.peers import Peers
 from penstock.broker.repair import Repairs
 from penstock.broker.replication.connecting import ReplicationConnector
 from penstock.broker.replication.frame_server import FrameServer
@@ -34,6 +35,7 @@ from penstock.broker.replication.servicer import ReplicationServicer
 from penstock.broker.retention import Retention
 from penstock.broker.scrubber import Scrubber
 from penstock.broker.service.admin import AdminServicer
+from penstock.broker.service.coordination import CoordinationServicer
 from penstock.broker.service.health import HealthServicer
 from penstock.broker.service.log import LogServicer, add_log_servicer
 from penstock.broker.service.metadata import MetadataServicer
@@ -45,7 +47,6 @@ from penstock.broker.storage.clock import steady_clock_ms
 from penstock.broker.storage.log import PartitionLog
 from penstock.broker.storage.manager import LogManager
 from penstock.broker.storage.settings import CleanerSettings, FlushPolicy, LogSettings
-from penstock.broker.topics import OffsetsTopic
 from penstock.raft_meta.authentication import PeerAuthentication
 from penstock.raft_meta.connecting import NodeConnector
 from penstock.raft_meta.credentials import NodeTls
@@ -56,6 +57,8 @@ from penstock.raft_meta.tls_contexts import TlsContexts
 from penstock.v1 import (
     admin_pb2,
     admin_pb2_grpc,
+    coordination_pb2,
+    coordination_pb2_grpc,
     groups_pb2,
     groups_pb2_grpc,
     log_pb2,
@@ -66,7 +69,7 @@ from penstock.v1 import (
     transactions_pb2,
     transactions_pb2_grpc,
 )
-from penstock.wire.errors import DiskFullError, StorageError
+from penstock.wire.errors import StorageError
 from penstock.wire.ids import TopicIdPartition
 from penstock.wire.transport import SERVER_OPTIONS, format_address, parse_address
 
@@ -80,6 +83,7 @@ _SERVICES = [
     for module, name in (
         (log_pb2, "Log"),
         (replication_pb2, "Replication"),
+        (coordination_pb2, "Coordination"),
         (metadata_pb2, "Metadata"),
         (groups_pb2, "Groups"),
         (transactions_pb2, "Transactions"),
@@ -136,8 +140,7 @@ class Broker:
         self._link: ControllerLink
         self._actor: MetadataActor
         self._replicas: ReplicaManager
-        self._offsets_topic: OffsetsTopic
-        self._groups: GroupCoordinator
+        self._coordinators: Coordinators
         self._metadata: MetadataServicer
 
     async def start(self) -> None:
@@ -150,6 +153,15 @@ class Broker:
         self._undo.append(self._close_logs)
         report_unopened(self._logs)
         self._link = self._make_link()
+        replication = ReplicationConnector(
+            self._connector, frames=self._config.replication_transport == "frames"
+        )
+        peers = Peers(self._image, replication.open)
+        self._undo.append(peers.close)
+        questions = CoordinatorQuestions(
+            self._config.node_id, self._image, peers, self._add_partitions
+        )
+        self._undo.append(questions.stop)
         self._replicas = ReplicaManager(
             self._config.node_id,
             self._logs,
@@ -158,9 +170,8 @@ class Broker:
             report_replicas=self._link.report_replicas,
             broker_epoch=lambda: self._link.broker_epoch,
             may_serve=self._link.may_serve,
-            open_stream=ReplicationConnector(
-                self._connector, frames=self._config.replication_transport == "frames"
-            ).open_stream,
+            open_stream=replication.open_stream,
+            ask_coordinator=questions.ask,
             lag_max_ms=self._config.replica_lag_time_max_ms,
             catch_up_bytes_per_second=self._config.replication_catchup_max_bytes_per_second,
         )
@@ -185,14 +196,16 @@ class Broker:
         self._metrics.storage.cleaning.watch(cleaner)
         await cleaner.start()
         self._undo.append(cleaner.stop)
-        self._groups = self._make_groups()
-        self._undo.append(self._groups.stop)
+        self._coordinators = Coordinators(
+            self._config, self._image, self._link, self._replicas, peers
+        )
+        self._undo.append(self._coordinators.stop)
         if self._config.metrics_listen:
             lags = GroupLags(
                 self._config.node_id,
                 self._image,
                 self._replicas,
-                self._groups.committed,
+                self._coordinators.groups.committed,
                 open_channel=self._connector.open,
                 show=self._metrics.group_lags,
             )
@@ -310,27 +323,6 @@ class Broker:
             counts=self._metrics.storage.cleaning,
         )
 
-    def _make_groups(self) -> GroupCoordinator:
-        config = self._config
-        self._offsets_topic = OffsetsTopic(
-            self._image,
-            self._link,
-            partition_count=config.offsets_topic_num_partitions,
-            replication_factor=config.offsets_topic_replication_factor,
-        )
-        return GroupCoordinator(
-            self._replicas,
-            self._image,
-            ensure_offsets_topic=self._offsets_topic.ensure,
-            settings=GroupSettings(
-                heartbeat_interval_ms=config.group_heartbeat_interval_ms,
-                min_session_timeout_ms=config.group_min_session_timeout_ms,
-                max_session_timeout_ms=config.group_max_session_timeout_ms,
-                offsets_retention_ms=config.offsets_retention_minutes * 60_000,
-                offsets_retention_check_interval_ms=config.offsets_retention_check_interval_ms,
-            ),
-        )
-
     async def _listen(self) -> None:
         listen = parse_address(self._config.broker_listen)
         if self._tls is None and not is_loopback(listen[0]):
@@ -345,7 +337,7 @@ class Broker:
         self._metadata = MetadataServicer(
             self._config.node_id,
             self._image,
-            self._offsets_topic.ensure,
+            self._coordinators.topics.ensure,
             self._link.require_founded,
             self._replicas.why_out_of_sync,
         )
@@ -357,9 +349,15 @@ class Broker:
             ),
         )
         metadata_pb2_grpc.add_MetadataServicer_to_server(self._metadata, guarded)
-        groups_pb2_grpc.add_GroupsServicer_to_server(GroupsServicer(self._groups), guarded)
+        coordinators = self._coordinators
+        groups_pb2_grpc.add_GroupsServicer_to_server(GroupsServicer(coordinators.groups), guarded)
         transactions_pb2_grpc.add_TransactionsServicer_to_server(
-            TransactionsServicer(self._link.allocate_producer_ids), guarded
+            TransactionsServicer(
+                coordinators.producer_ids.take,
+                coordinators.transactions,
+                self._replicas.transactions,
+            ),
+            guarded,
         )
         admin_pb2_grpc.add_AdminServicer_to_server(
             AdminServicer(
@@ -433,6 +431,21 @@ class Broker:
             ),
             guarded,
         )
+        coordination: Any = Guarded(server, NodesOnly(self._authentication))
+        coordination_pb2_grpc.add_CoordinationServicer_to_server(
+            CoordinationServicer(
+                self._config.node_id,
+                self._image,
+                self._add_partitions,
+                self._replicas.transactions.write_markers,
+            ),
+            coordination,
+        )
+
+    async def _add_partitions(
+        self, request: coordination_pb2.AddPartitionsRequest
+    ) -> coordination_pb2.AddPartitionsResponse:
+        return await self._coordinators.transactions.add_partitions(request)
 
     def _make_actor(self) -> MetadataActor:
         return MetadataActor(
@@ -441,7 +454,7 @@ class Broker:
             # Clients are told when all of it is so.
             followers=(
                 self._tell_repairs,
-                self._groups.on_metadata,
+                self._coordinators.on_metadata,
                 self._metadata.on_change,
             ),
             on_caught_up=self._link.heartbeat_soon,
@@ -536,28 +549,3 @@ class Broker:
 
     async def _close_logs(self) -> None:
         await asyncio.to_thread(self._logs.close)
-
-
-def tell_of_damage(logs: LogManager, found: Callable[[PartitionLog, int], None]) -> None:
-    """Have the logs mended of what is missing at the start, or was known to be damaged before."""
-    for partition_log in logs.logs():
-        for offset in (*partition_log.holes, *partition_log.noted_damage):
-            found(partition_log, offset)
-
-
-def report_unopened(logs: LogManager) -> None:
-    """Say in the log which replicas this broker has on its disks and yet can't serve."""
-    for key, error in logs.unopened().items():
-        if isinstance(error, DiskFullError):
-            continue  # Reported when it is tried again, until there is room.
-        by_itself = isinstance(error, DamagedLogError)
-        log.error(
-            "partition not opened, its replica here is offline",
-            topic_partition_id=str(key),
-            reason=error.message,
-            next_step="look after the disk; the partition is copied anew by itself while another "
-            "replica is in sync"
-            if by_itself
-            else "move the directory named above away and restart this broker; it then copies the "
-            "partition anew from its leader",
-        )

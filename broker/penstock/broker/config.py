@@ -200,6 +200,20 @@ class NodeConfig:
     offsets_retention_check_interval_ms: int = _key(
         600_000, "How often offsets to be forgotten are looked for.", low=10
     )
+    transaction_state_topic_num_partitions: int = _key(
+        16, "Partitions of __transaction_state; fixed once the topic exists.", low=1, high=1000
+    )
+    transaction_state_topic_replication_factor: int = _key(
+        3, "Replicas of __transaction_state; it is not made before so many brokers live.", low=1
+    )
+    transaction_max_timeout_ms: int = _key(
+        900_000, "The longest transaction timeout that a producer may ask for.", low=1
+    )
+    transactional_id_expiration_ms: int = _key(
+        604_800_000,
+        "A transactional id that nobody used for so long is forgotten.",
+        low=1,
+    )
     group_heartbeat_interval_ms: int = _key(
         3000, "How often a member of a group should be heard.", low=50
     )

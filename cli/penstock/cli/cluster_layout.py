@@ -314,8 +314,11 @@ def _defaults(nodes: int) -> dict[str, str | int]:
     """Settings that follow from the number of nodes."""
     if nodes >= _USUAL_REPLICATION:
         return {}
-    # The offsets of groups wait for as many brokers as they shall have copies.
-    return {"offsets.topic.replication.factor": nodes}
+    # Offsets of groups and transactions wait for as many brokers as they shall have copies.
+    return {
+        "offsets.topic.replication.factor": nodes,
+        "transaction.state.topic.replication.factor": nodes,
+    }
 
 
 def _own_settings(plan: NodePlan, plans: Sequence[NodePlan], *, tls: bool) -> dict[str, str | int]:

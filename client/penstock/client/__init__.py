@@ -23,6 +23,7 @@ _os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 from penstock.client.admin import AdminClient
 from penstock.client.aio_admin import AsyncAdminClient, OffsetSpec
 from penstock.client.aio_consumer import AsyncConsumer
+from penstock.client.aio_group_commits import AsyncAttemptWriter, AsyncGroupCommits
 from penstock.client.aio_producer import AsyncProducer
 from penstock.client.bulk import AsyncBulkDeliveryFuture, BulkDeliveryFuture
 from penstock.client.consumer import Consumer
@@ -33,20 +34,28 @@ from penstock.client.descriptions import (
     CreatedTopic,
     GroupDescription,
     GroupListing,
+    HangingTransaction,
     MemberDescription,
     OutOfSyncReplica,
     PartitionDescription,
+    PartitionProducers,
     PartitionReassignment,
+    ProducerState,
     QuorumDescription,
     QuorumVoter,
     ReplicaProgress,
     TopicDescription,
+    TransactionDescription,
+    TransactionListing,
 )
 from penstock.client.errors import *  # noqa: F403 - errors.__all__ is the list
 from penstock.client.errors import __all__ as _error_names
+from penstock.client.group_commits import AttemptWriter, GroupCommits
 from penstock.client.model import (
     ConsumerMetrics,
     ConsumerRecord,
+    GroupCommit,
+    GroupMetadata,
     Header,
     OffsetAndMetadata,
     OffsetAndTimestamp,
@@ -61,9 +70,12 @@ from penstock.wire.transport import tune_malloc
 __all__ = [  # noqa: PLE0604 - the names of errors are strings
     "AdminClient",
     "AsyncAdminClient",
+    "AsyncAttemptWriter",
     "AsyncBulkDeliveryFuture",
     "AsyncConsumer",
+    "AsyncGroupCommits",
     "AsyncProducer",
+    "AttemptWriter",
     "BrokerDescription",
     "BulkDeliveryFuture",
     "ClusterDescription",
@@ -72,8 +84,12 @@ __all__ = [  # noqa: PLE0604 - the names of errors are strings
     "ConsumerMetrics",
     "ConsumerRecord",
     "CreatedTopic",
+    "GroupCommit",
+    "GroupCommits",
     "GroupDescription",
     "GroupListing",
+    "GroupMetadata",
+    "HangingTransaction",
     "Header",
     "MemberDescription",
     "OffsetAndMetadata",
@@ -81,8 +97,10 @@ __all__ = [  # noqa: PLE0604 - the names of errors are strings
     "OffsetSpec",
     "OutOfSyncReplica",
     "PartitionDescription",
+    "PartitionProducers",
     "PartitionReassignment",
     "Producer",
+    "ProducerState",
     "QuorumDescription",
     "QuorumVoter",
     "RebalanceListener",
@@ -91,6 +109,8 @@ __all__ = [  # noqa: PLE0604 - the names of errors are strings
     "StallReason",
     "TopicDescription",
     "TopicPartition",
+    "TransactionDescription",
+    "TransactionListing",
     "tune_malloc",
     *_error_names,
 ]

@@ -20,6 +20,7 @@ from penstock.client.fetch_loop import MOST_ROWS
 from penstock.client.model import (
     ConsumerMetrics,
     ConsumerRecord,
+    GroupMetadata,
     OffsetAndMetadata,
     OffsetAndTimestamp,
     RebalanceListener,
@@ -228,6 +229,11 @@ class AsyncConsumer:
         """Commit positions for the group. See ``Consumer.commit``."""
         self._check_open()
         await self._engine.commit(self._engine.to_commit(arguments.optional_positions(offsets)))
+
+    async def group_metadata(self) -> GroupMetadata:
+        """Who this consumer is in its group now. See ``Consumer.group_metadata``."""
+        self._check_open()
+        return await self._engine.group_metadata()
 
     async def beginning_offsets(
         self, partitions: Iterable[TopicPartition]

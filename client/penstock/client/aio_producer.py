@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Self, Unpack
+from typing import Any, ClassVar, Final, Self, Unpack
 
 from penstock.client import arguments
 from penstock.client.arrow_sending import ArrowRecords
@@ -16,12 +16,19 @@ from penstock.client.bulk import AsyncBulkDeliveryFuture
 from penstock.client.cluster import wall_ms
 from penstock.client.config import ProducerConfig, ProducerSettings
 from penstock.client.core.accumulator import Appended
+from penstock.client.core.transaction_events import Wish
 from penstock.client.delivery import AsyncDeliveryFuture, Receipt
-from penstock.client.model import Header, RecordMetadata
+from penstock.client.model import GroupMetadata, Header, OffsetAndMetadata, RecordMetadata
 from penstock.client.producer_engine import ProducerEngine
 from penstock.client.sending import Place, Plain, Prepared, SendPath, counting
 from penstock.wire.codec import Places
-from penstock.wire.errors import BufferExhaustedError, ClientClosedError, PenstockError
+from penstock.wire.errors import (
+    BufferExhaustedError,
+    ClientClosedError,
+    PenstockError,
+    ProducerFencedError,
+)
+from penstock.wire.ids import TopicPartition
 
 _TURN_RECORDS: Final = 100
 """So many of many are queued before other tasks have their turn."""
@@ -33,12 +40,14 @@ class AsyncProducer:
     Belongs to the event loop on which it is first used; safe for any number of its tasks.
     """
 
+    _config_type: ClassVar[type[ProducerConfig]] = ProducerConfig
+
     def __init__(
         self,
         bootstrap_servers: str | Iterable[str] = "localhost:9092",
         **settings: Unpack[ProducerSettings],
     ) -> None:
-        self.config = ProducerConfig.load(bootstrap_servers, settings)
+        self.config = self._config_type.load(bootstrap_servers, settings)
         self._guard = LoopGuard("AsyncProducer")
         self._room = asyncio.Event()
         self._engine = ProducerEngine(
@@ -181,6 +190,7 @@ class AsyncProducer:
     async def _await_topic(self, topic: str) -> float:
         """Know the topic; the time until which to wait for room, 0 where none passed yet."""
         self._check_open()
+        self._engine.check_sending()
         if isinstance(topic, str) and topic in self._engine.metadata:
             return 0.0
         arguments.topic(topic)
@@ -222,6 +232,66 @@ class AsyncProducer:
             topic, value, key, headers, partition=partition, timestamp_ms=timestamp_ms
         )
         return await future
+
+    @contextlib.asynccontextmanager
+    async def transaction(self) -> AsyncIterator[None]:
+        """A block whose records are committed at its end, or aborted when it raises. See
+        ``Producer.transaction``.
+        """
+        await self.begin_transaction()
+        try:
+            yield
+            if self._engine.transactions.is_open:  # The block may have ended it.
+                await self.commit_transaction()
+        except BaseException as error:
+            await self._abort_after(error)
+            raise
+
+    async def _abort_after(self, error: BaseException) -> None:
+        if not self._engine.transactions.is_open:
+            return
+        try:
+            await self.abort_transaction()
+        except ProducerFencedError as fenced:
+            raise fenced from error
+        except PenstockError as failure:
+            error.add_note(f"and the transaction could not be aborted: {failure}")
+
+    async def init_transactions(self, timeout_ms: float | None = None) -> None:
+        """Take the transactional id over. See ``Producer.init_transactions``."""
+        self._check_open()
+        await self._engine.transactions.init(arguments.timeout_ms(timeout_ms))
+
+    async def begin_transaction(self) -> None:
+        """Begin a transaction. See ``Producer.begin_transaction``."""
+        self._check_open()
+        await self._engine.transactions.begin()
+
+    async def send_offsets_to_transaction(
+        self,
+        offsets: Mapping[TopicPartition, int | OffsetAndMetadata],
+        group: GroupMetadata,
+        timeout_ms: float | None = None,
+    ) -> None:
+        """Make positions of a group part of the transaction. See
+        ``Producer.send_offsets_to_transaction``.
+        """
+        self._check_open()
+        await self._engine.transactions.send_offsets(
+            arguments.positions(offsets),
+            arguments.group_metadata(group),
+            arguments.timeout_ms(timeout_ms),
+        )
+
+    async def commit_transaction(self, timeout_ms: float | None = None) -> None:
+        """Flush, and commit. See ``Producer.commit_transaction``."""
+        self._check_open()
+        await self._engine.transactions.end(Wish.COMMIT, arguments.timeout_ms(timeout_ms))
+
+    async def abort_transaction(self, timeout_ms: float | None = None) -> None:
+        """Abort. See ``Producer.abort_transaction``."""
+        self._check_open()
+        await self._engine.transactions.end(Wish.ABORT, arguments.timeout_ms(timeout_ms))
 
     async def flush(self, timeout_ms: float | None = None) -> None:
         """Send everything queued so far and wait for the verdicts. See ``Producer.flush``."""

@@ -13,7 +13,7 @@ import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from penstock.client.model import OffsetAndMetadata, RebalanceListener
+from penstock.client.model import GroupMetadata, OffsetAndMetadata, RebalanceListener
 from penstock.wire.errors import InvalidRequestError
 from penstock.wire.ids import TopicPartition
 from penstock.wire.names import check_group_id, check_topic_name
@@ -225,6 +225,14 @@ def positions(value: Any, name: str = "offsets") -> dict[TopicPartition, OffsetA
         (where := partition(key)): _position(f"{name}[{where}]", entry)
         for key, entry in mapping(name, value, "partitions to offsets").items()
     }
+
+
+def group_metadata(value: Any, name: str = "group") -> GroupMetadata:
+    """Who commits positions in a transaction."""
+    if not isinstance(value, GroupMetadata):
+        raise refusal(name, value, "what consumer.group_metadata() returns")
+    group_id(value.group_id, f"{name}.group_id")
+    return value
 
 
 def optional_positions(value: Any) -> dict[TopicPartition, OffsetAndMetadata] | None:

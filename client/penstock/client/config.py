@@ -19,8 +19,13 @@ from penstock.client.serializers import Deserializer, Serializer, SerializerName
 from penstock.client.tls import TlsSettings, tls_settings
 from penstock.wire.compression import Compression
 from penstock.wire.config_keys import suggest
-from penstock.wire.errors import ConfigurationError, InvalidGroupIdError
+from penstock.wire.errors import (
+    ConfigurationError,
+    InvalidGroupIdError,
+    InvalidTransactionalIdError,
+)
 from penstock.wire.names import check_group_id
+from penstock.wire.transactional_ids import check_transactional_id, parse_attempt
 from penstock.wire.transport import parse_address
 
 Acks = Literal["all", 0, 1, -1, "0", "1", "-1"]
@@ -65,6 +70,8 @@ class ProducerSettings(CommonSettings, total=False):
     partitioner: Literal["default", "round_robin"] | Partitioner
     key_serializer: SerializerName | Serializer
     value_serializer: SerializerName | Serializer
+    transactional_id: str | None
+    transaction_timeout_ms: int
 
 
 class ConsumerSettings(CommonSettings, total=False):
@@ -95,6 +102,27 @@ class AdminSettings(CommonSettings, total=False):
     """What administration takes; see AdminConfig."""
 
     default_api_timeout_ms: int
+
+
+class CommitSettings(AdminSettings, total=False):
+    """What commits of groups take; see CommitConfig."""
+
+
+class AttemptSettings(CommonSettings, total=False):
+    """What attempts' writers take: a producer's, but for what is settled by what they are."""
+
+    linger_ms: int
+    batch_size: int
+    max_batch_size: int
+    compression: CompressionName
+    delivery_timeout_ms: int
+    max_request_size: int
+    buffer_memory: int
+    max_block_ms: int
+    partitioner: Literal["default", "round_robin"] | Partitioner
+    key_serializer: SerializerName | Serializer
+    value_serializer: SerializerName | Serializer
+    transaction_timeout_ms: int
 
 
 def _bounded(default: int, low: int, high: int = _MAX_INT32) -> Any:
@@ -217,6 +245,11 @@ class ProducerConfig(CommonConfig):
     """Makes bytes of keys."""
     value_serializer: SerializerName | Serializer = "bytes"
     """Makes bytes of values."""
+    transactional_id: str | None = None
+    """What the producer does, over all its restarts: makes it transactional, and the one producer
+    of this name. None: without transactions."""
+    transaction_timeout_ms: int = _bounded(60_000, 1)
+    """A transaction that is open for so long is aborted by the cluster."""
 
     @property
     def acks_number(self) -> int:
@@ -233,8 +266,16 @@ class ProducerConfig(CommonConfig):
         serializers.serializer("key_serializer", self.key_serializer)
         serializers.serializer("value_serializer", self.value_serializer)
         self._check_batch_sizes(given)
+        if self.transactional_id is not None:
+            self._check_transactional_id(self.transactional_id)
+        elif "transaction_timeout_ms" in given:
+            raise ConfigurationError("transaction_timeout_ms is set, but transactional_id is not")
         if self.enable_idempotence:
             self._check_idempotence(given)
+        elif self.transactional_id is not None:
+            raise ConfigurationError(
+                "transactional_id contradicts enable_idempotence=False; leave that out"
+            )
         least = self.linger_ms + self.request_timeout_ms
         if self.delivery_timeout_ms < least:
             if {"delivery_timeout_ms", "request_timeout_ms"} <= given:
@@ -280,7 +321,31 @@ class ProducerConfig(CommonConfig):
             return
         if "enable_idempotence" in given:
             raise ConfigurationError(f"enable_idempotence=True contradicts {conflict}")
+        if self.transactional_id is not None:
+            raise ConfigurationError(f"transactional_id contradicts {conflict}")
         self._derive(enable_idempotence=False)
+
+    def _check_transactional_id(self, transactional_id: str) -> None:
+        try:
+            check_transactional_id(transactional_id)
+        except InvalidTransactionalIdError as error:
+            raise ConfigurationError(
+                f"{self.what} setting transactional_id: {error.message}"
+            ) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptConfig(ProducerConfig):
+    """The settings of an attempt's producer, whose transactional id is the attempt's."""
+
+    what: ClassVar[str] = "attempt"
+
+    client_id: str = "penstock-attempt"
+    transaction_timeout_ms: int = _bounded(900_000, 1)
+    """An attempt that nobody has committed after so long is aborted by the cluster."""
+
+    def _check_transactional_id(self, transactional_id: str) -> None:
+        assert parse_attempt(transactional_id) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,8 +370,9 @@ class ConsumerConfig(CommonConfig):
     latest, none (NoOffsetError), or by_duration: and an ISO 8601 duration, such as by_duration:P3D:
     at the first record that is at most so old, or at the end where none is."""
     isolation_level: IsolationLevel = "read_uncommitted"
-    """Whether records of open and aborted transactions are read. There are no transactions yet, so
-    that both read the same today."""
+    """Whether records of open and aborted transactions are read. With read_committed they are not:
+    it reads up to where the oldest open transaction begins, and so far go the end offsets, `latest`
+    and the lag."""
     enable_auto_commit: bool = True
     """Commit in the background what earlier polls handed out."""
     auto_commit_interval_ms: int = _bounded(5_000, 0)
@@ -362,17 +428,22 @@ class AdminConfig(CommonConfig):
     """How long one operation may take with all its retries."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitConfig(AdminConfig):
+    """The settings of a group's commits."""
+
+    what: ClassVar[str] = "group commits"
+
+    client_id: str = "penstock-commits"
+
+
 _CHOICES: Final[Mapping[str, tuple[object, ...]]] = {
     "acks": ("all", 0, 1, -1, "0", "1", "-1"),
     "compression": ("none", "gzip", "snappy", "lz4", "zstd"),
     "isolation_level": ("read_uncommitted", "read_committed"),
 }
 _PATHS: Final = ("tls_ca", "tls_certificate", "tls_key")
-_OPTIONAL_TEXT: Final = ("group_id", "group_instance_id")
-
-
-# Settings of Kafka's clients that would promise what this version does not keep.
-_NOT_YET: Final = frozenset({"transactional_id", "transaction_timeout_ms"})
+_OPTIONAL_TEXT: Final = ("group_id", "group_instance_id", "transactional_id")
 
 
 def _path_text(name: str, value: object) -> object:
@@ -384,8 +455,6 @@ def _path_text(name: str, value: object) -> object:
 
 def _suggest(name: str, known: list[str]) -> str:
     """The near name; for a longer or shorter form of a known name, that one."""
-    if name in _NOT_YET:
-        return ": this version has no transactions yet; idempotent writes need no setting"
     for candidate in known:
         if candidate in name or (len(name) > 3 and name in candidate):
             return f"; did you mean {candidate!r}?"

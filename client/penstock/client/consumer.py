@@ -20,6 +20,7 @@ from penstock.client.fetch_loop import MOST_ROWS
 from penstock.client.model import (
     ConsumerMetrics,
     ConsumerRecord,
+    GroupMetadata,
     OffsetAndMetadata,
     OffsetAndTimestamp,
     RebalanceListener,
@@ -305,6 +306,15 @@ class Consumer:
             notify = callback
             future.add_done_callback(contained(lambda done: notify(done.exception())))
         return future
+
+    def group_metadata(self) -> GroupMetadata:
+        """Who this consumer is in its group now, for ``Producer.send_offsets_to_transaction``.
+
+        Ask right before that: it changes with every rebalance. Raises InvalidGroupIdError without a
+        group, and like ``commit`` FencedMemberEpochError or MaxPollExceededError where others may
+        have what this consumer read.
+        """
+        return self._run(self._engine.group_metadata)
 
     def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The first offset of each partition's log."""

@@ -21,7 +21,6 @@ from penstock.client.core.fetch_events import (
     Removed,
     Woken,
 )
-from penstock.client.core.leader_watch import LeaderWatch
 from penstock.client.core.member import MemberState, Polled, Reconciled, Subscribed
 from penstock.client.core.subscription import (
     Handout,
@@ -31,25 +30,29 @@ from penstock.client.core.subscription import (
     pattern_text,
 )
 from penstock.client.deadline import Deadline
-from penstock.client.fetch_loop import MOST_ROWS, FetchLoop
+from penstock.client.fetch_loop import MOST_ROWS, FetchLoop, isolation_of
 from penstock.client.group_link import GroupLink
 from penstock.client.leader_calls import LeaderCalls
 from penstock.client.metadata_keeper import MetadataKeeper
-from penstock.client.model import ConsumerMetrics, OffsetAndMetadata, OffsetAndTimestamp
+from penstock.client.model import (
+    ConsumerMetrics,
+    GroupMetadata,
+    OffsetAndMetadata,
+    OffsetAndTimestamp,
+)
 from penstock.client.offsets import GroupOffsets
 from penstock.client.positions import Positions
 from penstock.client.record_reader import record_reader
-from penstock.client.stalls import Troubles, stalled
+from penstock.client.stalls import StallWatch, Troubles
 from penstock.wire.errors import (
     ClientClosedError,
+    InvalidGroupIdError,
     InvalidRequestError,
-    LeaderNotAvailableError,
     PenstockError,
 )
 from penstock.wire.ids import TopicPartition
 
 _LOG: Final = logging.getLogger("penstock.client")
-_STALL_MS: Final = 10_000.0
 _LEAVE_MS: Final = 2_000.0
 _LEAST_PAUSE_MS: Final = 10.0  # Between automatic commits, however often they are asked for.
 
@@ -66,7 +69,7 @@ class ConsumerEngine:
         self._cluster = Cluster(config)
         self._keeper = MetadataKeeper(self._cluster, self._on_metadata)
         self._coordinators = Coordinators(self._cluster)
-        self._leaders = LeaderCalls(self._cluster, self._keeper)
+        self._leaders = LeaderCalls(self._cluster, self._keeper, isolation_of(config))
         self._fetch = FetchLoop(
             self._cluster,
             self._keeper,
@@ -101,6 +104,7 @@ class ConsumerEngine:
             on_progress=self._progress,
         )
         self._troubles = Troubles(self._fetch.fetcher, self._group, self._positions)
+        self._stall_watch = StallWatch(self._troubles, self._fetch.fetcher)
         self._subscription = Subscription()
         self._subscribed = Subscription()  # What is in force.
         self._by_hand = False
@@ -112,8 +116,6 @@ class ConsumerEngine:
         self._wake = asyncio.Event()
         self._closing = asyncio.Event()
         self._committer: asyncio.Task[None] | None = None
-        self._stalled_ms = float("inf")
-        self._leader_watch = LeaderWatch()
 
     # --- subscription -----------------------------------------------------------------------
 
@@ -274,11 +276,11 @@ class ConsumerEngine:
         try:
             while True:
                 self._check_open()
-                self._watch_leaders()
+                self._stall_watch.look_at_leaders()
                 self._wake.clear()
                 found = self._look(max_records, columns=columns)
                 if found is not None:
-                    self._stalled_ms = float("inf")
+                    self._stall_watch.end()
                     return found
                 if min(deadline.remaining_ms, patience.remaining_ms) <= 0:
                     self._check_existence()
@@ -356,28 +358,12 @@ class ConsumerEngine:
         now = now_ms()
         return now if self._polling else self.handout.taken_ms(now)
 
-    def _watch_leaders(self) -> None:
-        if news := self._leader_watch.look(self._fetch.fetcher.leaderless(), now_ms()):
-            _LOG.warning("%s", news)
-
     async def trouble(self) -> PenstockError | None:
         """Why something that is to be read is not; None when nothing is in the way."""
         return self._troubles.any()
 
     async def _wait(self, deadline: Deadline) -> None:
-        trouble = self._troubles.of_reading()
-        if trouble is None:
-            self._stalled_ms = float("inf")
-        elif self._stalled_ms == float("inf"):
-            self._stalled_ms = now_ms()
-        elif now_ms() - self._stalled_ms >= _STALL_MS:
-            if not trouble.retriable:
-                self._stalled_ms = float("inf")
-                raise stalled(trouble, _STALL_MS) from trouble
-            if not (isinstance(trouble, LeaderNotAvailableError) and self._leader_watch.has_told):
-                _LOG.warning("no record for %.0f s: %s", _STALL_MS / 1000, trouble)
-            self._stalled_ms = now_ms()
-        wait_ms = min(deadline.remaining_ms, _STALL_MS, self._leader_watch.due_in_ms(now_ms()))
+        wait_ms = min(deadline.remaining_ms, self._stall_watch.look_ms())
         with suppress(TimeoutError):  # The caller looks at the deadline.
             async with asyncio.timeout(wait_ms / 1000):
                 await self._wake.wait()
@@ -512,6 +498,12 @@ class ConsumerEngine:
         return {name: entry.offset for name, entry in found.items()}
 
     # --- commits ----------------------------------------------------------------------------
+
+    async def group_metadata(self) -> GroupMetadata:
+        """Who this consumer is in its group. Raises why it must not commit, if it must not."""
+        if self._group is None:
+            raise InvalidGroupIdError("this consumer has no group_id, and so is in no group")
+        return self._group.metadata()
 
     def to_commit(
         self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None

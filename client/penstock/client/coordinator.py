@@ -1,9 +1,10 @@
-"""Finding the broker that coordinates a group, and asking it."""
+"""Finding the broker that coordinates a group or a transactional id, and asking it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 import grpc
@@ -28,37 +29,54 @@ LOOK_AGAIN = (NotCoordinatorError, CoordinatorNotAvailableError, NetworkError, R
 _NO_SUCH_TOPIC = (UnknownTopicOrPartitionError, UnknownTopicIdError)
 
 
-class Coordinators:
-    """Which broker coordinates which group, as far as known. Belongs to one event loop."""
+class Kind(Enum):
+    """What is coordinated; the value is how messages name it."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    GROUP = "group"
+    TRANSACTION = "transactional id or commit group"
+
+
+_TYPES = {
+    Kind.GROUP: metadata_pb2.COORDINATOR_TYPE_GROUP,
+    Kind.TRANSACTION: metadata_pb2.COORDINATOR_TYPE_TRANSACTION,
+}
+
+
+class Coordinators:
+    """Which broker coordinates which key of one kind, as far as known. Belongs to one event loop.
+
+    The key is a group's id, or the ``coordinating_key`` of a transactional id.
+    """
+
+    def __init__(self, cluster: Cluster, kind: Kind = Kind.GROUP) -> None:
         self._cluster = cluster
+        self._kind = kind
         self._nodes: dict[str, int] = {}
 
-    def forget(self, group_id: str, hint: LeaderHint | None = None) -> None:
+    def forget(self, key: str, hint: LeaderHint | None = None) -> None:
         """The coordinator was wrong; ``hint`` is who it is instead, if the answerer knew."""
-        self._nodes.pop(group_id, None)
+        self._nodes.pop(key, None)
         if hint is not None and hint.node_id >= 0 and hint.host:
-            self._remember(group_id, hint.node_id, hint.host, hint.port)
+            self._remember(key, hint.node_id, hint.host, hint.port)
 
-    async def find(self, group_id: str, timeout_ms: float, avoid: int = -1) -> int:
+    async def find(self, key: str, timeout_ms: float, avoid: int = -1) -> int:
         """The coordinator's node id. Raises the last reason when none is found in time."""
         deadline = now_ms() + timeout_ms
         attempt = 0
-        while group_id not in self._nodes:
+        while key not in self._nodes:
             try:
-                await self._find_once(group_id, deadline - now_ms(), avoid)
+                await self._find_once(key, deadline - now_ms(), avoid)
             except PenstockError as error:
                 pause = self._cluster.backoff.delay_ms(attempt)
                 attempt += 1
                 if not error.retriable or now_ms() + pause >= deadline:
                     raise
                 await asyncio.sleep(pause / 1000)
-        return self._nodes[group_id]
+        return self._nodes[key]
 
     async def call(
         self,
-        group_id: str,
+        key: str,
         method: Callable[[grpc.aio.Channel], Any],
         request: Any,
         judge: Callable[[Any], Any],
@@ -76,7 +94,7 @@ class Coordinators:
         while True:
             node_id = -1
             try:
-                node_id = await self.find(group_id, max(1.0, deadline - now_ms()), avoid)
+                node_id = await self.find(key, max(1.0, deadline - now_ms()), avoid)
                 response = await self._cluster.call(
                     node_id,
                     method,
@@ -95,17 +113,15 @@ class Coordinators:
                 if isinstance(error, LOOK_AGAIN):
                     if isinstance(error, NetworkError):
                         avoid = node_id
-                    self.forget(group_id, error.leader)
+                    self.forget(key, error.leader)
                     if error.leader is not None and attempt == 1:
                         continue  # The answerer knew who: ask at once.
             await asyncio.sleep(pause / 1000)
 
-    async def _find_once(self, group_id: str, timeout_ms: float, avoid: int) -> None:
+    async def _find_once(self, key: str, timeout_ms: float, avoid: int) -> None:
         response = await self._cluster.ask_any(
             lambda channel: metadata_pb2_grpc.MetadataStub(channel).FindCoordinator,
-            metadata_pb2.FindCoordinatorRequest(
-                type=metadata_pb2.COORDINATOR_TYPE_GROUP, key=group_id
-            ),
+            metadata_pb2.FindCoordinatorRequest(type=_TYPES[self._kind], key=key),
             what="Metadata.FindCoordinator",
             timeout_ms=max(1.0, timeout_ms),
             avoid=avoid,
@@ -114,11 +130,11 @@ class Coordinators:
             raise error_from_proto(response.error)
         found = response.coordinator
         if found.node_id < 0:
-            raise CoordinatorNotAvailableError(f"group {group_id!r} has no coordinator now")
-        self._remember(group_id, found.node_id, found.host, found.port)
+            raise CoordinatorNotAvailableError(f"{self._kind.value} {key!r} has no coordinator now")
+        self._remember(key, found.node_id, found.host, found.port)
 
-    def _remember(self, group_id: str, node_id: int, host: str, port: int) -> None:
+    def _remember(self, key: str, node_id: int, host: str, port: int) -> None:
         metadata = self._cluster.metadata
         if host:
             metadata.brokers = {**metadata.brokers, node_id: Broker(node_id, host, port)}
-        self._nodes[group_id] = node_id
+        self._nodes[key] = node_id

@@ -371,6 +371,11 @@ class FailureLedger:
         """So many records failed together."""
         receipt.refuse(error, record_count, self._unread)
 
+    def forget(self) -> None:
+        """What failed was told otherwise: with the end of its transaction."""
+        with LOCK:
+            self._unread, self.delivered = Unread(), 0
+
     def raise_unread(self) -> None:
         """Raise DeliveryFailedError if there are failures that nobody looked at; then forget."""
         with LOCK:

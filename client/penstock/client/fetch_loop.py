@@ -68,6 +68,7 @@ class FetchLoop:
         self._cluster = cluster
         self._keeper = keeper
         self._config = config
+        self._read_committed = config.isolation_level == "read_committed"
         self._on_progress = on_progress
         self._on_out_of_range = on_out_of_range
         self._on_made_anew = on_made_anew
@@ -166,7 +167,8 @@ class FetchLoop:
                 error = NetworkError(error.message)
             event = FetchFailed(effect.fetch_id, error)
         else:
-            event = FetchAnswered(effect.fetch_id, results_of(response))
+            results = results_of(response, read_committed=self._read_committed)
+            event = FetchAnswered(effect.fetch_id, results)
         self._tasks.pop(effect.fetch_id, None)
         self.handle(event)
         self._on_progress()
@@ -178,6 +180,7 @@ class FetchLoop:
             min_bytes=min(config.fetch_min_bytes, effect.max_bytes),
             max_bytes=effect.max_bytes,
             rack_id=config.client_rack,
+            isolation_level=isolation_of(config),
         )
         for wanted in effect.wanted:
             request.partitions.add(
@@ -207,7 +210,16 @@ class FetchLoop:
         return response
 
 
-def results_of(response: Laden[log_pb2.FetchResponse]) -> tuple[Fetched, ...]:
+def isolation_of(config: ConsumerConfig) -> common_pb2.IsolationLevel.ValueType:
+    """What a consumer may see."""
+    if config.isolation_level == "read_committed":
+        return common_pb2.ISOLATION_LEVEL_READ_COMMITTED
+    return common_pb2.ISOLATION_LEVEL_READ_UNCOMMITTED
+
+
+def results_of(
+    response: Laden[log_pb2.FetchResponse], *, read_committed: bool = False
+) -> tuple[Fetched, ...]:
     """What the answer says of each partition.
 
     A view keeps all of the answer in memory. So it serves for records that are most of it; others
@@ -215,18 +227,21 @@ def results_of(response: Laden[log_pb2.FetchResponse]) -> tuple[Fetched, ...]:
     """
     least = response.records_bytes // 2
     return tuple(
-        _to_result(entry, records if len(records) > least else bytes(records))
+        _to_result(entry, records if len(records) > least else bytes(records), read_committed)
         for entry, records in zip(response.message.partitions, response.records, strict=True)
     )
 
 
-def _to_result(entry: log_pb2.FetchPartitionResult, records: Buffer) -> Fetched:
+def _to_result(
+    entry: log_pb2.FetchPartitionResult, records: Buffer, read_committed: bool
+) -> Fetched:
     diverging = entry.diverging_epoch.end_offset if entry.HasField("diverging_epoch") else -1
     return Fetched(
         TopicPartition(entry.partition.topic, entry.partition.partition),
         error_from_proto(entry.error) if entry.HasField("error") else None,
         records,
-        entry.high_watermark,
+        entry.last_stable_offset if read_committed else entry.high_watermark,
         diverging,
         entry.records_crc if entry.HasField("records_crc") else None,
+        tuple((one.producer_id, one.first_offset) for one in entry.aborted_transactions),
     )

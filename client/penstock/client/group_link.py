@@ -32,6 +32,7 @@ from penstock.client.core.member import (
     StoodStill,
     Ticked,
 )
+from penstock.client.model import GroupMetadata
 from penstock.client.streams import BidiStream
 from penstock.v1 import groups_pb2, groups_pb2_grpc
 from penstock.wire.errors import (
@@ -179,6 +180,13 @@ class GroupLink:
                 f"group {self._group_id!r} gave this member up, and {names} may be another's by "
                 "now. Poll to hear what this member has"
             )
+
+    def metadata(self) -> GroupMetadata:
+        """Who this is now. Raises as ``check_commit`` while it has not heard what it lost."""
+        self.check_commit(self.member.lost)
+        if not self.member.in_group:
+            return GroupMetadata(self._group_id)
+        return GroupMetadata(self._group_id, self.member_id, self.member.epoch)
 
     async def leave(self, timeout_ms: float) -> None:
         """Leave the group, looking no longer than this for a coordinator that hears of it."""

@@ -75,6 +75,29 @@ class OffsetAndMetadata:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupMetadata:
+    """Who a consumer is in its group at a moment, for ``Producer.send_offsets_to_transaction``.
+
+    ``member_id`` is empty and ``member_epoch`` -1 while it is no member, as where partitions were
+    assigned by hand: such positions are taken as long as the group has no members.
+    """
+
+    group_id: str
+    member_id: str = ""
+    member_epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCommit:
+    """What a group of commits has committed last: the epoch number (-1: nothing yet), and the ids
+    of the attempts that won.
+    """
+
+    epoch_number: int
+    winners: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ConsumerMetrics:
     """How far behind a consumer is: ``records_lag`` by partition, of those that are known.
 

@@ -105,12 +105,15 @@ class GroupOffsets:
         """Committed positions; partitions without one are left out.
 
         With ``member`` the answer waits for what an earlier holder may still commit. With
-        ``topic_ids`` only positions of these very topics are found.
+        ``topic_ids`` only positions of these very topics are found. Where an open transaction has
+        a position for one of them its end is waited for (UnstableOffsetCommitError in the end): who
+        read on from the position before would process what the transaction has processed.
         """
         request = groups_pb2.FetchOffsetsRequest(
             group_id=self._group_id,
             partitions=[self._cluster.metadata.to_proto(entry) for entry in partitions],
             member_epoch=-1,
+            require_stable=True,
         )
         if topic_ids is not None:
             for wanted in request.partitions:
@@ -161,7 +164,7 @@ class GroupOffsets:
         for partition, position in offsets.items():
             topic_id = position.topic_id or self._cluster.metadata.topic_id(partition.topic)
             request.offsets.append(admin_values.offset_proto(partition, position, topic_id))
-        await self._call("CommitOffsets", request, _judge_commit, timeout_ms)
+        await self._call("CommitOffsets", request, judge_commit, timeout_ms)
 
     async def _call(self, method: str, request: Any, judge: Any, timeout_ms: float) -> Any:
         def bind(channel: grpc.aio.Channel) -> Any:
@@ -178,7 +181,8 @@ def _checked(response: groups_pb2.FetchOffsetsResponse) -> groups_pb2.FetchOffse
     return response
 
 
-def _judge_commit(response: groups_pb2.CommitOffsetsResponse) -> None:
+def judge_commit(response: groups_pb2.CommitOffsetsResponse) -> None:
+    """Raise what was refused of a commit, if anything was."""
     if response.HasField("error"):
         raise error_from_proto(response.error)
     first: PenstockError | None = None

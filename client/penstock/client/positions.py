@@ -312,7 +312,7 @@ class Positions:
 
     def lag(self, partition: TopicPartition) -> int | None:
         """How far the position is from the end that the broker last told, where both are known."""
-        end = self._fetch.fetcher.high_watermark(partition)
+        end = self._fetch.fetcher.end_offset(partition)
         position = self._handout.first_kept(partition)
         if position is None:
             position = self._fetch.fetcher.cursor(partition)

@@ -26,11 +26,15 @@ class OutgoingRequest:
     acks: common_pb2.Acks.ValueType
     timeout_ms: int
     batches: tuple[OutgoingBatch, ...]
+    transactional_id: str = ""
 
     def to_bytes(self) -> bytes:
         """The ProduceRequest, serialised."""
         head = log_pb2.ProduceRequest(
-            correlation_id=self.correlation_id, acks=self.acks, timeout_ms=self.timeout_ms
+            correlation_id=self.correlation_id,
+            acks=self.acks,
+            timeout_ms=self.timeout_ms,
+            transactional_id=self.transactional_id,
         )
         parts: list[Buffer] = [head.SerializeToString()]
         for batch in self.batches:

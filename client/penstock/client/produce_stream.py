@@ -31,12 +31,14 @@ class ProduceStream:
         *,
         acks: common_pb2.Acks.ValueType,
         timeout_ms: int,
+        transactional_id: str,
         on_event: Callable[[ProduceStream, Event], object],
     ) -> None:
         self.node_id = node_id
         self._cluster = cluster
         self._acks = acks
         self._timeout_ms = timeout_ms
+        self._transactional_id = transactional_id
         self._on_event = on_event
         self._stream = BidiStream(
             self._open,
@@ -64,6 +66,7 @@ class ProduceStream:
                 )
                 for entry in effect.entries
             ),
+            self._transactional_id,
         )
         if self._acks == common_pb2.ACKS_NONE:
             # Nothing is answered: being under way is all that there is to know.

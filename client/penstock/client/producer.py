@@ -5,9 +5,10 @@ from __future__ import annotations
 import concurrent.futures
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, ClassVar, Self, Unpack
 
 from penstock.client import arguments
 from penstock.client.arrow_sending import ArrowRecords
@@ -16,12 +17,19 @@ from penstock.client.bulk import BulkDeliveryFuture
 from penstock.client.cluster import wall_ms
 from penstock.client.config import ProducerConfig, ProducerSettings
 from penstock.client.core.accumulator import Appended
+from penstock.client.core.transaction_events import Wish
 from penstock.client.delivery import DeliveryFuture, Receipt
-from penstock.client.model import Header, RecordMetadata
+from penstock.client.model import GroupMetadata, Header, OffsetAndMetadata, RecordMetadata
 from penstock.client.producer_engine import ProducerEngine
 from penstock.client.sending import Place, Plain, Prepared, SendPath, counting
 from penstock.wire.codec import Places
-from penstock.wire.errors import BufferExhaustedError, ClientClosedError, PenstockError
+from penstock.wire.errors import (
+    BufferExhaustedError,
+    ClientClosedError,
+    PenstockError,
+    ProducerFencedError,
+)
+from penstock.wire.ids import TopicPartition
 
 
 class Producer:
@@ -33,14 +41,20 @@ class Producer:
 
     Defaults: acks="all", idempotent, linger_ms=5. Idempotence is KIP-98's: no retry makes a
     duplicate or changes the order within a partition.
+
+    With a ``transactional_id`` it is transactional (KIP-98, with KIP-890's epoch for each
+    transaction), and everything is sent in transactions, one at a time: see ``transaction``. Any
+    thread may begin and end them, and what is sent by any thread in between belongs to it.
     """
+
+    _config_type: ClassVar[type[ProducerConfig]] = ProducerConfig
 
     def __init__(
         self,
         bootstrap_servers: str | Iterable[str] = "localhost:9092",
         **settings: Unpack[ProducerSettings],
     ) -> None:
-        self.config = ProducerConfig.load(bootstrap_servers, settings)
+        self.config = self._config_type.load(bootstrap_servers, settings)
         self._guard = ForkGuard("Producer")
         self._thread = LoopThread.shared()
         # Taken by itself, not through the condition, whose ``with`` an interrupt (Ctrl-C) can leave
@@ -101,6 +115,12 @@ class Producer:
         or value, which it names), BootstrapError, ClientClosedError. The future fails with
         DeliveryTimeoutError after ``delivery_timeout_ms``, or with what the broker refused it for.
         A failure whose future nobody looked at raises at the next ``flush`` or ``close``.
+
+        In a transaction a future says that the record is written, not that it is committed, and
+        one failure makes an end of the transaction: from then on ``send`` raises
+        TransactionAbortableError, and ProducerFencedError where another producer has the
+        transactional id. Outside of a transaction a transactional producer raises
+        InvalidTxnStateError.
         """
         if timestamp_ms is None and not headers and self._path.takes_bytes:
             taken = self._engine.intake.take(topic, value, key, partition)
@@ -195,6 +215,7 @@ class Producer:
     def _await_topic(self, topic: str) -> float:
         """Know the topic; the time until which to wait for room, 0 where none passed yet."""
         self._check_open()
+        self._engine.check_sending()
         if isinstance(topic, str) and topic in self._engine.metadata:
             return 0.0
         arguments.topic(topic)
@@ -231,6 +252,106 @@ class Producer:
             self._thread.call(self._wake)
             raise
 
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """A block whose records are committed at its end, or aborted when it raises.
+
+        The block's exception is raised again; ProducerFencedError instead where another producer
+        has the transactional id. Raises what ``begin_transaction`` and ``commit_transaction`` do.
+        After TransactionAbortableError the transaction is aborted, and another may be begun with
+        the same work. After RequestTimedOutError of the commit its outcome is not known: call
+        ``commit_transaction`` again.
+        """
+        self.begin_transaction()
+        try:
+            yield
+            if self._engine.transactions.is_open:  # The block may have ended it.
+                self.commit_transaction()
+        except BaseException as error:
+            self._abort_after(error)
+            raise
+
+    def _abort_after(self, error: BaseException) -> None:
+        if not self._engine.transactions.is_open:
+            return
+        try:
+            self.abort_transaction()
+        except ProducerFencedError as fenced:
+            raise fenced from error
+        except PenstockError as failure:
+            error.add_note(f"and the transaction could not be aborted: {failure}")
+
+    def init_transactions(self, timeout_ms: float | None = None) -> None:
+        """Take the transactional id over: fence other producers that have it, and abort what is
+        open of them. Optional: the first ``begin_transaction`` does it.
+
+        Waits for at most ``timeout_ms`` (None: ``max_block_ms``), then raises the last retriable
+        reason; it may be called again. Raises InvalidTransactionTimeoutError for a
+        ``transaction_timeout_ms`` that brokers do not allow, InvalidTxnStateError without a
+        ``transactional_id``, ProducerFencedError, AccessForbiddenError, BootstrapError.
+        """
+        self._check_open()
+        self._thread.run(self._engine.transactions.init, arguments.timeout_ms(timeout_ms))
+
+    def begin_transaction(self) -> None:
+        """Begin a transaction. Raises InvalidTxnStateError while one is open, or the outcome of the
+        last one is not known; and what ``init_transactions`` raises.
+        """
+        self._check_open()
+        self._thread.run(self._engine.transactions.begin)
+
+    def send_offsets_to_transaction(
+        self,
+        offsets: Mapping[TopicPartition, int | OffsetAndMetadata],
+        group: GroupMetadata,
+        timeout_ms: float | None = None,
+    ) -> None:
+        """Make positions of a consumer group part of the transaction: they become the group's when
+        it is committed, and never if it is aborted.
+
+        ``offsets`` are those of the next records (``record.position_after``), and ``group`` is the
+        consumer's ``group_metadata()``; the consumer commits nothing itself
+        (``enable_auto_commit=False``). Waits until the group's coordinator has them, for at most
+        ``timeout_ms`` (None: ``max_block_ms``). Raises TransactionAbortableError where it has not,
+        with the cause: FencedMemberEpochError, StaleMemberEpochError or UnknownMemberIdError where
+        others may have the partitions. Raises InvalidTxnStateError outside of a transaction,
+        ProducerFencedError, InvalidRequestError.
+        """
+        self._check_open()
+        self._thread.run(
+            self._engine.transactions.send_offsets,
+            arguments.positions(offsets),
+            arguments.group_metadata(group),
+            arguments.timeout_ms(timeout_ms),
+        )
+
+    def commit_transaction(self, timeout_ms: float | None = None) -> None:
+        """Flush, and commit: when it returns, all of the transaction is committed for ever.
+
+        Raises TransactionAbortableError when a record of it failed, or the cluster has aborted it
+        since it took longer than ``transaction_timeout_ms``: nothing of it is committed, and
+        ``abort_transaction`` is next. Raises RequestTimedOutError after ``timeout_ms`` in all
+        (None: as long as ``delivery_timeout_ms`` lets records live, and as long again for the
+        answer): its message says whether nothing was decided, or the outcome is unknown. Call it
+        again then; that decides nothing twice. Raises InvalidTxnStateError when none is open,
+        ProducerFencedError.
+        """
+        self._check_open()
+        timeout_ms = arguments.timeout_ms(timeout_ms)
+        self._thread.run(self._engine.transactions.end, Wish.COMMIT, timeout_ms)
+
+    def abort_transaction(self, timeout_ms: float | None = None) -> None:
+        """Abort: what was sent is given up, and no reader of committed records will see it.
+
+        Futures without a verdict fail with TransactionAbortableError. Raises RequestTimedOutError
+        after ``timeout_ms`` (None: ``delivery_timeout_ms``): call it again. Raises
+        InvalidTxnStateError when none is open, or it turns out that a commit whose answer was lost
+        has committed it; ProducerFencedError.
+        """
+        self._check_open()
+        timeout_ms = arguments.timeout_ms(timeout_ms)
+        self._thread.run(self._engine.transactions.end, Wish.ABORT, timeout_ms)
+
     def flush(self, timeout_ms: float | None = None) -> None:
         """Send everything queued so far without lingering, and wait for the verdicts.
 
@@ -246,7 +367,8 @@ class Producer:
         """Flush, then free everything. Idempotent.
 
         What is not delivered within ``timeout_ms`` (None: no bound but ``delivery_timeout_ms``)
-        fails with ClientClosedError. Raises DeliveryFailedError like ``flush``.
+        fails with ClientClosedError. A transaction that is open is aborted, with a warning in the
+        log. Raises DeliveryFailedError like ``flush``.
         """
         timeout_ms = arguments.timeout_ms(timeout_ms)
         if self._guard.foreign:

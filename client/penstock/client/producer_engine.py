@@ -21,6 +21,7 @@ from penstock.client.core.send_events import (
     Aborted,
     Acknowledge,
     AcquireIdentity,
+    Dropped,
     Effect,
     Event,
     Fail,
@@ -30,6 +31,8 @@ from penstock.client.core.send_events import (
     ResetStream,
     RoomFreed,
     SendRequest,
+    Spoil,
+    TransactionEnded,
     Woken,
 )
 from penstock.client.core.sender import Sender, SenderSettings
@@ -37,10 +40,12 @@ from penstock.client.core.sequencer import Identity, Sequencer
 from penstock.client.delivery import DeliveryFuture, FailureLedger, Receipt
 from penstock.client.metadata_keeper import MetadataKeeper
 from penstock.client.produce_stream import ProduceStream
+from penstock.client.transactional import TransactionDriver
 from penstock.v1 import common_pb2, transactions_pb2, transactions_pb2_grpc
 from penstock.wire.codec import Intake
 from penstock.wire.errors import (
     ClientClosedError,
+    InvalidTxnStateError,
     PenstockError,
     RequestTimedOutError,
     error_from_proto,
@@ -118,6 +123,9 @@ class ProducerEngine:
         self._woken = False
         self._verdicts: asyncio.Event | None = None
         self._closed = False
+        self._transactions: TransactionDriver | None = None
+        if config.transactional_id is not None:
+            self._transactions = TransactionDriver(self._cluster, config, records=self, guard=guard)
 
     def _stick_bytes(self) -> int:
         """A batch's worth; of a large one where more waits than one request can take."""
@@ -129,6 +137,23 @@ class ProducerEngine:
     def metadata(self) -> MetadataCache:
         """What is known of topics."""
         return self._cluster.metadata
+
+    @property
+    def transactions(self) -> TransactionDriver:
+        """The producer's transactions. Raises InvalidTxnStateError where it has none."""
+        if self._transactions is None:
+            raise InvalidTxnStateError(
+                "this producer has no transactions; next: make it with a transactional_id"
+            )
+        return self._transactions
+
+    def check_sending(self) -> None:
+        """Raise why records can't be sent now, if a transaction is needed and there is none.
+
+        Called under the guard where the answer is to last until a record is added.
+        """
+        if self._transactions is not None:
+            self._transactions.check_sending()
 
     async def start(self) -> None:
         """Find a broker. Raises BootstrapError."""
@@ -155,6 +180,8 @@ class ProducerEngine:
             return
         why = "closing was interrupted"
         try:
+            if self._transactions is not None:
+                await self._transactions.close(timeout_ms)
             await self._await_verdicts(timeout_ms)
         except RequestTimedOutError:
             why = f"timeout_ms={timeout_ms}"
@@ -173,6 +200,29 @@ class ProducerEngine:
             message = f"the producer was closed before {were} acknowledged ({why})"
             self._handle(Aborted(ClientClosedError(message)))
 
+    # --- what transactions ask for ----------------------------------------------------------
+
+    async def settle(self, timeout_ms: float | None) -> None:
+        """Wait for the verdict on everything queued."""
+        await self._await_verdicts(timeout_ms)
+
+    def drop(self, error: PenstockError) -> None:
+        """Have everything without a verdict fail now."""
+        self._handle(Dropped(error))
+
+    def take_identity(self, identity: Identity) -> None:
+        """Begin anew under this identity."""
+        self.forget_failures()
+        self._handle(TransactionEnded(identity))
+
+    def forget_failures(self) -> None:
+        """What failed was told by the end of its transaction."""
+        self._ledger.forget()
+
+    def take_no_more(self) -> None:
+        """Have every batch closed that records could enter without a look at the transaction."""
+        self.intake.clear()
+
     # --- the loop ---------------------------------------------------------------------------
 
     def _on_metadata(self) -> None:
@@ -188,8 +238,13 @@ class ProducerEngine:
             self._handle(Woken())
 
     def _handle(self, event: Event) -> None:
+        failure: PenstockError | None = None
         for effect in self._sender.handle(event, now_ms()):
             self._carry_out(effect)
+            if failure is None and isinstance(effect, Fail | Spoil):
+                failure = effect.error
+        if failure is not None and self._transactions is not None:
+            self._transactions.failed(failure)
         self._set_timer()
         if self._stall_watch is None:
             self._watch_for_stalls()
@@ -231,6 +286,8 @@ class ProducerEngine:
     # --- effects ----------------------------------------------------------------------------
 
     def _send(self, effect: SendRequest[Receipt]) -> None:
+        if self._transactions is not None:
+            self._transactions.sent()
         stream = self._streams.get(effect.node_id)
         if stream is None or stream.ended:
             stream = ProduceStream(
@@ -238,6 +295,7 @@ class ProducerEngine:
                 effect.node_id,
                 acks=_ACKS[self._config.acks_number],
                 timeout_ms=self._config.request_timeout_ms,
+                transactional_id=self._config.transactional_id or "",
                 on_event=self._handle_from_stream,
             )
             self._streams[effect.node_id] = stream
@@ -395,6 +453,7 @@ class ProducerEngine:
                 idempotent=config.enable_idempotence,
                 max_in_flight=config.max_in_flight_requests_per_connection,
                 compression=config.compression_kind,
+                transactional=config.transactional_id is not None,
             ),
             metadata=self._cluster.metadata,
             backoff=self._cluster.backoff,

@@ -214,9 +214,10 @@ class SendPath:
 
         With the place that an ``earlier`` offer came to no partition is chosen again, which would
         move the partitioner on, unless the topic has another number of partitions by now: what
-        waits for room may outlast the topic. Raises UnknownTopicOrPartitionError,
-        InvalidPartitionsError.
+        waits for room may outlast the topic, and its transaction. Raises
+        UnknownTopicOrPartitionError, InvalidPartitionsError, and why nothing can be sent now.
         """
+        self._engine.check_sending()
         count = self._engine.metadata.partition_count(record.topic)
         if not count:  # The loop's thread may have heard so since it was last looked up.
             raise UnknownTopicOrPartitionError(

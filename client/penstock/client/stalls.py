@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+from typing import Final
+
+from penstock.client.cluster import now_ms
 from penstock.client.core.fetcher import Fetcher
+from penstock.client.core.leader_watch import LeaderWatch
 from penstock.client.core.stall_reasons import reason_of
 from penstock.client.group_link import GroupLink
 from penstock.client.positions import Positions
-from penstock.wire.errors import ConsumerStalledError, PenstockError
+from penstock.wire.errors import ConsumerStalledError, LeaderNotAvailableError, PenstockError
+
+_LOG: Final = logging.getLogger("penstock.client")
+_STALL_MS: Final = 10_000.0
 
 
 def stalled(trouble: PenstockError, lasted_ms: float) -> ConsumerStalledError:
@@ -38,6 +46,44 @@ class Troubles:
         """The same, and where it is not known yet where reading begins."""
         trouble = self.of_reading()
         return trouble if trouble is not None else _with_reason(self._positions.trouble())
+
+
+class StallWatch:
+    """How long nothing has come, and who hears of it. Belongs to one event loop."""
+
+    def __init__(self, troubles: Troubles, fetcher: Fetcher) -> None:
+        self._troubles = troubles
+        self._fetcher = fetcher
+        self._leader_watch = LeaderWatch()
+        self._since_ms = float("inf")
+
+    def look_at_leaders(self) -> None:
+        """Log that partitions have no leader, or have one again."""
+        if news := self._leader_watch.look(self._fetcher.leaderless(), now_ms()):
+            _LOG.warning("%s", news)
+
+    def end(self) -> None:
+        """Something came."""
+        self._since_ms = float("inf")
+
+    def look_ms(self) -> float:
+        """Look at what is in the way, and when to look again.
+
+        Raises ConsumerStalledError for what will not mend, once that has lasted.
+        """
+        trouble = self._troubles.of_reading()
+        if trouble is None:
+            self.end()
+        elif self._since_ms == float("inf"):
+            self._since_ms = now_ms()
+        elif now_ms() - self._since_ms >= _STALL_MS:
+            if not trouble.retriable:
+                self.end()
+                raise stalled(trouble, _STALL_MS) from trouble
+            if not (isinstance(trouble, LeaderNotAvailableError) and self._leader_watch.has_told):
+                _LOG.warning("no record for %.0f s: %s", _STALL_MS / 1000, trouble)
+            self._since_ms = now_ms()
+        return min(_STALL_MS, self._leader_watch.due_in_ms(now_ms()))
 
 
 def _with_reason(trouble: PenstockError | None) -> PenstockError | None:

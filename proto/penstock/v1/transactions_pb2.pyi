@@ -158,7 +158,7 @@ class EndTransactionResponse(google.protobuf.message.Message):
     PRODUCER_ID_FIELD_NUMBER: builtins.int
     PRODUCER_EPOCH_FIELD_NUMBER: builtins.int
     producer_id: builtins.int
-    """The identity for the next transaction."""
+    """The identity for the next transaction; -1 after an attempt, which has none."""
     producer_epoch: builtins.int
     """The epoch for the next transaction."""
     @property

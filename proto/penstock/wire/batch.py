@@ -232,12 +232,14 @@ def checksum(data: Buffer, before: int = 0) -> int:
     return crc32c(data, before)
 
 
-def verify_producer_batch(batch: Buffer) -> BatchHeader:
+def verify_producer_batch(batch: Buffer, *, sequenced: bool = True) -> BatchHeader:
     """``verify_batch``, and what holds for a batch straight from a producer.
 
     It has a record for each offset, producer id, epoch and sequence all or not at all, a producer
-    id when it is transactional, and no marks that only brokers write. Raises CorruptRecordError
-    or, where the bytes are sound but not allowed, InvalidRecordError.
+    id when it is transactional, and no marks that only brokers write. Unless batches are to be
+    ``sequenced``, one that is transactional may have no sequence (-1), as a group coordinator
+    writes offsets. Raises CorruptRecordError or, where the bytes are sound but not allowed,
+    InvalidRecordError.
     """
     header = verify_batch(batch)
     if header.record_count != header.last_offset_delta + 1:
@@ -250,7 +252,8 @@ def verify_producer_batch(batch: Buffer) -> BatchHeader:
     if header.delete_horizon_ms is not None:
         raise InvalidRecordError("a producer may set no delete horizon; clear attribute bit 6")
     if header.producer_id >= 0:
-        if header.producer_epoch < 0 or header.base_sequence < 0:
+        least = 0 if sequenced or not header.is_transactional else -1
+        if header.producer_epoch < 0 or header.base_sequence < least:
             raise InvalidRecordError(
                 f"the batch of producer {header.producer_id} has epoch {header.producer_epoch} and "
                 f"base sequence {header.base_sequence}; neither may be negative"

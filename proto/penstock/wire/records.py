@@ -140,9 +140,11 @@ class BatchBuilder(codec.RecordsBody):
         producer_id: int = -1,
         producer_epoch: int = -1,
         base_sequence: int = -1,
+        is_transactional: bool = False,
     ) -> Buffer:
         """``build`` of a producer's batch, which may be the builder's own memory (``behind``)."""
-        attributes, records = self._packed(compression)
+        packing, records = self._packed(compression)
+        attributes = packing | TRANSACTIONAL if is_transactional else packing
         header = self._header(
             records,
             attributes,
@@ -150,7 +152,7 @@ class BatchBuilder(codec.RecordsBody):
             producer_epoch=producer_epoch,
             base_sequence=base_sequence,
         )
-        if attributes:
+        if packing:
             return b"".join((header, records))
         del records  # While it is there the batch is in use.
         return self.behind(header)

@@ -54,16 +54,30 @@ def coordinating_key(transactional_id: str) -> str:
 def check_transactional_id(transactional_id: str) -> None:
     """Raise InvalidTransactionalIdError for an id that no program may choose; it says why."""
     _check("transactional id", transactional_id, MAX_TRANSACTIONAL_ID_BYTES)
-    if transactional_id.startswith(ATTEMPT_PREFIX):
-        raise InvalidTransactionalIdError(
-            f"the transactional id {transactional_id[:64]!r} begins with {ATTEMPT_PREFIX!r}, which "
-            "is kept for the attempts of engines; choose another"
-        )
+    _check_prefix("transactional id", transactional_id)
+
+
+def check_writing_id(transactional_id: str) -> None:
+    """Raise InvalidTransactionalIdError for an id that no batch can have been written under."""
+    attempt = parse_attempt(transactional_id)
+    if attempt is None:
+        check_transactional_id(transactional_id)
+    else:
+        check_commit_group(attempt.group)
 
 
 def check_commit_group(group: str) -> None:
     """Raise InvalidTransactionalIdError for a name that no group of commits can have."""
     _check("commit group", group, MAX_TRANSACTIONAL_ID_BYTES - _NUMBERS_BYTES)
+    _check_prefix("commit group", group)
+
+
+def _check_prefix(what: str, name: str) -> None:
+    if name.startswith(ATTEMPT_PREFIX):
+        raise InvalidTransactionalIdError(
+            f"the {what} {name[:64]!r} begins with {ATTEMPT_PREFIX!r}, which is kept for the "
+            "attempts of engines; choose another"
+        )
 
 
 def _check(what: str, name: str, max_bytes: int) -> None:

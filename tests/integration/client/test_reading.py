@@ -132,7 +132,7 @@ async def test_reading_begins_so_long_ago(
 
 
 @pytest.mark.parametrize("level", ["read_uncommitted", "read_committed"])
-async def test_either_isolation_level_reads_all_that_there_is_today(
+async def test_either_isolation_level_reads_what_is_outside_of_transactions(
     cluster: Cluster, level: Any
 ) -> None:
     topic = level.replace("_", "-")

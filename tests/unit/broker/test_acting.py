@@ -76,6 +76,7 @@ class Kit:
             broker_epoch=lambda: self.epoch,
             may_serve=lambda: True,
             open_stream=self._never,
+            ask_coordinator=self._never,
         )
         self.actor = MetadataActor(
             self.manager,

@@ -22,7 +22,7 @@ from penstock.v1.replication_pb2_grpc import (
     ReplicationServicer,
     add_ReplicationServicer_to_server,
 )
-from tests.unit.broker.test_metadata_service import founded, no_offsets_topic
+from tests.unit.broker.test_metadata_service import founded, no_internal_topic
 from tests.unit.broker.test_services import FakeLogs, image_with, produce
 
 GARBAGE = b"\xff\xff\xff"
@@ -53,7 +53,7 @@ async def served() -> AsyncIterator[aio.Channel]:
         LogServicer(logs, image, BrokerMetrics()),  # type: ignore[arg-type]  # A fake.
         guarded,
     )
-    add_MetadataServicer_to_server(MetadataServicer(1, image, no_offsets_topic, founded), guarded)
+    add_MetadataServicer_to_server(MetadataServicer(1, image, no_internal_topic, founded), guarded)
     add_ReplicationServicer_to_server(Echo(), guarded)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

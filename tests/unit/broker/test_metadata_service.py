@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import grpc
 import pytest
 
+from penstock.broker.core.group_partition import partition_for_group
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage, Topic
 from penstock.broker.service import metadata, watching
 from penstock.broker.service.metadata import MetadataServicer
+from penstock.broker.topics import TRANSACTIONS_TOPIC
 from penstock.v1 import cluster_pb2, metadata_pb2
 from penstock.wire.errors import (
     ClusterNotFoundedError,
@@ -20,7 +23,7 @@ from penstock.wire.ids import TopicIdPartition
 from tests.unit.broker.test_services import image_with
 
 
-async def no_offsets_topic() -> Topic:
+async def no_internal_topic(_name: str) -> Topic:
     raise CoordinatorNotAvailableError("needs 3 brokers")
 
 
@@ -50,14 +53,14 @@ async def test_before_it_has_heard_of_topics_a_broker_does_not_say_that_there_ar
 ) -> None:
     monkeypatch.setattr(metadata, "_PATIENCE_S", 0.01)
     request = metadata_pb2.DescribeTopicsRequest(all_topics=True)
-    servicer = MetadataServicer(7, MetadataImage(), no_offsets_topic, founded)
+    servicer = MetadataServicer(7, MetadataImage(), no_internal_topic, founded)
     with pytest.raises(EndedCallError, match=r"UNAVAILABLE.*broker 7 has heard nothing"):
         await servicer.DescribeTopics(request, OneCall())
 
     async def unfounded() -> None:
         raise ClusterNotFoundedError("controller 1 waits for 2")
 
-    servicer = MetadataServicer(7, MetadataImage(), no_offsets_topic, unfounded)
+    servicer = MetadataServicer(7, MetadataImage(), no_internal_topic, unfounded)
     answer = await servicer.DescribeTopics(request, OneCall())
     assert answer.error.code == ErrorCode.CLUSTER_NOT_FOUNDED
 
@@ -70,7 +73,7 @@ async def test_whoever_gives_little_time_is_told_within_it_why_there_are_no_topi
     async def unfounded() -> None:
         raise ClusterNotFoundedError("controller 1 waits for 2")
 
-    servicer = MetadataServicer(7, MetadataImage(), no_offsets_topic, unfounded)
+    servicer = MetadataServicer(7, MetadataImage(), no_internal_topic, unfounded)
     request = metadata_pb2.DescribeTopicsRequest(topics=["t"])
     answer = await servicer.DescribeTopics(request, OneCall(left_s=0.01))
     assert answer.error.code == ErrorCode.CLUSTER_NOT_FOUNDED
@@ -78,7 +81,7 @@ async def test_whoever_gives_little_time_is_told_within_it_why_there_are_no_topi
 
 async def test_who_asks_before_the_broker_has_heard_of_topics_waits_for_them() -> None:
     image = MetadataImage()
-    servicer = MetadataServicer(7, image, no_offsets_topic, founded)
+    servicer = MetadataServicer(7, image, no_internal_topic, founded)
     request = metadata_pb2.DescribeTopicsRequest(all_topics=True)
     asked = asyncio.create_task(servicer.DescribeTopics(request, OneCall()))
     stream = servicer.Watch(metadata_pb2.WatchRequest(), None)
@@ -94,7 +97,7 @@ async def test_who_asks_before_the_broker_has_heard_of_topics_waits_for_them() -
 
 
 async def test_an_unknown_topic_names_the_near_one() -> None:
-    servicer = MetadataServicer(1, image_with("orders"), no_offsets_topic, founded)
+    servicer = MetadataServicer(1, image_with("orders"), no_internal_topic, founded)
     request = metadata_pb2.DescribeTopicsRequest(topics=["ordres", "orders"])
     answer = await servicer.DescribeTopics(request, None)
     assert "did you mean 'orders'?" in answer.topics[0].error.message
@@ -120,7 +123,7 @@ async def test_why_replicas_are_out_of_sync_is_said_where_it_is_asked() -> None:
         behind = {1: metadata_pb2.OUT_OF_SYNC_REASON_BOOTSTRAPPING}
         return {**behind, 3: metadata_pb2.OUT_OF_SYNC_REASON_SLOW}
 
-    servicer = MetadataServicer(1, image, no_offsets_topic, founded, why)
+    servicer = MetadataServicer(1, image, no_internal_topic, founded, why)
     request = metadata_pb2.DescribeTopicsRequest(topics=["orders"])
     answer = await servicer.DescribeTopics(request, None)
     assert not answer.topics[0].partitions[0].out_of_sync
@@ -140,7 +143,7 @@ async def test_internal_topics_are_hidden_unless_asked_for() -> None:
             topics=[cluster_pb2.TopicRecord(name="__x", topic_id=b"x" * 16, internal=True)],
         )
     )
-    servicer = MetadataServicer(1, image, no_offsets_topic, founded)
+    servicer = MetadataServicer(1, image, no_internal_topic, founded)
     plain = metadata_pb2.DescribeTopicsRequest(all_topics=True)
     every = metadata_pb2.DescribeTopicsRequest(all_topics=True, include_internal=True)
     assert [t.name for t in (await servicer.DescribeTopics(plain, None)).topics] == ["orders"]
@@ -148,7 +151,7 @@ async def test_internal_topics_are_hidden_unless_asked_for() -> None:
 
 
 async def test_a_coordinator_is_the_leader_of_the_groups_partition() -> None:
-    servicer = MetadataServicer(1, image_with("__consumer_offsets"), no_offsets_topic, founded)
+    servicer = MetadataServicer(1, image_with("__consumer_offsets"), no_internal_topic, founded)
     request = metadata_pb2.FindCoordinatorRequest(
         type=metadata_pb2.COORDINATOR_TYPE_GROUP, key="billing"
     )
@@ -156,8 +159,51 @@ async def test_a_coordinator_is_the_leader_of_the_groups_partition() -> None:
     assert (answer.coordinator.node_id, answer.coordinator.port) == (1, 1)
 
 
+@pytest.mark.parametrize("key", ["orders-writer", "query-1", "__attempt/1/2/3/query-1"])
+async def test_the_coordinator_of_a_transactional_id_is_the_leader_of_its_partition(
+    key: str,
+) -> None:
+    image = image_with("orders")
+    topic_id = b"t" * 16
+    keeper = partition_for_group("query-1" if "query-1" in key else key, 8)
+    broker = cluster_pb2.BrokerRecord(node_id=2, host="n2", port=2)
+    image.apply(
+        cluster_pb2.MetadataDelta(
+            index=image.index + 1,
+            brokers=[broker],
+            topics=[cluster_pb2.TopicRecord(name=TRANSACTIONS_TOPIC, topic_id=topic_id)],
+            partitions=[
+                cluster_pb2.PartitionRecord(
+                    topic_id=topic_id, partition=number, leader=2 if number == keeper else 1
+                )
+                for number in range(8)
+            ],
+        )
+    )
+    servicer = MetadataServicer(1, image, no_internal_topic, founded)
+    request = metadata_pb2.FindCoordinatorRequest(
+        type=metadata_pb2.COORDINATOR_TYPE_TRANSACTION, key=key
+    )
+    answer = await servicer.FindCoordinator(request, None)
+    assert (answer.coordinator.node_id, answer.coordinator.port) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (metadata_pb2.COORDINATOR_TYPE_GROUP, ErrorCode.INVALID_GROUP_ID),
+        (metadata_pb2.COORDINATOR_TYPE_TRANSACTION, ErrorCode.INVALID_TRANSACTIONAL_ID),
+        (metadata_pb2.COORDINATOR_TYPE_UNSPECIFIED, ErrorCode.INVALID_REQUEST),
+    ],
+)
+async def test_a_coordinator_of_nothing_is_a_typed_error(kind: Any, expected: ErrorCode) -> None:
+    servicer = MetadataServicer(1, image_with("orders"), no_internal_topic, founded)
+    request = metadata_pb2.FindCoordinatorRequest(type=kind)
+    assert (await servicer.FindCoordinator(request, None)).error.code == expected
+
+
 async def test_a_coordinator_that_cannot_be_made_is_a_typed_error() -> None:
-    servicer = MetadataServicer(1, image_with("orders"), no_offsets_topic, founded)
+    servicer = MetadataServicer(1, image_with("orders"), no_internal_topic, founded)
     request = metadata_pb2.FindCoordinatorRequest(
         type=metadata_pb2.COORDINATOR_TYPE_GROUP, key="billing"
     )
@@ -167,7 +213,7 @@ async def test_a_coordinator_that_cannot_be_made_is_a_typed_error() -> None:
 
 async def test_a_watcher_is_told_what_is_and_what_changes() -> None:
     image = image_with("orders", "bills")
-    servicer = MetadataServicer(1, image, no_offsets_topic, founded)
+    servicer = MetadataServicer(1, image, no_internal_topic, founded)
     stream = servicer.Watch(metadata_pb2.WatchRequest(topics=["orders"]), None)
     first = await anext(stream)
     assert [topic.name for topic in first.topics] == ["orders"]
@@ -211,7 +257,7 @@ def told_its_picture(servicer: MetadataServicer, image: MetadataImage) -> None:
 
 async def test_a_client_that_watches_again_is_told_what_changed_since() -> None:
     image = image_with("orders", "bills", "users")
-    servicer = MetadataServicer(1, image, no_offsets_topic, founded)
+    servicer = MetadataServicer(1, image, no_internal_topic, founded)
     told_its_picture(servicer, image)
     for index, name in ((2, "orders"), (3, "bills"), (4, "bills")):
         lead(servicer, image, name, index)
@@ -230,7 +276,7 @@ async def test_a_client_that_missed_too_much_is_told_everything(
 ) -> None:
     monkeypatch.setattr(watching, "KEPT_CHANGES", 2)
     image = image_with("orders", "bills")
-    servicer = MetadataServicer(1, image, no_offsets_topic, founded)
+    servicer = MetadataServicer(1, image, no_internal_topic, founded)
     told_its_picture(servicer, image)
     for index in range(2, 6):
         lead(servicer, image, "orders", index)
@@ -244,7 +290,7 @@ async def test_a_client_that_missed_too_much_is_told_everything(
 
 async def test_a_watcher_that_does_not_read_costs_its_topics_names_and_no_more() -> None:
     image = image_with("orders", "bills")
-    servicer = MetadataServicer(1, image, no_offsets_topic, founded)
+    servicer = MetadataServicer(1, image, no_internal_topic, founded)
     stream = servicer.Watch(metadata_pb2.WatchRequest(), None)
     await anext(stream)
     for index in range(2, 5000):

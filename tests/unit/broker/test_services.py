@@ -10,17 +10,19 @@ from typing import Any
 import pytest
 from grpc_health.v1 import health_pb2
 
+from penstock.broker.coordinator.producer_ids import ProducerIds
 from penstock.broker.core.metadata_image import MetadataImage
 from penstock.broker.core.ports import AppendInfo
 from penstock.broker.metrics import BrokerMetrics
 from penstock.broker.replication.appending import OnAppended, Target
+from penstock.broker.replication.led_transactions import LedTransactions
 from penstock.broker.service.admin import AdminServicer
 from penstock.broker.service.health import HealthServicer
 from penstock.broker.service.log import LogServicer
 from penstock.broker.service.producing import MAX_PENDING_REQUESTS, Producing
 from penstock.broker.service.reassignments import ReplicaEnds
 from penstock.broker.service.transactions import TransactionsServicer
-from penstock.broker.topics import OffsetsTopic
+from penstock.broker.topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, InternalTopic
 from penstock.v1 import (
     admin_pb2,
     cluster_pb2,
@@ -35,6 +37,7 @@ from penstock.wire.errors import (
     NotEnoughReplicasError,
     RequestTimedOutError,
     TopicAlreadyExistsError,
+    UnknownTopicOrPartitionError,
 )
 from penstock.wire.ids import TopicId
 from penstock.wire.laden import PRODUCE_REQUEST, Laden
@@ -77,6 +80,7 @@ class FakeLogs:
         self.waiting: list[Callable[[], object]] = []
         self.error: Exception | None = None
         self.deleted: list[str] = []
+        self.transactional_ids: list[str] = []  # Of each append.
 
     async def delete_records(
         self, request: log_pb2.DeleteRecordsRequest
@@ -90,8 +94,16 @@ class FakeLogs:
         )
 
     def begin_append(
-        self, target: Target, records: bytes, acks: int, timeout_ms: int, on_end: OnAppended
+        self,
+        target: Target,
+        records: bytes,
+        acks: int,
+        timeout_ms: int,
+        on_end: OnAppended,
+        *,
+        transactional_id: str = "",
     ) -> None:
+        self.transactional_ids.append(transactional_id)
         if self.error is not None:
             on_end(self.error)
             return
@@ -102,6 +114,8 @@ class FakeLogs:
             on_end(info)
         else:
             self.waiting.append(lambda: on_end(info))
+
+    begin_transactional_append = begin_append
 
     def acknowledge(self) -> None:
         self.gate.set()
@@ -309,13 +323,15 @@ async def test_the_clusters_own_topics_are_written_by_nobody_else() -> None:
     assert logs.deleted == ["orders", "orders"]
 
 
-async def test_a_transactional_batch_is_refused_while_there_are_no_transactions() -> None:
+async def test_what_a_request_says_is_of_a_transaction_is_appended_as_that() -> None:
     logs = FakeLogs()
-    request = produce(1)
-    request.transactional_id = "t"
-    answer = await produce_once(log_servicer(logs), request)
-    assert answer.partitions[0].error.code == ErrorCode.INVALID_REQUEST
-    assert not logs.appended
+    logs.gate.set()
+    for transactional_id in ("", "t"):
+        request = produce(1)
+        request.transactional_id = transactional_id
+        answer = await produce_once(log_servicer(logs), request)
+        assert not answer.partitions[0].HasField("error")
+    assert logs.transactional_ids == ["", "t"]
 
 
 # ------------------------------------------------------------------------------ Admin
@@ -459,43 +475,75 @@ async def test_health_is_whether_the_broker_may_serve(serves: bool) -> None:
 # ----------------------------------------------------------------------- Transactions
 
 
+NOT_ASKED: Any = None  # The coordinator, in tests of what is not its.
+
+
+def led_here(image: MetadataImage) -> LedTransactions:
+    """What a broker that leads nothing tells of transactions."""
+
+    def nothing(topic: str, _topic_id: bytes, _partition: int, _epoch: int) -> Any:
+        raise UnknownTopicOrPartitionError(f"no {topic}")
+
+    return LedTransactions(1, image, nothing, lambda: 0)
+
+
+async def test_what_is_asked_of_producers_is_answered_by_what_is_led() -> None:
+    async def never() -> int:
+        raise AssertionError
+
+    servicer = TransactionsServicer(never, NOT_ASKED, led_here(image_with()))
+    where = common_pb2.TopicPartition(topic="orders")
+    described = await servicer.DescribeProducers(
+        transactions_pb2.DescribeProducersRequest(partitions=[where]), None
+    )
+    (entry,) = described.partitions
+    assert entry.partition == where
+    assert entry.error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    aborted = await servicer.AbortHanging(
+        transactions_pb2.AbortHangingRequest(partition=where), None
+    )
+    assert aborted.error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
 async def test_producer_ids_come_from_blocks_and_never_twice() -> None:
     blocks = iter(range(0, 100, 2))
 
     async def allocate() -> cluster_pb2.AllocateProducerIdsResult:
         return cluster_pb2.AllocateProducerIdsResult(first_producer_id=next(blocks), count=2)
 
-    servicer = TransactionsServicer(allocate)
+    servicer = TransactionsServicer(ProducerIds(allocate).take, NOT_ASKED, led_here(image_with()))
     answers = await asyncio.gather(
         *(servicer.InitProducerId(transactions_pb2.InitProducerIdRequest(), None) for _ in range(7))
     )
     assert sorted(answer.producer_id for answer in answers) == list(range(7))
 
 
-async def test_a_transactional_id_is_refused_in_words() -> None:
-    async def never() -> cluster_pb2.AllocateProducerIdsResult:
-        raise AssertionError
-
-    request = transactions_pb2.InitProducerIdRequest(transactional_id="t")
-    answer = await TransactionsServicer(never).InitProducerId(request, None)
-    assert "no transactions" in answer.error.message
+# ---------------------------------------------------------------------- internal topics
 
 
-# ---------------------------------------------------------------------- offsets topic
+def internal_topic(
+    image: MetadataImage, controllers: FakeControllers, name: str = OFFSETS_TOPIC
+) -> InternalTopic:
+    return InternalTopic(
+        name,
+        image,
+        controllers,
+        partition_count=4,
+        replication_factor=3,
+        replication_setting="some.replication.factor",
+    )
 
 
-def offsets_topic(image: MetadataImage, controllers: FakeControllers) -> OffsetsTopic:
-    return OffsetsTopic(image, controllers, partition_count=4, replication_factor=3)
-
-
-async def test_the_offsets_topic_waits_for_enough_brokers() -> None:
+async def test_an_internal_topic_waits_for_enough_brokers() -> None:
     controllers = FakeControllers()
-    with pytest.raises(CoordinatorNotAvailableError, match=r"needs 3 brokers .* 2 are alive"):
-        await offsets_topic(image_with(brokers=2), controllers).ensure()
+    waits = r"needs 3 brokers .* 2 are alive.* set some\.replication\.factor lower"
+    with pytest.raises(CoordinatorNotAvailableError, match=waits):
+        await internal_topic(image_with(brokers=2), controllers).ensure()
     assert not controllers.commands
 
 
-async def test_the_offsets_topic_is_made_once_for_many_callers() -> None:
+@pytest.mark.parametrize("name", [OFFSETS_TOPIC, TRANSACTIONS_TOPIC])
+async def test_an_internal_topic_is_made_once_for_many_callers(name: str) -> None:
     image, controllers = image_with(), FakeControllers()
 
     def make(command: cluster_pb2.Command) -> None:
@@ -504,8 +552,8 @@ async def test_the_offsets_topic_is_made_once_for_many_callers() -> None:
         image.apply(cluster_pb2.MetadataDelta(index=2, topics=[record]))
 
     controllers.on_execute = make
-    topic = offsets_topic(image, controllers)
+    topic = internal_topic(image, controllers, name)
     found = await asyncio.gather(*(topic.ensure() for _ in range(5)))
-    assert {one.name for one in found} == {"__consumer_offsets"}
+    assert {one.name for one in found} == {name}
     assert len(controllers.commands) == 1
     assert controllers.commands[0].create_topic.configs["cleanup.policy"] == "compact"

@@ -150,11 +150,12 @@ def test_formatting_that_was_interrupted_is_finished(tmp_path: Path) -> None:
     assert read_meta(layout.plans[2].directory).cluster_id == layout.cluster_id
 
 
-def test_few_nodes_keep_fewer_copies_of_group_offsets(tmp_path: Path) -> None:
-    one = prepare_layout(tmp_path / "one", nodes=1)
-    assert NodeConfig.load(one.plans[0].config_path).offsets_topic_replication_factor == 1
-    three = prepare_layout(tmp_path / "three", nodes=3)
-    assert NodeConfig.load(three.plans[0].config_path).offsets_topic_replication_factor == 3
+def test_few_nodes_keep_fewer_copies_of_what_coordinators_write(tmp_path: Path) -> None:
+    for nodes in (1, 3):
+        layout = prepare_layout(tmp_path / str(nodes), nodes=nodes)
+        config = NodeConfig.load(layout.plans[0].config_path)
+        assert config.offsets_topic_replication_factor == nodes
+        assert config.transaction_state_topic_replication_factor == nodes
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
+from penstock.client import Producer
 from tests.unit.client.fake_broker import FakeCluster
+from tests.unit.client.fake_transactions import FakeTransactions
+from tests.unit.client.transactional import Sync
 
 T = TypeVar("T")
 
@@ -52,3 +55,23 @@ def background() -> Iterator[Background]:
     found = Background()
     yield found
     found.close()
+
+
+@pytest.fixture(params=[Producer, Sync], ids=["sync", "asyncio"])
+def make(request: pytest.FixtureRequest, background: Background) -> Callable[..., Any]:
+    """Makes transactional producers of a kind, for the fake brokers' topics a and b."""
+    background.cluster.add_topic("a", 2)
+    background.cluster.add_topic("b")
+
+    def make_one(transactional_id: str | None = "t", **settings: Any) -> Any:
+        settings = {"linger_ms": 0, "retry_backoff_ms": 10, **settings}
+        return request.param(
+            background.cluster.bootstrap, transactional_id=transactional_id, **settings
+        )
+
+    return make_one
+
+
+@pytest.fixture
+def fake(background: Background) -> FakeTransactions:
+    return background.cluster.transactions

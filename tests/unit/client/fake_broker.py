@@ -41,6 +41,7 @@ from penstock.wire.ids import TopicPartition
 from penstock.wire.records import Record, decode_batch, offset_patch, verify_producer_batch
 from penstock.wire.transport import SERVER_OPTIONS
 from tests.unit.client.fake_services import FakeServices
+from tests.unit.client.fake_transactions import FakeTransactions
 
 KEPT_BATCHES = 5
 
@@ -163,6 +164,7 @@ class FakeCluster:
         self.lost_answers = 0  # So many changes take effect and are not answered.
         self.lost_as = grpc.StatusCode.UNAVAILABLE
         self.appended = asyncio.Condition()
+        self.transactions = FakeTransactions(self)
 
     async def start(self) -> FakeCluster:
         for node in self.nodes.values():

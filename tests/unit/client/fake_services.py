@@ -37,12 +37,14 @@ from penstock.wire.errors import (
     UnknownVoterError,
 )
 from penstock.wire.ids import TopicPartition
+from tests.unit.client.fake_transactions import TransactionServices
 
 if TYPE_CHECKING:
     from tests.unit.client.fake_broker import FakeNode
 
 
 class FakeServices(
+    TransactionServices,
     log_pb2_grpc.LogServicer,
     metadata_pb2_grpc.MetadataServicer,
     groups_pb2_grpc.GroupsServicer,
@@ -121,6 +123,10 @@ class FakeServices(
         )
 
     async def InitProducerId(self, request: Any, context: Any) -> Any:
+        if request.transactional_id:
+            response = transactions_pb2.InitProducerIdResponse()
+            await self._answer("InitProducerId", request, response, context)
+            return response
         refusal = self.cluster.no_producer_ids
         if refusal is not None:
             return transactions_pb2.InitProducerIdResponse(error=refusal.to_proto())
@@ -157,6 +163,10 @@ class FakeServices(
             result = response.partitions.add(partition=entry.partition, log_append_time_ms=-1)
             try:
                 partition = self.cluster.find(entry.partition, self.node)
+                if request.transactional_id:
+                    self.cluster.transactions.admit(
+                        request.transactional_id, partition, entry.records
+                    )
                 result.base_offset = partition.append(entry.records)
             except PenstockError as error:
                 result.error.CopyFrom(error.to_proto())
@@ -195,7 +205,7 @@ class FakeServices(
                 result.error.CopyFrom(error.to_proto())
                 size += request.min_bytes
                 continue
-            result.high_watermark = partition.end
+            result.high_watermark = result.last_stable_offset = partition.end
             data = b""
             for _, following, batch in partition.batches:
                 if following > entry.fetch_offset and (

@@ -81,11 +81,36 @@ def test_an_unknown_setting_that_is_near_nothing_lists_all() -> None:
         consumer(xyzzy=1)
 
 
-def test_a_setting_of_transactions_is_told_that_there_are_none() -> None:
-    with pytest.raises(ConfigurationError, match="this version has no transactions yet"):
-        producer(transactional_id="billing")
-    with pytest.raises(ConfigurationError, match="this version has no transactions yet"):
-        consumer(transactional_id="t")
+def test_a_transactional_producer_is_idempotent_or_refused() -> None:
+    config = producer(transactional_id="billing", transaction_timeout_ms=10_000)
+    assert (config.enable_idempotence, config.acks_number) == (True, -1)
+    assert (config.transactional_id, config.transaction_timeout_ms) == ("billing", 10_000)
+    for contradiction in (
+        {"acks": 1},
+        {"enable_idempotence": False},
+        {"retries": 0},
+        {"max_in_flight_requests_per_connection": 6},
+    ):
+        with pytest.raises(ConfigurationError, match="transactional_id contradicts"):
+            producer(transactional_id="billing", **contradiction)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"transactional_id": ""}, "must not be empty"),
+        ({"transactional_id": "__attempt/1/2/3/g"}, "kept for the attempts of engines"),
+        ({"transactional_id": "x" * 513}, "512 are allowed"),
+        ({"transactional_id": 7}, "text or None"),
+        ({"transaction_timeout_ms": 1}, "transactional_id is not"),
+        ({"transactional_id": "t", "transaction_timeout_ms": 0}, "from 1"),
+    ],
+)
+def test_what_no_transactional_producer_can_have_is_refused(
+    settings: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        producer(**settings)
 
 
 def test_every_client_refuses_at_once() -> None:

@@ -23,7 +23,7 @@ def test_records_that_are_most_of_an_answer_are_not_copied_and_others_keep_nothi
     assert isinstance(most.records, memoryview)
     assert most.records == b"\x01" * 60_000
     assert none.records == b""
-    assert [result.high_watermark for result in (few, most, none)] == [0, 1, 2]
+    assert [result.end_offset for result in (few, most, none)] == [0, 1, 2]
 
 
 def test_of_many_partitions_with_as_much_each_none_keeps_all_of_the_answer() -> None:

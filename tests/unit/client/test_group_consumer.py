@@ -532,7 +532,7 @@ async def test_what_may_mend_is_waited_for_and_logged(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.add_topic("t", leader=-1)
-    monkeypatch.setattr("penstock.client.consumer_engine._STALL_MS", 50.0)
+    monkeypatch.setattr("penstock.client.stalls._STALL_MS", 50.0)
     async with AsyncConsumer(cluster.bootstrap, topics="t") as consumer:
         assert await consumer.poll(400) == []
     assert "t-0 has no leader" in caplog.text
@@ -545,7 +545,7 @@ async def test_what_will_not_mend_is_raised_after_a_while(
     cluster.on_find_coordinator = lambda request: InvalidGroupIdError("no such name for a group")
     async with member(cluster) as consumer:
         with monkeypatch.context() as patch:
-            patch.setattr("penstock.client.consumer_engine._STALL_MS", 100.0)
+            patch.setattr("penstock.client.stalls._STALL_MS", 100.0)
             with pytest.raises(ConsumerStalledError, match="no such name"):
                 await read(consumer, 1)
         cluster.on_find_coordinator = None

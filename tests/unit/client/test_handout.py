@@ -21,7 +21,8 @@ def record(offset: int, partition: TopicPartition = T0) -> ConsumerRecord:
 
 
 def run(start: int, stop: int, partition: TopicPartition = T0) -> Run:
-    return Run(partition, [record(offset, partition) for offset in range(start, stop)])
+    records = [record(offset, partition) for offset in range(start, stop)]
+    return Run(partition, records, 0, Position(stop, 3))
 
 
 def step(handout: Handout) -> ConsumerRecord | None:

@@ -132,7 +132,7 @@ async def test_what_will_not_mend_is_raised_with_its_reason(
     error: PenstockError,
     reason: StallReason,
 ) -> None:
-    monkeypatch.setattr("penstock.client.consumer_engine._STALL_MS", 100.0)
+    monkeypatch.setattr("penstock.client.stalls._STALL_MS", 100.0)
     cluster.add_topic("t")
     cluster.on_find_coordinator = lambda request: error
     async with AsyncConsumer(cluster.bootstrap, topics="t", group_id="g", **SETTINGS) as consumer:

@@ -51,7 +51,8 @@ class FakePartition:
 class FakeReplicas:
     """The replica manager's part that coordinators use."""
 
-    def __init__(self) -> None:
+    def __init__(self, topic: str = OFFSETS) -> None:
+        self.topic = topic
         self.partitions = {number: FakePartition() for number in range(PARTITIONS)}
         self.listeners: list[LeadershipListener] = []
         self.hold_commits = False
@@ -71,7 +72,7 @@ class FakeReplicas:
         self.resign(partition)
         self.partitions[partition].leader_epoch = leader_epoch
         for listener in self.listeners:
-            listener(OFFSETS, partition, leader_epoch, True)
+            listener(self.topic, partition, leader_epoch, True)
 
     def resign(self, partition: int) -> None:
         log = self.partitions[partition]
@@ -79,7 +80,7 @@ class FakeReplicas:
         log.wake()
         if before is not None:
             for listener in self.listeners:
-                listener(OFFSETS, partition, before, False)
+                listener(self.topic, partition, before, False)
 
     def commit(self) -> None:
         for log in self.partitions.values():
@@ -95,7 +96,7 @@ class FakeReplicas:
         return log
 
     def leader_epoch_of(self, topic: str, partition: int) -> int | None:
-        assert topic == OFFSETS
+        assert topic == self.topic
         return self.partitions[partition].leader_epoch
 
     def high_watermark(self, topic: str, partition: int) -> int:
@@ -145,7 +146,7 @@ class FakeReplicas:
         current_leader_epoch: int = -1,
     ) -> AppendInfo:
         assert acks == common_pb2.ACKS_ALL
-        assert topic_id == topic_id_of(OFFSETS)
+        assert topic_id == topic_id_of(self.topic)
         log = self._leading(partition)
         assert current_leader_epoch == log.leader_epoch
         if self.refuse_with is not None:

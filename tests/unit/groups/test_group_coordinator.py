@@ -410,7 +410,7 @@ async def test_a_refusal_to_make_the_offsets_topic_reaches_the_member() -> None:
         async def refuse() -> None:
             raise CoordinatorNotAvailableError("needs 3 brokers, 1 is alive")
 
-        w.coordinator._ensure_offsets_topic = refuse
+        w.coordinator._hosted._ensure_topic = refuse
         a = FakeMember(w, GROUP, "a")
         await a.join()
         response = await a.next()
@@ -468,7 +468,7 @@ async def test_too_much_that_waits_to_be_written_is_not_added_to(
         commits += [asyncio.ensure_future(w.commit(GROUP, offset)) for offset in (2, 3, 4)]
         for _ in range(10):
             await asyncio.sleep(0)
-        with pytest.raises(CoordinatorNotAvailableError, match="3 group records wait"):
+        with pytest.raises(CoordinatorNotAvailableError, match="3 records wait"):
             await w.commit(GROUP, 5)
         w.replicas.hold_commits = False
         w.replicas.commit()

@@ -234,7 +234,7 @@ async def test_half_a_list_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
         await stub.CommitOffsets(commit_request(GROUP, 1))
         listed = await stub.ListGroups(groups_pb2.ListGroupsRequest())
         assert [g.group_id for g in listed.groups] == [GROUP]
-        monkeypatch.setattr("penstock.broker.coordinator.coordinator._LIST_TIMEOUT_S", 0.05)
+        monkeypatch.setattr("penstock.broker.coordinator.led_partitions._LOAD_TIMEOUT_S", 0.05)
         w.log_of(GROUP).high_watermark = 0
         for number in w.replicas.partitions:
             w.replicas.lead(number, 2)

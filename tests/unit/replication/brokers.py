@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ from grpc import aio
 
 from penstock.broker.core.metadata_image import MetadataImage
 from penstock.broker.core.ports import AppendInfo
+from penstock.broker.core.verification import Question
 from penstock.broker.leader_reads import LeaderReads
 from penstock.broker.replication.connecting import ReplicationConnector
 from penstock.broker.replication.frame_server import FrameServer
@@ -73,8 +74,10 @@ class BrokerProcess:
             broker_epoch=lambda: self.broker_epoch,
             may_serve=lambda: self.may_serve,
             open_stream=ReplicationConnector(NodeConnector(None)).open_stream,
+            ask_coordinator=self._ask_coordinator,
             lag_max_ms=cluster.lag_max_ms,
         )
+        self.asked: list[tuple[Question, Callable[[PenstockError | None], None]]] = []
         logs.on_durable = self.manager.on_durable  # type: ignore[assignment]
         self.counts = {"damaged": 0, "copied": 0}
         reads = partial(
@@ -111,6 +114,12 @@ class BrokerProcess:
             count_served=lambda: self.served.append("frames"),
         )
         self.port = 0
+
+    def _ask_coordinator(
+        self, question: Question, on_answer: Callable[[PenstockError | None], None]
+    ) -> None:
+        """What it asks waits for the test to answer."""
+        self.asked.append((question, on_answer))
 
     async def start(self) -> None:
         self.port = self.server.add_insecure_port("127.0.0.1:0")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -17,6 +17,9 @@ from penstock.broker.core.ports import (
     OlderEpochError,
     TimestampedOffset,
 )
+from penstock.broker.core.producer_stage import ProducerStage, staged_markers
+from penstock.broker.core.producer_state import ProducerState
+from penstock.broker.core.transactions import EndedTransaction, Marker, OpenTransaction
 from penstock.wire.errors import (
     CorruptRecordError,
     DiskFullError,
@@ -24,6 +27,7 @@ from penstock.wire.errors import (
     StorageError,
 )
 from penstock.wire.ids import TopicIdPartition, TopicPartition
+from penstock.wire.markers import MarkerType, marker_type
 from penstock.wire.records import (
     decode_batch,
     iter_batches,
@@ -39,6 +43,8 @@ class MemoryLog:
     def __init__(self, key: TopicIdPartition) -> None:
         self.key = key
         self.batches: list[bytes] = []
+        self.producers = ProducerState()
+        self.aborted: list[EndedTransaction] = []
         self.epochs = EpochHistory()
         self.log_start_offset = 0
         self.log_end_offset = 0
@@ -63,17 +69,60 @@ class MemoryLog:
         if self.broken:
             raise StorageError("the disk is broken")
 
-    def append_as_leader(self, records: Buffer, leader_epoch: int, *, now_ms: int) -> AppendInfo:
+    def append_as_leader(
+        self,
+        records: Buffer,
+        leader_epoch: int,
+        *,
+        now_ms: int,
+        verified: tuple[int, int] | None = None,
+    ) -> AppendInfo:
         self._check()
         batches = []
         end = self.log_end_offset
         for _, batch in iter_batches(records):
             header = verify_batch(batch)
+            if header.producer_id >= 0:
+                ProducerStage(self.producers).check_transaction(header, verified)
             batches.append(offset_patch(header, end, leader_epoch) + bytes(batch[16:]))
             end += header.last_offset_delta + 1
         if not batches:
             raise CorruptRecordError("no batch")
         return self._append(batches)
+
+    def append_markers(
+        self, markers: Sequence[Marker], leader_epoch: int, *, now_ms: int
+    ) -> AppendInfo:
+        self._check()
+        placed = staged_markers(
+            ProducerStage(self.producers),
+            markers,
+            base_offset=self.log_end_offset,
+            leader_epoch=leader_epoch,
+            now_ms=now_ms,
+            seen_ms=now_ms,
+        )
+        if not placed:
+            return AppendInfo(-1, -1, -1, 0)
+        return self._append([data for _, data in placed])
+
+    def has_open_transaction(self, producer_id: int, producer_epoch: int) -> bool:
+        return self.producers.has_open_transaction(producer_id, producer_epoch)
+
+    def open_transactions(self) -> list[OpenTransaction]:
+        return self.producers.open_transactions()
+
+    def last_stable_offset(self, high_watermark: int) -> int:
+        stable = self.producers.transactions.stable_offset(high_watermark)
+        return min(max(stable, self.log_start_offset), high_watermark)
+
+    def aborted_transactions(self, offset: int, *, below: int) -> list[EndedTransaction]:
+        return [
+            one for one in self.aborted if one.last_offset >= offset and one.first_offset < below
+        ]
+
+    def cold_aborted(self, offset: int) -> Callable[[], None] | None:
+        return None
 
     def append_as_follower(self, records: Buffer) -> AppendInfo:
         self._check()
@@ -95,7 +144,7 @@ class MemoryLog:
         for batch in batches:
             header = parse_header(batch)
             self.epochs.assign(header.leader_epoch, header.base_offset)
-            self.batches.append(batch)
+            self._store(batch)
             self.log_end_offset = header.next_offset
         return AppendInfo(
             base,
@@ -104,6 +153,13 @@ class MemoryLog:
             sum(map(len, batches)),
             records=b"" if self.cold else b"".join(batches),
         )
+
+    def _store(self, batch: bytes) -> None:
+        self.batches.append(batch)
+        header = parse_header(batch)
+        ended = self.producers.record(header, header.base_offset, 0)
+        if ended is not None and marker_type(batch) is MarkerType.ABORT:
+            self.aborted.append(ended)
 
     def read(self, offset: int, max_bytes: int, *, below: int, min_one: bool = True) -> bytes:
         self._check()
@@ -132,7 +188,10 @@ class MemoryLog:
 
     def truncate_to(self, offset: int) -> None:
         self._check()
-        self.batches = [b for b in self.batches if parse_header(b).next_offset <= offset]
+        kept = [b for b in self.batches if parse_header(b).next_offset <= offset]
+        self.batches, self.producers, self.aborted = [], ProducerState(), []
+        for batch in kept:
+            self._store(batch)
         end = parse_header(self.batches[-1]).next_offset if self.batches else self.log_start_offset
         self.log_end_offset = min(self.log_end_offset, max(end, self.log_start_offset))
         self.epochs.truncate_from_end(self.log_end_offset)
@@ -140,13 +199,14 @@ class MemoryLog:
 
     def note_committed(self, offset: int) -> None:
         self.committed_offset = offset
+        self.producers.transactions.committed(offset)
 
     def producers_below(self, offset: int) -> bytes:
         return f"below {offset}".encode()
 
     def truncate_fully_and_start_at(self, offset: int, producers: bytes = b"") -> None:
         self._check()
-        self.batches = []
+        self.batches, self.producers, self.aborted = [], ProducerState(), []
         self.epochs.clear()
         self.begun_with = producers
         self.log_start_offset = self.log_end_offset = self.durable_offset = offset

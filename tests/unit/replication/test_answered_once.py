@@ -31,9 +31,15 @@ def begun(acks: common_pb2.Acks.ValueType) -> tuple[OffsetWaiters, Outcomes]:
         replica=SimpleNamespace(
             high_watermark=0, under_min_isr=False, followers=dict, maximal_isr=frozenset({1})
         ),
-        append_as_leader=lambda _records, *, wall_ms: INFO,
+        append_as_leader=lambda _records, **_more: INFO,
     )
-    appends = Appends(1, lambda *_: partition, lambda: 0)
+    appends = Appends(
+        1,
+        lambda *_: partition,
+        lambda: 0,
+        clock_ms=lambda: 0,
+        ask_coordinator=lambda *_: None,
+    )
     timeout_ms = round(TIMEOUT_S * 1000)
     appends.begin(Target("orders", b"", 0), b"x", acks, timeout_ms, outcomes.append)
     assert not outcomes

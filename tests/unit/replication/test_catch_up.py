@@ -124,6 +124,7 @@ class Leader:
             broker_epoch=lambda: LEADER,
             may_serve=lambda: True,
             open_stream=self._no_stream,
+            ask_coordinator=lambda *_: None,
             clock_ms=clock_ms,
             catch_up_bytes_per_second=rate,
         )

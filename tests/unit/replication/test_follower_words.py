@@ -86,6 +86,7 @@ class FollowerUnderTest:
             broker_epoch=lambda: 1,
             may_serve=lambda: True,
             open_stream=self._open_stream,
+            ask_coordinator=lambda *_: None,
             lag_max_ms=10_000,
         )
         self.logs.on_durable = self.manager.on_durable  # type: ignore[assignment]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.broker.broker import tell_of_damage
+from penstock.broker.found_logs import tell_of_damage
 from penstock.broker.storage.checkpoints import CheckpointDamagedError
 from penstock.broker.storage.damage_notes import (
     NOTE_FILE,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.broker import tell_of_damage
 from penstock.broker.core.last_run import FoundDirectory, RunMark, epoch_to_report
+from penstock.broker.found_logs import tell_of_damage
 from penstock.broker.storage.disk import Disk
 from penstock.broker.storage.local_state import LocalState
 from penstock.broker.storage.log import PartitionLog

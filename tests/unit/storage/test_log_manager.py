@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.broker.broker import report_unopened
 from penstock.broker.core.ports import DamagedLogError, Log
+from penstock.broker.found_logs import report_unopened
 from penstock.broker.storage.disk import Disk
 from penstock.broker.storage.local_state import LocalState
 from penstock.broker.storage.log import PartitionLog

@@ -322,17 +322,12 @@ def test_the_clock_of_producers_does_not_jump() -> None:
     assert clock() == 1_700_000_000_002
 
 
-def test_transactional_and_control_batches_of_producers_are_refused(tmp_path: Path) -> None:
+def test_control_batches_of_producers_are_refused(tmp_path: Path) -> None:
     log = open_in(tmp_path)
     records = [RecordData(1, b"k", b"v")]
-    for data in (
-        encode_batch(records, producer_id=7, producer_epoch=0, base_sequence=0, is_control=True),
-        encode_batch(
-            records, producer_id=7, producer_epoch=0, base_sequence=0, is_transactional=True
-        ),
-    ):
-        with pytest.raises(InvalidRecordError):
-            log.append_as_leader(data, 0, now_ms=1)
+    data = encode_batch(records, producer_id=7, producer_epoch=0, base_sequence=0, is_control=True)
+    with pytest.raises(InvalidRecordError):
+        log.append_as_leader(data, 0, now_ms=1)
     assert log.log_end_offset == 0
 
 

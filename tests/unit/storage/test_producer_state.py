@@ -4,6 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from penstock.broker.core.producer_stage import ProducerStage
 from penstock.broker.core.producer_state import (
     ANY_PRODUCER,
     BATCHES_KEPT,
@@ -197,7 +198,7 @@ def test_a_batch_may_lie_across_the_wrap() -> None:
 
 def test_a_stage_sees_its_own_batches_and_leaves_the_state_alone_until_commit() -> None:
     state = state_after(header(0))
-    stage = state.staged()
+    stage = ProducerStage(state)
     assert isinstance(stage.check(header(1)), Append)
     stage.record(header(1), 1, now_ms=1)
     assert stage.check(header(1)) == Duplicate(1, 1)

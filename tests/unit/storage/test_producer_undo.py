@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 
 from penstock.broker.core import producer_undo
+from penstock.broker.core.producer_stage import ProducerStage
 from penstock.broker.core.producer_state import ProducerState
 from penstock.broker.core.producer_undo import ProducerUndo
 from penstock.wire.markers import MarkerType
@@ -30,7 +31,7 @@ class History:
         return self.headers[-1].next_offset if self.headers else 0
 
     def append(self, kinds: list[tuple[int, str]]) -> None:
-        stage, begin, end = self.state.staged(), self.end, self.end
+        stage, begin, end = ProducerStage(self.state), self.end, self.end
         for producer, kind in kinds:
             header = self._header(producer, kind, end)
             stage.record(header, end, NOW_MS)
@@ -121,8 +122,8 @@ def test_an_append_that_concerns_no_producer_is_not_kept() -> None:
     assert len(history.undo) == 0
 
 
-def test_no_more_is_kept_than_so_many_appends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producer_undo, "MOST_STEPS", 3)
+def test_no_more_is_kept_than_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producer_undo, "MOST_BYTES", 3 * 400)
     history = History()
     for _ in range(5):
         history.append([(1, "idempotent")])

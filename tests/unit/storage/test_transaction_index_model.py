@@ -50,6 +50,8 @@ STEPS = st.tuples(PRODUCERS, st.sampled_from([None, None, *MarkerType]), st.inte
 
 
 class TransactionMachine(LogMachine):
+    told = 0  # The log was told that all below is committed.
+
     @rule(steps=st.lists(STEPS, min_size=1, max_size=8), at_once=st.booleans())
     def transact(self, steps: list[tuple[int, MarkerType | None, int]], at_once: bool) -> None:
         """Some producers write in their transactions, or end them: with no kind it is a record."""
@@ -74,6 +76,12 @@ class TransactionMachine(LogMachine):
         offset = max(self.end - back, self.start)
         if self.start < offset < self.end:
             self.truncate((offset - self.start) / (self.end - self.start))
+
+    @rule(part=st.floats(0, 1))
+    def commit(self, part: float) -> None:
+        self.told = min(self.told, self.end)
+        self.told += round((self.end - self.told) * part)
+        self.log.note_committed(self.told)
 
     @rule(part=st.floats(0, 1.5), kind=st.integers(0, 9))
     def drop_some(self, part: float, kind: int) -> None:
@@ -137,6 +145,43 @@ class TransactionMachine(LogMachine):
             for one in self.batches:
                 if one.header.is_transactional and offset <= one.header.base_offset < below:
                     assert covers(found, one) == covers(ended, one), one.header
+
+    @invariant()
+    def open_transactions_agree(self) -> None:
+        if not hasattr(self, "log") or self.forgot or self.start:
+            return
+        first = {producer: first_of(self.batches, producer) for producer in range(10, 13)}
+        found = {one.producer_id: one.first_offset for one in self.log.open_transactions()}
+        assert found == {producer: at for producer, at in first.items() if at is not None}
+
+    @invariant()
+    def stable_offset_agrees(self) -> None:
+        """Also where the log was opened, or cut, with a high watermark below its last marks."""
+        if not hasattr(self, "log"):
+            return
+        told = self.told = min(self.told, self.end)
+        high_watermark = self.chance.randint(min(self.start, told), self.end)
+        found = self.log.last_stable_offset(high_watermark)
+        least = stable_by_definition(self.batches, high_watermark)
+        most = min(high_watermark, stable_by_definition(self.batches, max(told, high_watermark)))
+        if self.forgot:
+            return  # The first of a transaction may have been in what was dropped.
+        assert max(least, min(self.start, high_watermark)) <= found
+        assert found <= max(most, min(self.start, high_watermark))
+
+
+def stable_by_definition(batches: list[Stored], high_watermark: int) -> int:
+    """Where the oldest transaction begins that is open as of the high watermark, or that."""
+    below = [one for one in batches if one.header.next_offset <= high_watermark]
+    firsts = [first_of(below, producer) for producer in range(10, 13)]
+    partly = [one for one in batches if one.header.base_offset < high_watermark]
+    begun = [
+        one.header.base_offset
+        for one in partly[len(below) :]
+        if one.header.is_transactional and not one.header.is_control
+    ]
+    known = [first for first in firsts if first is not None]
+    return min([high_watermark, *known, *begun])
 
 
 def wanted(ended: list[EndedTransaction], offset: int, below: int) -> list[EndedTransaction]:

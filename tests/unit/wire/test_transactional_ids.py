@@ -44,6 +44,12 @@ def test_the_longest_group_has_attempts_whose_ids_are_allowed() -> None:
     assert len(attempt.transactional_id.encode()) == MAX_TRANSACTIONAL_ID_BYTES
 
 
+def test_a_group_is_not_named_as_an_attempt() -> None:
+    # Whoever looked for its coordinator would look for that of another group.
+    with pytest.raises(InvalidTransactionalIdError, match="kept for the attempts"):
+        check_commit_group("__attempt/1/2/3/other")
+
+
 def _is_allowed(group: str) -> bool:
     try:
         check_commit_group(group)

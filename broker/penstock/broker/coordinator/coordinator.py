@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Final
 
-import structlog
-
-from penstock.broker.coordinator import refusals
-from penstock.broker.coordinator.hosted import HostContext, HostedShard
+from penstock.broker.coordinator.hosted import HostPorts
+from penstock.broker.coordinator.hosted_groups import GroupContext, HostedGroups
+from penstock.broker.coordinator.led_partitions import LedPartitions
 from penstock.broker.coordinator.ports import ReplicaLog
 from penstock.broker.coordinator.streams import MemberStream
 from penstock.broker.core.group_events import (
@@ -22,22 +19,13 @@ from penstock.broker.core.group_events import (
     GroupSettings,
     ListGroups,
 )
-from penstock.broker.core.group_partition import partition_for_group
 from penstock.broker.core.image_topics import ImageTopics
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage
 from penstock.broker.topics import OFFSETS_TOPIC
 from penstock.v1 import groups_pb2
-from penstock.wire.errors import (
-    CoordinatorLoadInProgressError,
-    CoordinatorNotAvailableError,
-    PenstockError,
-)
+from penstock.wire.errors import PenstockError
 from penstock.wire.ids import TopicPartition
 from penstock.wire.names import check_group_id
-
-_LIST_TIMEOUT_S: Final = 5.0
-
-log = structlog.get_logger()
 
 
 def _monotonic_ms() -> int:
@@ -67,23 +55,22 @@ class GroupCoordinator:
         clock_ms: Callable[[], int] = _monotonic_ms,
         wall_clock_ms: Callable[[], int] = _wall_ms,
     ) -> None:
-        self._image = image
-        self._ensure_offsets_topic = ensure_offsets_topic
         self._wall_clock_ms = wall_clock_ms
         self._topics = ImageTopics(image)
-        self._context = HostContext(
-            replicas, self._topics, settings or GroupSettings(), clock_ms, wall_clock_ms
+        ports = HostPorts(replicas, clock_ms, wall_clock_ms)
+        context = GroupContext(self._topics, settings or GroupSettings())
+        self._hosted = LedPartitions(
+            OFFSETS_TOPIC,
+            replicas,
+            image,
+            ensure_topic=ensure_offsets_topic,
+            make=lambda place: HostedGroups(place, ports, context),
         )
-        self._hosted: dict[int, HostedShard] = {}
         self._stream_count = 0
-        replicas.add_leadership_listener(self._on_leadership)
 
     async def stop(self) -> None:
         """Stop coordinating: every stream ends with a typed error."""
-        error = CoordinatorNotAvailableError("the coordinator's broker stops; look for another")
-        for hosted in self._hosted.values():
-            hosted.close(error)
-        self._hosted.clear()
+        self._hosted.stop()
 
     # ------------------------------------------------------------------ what happens to it
 
@@ -91,20 +78,8 @@ class GroupCoordinator:
         """Act on what has just been applied to the image."""
         news = self._topics.news(change)
         if news is not None:
-            for hosted in list(self._hosted.values()):
+            for hosted in self._hosted.values():
                 hosted.topics_changed(news)
-
-    def _on_leadership(self, topic: str, partition: int, leader_epoch: int, leading: bool) -> None:
-        if topic != OFFSETS_TOPIC:
-            return
-        before = self._hosted.pop(partition, None)
-        if before is not None:
-            before.close(refusals.not_coordinator(self._image, partition))
-        found = self._image.topic(OFFSETS_TOPIC)
-        if leading and found is not None:
-            hosted = HostedShard(partition, leader_epoch, found.topic_id, self._context)
-            self._hosted[partition] = hosted
-            hosted.start()
 
     # ------------------------------------------------------------------ members' streams
 
@@ -196,36 +171,13 @@ class GroupCoordinator:
 
         Waits a while for partitions that are still being read.
         """
-        hosted = list(self._hosted.values())
-        try:
-            async with asyncio.timeout(_LIST_TIMEOUT_S):
-                for shard in hosted:
-                    await shard.wait_loaded()
-        except TimeoutError:
-            raise CoordinatorLoadInProgressError(
-                "the coordinator is still reading some of its groups; ask again soon"
-            ) from None
         answer = groups_pb2.ListGroupsResponse()
-        for shard in hosted:
-            if self._hosted.get(shard.partition) is shard:
+        for shard in await self._hosted.all_loaded():
+            if self._hosted.leads(shard):
                 answer.groups.extend((await shard.ask(ListGroups)).groups)
         answer.groups.sort(key=lambda listing: listing.group_id)
         return answer
 
-    async def _route(self, group_id: str) -> HostedShard:
-        """The partition that keeps the group; the offsets topic is made when it is missing.
-
-        Does not suspend when the topic exists, so messages of a stream keep their order.
-        """
+    async def _route(self, group_id: str) -> HostedGroups:
         check_group_id(group_id)
-        topic = self._image.topic(OFFSETS_TOPIC)
-        if topic is None or not topic.partitions:
-            await self._ensure_offsets_topic()
-            topic = self._image.topic(OFFSETS_TOPIC)
-        if topic is None or not topic.partitions:
-            raise CoordinatorNotAvailableError(f"{OFFSETS_TOPIC} is being made; ask again soon")
-        partition = partition_for_group(group_id, len(topic.partitions))
-        hosted = self._hosted.get(partition)
-        if hosted is None:
-            raise refusals.not_coordinator(self._image, partition)
-        return hosted
+        return await self._hosted.route(group_id)

@@ -1,37 +1,25 @@
-"""A led partition of ``__consumer_offsets`` with its groups: loads, serves, writes, keeps time."""
+"""A led partition of an internal topic with the state it keeps: loads, serves, writes, keeps time.
+
+What the state is, a subclass says: groups in ``hosted_groups.py``, transactions in
+``hosted_transactions.py``.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import structlog
-from google.protobuf.message import Message
 
 from penstock.broker.coordinator import loading, refusals, writing
+from penstock.broker.coordinator.loading import Replayable
 from penstock.broker.coordinator.ports import ReplicaLog
-from penstock.broker.coordinator.streams import MemberStream
 from penstock.broker.coordinator.writing import Held, WriteQueue
-from penstock.broker.core.group_events import (
-    Effect,
-    ExpireOffsets,
-    GroupSettings,
-    Heartbeat,
-    Loaded,
-    Persist,
-    Respond,
-    Send,
-    ShardEvent,
-    Tick,
-    TopicsChanged,
-)
-from penstock.broker.core.group_shard import GroupShard
-from penstock.broker.core.group_topics import TopicView
-from penstock.broker.topics import OFFSETS_TOPIC
-from penstock.v1 import common_pb2, groups_pb2
+from penstock.v1 import common_pb2
 from penstock.wire.errors import (
     CoordinatorLoadInProgressError,
     CoordinatorNotAvailableError,
@@ -50,19 +38,50 @@ _RETRY_MAX_S: Final = 5.0
 log = structlog.get_logger()
 
 
+class Shard(Replayable, Protocol):
+    """The state of one partition: a pure core that events change."""
+
+    @property
+    def next_deadline_ms(self) -> int | None:
+        """When to handle the event of passing time, at the latest; None for never."""
+        ...
+
+    def handle(self, event: Any, now_ms: int) -> Sequence[Any]:
+        """Take one event at a time of the monotonic clock; effects, to be carried out in order."""
+        ...
+
+    def revert(self, changes: Sequence[Any], now_ms: int) -> None:
+        """Take back changes that could not be written: all of them, in the order of effects."""
+        ...
+
+
+S = TypeVar("S", bound=Shard)
+
+
 @dataclass(frozen=True, slots=True)
-class HostContext:
+class Place:
+    """Which partition, in which of its leaderships."""
+
+    topic: str
+    topic_id: bytes
+    partition: int
+    leader_epoch: int
+
+    def __str__(self) -> str:
+        return str(TopicPartition(self.topic, self.partition))
+
+
+@dataclass(frozen=True, slots=True)
+class HostPorts:
     """What all partitions of a coordinator share. ``clock_ms`` never goes back."""
 
     replicas: ReplicaLog
-    topics: TopicView
-    settings: GroupSettings
     clock_ms: Callable[[], int]
     wall_clock_ms: Callable[[], int]
 
 
-class HostedShard:
-    """The groups of one partition during one leadership. Used on one event loop.
+class HostedShard(ABC, Generic[S]):
+    """The state of one partition during one leadership. Used on one event loop.
 
     Until :meth:`start`'s load is through, every request is refused with
     COORDINATOR_LOAD_IN_PROGRESS. After :meth:`close` nothing happens any more. A write whose
@@ -70,39 +89,56 @@ class HostedShard:
     what happened.
     """
 
-    def __init__(
-        self, partition: int, leader_epoch: int, topic_id: bytes, context: HostContext
-    ) -> None:
-        self.partition: Final = partition
-        self.leader_epoch: Final = leader_epoch
-        self._topic_id = topic_id
-        self._context = context
-        self._shard: GroupShard | None = None  # None while it loads.
+    def __init__(self, place: Place, ports: HostPorts) -> None:
+        self.place: Final = place
+        self._ports = ports
+        self._shard: S | None = None  # None while it loads.
         self._closed = False
         self._loaded = asyncio.Event()
         self._queue = WriteQueue()
         self._requests: dict[int, asyncio.Future[Any]] = {}
         self._request_count = 0
-        self._streams: dict[int, MemberStream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._retry_s = 0.0  # How long to wait before loading anew; grows with each failure.
         self._failing: str | None = None  # Why writes fail, to be logged once.
         self._timer: asyncio.TimerHandle | None = None
-        self._stalled = False  # A deadline was passed over late; the timer gives members grace.
-        self._expiry: asyncio.TimerHandle | None = None  # When to look for offsets to forget.
-        self._log = log.bind(partition=f"{OFFSETS_TOPIC}-{partition}", leader_epoch=leader_epoch)
+        self._stalled = False  # A deadline was passed over late; the timer gives a grace.
+        self._log = log.bind(partition=str(place), leader_epoch=place.leader_epoch)
+
+    # ------------------------------------------------------------------ what a subclass says
+
+    @abstractmethod
+    def _make_shard(self) -> S:
+        """An empty state, to be replayed into."""
+
+    @abstractmethod
+    def _loaded_event(self) -> Any:
+        """The event that all was replayed."""
+
+    @abstractmethod
+    def _tick_event(self) -> Any:
+        """The event that a deadline may have passed."""
+
+    @abstractmethod
+    def _carry_out(self, effect: Any) -> None:
+        """Do what the state asks for, by what is below; nothing is told before it is committed."""
+
+    def _on_loaded(self, shard: S, record_count: int) -> None:
+        """The state is served from now on."""
+
+    def _on_halted(self) -> None:
+        """The state is served no more, for good or until it is loaded anew."""
+
+    # ------------------------------------------------------------------ the life of it
 
     def start(self) -> None:
         """Begin to load."""
-        self._spawn(self._load(), "load groups")
+        self._spawn(self._load(), "load coordinator state")
 
     def close(self, error: PenstockError) -> None:
-        """Stop at once, and tell everybody who waits, and every stream, why."""
+        """Stop at once, and tell everybody who waits why."""
         self._closed = True
         self._halt(error)
-        for stream in list(self._streams.values()):
-            stream.end(error)
-        self._streams.clear()
 
     async def wait_loaded(self) -> None:
         """Return when requests are served, or the partition is closed."""
@@ -110,144 +146,99 @@ class HostedShard:
 
     # ------------------------------------------------------------------ requests
 
-    def heartbeat(self, stream: MemberStream, request: groups_pb2.GroupHeartbeatRequest) -> None:
-        """Take a member's message; the answer goes to the stream. Raises when not serving."""
-        self._check_serving()
-        self._streams[stream.stream_id] = stream
-        self._handle(Heartbeat(request.group_id, stream.stream_id, request, stream.client_host))
-
-    async def ask(self, make_event: Callable[[int], ShardEvent]) -> Any:
+    async def ask(self, make_event: Callable[[int], Any]) -> Any:
         """Put an event made with a request id, and wait for its answer.
 
         Raises PenstockError when not serving, or when what the answer tells was not committed.
         """
         self._check_serving()
-        self._request_count += 1
-        request_id = self._request_count
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._requests[request_id] = future
+        request_id, future = self._new_request()
         try:
             self._handle(make_event(request_id))
             return await future
         finally:
             self._requests.pop(request_id, None)
 
-    def committed(self) -> dict[str, dict[TopicPartition, int]]:
-        """By group the positions of partitions whose topic exists; nothing while it loads."""
-        topics = self._context.topics
-        groups = {} if self._shard is None else self._shard.groups
-        return {
-            group_id: {
-                partition: entry.offset
-                for partition, entry in group.state.offsets.items()
-                if topics.find_id(entry.topic_id) is not None
-            }
-            for group_id, group in groups.items()
-        }
-
-    def topics_changed(self, event: TopicsChanged) -> None:
-        """Topics came or went. What happens while loading is seen at its end."""
-        if self._shard is not None:
-            self._handle(event)
-
-    def forget_stream(self, stream: MemberStream) -> None:
-        """The stream is over."""
-        if self._streams.get(stream.stream_id) is stream:
-            del self._streams[stream.stream_id]
+    def _new_request(self) -> tuple[int, asyncio.Future[Any]]:
+        self._request_count += 1
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._requests[self._request_count] = future
+        return self._request_count, future
 
     def _check_serving(self) -> None:
         if self._shard is None:
             raise CoordinatorLoadInProgressError(
-                f"the coordinator is still reading {OFFSETS_TOPIC}-{self.partition}; ask again soon"
+                f"the coordinator is still reading {self.place}; ask again soon"
             )
         if self._queue.pending_count > _MAX_PENDING_RECORDS:
             raise CoordinatorNotAvailableError(
-                f"{self._queue.pending_count} group records wait to be written to "
-                f"{OFFSETS_TOPIC}-{self.partition}; ask again later"
+                f"{self._queue.pending_count} records wait to be written to {self.place}; ask "
+                "again later"
             )
         try:
-            # A broker without a lease may have been replaced: it must not keep members believing.
-            self._context.replicas.high_watermark(OFFSETS_TOPIC, self.partition)
+            # A broker without a lease may have been replaced: nobody must go on believing it.
+            self._ports.replicas.high_watermark(self.place.topic, self.place.partition)
         except PenstockError as error:
-            raise refusals.for_group(error) from None
+            raise refusals.for_coordinated(error) from None
 
     # ------------------------------------------------------------------ events and effects
 
-    def _handle(self, event: ShardEvent) -> None:
-        assert self._shard is not None
-        try:
-            effects = self._shard.handle(event, self._context.clock_ms())
-        except Exception:
-            # The state may be half changed; the log has it whole.
-            self._log.exception("group event failed", event_type=type(event).__name__)
-            self._reload(UnknownServerError("the coordinator failed and starts anew; try again"))
-            return
-        for effect in effects:
-            self._carry_out(effect)
+    def _handle(self, *events: Any) -> None:
+        """Take events one after the other; what they write goes into the log together."""
+        for event in events:
+            assert self._shard is not None
+            try:
+                effects = self._shard.handle(event, self._ports.clock_ms())
+            except Exception:
+                # The state may be half changed; the log has it whole.
+                self._log.exception("coordinator event failed", event_type=type(event).__name__)
+                self._reload(
+                    UnknownServerError("the coordinator failed and starts anew; try again")
+                )
+                return
+            for effect in effects:
+                self._carry_out(effect)
         self._write_next()
         self._arm()
 
-    def _carry_out(self, effect: Effect) -> None:
-        match effect:
-            case Persist():
-                self._queue.add(effect.changes)
-            case Send():
-                self._send(effect)
-            case Respond():
-                future = self._requests.get(effect.request_id)
-                if future is not None:
-                    held = Held(
-                        partial(_resolve, future, effect.response), partial(_reject, future)
-                    )
-                    self._queue.hold(effect.group_id, held)
+    def _persist(self, subject: str, changes: Sequence[writing.Change]) -> None:
+        """Append records about ``subject``."""
+        self._queue.add(subject, changes)
 
-    def _send(self, effect: Send) -> None:
-        stream = self._streams.get(effect.stream_id)
-        if not effect.is_reply:
-            # Also with nobody there to hear it: that a dead member was removed is to be logged.
-            self._queue.hold(effect.group_id, Held(partial(self._push, stream, effect), _nothing))
-        elif stream is not None:
-            held = Held(
-                partial(stream.reply, effect.response),
-                partial(_refuse, stream, effect.response.member_id),
-            )
-            self._queue.hold(effect.group_id, held)
+    def _hold(self, subject: str | None, held: Held) -> None:
+        """Deliver what tells of ``subject`` (None: of any) when all about it is committed."""
+        self._queue.hold(subject, held)
 
-    def _push(self, stream: MemberStream | None, effect: Send) -> None:
-        if effect.response.HasField("error"):
-            self._log.info(
-                "member removed",
-                group=effect.group_id,
-                member=effect.response.member_id,
-                reason=effect.response.error.message,
-            )
-        if stream is not None:
-            stream.push(effect.response)
+    def _respond(self, subject: str | None, request_id: int, response: Any) -> None:
+        """Answer a request that still waits, when what it tells is committed."""
+        future = self._requests.get(request_id)
+        if future is not None:
+            self._hold(subject, Held(partial(_resolve, future, response), partial(_reject, future)))
 
     # ------------------------------------------------------------------ writing
 
     def _write_next(self) -> None:
         write = self._queue.next()
         if write is not None:
-            self._spawn(self._write(write), "write group records")
+            self._spawn(self._write(write), "write coordinator records")
 
     async def _write(self, write: writing.Write) -> None:
-        context = self._context
+        place = self.place
         try:
-            await context.replicas.append(
-                OFFSETS_TOPIC,
-                self._topic_id,
-                self.partition,
-                writing.encode(write.changes, context.wall_clock_ms()),
+            await self._ports.replicas.append(
+                place.topic,
+                place.topic_id,
+                place.partition,
+                writing.encode(write.changes, self._ports.wall_clock_ms()),
                 acks=common_pb2.ACKS_ALL,
                 timeout_ms=_APPEND_TIMEOUT_MS,
-                current_leader_epoch=self.leader_epoch,
+                current_leader_epoch=place.leader_epoch,
             )
         except PenstockError as error:
             self._write_failed(error)
         except Exception as error:
-            self._log.exception("group records not written")
-            self._write_failed(UnknownServerError(f"group records were not written: {error!r}"))
+            self._log.exception("coordinator records not written")
+            self._write_failed(UnknownServerError(f"records were not written: {error!r}"))
         else:
             self._retry_s, self._failing = 0.0, None
             self._queue.committed()
@@ -256,13 +247,13 @@ class HostedShard:
     def _write_failed(self, error: PenstockError) -> None:
         if self._failing != error.code.name:
             self._failing = error.code.name
-            self._log.warning("group records not written", reason=error.message)
-        told = refusals.for_group(error)
+            self._log.warning("coordinator records not written", reason=error.message)
+        told = refusals.for_coordinated(error)
         if not isinstance(error, refusals.NOTHING_APPENDED) or self._shard is None:
             self._reload(told)
             return
         changes, held = self._queue.drop()
-        self._shard.revert(changes, self._context.clock_ms())
+        self._shard.revert(changes, self._ports.clock_ms())
         for answer in held:
             answer.fail(told)
         self._arm()
@@ -270,7 +261,7 @@ class HostedShard:
     # ------------------------------------------------------------------ loading
 
     def _reload(self, error: PenstockError) -> None:
-        """Start over from the log. Streams stay: their members are heard again once loaded."""
+        """Start over from the log."""
         self._halt(error)
         if not self._closed:
             self.start()
@@ -284,9 +275,7 @@ class HostedShard:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._expiry is not None:
-            self._expiry.cancel()
-            self._expiry = None
+        self._on_halted()
         running = asyncio.current_task()
         for task in list(self._tasks):
             if task is not running:
@@ -298,29 +287,30 @@ class HostedShard:
             _reject(future, error)
 
     async def _load(self) -> None:
-        context = self._context
+        place, replicas = self.place, self._ports.replicas
         while True:
             await asyncio.sleep(self._retry_s)
             self._retry_s = min(max(self._retry_s * 2, _RETRY_MIN_S), _RETRY_MAX_S)
             try:
-                shard = GroupShard(context.topics, context.settings)
-                count = await loading.load(context.replicas, self.partition, shard)
+                shard = self._make_shard()
+                count = await loading.load(replicas, place.topic, place.partition, shard)
                 break
             except PenstockError as error:
-                if context.replicas.leader_epoch_of(OFFSETS_TOPIC, self.partition) is None:
+                if replicas.leader_epoch_of(place.topic, place.partition) is None:
                     return  # The news that it is led elsewhere is on its way, or here.
-                self._log.warning("groups not loaded; trying again", reason=error.message)
+                self._log.warning(
+                    "coordinator state not loaded; trying again", reason=error.message
+                )
             except Exception:
-                # Were this the end, the groups would be refused as loading for ever.
-                if context.replicas.leader_epoch_of(OFFSETS_TOPIC, self.partition) is None:
+                # Were this the end, everybody would be refused as loading for ever.
+                if replicas.leader_epoch_of(place.topic, place.partition) is None:
                     return
-                self._log.exception("groups not loaded; trying again")
+                self._log.exception("coordinator state not loaded; trying again")
         self._shard = shard
-        self._log.info("groups loaded", groups=len(shard.groups), records=count)
-        self._handle(Loaded())
+        self._handle(self._loaded_event())
         if self._shard is shard:
             self._loaded.set()
-            self._arm_expiry()
+            self._on_loaded(shard, count)
 
     # ------------------------------------------------------------------ time
 
@@ -332,7 +322,7 @@ class HostedShard:
         if deadline_ms is None:
             return
         loop = asyncio.get_running_loop()
-        when = loop.time() + max(deadline_ms - self._context.clock_ms(), 0) / 1000
+        when = loop.time() + max(deadline_ms - self._ports.clock_ms(), 0) / 1000
         if self._timer is not None:
             if self._timer.when() <= when:
                 return
@@ -344,45 +334,32 @@ class HostedShard:
         if self._shard is None:
             return
         deadline_ms = self._shard.next_deadline_ms
-        late_ms = 0 if deadline_ms is None else self._context.clock_ms() - deadline_ms
+        late_ms = 0 if deadline_ms is None else self._ports.clock_ms() - deadline_ms
         if late_ms > _STALL_MS and not self._stalled:
-            # This process stood still. What members sent meanwhile waits in its sockets, and is
-            # to be read before anybody is called silent.
+            # This process stood still. What was sent meanwhile waits in its sockets, and is to be
+            # read before anybody is called silent.
             self._stalled = True
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(_STALL_GRACE_S, self._tick)
-            self._log.warning("the broker stood still; members get a grace", late_ms=late_ms)
+            self._log.warning(
+                "the broker stood still; those it waits for get a grace", late_ms=late_ms
+            )
             return
         self._stalled = False
-        self._handle(Tick())
-
-    def _arm_expiry(self) -> None:
-        interval_s = self._context.settings.offsets_retention_check_interval_ms / 1000
-        self._expiry = asyncio.get_running_loop().call_later(interval_s, self._expire)
-
-    def _expire(self) -> None:
-        """Have groups forget offsets; a broker that may not serve leaves it to who may."""
-        try:
-            self._check_serving()
-        except PenstockError:
-            pass
-        else:
-            self._handle(ExpireOffsets(self._context.wall_clock_ms()))
-        if self._shard is not None:
-            self._arm_expiry()
+        self._handle(self._tick_event())
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = asyncio.get_running_loop().create_task(work, name=f"{name} {self.partition}")
+        task = asyncio.get_running_loop().create_task(work, name=f"{name} {self.place}")
         self._tasks.add(task)
         task.add_done_callback(self._done)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._log.error("group coordination failed", task=task.get_name(), reason=repr(error))
+            self._log.error("coordination failed", task=task.get_name(), reason=repr(error))
 
 
-def _resolve(future: asyncio.Future[Any], response: Message) -> None:
+def _resolve(future: asyncio.Future[Any], response: Any) -> None:
     if not future.done():
         future.set_result(response)
 
@@ -390,11 +367,3 @@ def _resolve(future: asyncio.Future[Any], response: Message) -> None:
 def _reject(future: asyncio.Future[Any], error: PenstockError) -> None:
     if not future.done():
         future.set_exception(error)
-
-
-def _refuse(stream: MemberStream, member_id: str, error: PenstockError) -> None:
-    stream.reply(groups_pb2.GroupHeartbeatResponse(error=error.to_proto(), member_id=member_id))
-
-
-def _nothing(_error: PenstockError) -> None:
-    """A push that tells what did not happen is simply not sent."""

@@ -1,15 +1,14 @@
-"""Reading a partition of ``__consumer_offsets`` back into groups."""
+"""Reading a partition of an internal topic back into the state that it keeps."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 
 from penstock.broker.coordinator.ports import ReplicaLog
-from penstock.broker.core.group_shard import GroupShard
-from penstock.broker.topics import OFFSETS_TOPIC
+from penstock.wire.ids import TopicPartition
 from penstock.wire.records import decode_batch, iter_batches
 
 _READ_BYTES: Final = 1024 * 1024
@@ -17,18 +16,29 @@ _READ_BYTES: Final = 1024 * 1024
 log = structlog.get_logger()
 
 
-async def load(replicas: ReplicaLog, partition: int, shard: GroupShard) -> int:
+class Replayable(Protocol):
+    """State that records are read into."""
+
+    def replay(self, key: bytes, value: bytes | None) -> bool:
+        """Take over one record; False for a kind that this version does not know.
+
+        Raises CorruptRecordError when it is not what a coordinator writes.
+        """
+        ...
+
+
+async def load(replicas: ReplicaLog, topic: str, partition: int, shard: Replayable) -> int:
     """Replay the whole log into ``shard`` and wait until all of it is committed.
 
     Returns how many records there were. Nobody else appends meanwhile: only the coordinator
     writes, and it writes nothing before it has loaded. Raises the replicas' refusals, and
     CorruptRecordError when the log holds what no coordinator wrote.
     """
-    end = replicas.log_end_offset(OFFSETS_TOPIC, partition)
-    offset = max(replicas.log_start_offset(OFFSETS_TOPIC, partition), 0)
+    end = replicas.log_end_offset(topic, partition)
+    offset = max(replicas.log_start_offset(topic, partition), 0)
     count = skipped = 0
     while offset < end:
-        data = replicas.read_log(OFFSETS_TOPIC, partition, offset, _READ_BYTES, to_end=True)
+        data = replicas.read_log(topic, partition, offset, _READ_BYTES, to_end=True)
         after = offset
         for header, batch in iter_batches(data):
             after = header.next_offset
@@ -44,6 +54,10 @@ async def load(replicas: ReplicaLog, partition: int, shard: GroupShard) -> int:
         offset = after
         await asyncio.sleep(0)  # A long log must not hold up everybody else.
     if skipped:
-        log.warning("group records of a newer version skipped", partition=partition, count=skipped)
-    await replicas.wait_high_watermark(OFFSETS_TOPIC, partition, end)
+        log.warning(
+            "coordinator records of a newer version skipped",
+            partition=str(TopicPartition(topic, partition)),
+            count=skipped,
+        )
+    await replicas.wait_high_watermark(topic, partition, end)
     return count

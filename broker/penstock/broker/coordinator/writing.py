@@ -1,17 +1,30 @@
-"""Group records on their way into the log, and the answers that wait for them."""
+"""A coordinator's records on their way into the log, and the answers that wait for them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, Protocol
 
-from penstock.broker.core.group_state import Change
 from penstock.wire.errors import PenstockError
 from penstock.wire.records import BatchBuilder
 
 _BATCH_BYTES: Final = 256 * 1024
 """A batch is closed at this size, so that it stays below the topic's max.message.bytes."""
+
+
+class Change(Protocol):
+    """One record to append; a ``value`` of None is a tombstone."""
+
+    @property
+    def key(self) -> bytes:
+        """Its key."""
+        ...
+
+    @property
+    def value(self) -> bytes | None:
+        """Its value."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +39,8 @@ class Held:
 class Write:
     """Records that are appended together, and the answers held back until they are committed."""
 
-    changes: list[Change] = field(default_factory=list)
-    groups: set[str] = field(default_factory=set)  # Those that the changes are of.
+    changes: list[Any] = field(default_factory=list)  # Each a Change; the shard knows more of it.
+    subjects: set[str] = field(default_factory=set)  # What the changes are about.
     held: list[Held] = field(default_factory=list)
 
 
@@ -35,8 +48,8 @@ class WriteQueue:
     """At most one write in flight and one being gathered.
 
     What arrives while a write is in flight goes into the next one together. An answer about a
-    group is held until the last of its changes so far is committed, so that nobody is told what
-    a crash might undo, and in order.
+    subject (a group, a transaction) is held until the last of its changes so far is committed, so
+    that nobody is told what a crash might undo, and in order.
     """
 
     def __init__(self) -> None:
@@ -48,16 +61,16 @@ class WriteQueue:
         """How many records wait to be written."""
         return len(self._gathered.changes)
 
-    def add(self, changes: Sequence[Change]) -> None:
-        """Gather records for the next write."""
+    def add(self, subject: str, changes: Sequence[Change]) -> None:
+        """Gather records about a subject for the next write."""
         self._gathered.changes += changes
-        self._gathered.groups.update(change.group_id for change in changes)
+        self._gathered.subjects.add(subject)
 
-    def hold(self, group_id: str | None, held: Held) -> None:
-        """Deliver now, or when what the group (None: any group) waits for is committed."""
+    def hold(self, subject: str | None, held: Held) -> None:
+        """Deliver now, or when what the subject (None: any) waits for is committed."""
         for write in (self._gathered, self.in_flight):
             if write is not None and (
-                group_id in write.groups or (group_id is None and write.groups)
+                subject in write.subjects or (subject is None and write.subjects)
             ):
                 write.held.append(held)
                 return
@@ -77,7 +90,7 @@ class WriteQueue:
         for held in write.held:
             held.deliver()
 
-    def drop(self) -> tuple[list[Change], list[Held]]:
+    def drop(self) -> tuple[list[Any], list[Held]]:
         """Forget all writes; their changes in order, and the answers to fail."""
         writes = [write for write in (self.in_flight, self._gathered) if write is not None]
         self.in_flight, self._gathered = None, Write()

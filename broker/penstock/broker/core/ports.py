@@ -5,10 +5,12 @@ The files of penstock.broker.storage implement it for real, the simulator in mem
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from penstock.broker.core.producer_state import ProducerEntry
+from penstock.broker.core.transactions import EndedTransaction, Marker, OpenTransaction
 from penstock.wire.errors import CorruptRecordError, ErrorCode, StorageError
 from penstock.wire.ids import LeaderEpoch
 
@@ -67,6 +69,14 @@ class TimestampedOffset:
     leader_epoch: int
 
 
+class KnownProducers(Protocol):
+    """What a log knows of those that wrote to it."""
+
+    def entries(self) -> Iterable[tuple[int, ProducerEntry]]:
+        """Every producer id with what is known of it, in no particular order."""
+        ...
+
+
 class Log(Protocol):
     """One partition's log. All methods are called on one thread (the event loop's).
 
@@ -114,14 +124,72 @@ class Log(Protocol):
         ...
 
     def append_as_leader(
-        self, records: Buffer, leader_epoch: LeaderEpoch, *, now_ms: int
+        self,
+        records: Buffer,
+        leader_epoch: LeaderEpoch,
+        *,
+        now_ms: int,
+        verified: tuple[int, int] | None = None,
     ) -> AppendInfo:
         """Check and append a producer's batches, giving them offsets and the leader epoch.
 
         Checks magic, length, CRC, counts, ``max.message.bytes`` and producer sequences of every
-        batch before anything is written: either all batches are appended or none is. Raises
-        CorruptRecordError, RecordTooLargeError, InvalidRecordError, OutOfOrderSequenceError,
-        DuplicateSequenceError, InvalidProducerEpochError, DiskFullError or StorageError.
+        batch before anything is written: either all batches are appended or none is. A
+        transactional batch is appended only if its transaction, named by producer id and epoch, is
+        open here, or is the ``verified`` one, which the coordinator says the partition is in. A
+        producer whose transaction is open writes nothing outside of it. Only the cluster's own logs
+        take transactional batches without a sequence. Raises CorruptRecordError,
+        RecordTooLargeError, InvalidRecordError, OutOfOrderSequenceError, DuplicateSequenceError,
+        InvalidProducerEpochError, InvalidTxnStateError, DiskFullError or StorageError.
+        """
+        ...
+
+    def append_markers(
+        self, markers: Sequence[Marker], leader_epoch: LeaderEpoch, *, now_ms: int
+    ) -> AppendInfo:
+        """Append the control batches that end transactions, all of them or none.
+
+        A marker is left out when its producer's newest epoch here is its own or a newer one: it is
+        here already. Offsets are -1 when nothing was to be appended. Raises DiskFullError,
+        StorageError or FencedLeaderEpochError.
+        """
+        ...
+
+    @property
+    def producers(self) -> KnownProducers:
+        """The producers, to look at."""
+        ...
+
+    def has_open_transaction(self, producer_id: int, producer_epoch: int) -> bool:
+        """Whether that transaction is open at the log's end."""
+        ...
+
+    def open_transactions(self) -> Sequence[OpenTransaction]:
+        """The transactions that are open at the log's end, the oldest first."""
+        ...
+
+    def last_stable_offset(self, high_watermark: int) -> int:
+        """The first offset of the oldest transaction that is open as of the high watermark.
+
+        Where none is, the high watermark. One whose mark is not committed is open. Never goes back
+        while the high watermark does not, nor below log_start_offset while that is not above the
+        high watermark. ``note_committed`` has said what is committed.
+        """
+        ...
+
+    def aborted_transactions(self, offset: int, *, below: int) -> Sequence[EndedTransaction]:
+        """The aborted transactions that have, or may have, records in that range, by their marks.
+
+        Raises OffsetOutOfRangeError outside log_start_offset..log_end_offset, CorruptRecordError
+        or StorageError. May wait for the disk; see ``cold_aborted``.
+        """
+        ...
+
+    def cold_aborted(self, offset: int) -> Callable[[], None] | None:
+        """None when ``aborted_transactions`` knows what it needs; else what finds out.
+
+        That must be called, once, in any thread. It is harmless whatever happens to the log
+        meanwhile. Raises as ``aborted_transactions``.
         """
         ...
 
@@ -162,7 +230,10 @@ class Log(Protocol):
         ...
 
     def note_committed(self, offset: int) -> None:
-        """All below ``offset`` is committed: a cut below it is rare, and may be slow."""
+        """All below ``offset`` is committed, also marks of transactions.
+
+        A cut below it is rare, and may be slow.
+        """
         ...
 
     def truncate_fully_and_start_at(self, offset: int, producers: bytes = b"") -> None:

@@ -40,19 +40,27 @@ state with doubts is in no snapshot.
 
 The open transactions are kept beside the producers, and in their snapshots: they say where a
 transaction began that a mark ends. A producer is not forgotten while it has one.
+
+Batches that an append would add are checked on a ProducerStage (core/producer_stage.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import struct
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from penstock.broker.core.transactions import EndedTransaction, OpenTransactions
+from penstock.broker.core.transactions import (
+    EndedTransaction,
+    OpenTransaction,
+    OpenTransactions,
+    TransactionsUndo,
+)
 from penstock.wire.errors import (
     CorruptRecordError,
     DuplicateSequenceError,
@@ -101,6 +109,11 @@ class ProducerBatch(NamedTuple):
     def last_offset(self) -> int:
         """The offset of its last record."""
         return self.base_offset + self.last_offset_delta
+
+    @property
+    def last_sequence(self) -> int:
+        """The sequence number of its last record."""
+        return (self.base_sequence + self.last_offset_delta) & _SEQUENCE_MASK
 
     @property
     def next_sequence(self) -> int:
@@ -174,6 +187,13 @@ class DoubtedBatch(NamedTuple):
         )
 
 
+class StateUndo(NamedTuple):
+    """What an append changes in a state, as it was before; None for what was not there."""
+
+    entries: tuple[tuple[int, ProducerEntry | None], ...]
+    transactions: TransactionsUndo | None  # None where they stay as they are.
+
+
 @dataclass(frozen=True, slots=True)
 class Append:
     """The batch is new and in order."""
@@ -222,18 +242,12 @@ class ProducerState:
         """What is known of a producer."""
         return self._entries.get(producer_id)
 
-    def staged(self) -> ProducerStage:
-        """A stage on which the batches of one append are checked one after the other."""
-        return ProducerStage(self)
-
     def check(self, header: BatchHeader) -> Append | Duplicate:
         """Whether the batch is to be appended; see the table above for what is raised.
 
         A batch without a producer id is always to be appended.
         """
-        if header.producer_id < 0:
-            return _APPEND
-        return self._check(header, self._entries.get(header.producer_id))
+        return self.check_after(header, self._entries.get(header.producer_id))
 
     def expects(self, header: BatchHeader) -> bool:
         """Whether the batch is the very one that its producer was to send next, or has none.
@@ -253,7 +267,10 @@ class ProducerState:
             entry.batches[-1].next_sequence,
         )
 
-    def _check(self, header: BatchHeader, entry: ProducerEntry | None) -> Append | Duplicate:
+    def check_after(self, header: BatchHeader, entry: ProducerEntry | None) -> Append | Duplicate:
+        """``check``, when ``entry`` is what is known of the producer."""
+        if header.producer_id < 0:
+            return _APPEND
         if not self.doubted:
             return self._check_known(header, entry)
         for doubted in self.doubted:
@@ -277,6 +294,13 @@ class ProducerState:
 
     def _check_known(self, header: BatchHeader, entry: ProducerEntry | None) -> Append | Duplicate:
         sequence = header.base_sequence
+        if entry is not None and header.producer_epoch < entry.producer_epoch:
+            raise InvalidProducerEpochError(
+                f"producer {header.producer_id} has epoch {entry.producer_epoch} by now, so epoch "
+                f"{header.producer_epoch} may write no more; ask InitProducerId for a new one"
+            )
+        if sequence < 0:  # A coordinator's own batch, which it sends once.
+            return _APPEND
         if entry is None:
             if sequence != 0 and header.producer_id > self.forgotten_up_to:
                 raise OutOfOrderSequenceError(
@@ -285,11 +309,6 @@ class ProducerState:
                     "batches first, or get a new producer epoch"
                 )
             return _APPEND
-        if header.producer_epoch < entry.producer_epoch:
-            raise InvalidProducerEpochError(
-                f"producer {header.producer_id} has epoch {entry.producer_epoch} by now, so epoch "
-                f"{header.producer_epoch} may write no more; ask InitProducerId for a new one"
-            )
         if header.producer_epoch > entry.producer_epoch or not entry.batches:
             if sequence != 0:
                 raise OutOfOrderSequenceError(
@@ -331,10 +350,14 @@ class ProducerState:
         Followers and recovery call it with what the leader let in. A control batch fences older
         epochs and ends what the producer had in flight: the transaction that it ends is returned.
         """
-        entry = _recorded(header, self._entries.get(header.producer_id), base_offset, now_ms)
+        entry = recorded(header, self._entries.get(header.producer_id), base_offset, now_ms)
         if entry is not None:
             self._entries[header.producer_id] = entry
         return self.transactions.note(header, base_offset)
+
+    def update(self, entries: Mapping[int, ProducerEntry]) -> None:
+        """Know these producers, by their ids, as a stage found them."""
+        self._entries.update(entries)
 
     def doubt(self, header: BatchHeader, crc: int) -> None:
         """Note that the batch is in the log, damaged: ``crc`` is the checksum of what is there."""
@@ -348,6 +371,7 @@ class ProducerState:
         """The base offset of each producer's last batch below an offset, by producer id.
 
         -1 where all that are kept of a producer come later: which one was before is not known then.
+        Those are left out who wrote none in their newest epoch: nothing goes on from a batch.
         """
         return {
             producer_id: max(
@@ -355,7 +379,12 @@ class ProducerState:
                 default=-1,
             )
             for producer_id, entry in self._entries.items()
+            if entry.batches
         }
+
+    def epochs(self) -> dict[int, int]:
+        """The newest epoch of each producer, by producer id."""
+        return {producer_id: entry.producer_epoch for producer_id, entry in self._entries.items()}
 
     def touches(self, offset: int) -> bool:
         """Whether any producer has a batch at or after ``offset``, as far as is remembered."""
@@ -417,18 +446,39 @@ class ProducerState:
             return b""
         return below.encode(offset, -1)
 
-    def take_back(self, undo: StageUndo) -> None:
-        """Be as before the last stage was committed that was not taken back yet.
+    def take_back(self, undos: Sequence[StateUndo]) -> None:
+        """Be as before the last changes that were not taken back yet, the newest first.
 
-        What it changed may have been cut off in part: who is not known any more stays so.
+        What they changed may have been cut off in part: who is not known any more stays so.
         """
-        for producer_id, entry in undo.entries:
-            if entry is None:
-                self._entries.pop(producer_id, None)
-            else:
-                self._entries[producer_id] = entry
-        if undo.transactions is not None:
-            self.transactions = undo.transactions.copy()
+        for undo in undos:
+            for producer_id, entry in undo.entries:
+                if entry is None:
+                    self._entries.pop(producer_id, None)
+                else:
+                    self._entries[producer_id] = entry
+        self.transactions.take_back(
+            [undo.transactions for undo in undos if undo.transactions is not None]
+        )
+
+    def open_transactions(self) -> list[OpenTransaction]:
+        """The transactions that are open, the oldest first."""
+        found = []
+        for producer_id, first_offset in self.transactions.first_offsets().items():
+            entry = self._entries.get(producer_id)
+            epoch = -1 if entry is None else entry.producer_epoch
+            found.append(OpenTransaction(producer_id, epoch, first_offset))
+        return found
+
+    def entries(self) -> Iterable[tuple[int, ProducerEntry]]:
+        """Every producer id with what is known of it, in no particular order."""
+        return self._entries.items()
+
+    def has_open_transaction(self, producer_id: int, producer_epoch: int) -> bool:
+        """Whether the producer's transaction of that epoch is open."""
+        entry = self._entries.get(producer_id)
+        is_known = entry is not None and entry.producer_epoch == producer_epoch
+        return is_known and producer_id in self.transactions
 
     def copy(self) -> ProducerState:
         """A state that changes on its own."""
@@ -523,7 +573,7 @@ def _decode_entries(data: bytes, count: int) -> tuple[dict[int, ProducerEntry], 
     return entries, position
 
 
-def _recorded(
+def recorded(
     header: BatchHeader, entry: ProducerEntry | None, base_offset: int, now_ms: int
 ) -> ProducerEntry | None:
     """The producer's entry once the batch is in the log; None when nothing is to be kept."""
@@ -541,60 +591,3 @@ def _recorded(
         base_offset, header.last_offset_delta, header.base_sequence, header.max_timestamp_ms
     )
     return entry.after(batch, header.producer_epoch, now_ms)
-
-
-class StageUndo(NamedTuple):
-    """What a stage changes in a state, as it was before; None for what was not there."""
-
-    entries: tuple[tuple[int, ProducerEntry | None], ...]
-    transactions: OpenTransactions | None  # None where they stay as they are.
-
-
-class ProducerStage:
-    """The state as it will be when the batches checked so far are in the log.
-
-    Nothing changes in the state itself until ``commit``; dropping the stage undoes it all.
-    """
-
-    __slots__ = ("_changed", "_state", "_transactions")
-
-    def __init__(self, state: ProducerState) -> None:
-        self._state = state
-        self._changed: dict[int, ProducerEntry] = {}
-        self._transactions: OpenTransactions | None = None  # As they are on the stage, if changed.
-
-    def check(self, header: BatchHeader) -> Append | Duplicate:
-        """As ProducerState.check, after what was staged."""
-        if header.producer_id < 0:
-            return _APPEND
-        return self._state._check(header, self._entry(header.producer_id))
-
-    def record(self, header: BatchHeader, base_offset: int, now_ms: int) -> EndedTransaction | None:
-        """As ProducerState.record, on the stage."""
-        entry = _recorded(header, self._entry(header.producer_id), base_offset, now_ms)
-        if entry is not None:
-            self._changed[header.producer_id] = entry
-        if not (header.is_transactional or header.is_control):
-            return None
-        if self._transactions is None:
-            self._transactions = self._state.transactions.copy()
-        return self._transactions.note(header, base_offset)
-
-    def _entry(self, producer_id: int) -> ProducerEntry | None:
-        return self._changed.get(producer_id) or self._state.entry(producer_id)
-
-    def undo(self) -> StageUndo | None:
-        """What takes ``commit`` back, which is to follow; None when that will change nothing."""
-        if not self._changed and self._transactions is None:
-            return None
-        entry = self._state.entry
-        return StageUndo(
-            tuple([(producer_id, entry(producer_id)) for producer_id in self._changed]),
-            None if self._transactions is None else self._state.transactions,
-        )
-
-    def commit(self) -> None:
-        """The batches are in the log."""
-        self._state._entries.update(self._changed)
-        if self._transactions is not None:
-            self._state.transactions = self._transactions

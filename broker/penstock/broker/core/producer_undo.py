@@ -14,10 +14,22 @@ from __future__ import annotations
 from collections import deque
 from typing import Final, NamedTuple
 
-from penstock.broker.core.producer_state import ProducerStage, ProducerState, StageUndo
+from penstock.broker.core.producer_stage import ProducerStage
+from penstock.broker.core.producer_state import ProducerState, StateUndo
 
-MOST_STEPS: Final = 1000
-"""So many appends of a partition can be taken back at most: each takes some 400 bytes."""
+MOST_BYTES: Final = 400_000
+"""Memory that what can be taken back of a partition takes at most, about: a thousand appends of one
+producer each.
+"""
+
+_CHANGE_BYTES: Final = 400  # What was known of one producer.
+_TRANSACTION_BYTES: Final = 100
+
+
+def _size_bytes(before: StateUndo) -> int:
+    """What it takes to remember that, about."""
+    transactions = before.transactions.first_offsets if before.transactions is not None else ()
+    return _CHANGE_BYTES * len(before.entries) + _TRANSACTION_BYTES * len(transactions)
 
 
 class _Step(NamedTuple):
@@ -25,7 +37,7 @@ class _Step(NamedTuple):
 
     begin: int
     end: int
-    before: StageUndo
+    before: StateUndo
 
 
 class ProducerUndo:
@@ -34,12 +46,13 @@ class ProducerUndo:
     What changes the state otherwise is to call ``clear``.
     """
 
-    __slots__ = ("_known_from", "_steps")
+    __slots__ = ("_known_from", "_size_bytes", "_steps")
 
     def __init__(self) -> None:
         self._steps: deque[_Step] = deque()
         # What appends changed from there on is in the steps. None before the first append.
         self._known_from: int | None = None
+        self._size_bytes = 0
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -51,7 +64,8 @@ class ProducerUndo:
         before = stage.undo()
         if before is not None:
             self._steps.append(_Step(begin, end, before))
-            if len(self._steps) > MOST_STEPS:
+            self._size_bytes += _size_bytes(before)
+            while self._size_bytes > MOST_BYTES:
                 self._forget_oldest()
 
     def committed(self, offset: int) -> None:
@@ -60,7 +74,9 @@ class ProducerUndo:
             self._forget_oldest()
 
     def _forget_oldest(self) -> None:
-        self._known_from = self._steps.popleft().end
+        step = self._steps.popleft()
+        self._size_bytes -= _size_bytes(step.before)
+        self._known_from = step.end
 
     def state_at(self, end: int, state: ProducerState) -> tuple[ProducerState, int] | None:
         """The state at or a little before ``end``, and of which offset; None where it isn't known.
@@ -71,11 +87,13 @@ class ProducerUndo:
         if self._known_from is None or end < self._known_from or state.doubted:
             return None
         found, reached = state.copy(), end
+        undos = []
         for step in reversed(self._steps):
             if step.end <= end:
                 break
-            found.take_back(step.before)
+            undos.append(step.before)
             reached = min(end, step.begin)
+        found.take_back(undos)
         return found, reached
 
     def cut(self, end: int) -> None:
@@ -85,10 +103,13 @@ class ProducerUndo:
             step = steps.pop()
             if step.begin < end:
                 steps.append(step._replace(end=end))
+            else:
+                self._size_bytes -= _size_bytes(step.before)
         if self._known_from is not None:
             self._known_from = min(self._known_from, end)
 
     def clear(self) -> None:
         """Nothing can be taken back of what was so far."""
         self._steps.clear()
+        self._size_bytes = 0
         self._known_from = None

@@ -7,21 +7,32 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from penstock.broker.core.ports import AppendInfo
+from penstock.broker.core.verification import Question
 from penstock.broker.replication.answers import not_enough_replicas
 from penstock.broker.replication.partition import Partition
+from penstock.broker.replication.ports import AskCoordinator
+from penstock.broker.replication.verifying import Verifying
 from penstock.v1 import common_pb2
-from penstock.wire.batch import Buffer
+from penstock.wire.batch import TRANSACTIONAL, Buffer, iter_batches
 from penstock.wire.errors import (
     DiskFullError,
+    InvalidRequestError,
     InvalidRequiredAcksError,
+    NotLeaderError,
     PenstockError,
     RequestTimedOutError,
 )
+from penstock.wire.ids import TopicIdPartition
+from penstock.wire.transactional_ids import check_writing_id
 
 OnAppended = Callable[[AppendInfo | BaseException], object]
 """Is given what became of an append, once: where it is, or the error. It must not raise."""
 
 _ACKS: Final = (common_pb2.ACKS_NONE, common_pb2.ACKS_LEADER, common_pb2.ACKS_ALL)
+
+
+_ATTRIBUTES_AT: Final = 22
+"""Where a batch says that it is of a transaction."""
 
 
 class Target(NamedTuple):
@@ -33,10 +44,21 @@ class Target(NamedTuple):
     current_leader_epoch: int = -1
 
 
+class _Held(NamedTuple):
+    """A transactional batch on its way into the log; ``deadline_s`` is of the event loop's time."""
+
+    target: Target
+    records: bytes
+    producer: tuple[int, int]
+    deadline_s: float
+    on_end: OnAppended
+
+
 class Appends:
     """Appends to what this broker leads. Used on one event loop.
 
-    ``locate`` gives the partition, or raises the typed refusal.
+    ``locate`` gives the partition, or raises the typed refusal. ``ask_coordinator`` has partitions
+    taken into transactions.
     """
 
     def __init__(
@@ -44,10 +66,19 @@ class Appends:
         node_id: int,
         locate: Callable[[str, bytes, int, int], Partition],
         wall_clock_ms: Callable[[], int],
+        *,
+        clock_ms: Callable[[], int],
+        ask_coordinator: AskCoordinator,
     ) -> None:
         self._node_id = node_id
         self._locate = locate
         self._wall_clock_ms = wall_clock_ms
+        self._verifying: Verifying[_Held] = Verifying(
+            ask_coordinator,
+            append=self._append_held,
+            refuse=lambda held, error: held.on_end(error),
+            clock_ms=clock_ms,
+        )
 
     def begin(
         self,
@@ -70,11 +101,136 @@ class Appends:
                 raise InvalidRequiredAcksError(
                     f"acks={acks} is not known; send ACKS_NONE, ACKS_LEADER or ACKS_ALL"
                 )
+            # One byte of the first batch: all else that is wrong with it the log tells.
+            if len(records) > _ATTRIBUTES_AT and records[_ATTRIBUTES_AT] & TRANSACTIONAL:
+                raise InvalidRequestError(
+                    "the batch is of a transaction, but the request has no transactional id; "
+                    "nothing was appended: name the id of its InitProducerId"
+                )
             partition = self._locate(*target)
             info = self._write(partition, records, acks)
         except Exception as error:
             on_end(error)
             return
+        self._acknowledge(partition, info, acks, timeout_ms, on_end)
+
+    def begin_transactional(
+        self,
+        target: Target,
+        records: Buffer,
+        acks: common_pb2.Acks.ValueType,
+        timeout_ms: int,
+        on_end: OnAppended,
+        *,
+        transactional_id: str,
+    ) -> None:
+        """As ``begin`` with ACKS_ALL, for batches of one transaction.
+
+        They are appended now where the transaction is open in the log. Else its coordinator is
+        asked first, within the timeout, and what comes of that transaction meanwhile is appended
+        behind it. Raises to ``on_end`` what the coordinator refuses them with too;
+        InvalidRequiredAcksError, InvalidTransactionalIdError and InvalidRequestError for requests
+        that no transaction can have.
+        """
+        try:
+            if acks != common_pb2.ACKS_ALL:
+                raise InvalidRequiredAcksError(
+                    "what belongs to a transaction must be on the whole in-sync set before it is "
+                    "answered: send ACKS_ALL"
+                )
+            check_writing_id(transactional_id)
+            partition = self._locate(*target)
+            producer = _producer_of(records, partition)
+            if partition.replica.under_min_isr:
+                raise _too_few(partition)  # What can't be appended is not asked for.
+        except Exception as error:
+            on_end(error)
+            return
+        self._verifying.take(
+            Question(partition.key, transactional_id, *producer),
+            # A copy: what it may be a part of is larger, and would not be counted.
+            _Held(
+                target,
+                bytes(records),
+                producer,
+                asyncio.get_running_loop().time() + timeout_ms / 1000,
+                on_end,
+            ),
+            is_open=partition.log.has_open_transaction(*producer),
+            size_bytes=len(records),
+            timeout_ms=timeout_ms,
+        )
+
+    async def append(
+        self,
+        target: Target,
+        records: Buffer,
+        acks: common_pb2.Acks.ValueType,
+        timeout_ms: int,
+        *,
+        transactional_id: str = "",
+    ) -> AppendInfo:
+        """``begin`` (or ``begin_transactional``), and return what it ends with, or raise it.
+
+        The append itself happens before the first suspension, unless a coordinator is asked.
+        """
+        future: asyncio.Future[AppendInfo] = asyncio.get_running_loop().create_future()
+
+        def ended(outcome: AppendInfo | BaseException) -> None:
+            if future.done():
+                return  # Whoever waited has given up.
+            if isinstance(outcome, AppendInfo):
+                future.set_result(outcome)
+            else:
+                future.set_exception(outcome)
+
+        if transactional_id:
+            self.begin_transactional(
+                target, records, acks, timeout_ms, ended, transactional_id=transactional_id
+            )
+        else:
+            self.begin(target, records, acks, timeout_ms, ended)
+        return await future
+
+    def leadership_ended(self, key: TopicIdPartition, error: PenstockError) -> None:
+        """What waits for a coordinator to write to the partition is refused."""
+        self._verifying.leadership_ended(key, error)
+
+    def stop(self) -> None:
+        """What waits for coordinators is refused."""
+        self._verifying.stop(
+            NotLeaderError(f"broker {self._node_id} stops; nothing was appended, look for another")
+        )
+
+    @property
+    def unverified_count(self) -> int:
+        """How many batches wait for what coordinators say."""
+        return self._verifying.waiting_count
+
+    def _append_held(self, held: _Held, verified: bool) -> None:
+        try:
+            partition = self._locate(*held.target)
+            info = self._write(
+                partition,
+                held.records,
+                common_pb2.ACKS_ALL,
+                verified=held.producer if verified else None,
+            )
+        except Exception as error:
+            held.on_end(error)
+            return
+        left_s = max(held.deadline_s - asyncio.get_running_loop().time(), 0)
+        self._acknowledge(partition, info, common_pb2.ACKS_ALL, round(left_s * 1000), held.on_end)
+
+    def _acknowledge(
+        self,
+        partition: Partition,
+        info: AppendInfo,
+        acks: common_pb2.Acks.ValueType,
+        timeout_ms: int,
+        on_end: OnAppended,
+    ) -> None:
+        """Have ``on_end`` called when what was appended is where ``acks`` asks."""
         end_offset = info.last_offset + 1
         if acks == common_pb2.ACKS_LEADER:
             passed, waiters = partition.log.durable_offset, partition.durable_waiters
@@ -95,40 +251,19 @@ class Appends:
         call = waiters.call(end_offset, ended)
         timer = asyncio.get_running_loop().call_later(timeout_ms / 1000, overdue)
 
-    async def append(
+    def _write(
         self,
-        target: Target,
+        partition: Partition,
         records: Buffer,
         acks: common_pb2.Acks.ValueType,
-        timeout_ms: int,
+        verified: tuple[int, int] | None = None,
     ) -> AppendInfo:
-        """``begin``, and return what it ends with, or raise it.
-
-        The append itself happens before the first suspension.
-        """
-        future: asyncio.Future[AppendInfo] = asyncio.get_running_loop().create_future()
-
-        def ended(outcome: AppendInfo | BaseException) -> None:
-            if future.done():
-                return  # Whoever waited has given up.
-            if isinstance(outcome, AppendInfo):
-                future.set_result(outcome)
-            else:
-                future.set_exception(outcome)
-
-        self.begin(target, records, acks, timeout_ms, ended)
-        return await future
-
-    def _write(
-        self, partition: Partition, records: Buffer, acks: common_pb2.Acks.ValueType
-    ) -> AppendInfo:
-        replica = partition.replica
-        if acks == common_pb2.ACKS_ALL and replica.under_min_isr:
-            raise not_enough_replicas(
-                partition.name, replica.isr, replica.min_isr, replica.replicas
-            )
+        if acks == common_pb2.ACKS_ALL and partition.replica.under_min_isr:
+            raise _too_few(partition)
         try:
-            return partition.append_as_leader(records, wall_ms=self._wall_clock_ms())
+            return partition.append_as_leader(
+                records, wall_ms=self._wall_clock_ms(), verified=verified
+            )
         except DiskFullError as error:
             raise DiskFullError(f"broker {self._node_id}: {error.message}") from error
 
@@ -144,3 +279,30 @@ class Appends:
             f"{', '.join(map(str, behind)) or self._node_id} within {timeout_ms} ms; it may yet "
             "be committed"
         )
+
+
+def _too_few(partition: Partition) -> PenstockError:
+    replica = partition.replica
+    return not_enough_replicas(partition.name, replica.isr, replica.min_isr, replica.replicas)
+
+
+def _producer_of(records: Buffer, partition: Partition) -> tuple[int, int]:
+    """The producer id and epoch of batches that are all of one transaction.
+
+    Raises InvalidRequestError where they are not, and CorruptRecordError.
+    """
+    producers = set()
+    for header, _ in iter_batches(records):
+        if not header.is_transactional or header.is_control or header.producer_id < 0:
+            raise InvalidRequestError(
+                f"{partition.name}: the request has a transactional id, but a batch that no "
+                "producer writes in a transaction; nothing was appended: set attribute bit 4 and "
+                "the producer id of its InitProducerId, or send it without transactional id"
+            )
+        producers.add((header.producer_id, header.producer_epoch))
+    if len(producers) != 1:
+        raise InvalidRequestError(
+            f"{partition.name}: the request has batches of {len(producers)} producers; a request "
+            "with a transactional id carries those of one; nothing was appended"
+        )
+    return producers.pop()

@@ -23,6 +23,18 @@ async def warm(job: Job) -> None:
     await asyncio.shield(_run(job))
 
 
+def both(first: Job | None, second: Job | None) -> Job | None:
+    """One job in place of two, as far as there are any."""
+    if first is None or second is None:
+        return first or second
+
+    def run() -> None:
+        first()
+        second()
+
+    return run
+
+
 def _run(job: Job) -> asyncio.Future[None]:
     return asyncio.get_running_loop().run_in_executor(None, job)
 

@@ -1,4 +1,8 @@
-"""Fetch by long poll: read what is committed, or wait until it is."""
+"""Fetch by long poll: read what is committed, or wait until it is.
+
+Of transactions ``read_committed`` is given what is decided: all below the last stable offset, and
+beside it which transactions were aborted that have, or may have, records in the answer.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from penstock.broker.core.ports import EpochEnd
-from penstock.broker.replication.cold_reads import Job, warm
+from penstock.broker.core.transactions import EndedTransaction
+from penstock.broker.replication.cold_reads import Job, both, warm
 from penstock.broker.replication.partition import Partition
-from penstock.v1 import log_pb2
+from penstock.v1 import common_pb2, log_pb2
 from penstock.wire.batch import Buffer, checksum
 from penstock.wire.errors import OffsetOutOfRangeError, PenstockError
 from penstock.wire.laden import Laden
@@ -47,9 +52,11 @@ class PartitionRead:
     """What one partition of a fetch has given so far."""
 
     __slots__ = (
+        "_aborted",
         "_chunks",
         "_leader_epoch",
         "_next_offset",
+        "_read_committed",
         "diverging",
         "error",
         "partition",
@@ -57,13 +64,17 @@ class PartitionRead:
         "size_bytes",
     )
 
-    def __init__(self, request: log_pb2.FetchPartition, locate: Locate) -> None:
+    def __init__(
+        self, request: log_pb2.FetchPartition, locate: Locate, *, read_committed: bool = False
+    ) -> None:
         self.request = request
         self.partition: Partition | None = None
         self.error: PenstockError | None = None
         self.diverging: EpochEnd | None = None
         self.size_bytes = 0
+        self._read_committed = read_committed
         self._chunks: list[Buffer] = []
+        self._aborted: dict[EndedTransaction, None] = {}  # In the chunks, or perhaps.
         self._next_offset = request.fetch_offset
         self._leader_epoch = -1
         try:
@@ -95,6 +106,13 @@ class PartitionRead:
         most = self.request.partition_max_bytes or MAX_FETCH_BYTES
         return min(budget, most - self.size_bytes)
 
+    def _below(self, partition: Partition) -> int:
+        """Where what this reader may be given ends."""
+        high_watermark = partition.replica.high_watermark
+        if self._read_committed:
+            return partition.log.last_stable_offset(high_watermark)
+        return high_watermark
+
     def _leads(self, partition: Partition) -> bool:
         return partition.is_leader and partition.replica.leader_epoch == self._leader_epoch
 
@@ -105,14 +123,20 @@ class PartitionRead:
             partition is None
             or self.settled
             or not self._leads(partition)
-            or self._next_offset >= partition.replica.high_watermark
+            or self._next_offset >= self._below(partition)
             or (limit <= 0 and not min_one)
         ):
             return None
+        log = partition.log
         try:
-            return partition.log.cold_read(self._next_offset, max(limit, 1))
+            records = log.cold_read(self._next_offset, max(limit, 1))
         except PenstockError:
             return None  # ``read`` meets it too, and answers.
+        try:
+            aborted = log.cold_aborted(self._next_offset) if self._read_committed else None
+        except PenstockError:
+            aborted = None
+        return both(records, aborted)
 
     def read(self, budget: int, *, min_one: bool) -> int:
         """Read on, up to ``budget`` bytes; the bytes gained."""
@@ -122,21 +146,25 @@ class PartitionRead:
         if not self._leads(partition):
             self._lost_leader(partition)
             return 0
-        below = partition.replica.high_watermark
+        below = self._below(partition)
         limit = self._limit(budget)
-        if self._next_offset >= below or (limit <= 0 and not min_one):
+        offset = self._next_offset
+        if offset >= below or (limit <= 0 and not min_one):
             return 0
+        log = partition.log
         try:
-            data = partition.log.read(
-                self._next_offset, max(limit, 0), below=below, min_one=min_one
-            )
+            data = log.read(offset, max(limit, 0), below=below, min_one=min_one)
             if not data:
                 return 0
-            self._next_offset = next_offset_after(data)
+            next_offset = next_offset_after(data)
+            if self._read_committed:
+                aborted = log.aborted_transactions(offset, below=next_offset)
+                self._aborted.update(dict.fromkeys(aborted))
         except PenstockError as error:
             if not self._chunks:
                 self.error = error
             return 0
+        self._next_offset = next_offset
         self._chunks.append(data)
         self.size_bytes += len(data)
         return len(data)
@@ -163,8 +191,8 @@ class PartitionRead:
             return result, b""
         partition = self.partition
         assert partition is not None
-        # Until there are transactions, all that is committed is stable.
-        result.high_watermark = result.last_stable_offset = partition.replica.high_watermark
+        result.high_watermark = high_watermark = partition.replica.high_watermark
+        result.last_stable_offset = partition.log.last_stable_offset(high_watermark)
         result.log_start_offset = partition.log.log_start_offset
         if self.diverging is not None:
             result.diverging_epoch.leader_epoch = self.diverging.leader_epoch
@@ -172,6 +200,10 @@ class PartitionRead:
         elif self._chunks:
             records = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
             result.records_crc = checksum(records)
+            for one in sorted(self._aborted, key=lambda one: one.first_offset):
+                result.aborted_transactions.add(
+                    producer_id=one.producer_id, first_offset=one.first_offset
+                )
             return result, records
         return result, b""
 
@@ -199,7 +231,11 @@ class Fetcher:
 
     async def fetch(self, request: log_pb2.FetchRequest) -> Laden[log_pb2.FetchResponse]:
         """Answer when ``min_bytes`` are there, when something is to be told, or in time."""
-        reads = [PartitionRead(entry, self._locate) for entry in request.partitions]
+        committed = request.isolation_level == common_pb2.ISOLATION_LEVEL_READ_COMMITTED
+        reads = [
+            PartitionRead(entry, self._locate, read_committed=committed)
+            for entry in request.partitions
+        ]
         budget = min(request.max_bytes or MAX_FETCH_BYTES, MAX_FETCH_BYTES)
         total, waited = await _read_round(self._rotated(reads), budget, 0)
         if total < request.min_bytes and request.max_wait_ms > 0 and not _settled(reads):

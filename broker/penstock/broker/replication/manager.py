@@ -13,7 +13,7 @@ from penstock.broker.core.catch_up import UNLIMITED, CatchUpBudget
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage
 from penstock.broker.core.partition_events import CopyAnew, IsrChanged, OutOfSync, Role, Tick
 from penstock.broker.core.ports import AppendInfo, DamagedLogError, Log
-from penstock.broker.replication import standing
+from penstock.broker.replication import admitting, standing
 from penstock.broker.replication.answers import Refusals
 from penstock.broker.replication.appending import Appends, Target
 from penstock.broker.replication.cold_reads import warm
@@ -22,6 +22,7 @@ from penstock.broker.replication.fetch import Fetcher
 from penstock.broker.replication.follower import FollowerLinks
 from penstock.broker.replication.hosting import Hosting
 from penstock.broker.replication.isr import IsrProposer
+from penstock.broker.replication.led_transactions import LedTransactions
 from penstock.broker.replication.offsets import (
     delete_records,
     find_times,
@@ -31,6 +32,7 @@ from penstock.broker.replication.offsets import (
 from penstock.broker.replication.partition import FollowerFeed, Partition
 from penstock.broker.replication.ports import (
     AlterPartition,
+    AskCoordinator,
     LeadershipListener,
     LogStore,
     ReportReplicas,
@@ -44,10 +46,7 @@ from penstock.v1 import common_pb2, log_pb2, metadata_pb2, replication_pb2
 from penstock.wire.batch import Buffer
 from penstock.wire.errors import (
     BrokerFencedError,
-    InconsistentClusterIdError,
-    LeaderNotAvailableError,
     PenstockError,
-    StaleBrokerEpochError,
     StorageError,
 )
 from penstock.wire.ids import TopicIdPartition, TopicPartition
@@ -86,6 +85,7 @@ class ReplicaManager:
         broker_epoch: Callable[[], int],
         may_serve: Callable[[], bool],
         open_stream: StreamOpener,
+        ask_coordinator: AskCoordinator,
         clock_ms: Callable[[], int] = _monotonic_ms,
         wall_clock_ms: Callable[[], int] = _wall_ms,
         lag_max_ms: int = 10_000,
@@ -107,8 +107,16 @@ class ReplicaManager:
         self._feeds: dict[int, tuple[int, FollowerFeed]] = {}
         self._feed_count = 0
         self._fetcher = Fetcher(self._locate_for_fetch)
-        self._appends = Appends(node_id, self._locate, wall_clock_ms)
+        self._appends = Appends(
+            node_id,
+            self._locate,
+            wall_clock_ms,
+            clock_ms=clock_ms,
+            ask_coordinator=ask_coordinator,
+        )
         self.begin_append = self._appends.begin  # ``append`` for who does not want to wait.
+        self.begin_transactional_append = self._appends.begin_transactional
+        self.transactions = LedTransactions(node_id, image, self._locate, wall_clock_ms)
         self._deadlines = Deadlines(clock_ms, self._deadline_came)
         self._proposer = IsrProposer(node_id, broker_epoch, alter_partition, clock_ms)
         self._links = FollowerLinks(
@@ -134,6 +142,7 @@ class ReplicaManager:
 
     async def stop(self) -> None:
         """End all streams and all waits. The logs are their owner's to close."""
+        self._appends.stop()
         await self._links.stop()
         await self._proposer.stop()
         await self._reporter.stop()
@@ -280,16 +289,19 @@ class ReplicaManager:
         acks: common_pb2.Acks.ValueType,
         timeout_ms: int,
         current_leader_epoch: int = -1,
+        transactional_id: str = "",
     ) -> AppendInfo:
         """Append, and return once as many replicas hold it as ``acks`` asks for.
 
-        The append itself happens before the first suspension, so calls (and tasks) append in their
-        order. With ACKS_LEADER the batch is durable here, with ACKS_ALL it is committed: durable
-        on the whole in-sync set. Raises the typed refusal; after NotLeaderError,
-        NotEnoughReplicasAfterAppendError and RequestTimedOutError the batch may be in the log.
+        As Appends.begin says, and with a transactional id Appends.begin_transactional: calls (and
+        tasks) append in their order. Raises the typed refusal.
         """
         return await self._appends.append(
-            Target(topic, topic_id, partition, current_leader_epoch), records, acks, timeout_ms
+            Target(topic, topic_id, partition, current_leader_epoch),
+            records,
+            acks,
+            timeout_ms,
+            transactional_id=transactional_id,
         )
 
     async def fetch(self, request: log_pb2.FetchRequest) -> Laden[log_pb2.FetchResponse]:
@@ -405,22 +417,7 @@ class ReplicaManager:
 
     def check_follower(self, hello: replication_pb2.FollowerHello) -> None:
         """Raise a PenstockError unless this follower may be served."""
-        own = self._image.cluster_id
-        if not own or not hello.cluster_id:
-            # Right after a start the metadata have not told it; that is no wrong disk.
-            unaware = hello.node_id if own else self.node_id
-            raise LeaderNotAvailableError(f"broker {unaware} does not know its cluster yet")
-        if hello.cluster_id != own:
-            raise InconsistentClusterIdError(
-                f"broker {hello.node_id} is of cluster {hello.cluster_id!r}, broker {self.node_id} "
-                f"of {own!r}; one of them has the wrong disk or the wrong peers"
-            )
-        known = self._image.brokers.get(hello.node_id)
-        if known is not None and hello.broker_epoch < known.broker_epoch:
-            raise StaleBrokerEpochError(
-                f"broker {hello.node_id} comes with epoch {hello.broker_epoch}, but has registered "
-                f"anew with {known.broker_epoch}"
-            )
+        admitting.check_follower(self.node_id, self._image, hello)
 
     def log_start_in(self, key: TopicIdPartition, leader_epoch: int) -> int:
         """Where the log of a partition begins that is led here in this epoch."""
@@ -529,6 +526,7 @@ class ReplicaManager:
         else:
             self._links.unfollow(partition.key)
         if was_leader_in >= 0:
+            self._appends.leadership_ended(partition.key, self.not_leader(partition.key))
             self._tell_listeners(partition, was_leader_in, leading=False)
         if partition.is_leader:
             self._tell_listeners(partition, partition.replica.leader_epoch, leading=True)
@@ -539,6 +537,7 @@ class ReplicaManager:
         self._links.unfollow(partition.key)
         self._proposer.forget(partition)
         self.shared_reads.forget(partition)
+        self._appends.leadership_ended(partition.key, self.not_leader(partition.key))
         if partition.is_leader:
             self._tell_listeners(partition, partition.replica.leader_epoch, leading=False)
 

@@ -44,7 +44,7 @@ def list_offsets(
         )
         try:
             partition = locate(entry.partition, entry.current_leader_epoch)
-            found = _find(partition, entry.timestamp_ms)
+            found = _find(partition, entry.timestamp_ms, request.isolation_level)
         except PenstockError as error:
             result.error.CopyFrom(error.to_proto())
             continue
@@ -65,26 +65,37 @@ async def find_times(request: log_pb2.ListOffsetsRequest, locate: LocateLeader) 
             continue
         try:
             partition = locate(entry.partition, entry.current_leader_epoch)
-            job = partition.log.cold_times(below=partition.replica.high_watermark)
+            job = partition.log.cold_times(below=readable_end(partition, request.isolation_level))
         except PenstockError:
             continue
         if job is not None:
             await warm(job)
 
 
-def _find(partition: Partition, timestamp_ms: int) -> TimestampedOffset | None:
+def readable_end(partition: Partition, isolation_level: common_pb2.IsolationLevel.ValueType) -> int:
+    """Where what a reader may be given ends: the high watermark or the last stable offset."""
+    high_watermark = partition.replica.high_watermark
+    if isolation_level == common_pb2.ISOLATION_LEVEL_READ_COMMITTED:
+        return partition.log.last_stable_offset(high_watermark)
+    return high_watermark
+
+
+def _find(
+    partition: Partition, timestamp_ms: int, isolation_level: common_pb2.IsolationLevel.ValueType
+) -> TimestampedOffset | None:
     log, replica = partition.log, partition.replica
     if timestamp_ms == EARLIEST:
         return TimestampedOffset(log.log_start_offset, -1, -1)
-    below = replica.high_watermark
-    if below < replica.epoch_start_offset:
+    committed = replica.high_watermark
+    if committed < replica.epoch_start_offset:
         # The former leader may have told a later end than what is known here to be committed;
         # the end must not seem to go back (KIP-207).
         raise LeaderNotAvailableError(
             f"{partition.name}: its new leader does not know yet how much is committed: it knows "
-            f"of offset {below}, and needs word of its in-sync replicas about "
+            f"of offset {committed}, and needs word of its in-sync replicas about "
             f"{replica.epoch_start_offset}; retry"
         )
+    below = readable_end(partition, isolation_level)
     if timestamp_ms == LATEST:
         return TimestampedOffset(below, -1, replica.leader_epoch)
     if timestamp_ms == MAX_TIMESTAMP:

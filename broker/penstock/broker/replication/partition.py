@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import structlog
@@ -39,6 +39,7 @@ from penstock.broker.core.ports import (
     OlderEpochError,
 )
 from penstock.broker.core.replica import Replica
+from penstock.broker.core.transactions import Marker
 from penstock.broker.replication.answers import not_enough_replicas_after_append
 from penstock.broker.replication.purgatory import OffsetWaiters
 from penstock.wire.errors import (
@@ -200,24 +201,50 @@ class Partition:
         if self.replica.role is Role.LEADER:
             self._arm()
 
-    def append_as_leader(self, records: Buffer, *, wall_ms: int) -> AppendInfo:
+    def append_as_leader(
+        self, records: Buffer, *, wall_ms: int, verified: tuple[int, int] | None = None
+    ) -> AppendInfo:
         """Append a producer's batches; the caller has checked that this broker leads.
 
-        Raises what Log.append_as_leader raises. A StorageError takes the replica offline.
+        ``verified`` is the producer id and epoch whose transaction may write here, as its
+        coordinator said. Raises what Log.append_as_leader raises. A StorageError takes the replica
+        offline.
         """
         try:
             info = self.log.append_as_leader(
-                records, LeaderEpoch(self.replica.leader_epoch), now_ms=wall_ms
+                records,
+                LeaderEpoch(self.replica.leader_epoch),
+                now_ms=wall_ms,
+                verified=verified,
             )
         except StorageError as error:
             self._fail(error)
             raise
         if not info.duplicate:
-            self.log_moved()
-            self._host.appended(self, info)
-            for feed in self.feeds.values():
-                feed.records_ready(self, info.size_bytes)
+            self._appended(info)
         return info
+
+    def append_markers(self, markers: Sequence[Marker], *, wall_ms: int) -> AppendInfo:
+        """End transactions with marks, those that are there already left out.
+
+        As ``append_as_leader`` otherwise.
+        """
+        try:
+            info = self.log.append_markers(
+                markers, LeaderEpoch(self.replica.leader_epoch), now_ms=wall_ms
+            )
+        except StorageError as error:
+            self._fail(error)
+            raise
+        if info.size_bytes:
+            self._appended(info)
+        return info
+
+    def _appended(self, info: AppendInfo) -> None:
+        self.log_moved()
+        self._host.appended(self, info)
+        for feed in self.feeds.values():
+            feed.records_ready(self, info.size_bytes)
 
     def advance_log_start(self, offset: int) -> None:
         """Delete what lies before ``offset``, and let the followers know."""

@@ -10,7 +10,9 @@ import grpc
 from grpc import aio
 
 from penstock.broker.core.ports import DamagedLogError, Log
+from penstock.broker.core.verification import Question
 from penstock.v1 import cluster_pb2, controller_pb2, replication_pb2
+from penstock.wire.errors import PenstockError
 from penstock.wire.ids import TopicId, TopicIdPartition, TopicPartition
 from penstock.wire.laden import Laden
 
@@ -103,6 +105,10 @@ ReportReplicas = Callable[
     [cluster_pb2.ReportReplicasCommand], Awaitable[controller_pb2.ReportReplicasResponse]
 ]
 """Reports to the active controller. Raises PenstockError when the outcome is unknown."""
+
+AskCoordinator = Callable[[Question, Callable[[PenstockError | None], None]], object]
+"""Asks a transaction's coordinator to take a partition into it. The second argument is called
+once, not before this returns: with None when it is in it, durably, else with the refusal."""
 
 ChannelFactory = Callable[[int, str, int], Awaitable[aio.Channel]]
 """Opens a channel to the broker of this node id, which clients reach at this host and port. May

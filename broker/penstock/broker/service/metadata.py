@@ -12,7 +12,7 @@ import grpc
 from penstock.broker.core.group_partition import partition_for_group
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage, Topic
 from penstock.broker.service.watching import Recent, Touched, Watcher
-from penstock.broker.topics import OFFSETS_TOPIC
+from penstock.broker.topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from penstock.v1 import cluster_pb2, common_pb2, metadata_pb2
 from penstock.v1.metadata_pb2_grpc import MetadataServicer as MetadataServicerBase
 from penstock.wire.config_keys import suggest
@@ -20,11 +20,13 @@ from penstock.wire.errors import (
     CoordinatorNotAvailableError,
     InvalidGroupIdError,
     InvalidRequestError,
+    InvalidTransactionalIdError,
     PenstockError,
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
 )
 from penstock.wire.ids import TopicId, TopicIdPartition, format_topic_id
+from penstock.wire.transactional_ids import coordinating_key
 
 _PATIENCE_S: Final = 3.0  # What a first start and the first news of a controller may take.
 _HASTE_S: Final = 1.0
@@ -93,7 +95,7 @@ def unknown_topic(image: MetadataImage, name: str) -> UnknownTopicOrPartitionErr
 
 
 class MetadataServicer(MetadataServicerBase):
-    """Answers from the image; waits for nobody but for the offsets topic to be made.
+    """Answers from the image; waits for nobody but for a coordinators' topic to be made.
 
     Before the image has come, nothing is said about topics: that there are none would be taken for
     the truth. ``require_founded`` raises ClusterNotFoundedError when waiting for it is in vain.
@@ -103,7 +105,7 @@ class MetadataServicer(MetadataServicerBase):
         self,
         node_id: int,
         image: MetadataImage,
-        ensure_offsets_topic: Callable[[], Awaitable[Topic]],
+        ensure_topic: Callable[[str], Awaitable[Topic]],
         require_founded: Callable[[], Awaitable[None]],
         why_out_of_sync: WhyOutOfSync = nobody_knows,
     ) -> None:
@@ -112,7 +114,7 @@ class MetadataServicer(MetadataServicerBase):
         self._heard = asyncio.Event()
         self._require_founded = require_founded
         self._why_out_of_sync = why_out_of_sync
-        self._ensure_offsets_topic = ensure_offsets_topic
+        self._ensure_topic = ensure_topic
         self._watchers: set[Watcher] = set()
         self._recent = Recent()
 
@@ -255,17 +257,14 @@ class MetadataServicer(MetadataServicerBase):
     async def _coordinator(
         self, request: metadata_pb2.FindCoordinatorRequest
     ) -> common_pb2.CurrentLeader:
-        if request.type != metadata_pb2.COORDINATOR_TYPE_GROUP:
-            raise InvalidRequestError("only groups have coordinators; send COORDINATOR_TYPE_GROUP")
-        if not request.key:
-            raise InvalidGroupIdError("a group id must not be empty")
-        topic = self._image.topic(OFFSETS_TOPIC) or await self._ensure_offsets_topic()
-        number = partition_for_group(request.key, len(topic.partitions))
+        name, key = _keeper(request)
+        topic = self._image.topic(name) or await self._ensure_topic(name)
+        number = partition_for_group(key, len(topic.partitions))
         record = topic.partitions.get(number)
         broker = None if record is None else self._image.brokers.get(record.leader)
         if record is None or broker is None:
             raise CoordinatorNotAvailableError(
-                f"group {request.key!r}: {OFFSETS_TOPIC}-{number} has no leader now; try again"
+                f"{request.key!r}: {name}-{number} has no leader now; try again"
             )
         return common_pb2.CurrentLeader(
             node_id=record.leader,
@@ -299,3 +298,21 @@ class MetadataServicer(MetadataServicerBase):
             frozenset(topic.name for topic in topics if topic.record.internal),
             bool(change.brokers),
         )
+
+
+def _keeper(request: metadata_pb2.FindCoordinatorRequest) -> tuple[str, str]:
+    """The topic that keeps what is asked about, and the key that says in which partition."""
+    match request.type:
+        case metadata_pb2.COORDINATOR_TYPE_GROUP:
+            if not request.key:
+                raise InvalidGroupIdError("a group id must not be empty")
+            return OFFSETS_TOPIC, request.key
+        case metadata_pb2.COORDINATOR_TYPE_TRANSACTION:
+            if not request.key:
+                raise InvalidTransactionalIdError("a transactional id must not be empty")
+            return TRANSACTIONS_TOPIC, coordinating_key(request.key)
+        case _:
+            raise InvalidRequestError(
+                "groups and transactional ids have coordinators; send COORDINATOR_TYPE_GROUP or "
+                "COORDINATOR_TYPE_TRANSACTION"
+            )

@@ -42,6 +42,19 @@ class ProducedLogs(Protocol):
         """Append at once; ``on_end`` gets the acknowledgement asked for, or the error."""
         ...
 
+    def begin_transactional_append(
+        self,
+        target: Target,
+        records: Buffer,
+        acks: common_pb2.Acks.ValueType,
+        timeout_ms: int,
+        on_end: OnAppended,
+        *,
+        transactional_id: str,
+    ) -> None:
+        """The same for batches of a transaction: appended once it may write to the partition."""
+        ...
+
     def log_start_offset(self, topic: str, partition: int) -> int:
         """The first offset of a partition led here, or -1."""
         ...
@@ -67,6 +80,7 @@ class Producing:
     ) -> None:
         """Append what a request carries to all its partitions, before this returns.
 
+        What is of a transaction may be appended later, when its coordinator has been asked.
         ``answer`` is called once, with a result for each partition in the request's order, when
         the last of them is there: perhaps before this returns. It must not raise.
         """
@@ -87,11 +101,19 @@ class Producing:
         if not left:
             answer(_response(request, results))
         timeout_ms = min(request.timeout_ms, _MAX_TIMEOUT_MS)
+        begin_append = self._logs.begin_append
+        if request.transactional_id:
+            begin_append = partial(
+                self._logs.begin_transactional_append, transactional_id=request.transactional_id
+            )
         for at, entry in enumerate(request.partitions):
             on_end = partial(ended, at)
             where = entry.partition
             try:
-                _check(request, where, sizes[at])
+                if not sizes[at]:
+                    raise InvalidRequestError(
+                        f"{where.topic}-{where.partition}: the request has no record batch"
+                    )
                 self._check_topic(where.topic)
             except PenstockError as error:
                 on_end(error)
@@ -99,7 +121,7 @@ class Producing:
             target = Target(
                 where.topic, where.topic_id, where.partition, entry.current_leader_epoch
             )
-            self._logs.begin_append(target, records[at], request.acks, timeout_ms, on_end)
+            begin_append(target, records[at], request.acks, timeout_ms, on_end)
 
     def _result(
         self,
@@ -195,14 +217,3 @@ def _response(
         correlation_id=request.correlation_id,
         partitions=[result for result in results if result is not None],
     )
-
-
-def _check(
-    request: log_pb2.ProduceRequest, where: common_pb2.TopicPartition, size_bytes: int
-) -> None:
-    if request.transactional_id:
-        raise InvalidRequestError("this broker's version has no transactions")
-    if not size_bytes:
-        raise InvalidRequestError(
-            f"{where.topic}-{where.partition}: the request has no record batch"
-        )

@@ -1,42 +1,52 @@
-"""The Transactions service: producers' identities."""
+"""The Transactions service: producers' identities, and the ends of transactions."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, NoReturn
+from typing import Any, Final
 
 import grpc
 
-from penstock.v1 import cluster_pb2, transactions_pb2
+from penstock.broker.coordinator.transaction_coordinator import (
+    DEFAULT_WAIT_MS,
+    TransactionCoordinator,
+)
+from penstock.broker.replication.led_transactions import LedTransactions
+from penstock.v1 import transactions_pb2
 from penstock.v1.transactions_pb2_grpc import TransactionsServicer as TransactionsServicerBase
-from penstock.wire.errors import InvalidRequestError, PenstockError
+from penstock.wire.errors import PenstockError
+
+_MAX_IDS_ASKED: Final = 1_000
+_ANSWERS_BEFORE: Final = 0.9
+"""A request that waits is answered before its sender gives up: who hears why asks better."""
 
 
 class TransactionsServicer(TransactionsServicerBase):
-    """Hands out producer ids from blocks that the controllers gave to this broker.
+    """Answers producers, engines and tools. Refusals are typed errors in the answers.
 
-    An id is handed out once in the life of the cluster: what is left of a block when the
-    process ends is never used. An idempotent producer that asks again gets another id, which
-    fences nobody; that is what "epoch bump" means without a transactional id.
+    ``take_producer_id`` is for producers without a transactional id. One of these that asks again
+    gets another id, which fences nobody; that is what "epoch bump" means for it.
     """
 
     def __init__(
-        self, allocate: Callable[[], Awaitable[cluster_pb2.AllocateProducerIdsResult]]
+        self,
+        take_producer_id: Callable[[], Awaitable[int]],
+        coordinator: TransactionCoordinator,
+        led: LedTransactions,
     ) -> None:
-        self._allocate = allocate
-        self._next = 0
-        self._end = 0  # Ids from _next to below _end are ours to hand out.
-        self._lock = asyncio.Lock()
+        self._take_producer_id = take_producer_id
+        self._coordinator = coordinator
+        self._led = led
 
     async def InitProducerId(
         self, request: transactions_pb2.InitProducerIdRequest, context: Any
     ) -> transactions_pb2.InitProducerIdResponse:
-        """A fresh producer id with epoch 0."""
+        """A fresh producer id with epoch 0, or the identity of a transactional id."""
         try:
             if request.transactional_id:
-                raise InvalidRequestError("this broker's version has no transactions")
-            producer_id = await self._take()
+                return await self._coordinator.init_producer_id(request, _wait_ms(context))
+            producer_id = await self._take_producer_id()
         except PenstockError as error:
             return transactions_pb2.InitProducerIdResponse(error=error.to_proto())
         return transactions_pb2.InitProducerIdResponse(producer_id=producer_id, producer_epoch=0)
@@ -44,68 +54,99 @@ class TransactionsServicer(TransactionsServicerBase):
     async def EndTransaction(
         self, request: transactions_pb2.EndTransactionRequest, context: Any
     ) -> transactions_pb2.EndTransactionResponse:
-        """Not known to this version."""
-        return await _unknown(context)
+        """Decide about a transaction."""
+        try:
+            return await self._coordinator.end_transaction(request, _wait_ms(context))
+        except PenstockError as error:
+            return transactions_pb2.EndTransactionResponse(error=error.to_proto())
 
     async def BeginAttempt(
         self, request: transactions_pb2.BeginAttemptRequest, context: Any
     ) -> transactions_pb2.BeginAttemptResponse:
-        """Not known to this version."""
-        return await _unknown(context)
+        """Open the transaction of a task attempt."""
+        try:
+            return await self._coordinator.begin_attempt(request, _wait_ms(context))
+        except PenstockError as error:
+            return transactions_pb2.BeginAttemptResponse(error=error.to_proto())
 
     async def CommitGroup(
         self, request: transactions_pb2.CommitGroupRequest, context: Any
     ) -> transactions_pb2.CommitGroupResponse:
-        """Not known to this version."""
-        return await _unknown(context)
+        """Decide about all attempts of a group."""
+        try:
+            return await self._coordinator.commit_group(request, _wait_ms(context))
+        except PenstockError as error:
+            return transactions_pb2.CommitGroupResponse(error=error.to_proto())
 
     async def LastCommitted(
         self, request: transactions_pb2.LastCommittedRequest, context: Any
     ) -> transactions_pb2.LastCommittedResponse:
-        """Not known to this version."""
-        return await _unknown(context)
+        """What of a group was committed last."""
+        try:
+            return await self._coordinator.last_committed(request.group)
+        except PenstockError as error:
+            return transactions_pb2.LastCommittedResponse(error=error.to_proto())
 
     async def ListTransactions(
         self, request: transactions_pb2.ListTransactionsRequest, context: Any
     ) -> transactions_pb2.ListTransactionsResponse:
-        """Not known to this version."""
-        return await _unknown(context)
+        """The ids that this broker coordinates. UNAVAILABLE while some are still being read."""
+        try:
+            return await self._coordinator.list_transactions(request)
+        except PenstockError as error:
+            # The answer has no place for a refusal, and half a list would be taken for all of it.
+            await context.abort(grpc.StatusCode.UNAVAILABLE, error.message)
+            raise AssertionError("abort raises") from None
 
     async def DescribeTransactions(
         self, request: transactions_pb2.DescribeTransactionsRequest, context: Any
     ) -> transactions_pb2.DescribeTransactionsResponse:
-        """Not known to this version."""
-        return await _unknown(context)
+        """Ids whole, each with its own refusal."""
+
+        async def describe(transactional_id: str) -> transactions_pb2.TransactionDescription:
+            try:
+                return await self._coordinator.describe_transaction(transactional_id)
+            except PenstockError as error:
+                return transactions_pb2.TransactionDescription(
+                    transactional_id=transactional_id, error=error.to_proto()
+                )
+
+        names = request.transactional_ids
+        if len(names) > _MAX_IDS_ASKED:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"{len(names)} transactional ids are asked about; {_MAX_IDS_ASKED} are allowed at "
+                "once",
+            )
+        return transactions_pb2.DescribeTransactionsResponse(
+            transactions=await asyncio.gather(*map(describe, names))
+        )
 
     async def AbortTransaction(
         self, request: transactions_pb2.AbortTransactionRequest, context: Any
     ) -> transactions_pb2.AbortTransactionResponse:
-        """Not known to this version."""
-        return await _unknown(context)
+        """End the open transaction of an id from outside."""
+        try:
+            return await self._coordinator.abort_transaction(request)
+        except PenstockError as error:
+            return transactions_pb2.AbortTransactionResponse(error=error.to_proto())
 
     async def DescribeProducers(
         self, request: transactions_pb2.DescribeProducersRequest, context: Any
     ) -> transactions_pb2.DescribeProducersResponse:
-        """Not known to this version."""
-        return await _unknown(context)
+        """What the logs of partitions led here know of producers."""
+        return self._led.describe_producers(request)
 
     async def AbortHanging(
         self, request: transactions_pb2.AbortHangingRequest, context: Any
     ) -> transactions_pb2.AbortHangingResponse:
-        """Not known to this version."""
-        return await _unknown(context)
-
-    async def _take(self) -> int:
-        async with self._lock:
-            if self._next >= self._end:
-                block = await self._allocate()
-                self._next = block.first_producer_id
-                self._end = block.first_producer_id + block.count
-            producer_id = self._next
-            self._next += 1
-            return producer_id
+        """End a transaction that no coordinator knows of."""
+        return await self._led.abort_hanging(request)
 
 
-async def _unknown(context: Any) -> NoReturn:
-    await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this broker's version has no transactions")
-    raise AssertionError("abort raises")
+def _wait_ms(context: Any) -> int:
+    """How long a request may wait: as long as its sender does."""
+    left_s = context.time_remaining()
+    if left_s is None:
+        return DEFAULT_WAIT_MS
+    return min(int(left_s * 1_000 * _ANSWERS_BEFORE), DEFAULT_WAIT_MS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import structlog
@@ -19,10 +19,13 @@ from penstock.broker.core.transactions import EndedTransaction, OpenTransactions
 from penstock.broker.storage.checkpoints import newest_snapshot, write_atomically
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.disk import Disk
+from penstock.broker.storage.index import IndexDamagedError
 from penstock.broker.storage.log_files import LogFiles
+from penstock.broker.storage.producers import LogProducers
 from penstock.broker.storage.segment import Segment
 from penstock.broker.storage.transaction_index import TransactionIndex
 from penstock.broker.storage.walking import ChangedError, Source, batches_between, walk_file
+from penstock.wire.batch import OFFSET_MAX
 from penstock.wire.errors import CorruptRecordError, StorageError
 from penstock.wire.markers import MarkerType, marker_type
 from penstock.wire.records import BatchHeader, verify_batch
@@ -48,13 +51,11 @@ class Rebuild:
         self._writing: set[int] = set()  # The producers that have written since their last mark.
         self._aborts = False
         self._before: OpenTransactions | None = None  # What was open where the segment begins.
-        self.is_done = False
 
     def run(self) -> None:
         """Read what there was when it was begun. Raises nothing: ``index`` tries again."""
         with contextlib.suppress(OSError, CorruptRecordError, ChangedError):
             self._read(self._sources[-1].size_bytes)
-        self.is_done = True
 
     def index(self, size_bytes: int) -> TransactionIndex:
         """The index when the segment has so many bytes; what is new is read here and now.
@@ -127,27 +128,36 @@ def begin_rebuild(
     disk: Disk, segments: Sequence[Segment], segment: Segment, epochs: EpochHistory
 ) -> Rebuild:
     """What makes the index of one of a log's segments anew."""
-    sources = [
-        Source(one.path, one.base_offset, one.size_bytes)
-        for one in segments
-        if one.base_offset <= segment.base_offset
-    ]
+    sources = sources_of(one for one in segments if one.base_offset <= segment.base_offset)
     return Rebuild(disk, segment.directory, sources, EpochHistory(epochs.entries))
+
+
+def sources_of(segments: Iterable[Segment]) -> list[Source]:
+    """The segments as they are now."""
+    return [Source(one.path, one.base_offset, one.size_bytes) for one in segments]
 
 
 class AbortedTransactions:
     """What of a log was aborted. Used on the log's thread."""
 
-    __slots__ = ("_epochs", "_files", "_home", "_name", "_rebuilds")
+    __slots__ = ("_epochs", "_files", "_found", "_home", "_name", "_producers")
 
     def __init__(
-        self, home: DataDirectory, files: LogFiles, epochs: EpochHistory, *, name: str
+        self,
+        home: DataDirectory,
+        files: LogFiles,
+        epochs: EpochHistory,
+        producers: LogProducers,
+        *,
+        name: str,
     ) -> None:
         self._home = home
         self._files = files
         self._epochs = epochs
+        self._producers = producers
         self._name = name
-        self._rebuilds: dict[Segment, Rebuild] = {}  # Those that other threads were to run.
+        # By other threads, for who looks next; another one after a cut.
+        self._found: dict[Segment, TransactionIndex | Rebuild] = {}
 
     def note(self, transactions: Sequence[EndedTransaction]) -> None:
         """These were aborted by marks that have just been appended, in this order."""
@@ -163,7 +173,7 @@ class AbortedTransactions:
         segment; see ``cold``. Raises CorruptRecordError where the log is damaged, StorageError.
         """
         found: list[EndedTransaction] = []
-        for segment in self._later_segments(offset):
+        for segment in self._segments_with_marks(offset):
             transactions, is_complete = self._index(segment).aborted(offset, below)
             found += transactions
             if is_complete:
@@ -171,44 +181,46 @@ class AbortedTransactions:
         return found
 
     def cold(self, offset: int) -> Callable[[], None] | None:
-        """None when ``find`` need not read whole segments; else what does, once, in any thread."""
-        self._rebuilds = {
-            segment: rebuild
-            for segment, rebuild in self._rebuilds.items()
-            if segment in self._files.segments and segment.transactions is None
-        }
-        rebuilds = []
-        for segment in self._later_segments(offset):
-            known = self._rebuilds.get(segment)
-            is_read = known is not None and known.is_done
-            if not is_read and segment.known_transactions() is None:
-                rebuild = self._begin(segment)
-                self._rebuilds[segment] = rebuild
-                rebuilds.append(rebuild)
-        if not rebuilds:
+        """None when ``find`` need not read files; else what does, once, in any thread."""
+        segments, found = list(self._files.segments), self._found
+        for gone in [one for one in found if one not in segments or one.transactions is not None]:
+            del found[gone]
+        missing = [
+            one
+            for one in self._segments_with_marks(offset)
+            if one.transactions is None and one not in found
+        ]
+        if not missing:
             return None
+        sources, epochs = sources_of(segments), EpochHistory(self._epochs.entries)
+        disk = self._home.disk
 
         def run() -> None:
-            for rebuild in rebuilds:
-                rebuild.run()
+            for segment in missing:
+                up_to = segments.index(segment) + 1
+                found[segment] = _found_by_reading(disk, sources[:up_to], epochs)
 
         return run
 
     def cut(self) -> None:
         """The log was cut: what was begun before may have read what is gone."""
-        self._rebuilds.clear()
+        self._found = {}
 
-    def _later_segments(self, offset: int) -> list[Segment]:
-        files = self._files
-        return files.segments[files.segments.index(files.segment_of(offset)) :]
-
-    def _begin(self, segment: Segment) -> Rebuild:
-        return begin_rebuild(self._home.disk, self._files.segments, segment, self._epochs)
+    def _segments_with_marks(self, offset: int) -> list[Segment]:
+        """The segments that hold the offset and what follows, up to the last transaction's."""
+        state = self._producers.state
+        # A batch that is damaged may be a mark, for all that is known.
+        last_offset = OFFSET_MAX if state.doubted else state.transactions.last_offset
+        return self._files.segments_between(offset, last_offset) if offset <= last_offset else []
 
     def _index(self, segment: Segment) -> TransactionIndex:
+        found = self._found.pop(segment, None)
+        if segment.transactions is None and isinstance(found, TransactionIndex):
+            segment.transactions = found
         index = segment.known_transactions()
         if index is None:
-            index = segment.transactions = self._made_anew(segment)
+            rebuild = found if isinstance(found, Rebuild) else None
+            index = segment.transactions = self._made_anew(segment, rebuild)
             _log.info("transaction_index_made_anew", segment=str(segment.path))
             if segment.index is None:  # Else a flush writes it, with the others.
                 with contextlib.suppress(OSError):  # It stays in memory then.
@@ -217,14 +229,14 @@ class AbortedTransactions:
                     )
         return index
 
-    def _made_anew(self, segment: Segment) -> TransactionIndex:
-        rebuild = self._rebuilds.pop(segment, None)
-        if rebuild is not None and rebuild.is_done:
+    def _made_anew(self, segment: Segment, rebuild: Rebuild | None) -> TransactionIndex:
+        if rebuild is not None:
             with contextlib.suppress(ChangedError, CorruptRecordError, OSError):
                 return rebuild.index(segment.size_bytes)
         doing = f"making {segment.transaction_index_path} anew"
         try:
-            return self._begin(segment).index(segment.size_bytes)
+            begun = begin_rebuild(self._home.disk, self._files.segments, segment, self._epochs)
+            return begun.index(segment.size_bytes)
         except ChangedError:
             raise StorageError(
                 f"{self._name}: {doing} failed: a segment before it is missing or has a gap; it "
@@ -234,3 +246,16 @@ class AbortedTransactions:
             raise CorruptRecordError(f"{self._name}: {doing} failed: {error.message}") from None
         except OSError as error:
             raise self._home.translate(error, doing) from error
+
+
+def _found_by_reading(
+    disk: Disk, sources: list[Source], epochs: EpochHistory
+) -> TransactionIndex | Rebuild:
+    """The index of the last of a log's segments from its file, or what makes it anew."""
+    segment = sources[-1]
+    with contextlib.suppress(IndexDamagedError):
+        path = segment.path.with_suffix(".txnindex")
+        return TransactionIndex.load(path, segment.base_offset)
+    rebuild = Rebuild(disk, segment.path.parent, sources, epochs)
+    rebuild.run()
+    return rebuild

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from penstock.broker.core.epoch_history import EpochHistory
 from penstock.broker.core.ports import AppendInfo, OlderEpochError
-from penstock.broker.core.producer_state import Duplicate, ProducerStage, ProducerState
-from penstock.broker.core.transactions import EndedTransaction
+from penstock.broker.core.producer_stage import ProducerStage, staged_markers
+from penstock.broker.core.producer_state import Duplicate, ProducerState
+from penstock.broker.core.transactions import Marker
 from penstock.broker.storage.batches import next_header
 from penstock.broker.storage.disk import Buffer
 from penstock.broker.storage.log_files import Batch
@@ -18,6 +19,7 @@ from penstock.wire.errors import (
     CorruptRecordError,
     FencedLeaderEpochError,
     InvalidRecordError,
+    InvalidTxnStateError,
     RecordTooLargeError,
 )
 from penstock.wire.markers import MarkerType, marker_type
@@ -38,12 +40,15 @@ _AT_HAND_BYTES: Final = 1024 * 1024
 
 
 class Checked(NamedTuple):
-    """Batches that may be appended, the producer state once they are, and when they came."""
+    """Batches that may be appended, the producer state once they are, and when they came.
+
+    ``aborts`` are the last offsets of those that are marks of aborted transactions.
+    """
 
     batches: list[Batch]
     producers: ProducerStage
     seen_ms: int
-    aborted: Sequence[EndedTransaction] = ()  # By marks that are among the batches.
+    aborts: Collection[int] = ()
 
 
 def check_as_leader(
@@ -57,38 +62,43 @@ def check_as_leader(
     config: TopicLogConfig,
     producers: ProducerState,
     keyed: bool = False,
+    internal: bool = False,
+    verified: tuple[int, int] | None = None,
 ) -> Checked | AppendInfo:
     """The batches as they are to stand from ``base_offset`` on; see Log.append_as_leader.
 
     ``now_ms`` is what records may be stamped with, ``seen_ms`` when their producers were heard.
     ``keyed``: every record must have a key, which is the one reason to look into batches here.
+    ``internal``: batches of transactions may be without sequences. ``verified`` is the producer id
+    and epoch of a transaction that the partition is in, as its coordinator has said.
     An AppendInfo when every batch is in the log already, or there is none.
     """
-    stage = producers.staged()
+    stage = ProducerStage(producers)
     batches: list[Batch] = []
-    aborted: list[EndedTransaction] = []
     duplicates: list[Duplicate] = []
     offset = base_offset
     try:
         for view in _split(records):
-            header = verify_producer_batch(view)
+            header = verify_producer_batch(view, sequenced=not internal)
             _check_allowed(header, name, config)
             idempotent = header.producer_id >= 0
             found = stage.check(header) if idempotent else None
             if isinstance(found, Duplicate):
                 duplicates.append(found)
                 continue
+            if idempotent:
+                stage.check_transaction(header, verified)
             if keyed:
                 _check_keyed(header, view, name)
             batch = _placed(header, view, config, now_ms, (offset, leader_epoch))
             if idempotent:
-                ended = stage.record(batch.header, offset, seen_ms)
-                if ended is not None and marker_type(view) is MarkerType.ABORT:
-                    aborted.append(ended)
+                stage.record(batch.header, offset, seen_ms)
             batches.append(batch)
             offset = batch.header.next_offset
     except CorruptRecordError as error:
         raise CorruptRecordError(f"{name}: {error.message}; nothing was appended") from None
+    except InvalidTxnStateError as error:
+        raise InvalidTxnStateError(f"{name}: {error.message}; nothing was appended") from None
     if batches and duplicates:
         raise InvalidRecordError(
             f"{name}: {len(duplicates)} batches of the append are in the log already and "
@@ -96,7 +106,32 @@ def check_as_leader(
         )
     if not batches:
         return _nothing_new(duplicates)
-    return Checked(batches, stage, seen_ms, aborted)
+    return Checked(batches, stage, seen_ms)
+
+
+def marks_as_leader(
+    markers: Sequence[Marker],
+    *,
+    base_offset: int,
+    leader_epoch: int,
+    now_ms: int,
+    seen_ms: int,
+    producers: ProducerState,
+) -> Checked:
+    """The control batches as they are to stand from ``base_offset`` on; see Log.append_markers."""
+    stage = ProducerStage(producers)
+    placed = staged_markers(
+        stage,
+        markers,
+        base_offset=base_offset,
+        leader_epoch=leader_epoch,
+        now_ms=now_ms,
+        seen_ms=seen_ms,
+    )
+    aborts = [
+        header.last_offset for header, data in placed if marker_type(data) is MarkerType.ABORT
+    ]
+    return Checked([Batch(header, (data,)) for header, data in placed], stage, seen_ms, aborts)
 
 
 def _nothing_new(duplicates: list[Duplicate]) -> AppendInfo:
@@ -123,10 +158,6 @@ def _check_allowed(header: BatchHeader, name: str, config: TopicLogConfig) -> No
         raise InvalidRecordError(
             f"{name}: the batch claims to have its time from the broker, but the topic's "
             "message.timestamp.type is CreateTime; clear attribute bit 3"
-        )
-    if header.is_transactional:
-        raise InvalidRecordError(
-            f"{name}: the batch belongs to a transaction, but none was begun for the partition"
         )
 
 
@@ -223,9 +254,9 @@ def check_as_follower(
     producers: ProducerState,
 ) -> Checked:
     """The batches as the leader sent them; see Log.append_as_follower."""
-    stage = producers.staged()
+    stage = ProducerStage(producers)
     batches: list[Batch] = []
-    aborted: list[EndedTransaction] = []
+    aborts = []
     offset = end_offset
     epoch = max(
         (entry.leader_epoch for entry in epochs.entries if entry.start_offset < end_offset),
@@ -243,9 +274,10 @@ def check_as_follower(
                     f"the batch at offset {offset} has leader epoch {header.leader_epoch}, but "
                     f"epoch {epoch} wrote before it"
                 )
-            ended = stage.record(header, offset, seen_ms)
-            if ended is not None and marker_type(batch) is MarkerType.ABORT:
-                aborted.append(ended)
+            stage.record(header, offset, seen_ms)
+            is_mark = header.is_control and header.producer_id >= 0
+            if is_mark and marker_type(batch) is MarkerType.ABORT:
+                aborts.append(header.last_offset)
             batches.append(Batch(header, (batch,)))
             position += header.size_bytes
             offset, epoch = header.next_offset, header.leader_epoch
@@ -255,4 +287,4 @@ def check_as_follower(
             f"{name}: {error.message}, at byte {position} of what the leader sent; nothing was "
             "appended"
         ) from None
-    return Checked(batches, stage, seen_ms, aborted)
+    return Checked(batches, stage, seen_ms, aborts)

@@ -9,26 +9,22 @@ from pathlib import Path
 from penstock.broker.core.epoch_history import EpochHistory
 from penstock.broker.core.ports import AppendInfo, Buffer, EpochEnd, TimestampedOffset
 from penstock.broker.core.producer_state import ProducerState
-from penstock.broker.core.transactions import EndedTransaction
+from penstock.broker.core.transactions import EndedTransaction, Marker, OpenTransaction
 from penstock.broker.storage import appends
 from penstock.broker.storage.aborted import AbortedTransactions
 from penstock.broker.storage.batches import from_offset
 from penstock.broker.storage.checkpoints import remove_snapshots
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.flush import FlushTask
+from penstock.broker.storage.log_appending import LogAppending
 from penstock.broker.storage.log_files import LogFiles, index_writes
 from penstock.broker.storage.log_flushing import LogFlushing
 from penstock.broker.storage.log_start import LogStart
 from penstock.broker.storage.lost_ranges import LostRange, telling
-from penstock.broker.storage.producers import FoundProducers, LogProducers, states_at
+from penstock.broker.storage.producers import FoundProducers, LogProducers
 from penstock.broker.storage.settings import FlushPolicy, TopicLogConfig
 from penstock.broker.storage.timestamps import Span, cold_times, first_at_or_after, largest
-from penstock.wire.errors import (
-    CorruptRecordError,
-    DiskFullError,
-    OffsetOutOfRangeError,
-    StorageError,
-)
+from penstock.wire.errors import DiskFullError, OffsetOutOfRangeError, StorageError
 from penstock.wire.ids import LeaderEpoch, TopicIdPartition, TopicPartition
 from penstock.wire.records import BatchHeader
 
@@ -84,7 +80,16 @@ class PartitionLog:
             home, files, epochs, name=name, synced_offset=synced_offset, epochs_saved=epochs_saved
         )
         self._producers = LogProducers(home, files, epochs, start, producers, name=name)
-        self._aborted = AbortedTransactions(home, files, epochs, name=name)
+        self._aborted = AbortedTransactions(home, files, epochs, self._producers, name=name)
+        self._appending = LogAppending(
+            home,
+            files,
+            epochs,
+            flushing=self._flushing,
+            producers=self._producers,
+            aborted=self._aborted,
+            name=name,
+        )
         self._as_opened = opened_clean  # Nothing has to be saved for the next start to be quick.
         self._closed: str | None = None
         self._durable_is_end = home.settings.flush_policy is not FlushPolicy.COMMIT
@@ -175,7 +180,12 @@ class PartitionLog:
     # --- appending -------------------------------------------------------------------------------
 
     def append_as_leader(
-        self, records: Buffer, leader_epoch: LeaderEpoch, *, now_ms: int
+        self,
+        records: Buffer,
+        leader_epoch: LeaderEpoch,
+        *,
+        now_ms: int,
+        verified: tuple[int, int] | None = None,
     ) -> AppendInfo:
         """Check and append a producer's batches; see Log."""
         self._check()
@@ -190,12 +200,33 @@ class PartitionLog:
             config=self.config,
             producers=self._producers.state,
             keyed=self.config.compacts and not self.internal,
+            internal=self.internal,
+            verified=verified,
         )
         if isinstance(checked, AppendInfo):
             return checked
         log_append_time_ms = now_ms if self.config.log_append_time else -1
         reserve_bytes, at_hand = self._reserve_bytes(leading=True), appends.at_hand(checked.batches)
         return self._append(checked, log_append_time_ms, reserve_bytes, at_hand)
+
+    def append_markers(
+        self, markers: Sequence[Marker], leader_epoch: LeaderEpoch, *, now_ms: int
+    ) -> AppendInfo:
+        """Append the marks that are not here yet; see Log. They may use more room than records."""
+        self._check()
+        appends.check_leader_epoch(self.name, leader_epoch, self._epochs)
+        checked = appends.marks_as_leader(
+            markers,
+            base_offset=self._end,
+            leader_epoch=leader_epoch,
+            now_ms=now_ms,
+            seen_ms=self._producers.expire(),
+            producers=self._producers.state,
+        )
+        if not checked.batches:
+            return AppendInfo(-1, -1, -1, 0)
+        reserve_bytes = self._reserve_bytes(leading=False)
+        return self._append(checked, -1, reserve_bytes, appends.at_hand(checked.batches))
 
     def append_as_follower(self, records: Buffer) -> AppendInfo:
         """Append what the leader pushed, as it is; see Log."""
@@ -259,45 +290,14 @@ class PartitionLog:
         reserve_bytes: int,
         at_hand: bytes = b"",
     ) -> AppendInfo:
-        batches, doing = checked.batches, f"appending to {self.name}"
-        size = sum(batch.size_bytes for batch in batches)
-        if self.flush_failed:
-            raise self.home.room.error("the last flush found no space", doing)
-        self.home.room.check(size, reserve_bytes, doing)
-        rolls: list[int] = []
-        try:
-            limits = appends.limits_of(self.config, self.home.settings, reserve_bytes)
-            self._files.append(batches, limits, self.config.index_interval_bytes, rolls.append)
-        except OSError as error:
-            self._undo_append()
-            if self._end in rolls:  # The segment before stays closed: nothing was in the new one.
-                self._save_producers()
-            raise self.home.translate(error, doing) from error
-        self.home.room.used(size, reserve_bytes)
+        size = self._appending.write(checked, self._end, self.config, reserve_bytes)
         self._as_opened = False
-        first, last = batches[0].header, batches[-1].header
-        base_offset, self._end = self._end, last.next_offset
-        if last.leader_epoch != self._epochs.last_epoch:
-            for batch in batches:
-                self._assign(batch.header.leader_epoch, batch.header.base_offset)
-        # Not before all of it is there: an append that is taken back may take back what it rolled.
-        for offset, state in states_at(rolls, self._producers.state, batches, checked.seen_ms):
-            self._flushing.write_later(self._producers.snapshot(offset, state))
-        self._producers.commit(base_offset, self._end, checked.producers)
-        self._aborted.note(checked.aborted)
+        base_offset, self._end = self._end, checked.batches[-1].header.next_offset
         self.home.request_flush(self)
-        assert base_offset == first.base_offset
-        return AppendInfo(base_offset, last.last_offset, log_append_time_ms, size, records=at_hand)
+        return AppendInfo(base_offset, self._end - 1, log_append_time_ms, size, records=at_hand)
 
     def _save_producers(self) -> None:
         self._flushing.write_later(self._producers.snapshot(self._end))
-
-    def _undo_append(self) -> None:
-        """Of an append over two segments the first part may be there: take it back."""
-        try:
-            self._files.take_back(self._end, self.config.index_interval_bytes)
-        except (OSError, CorruptRecordError) as error:
-            raise self.home.fail(error, f"taking back an append to {self.name}") from error
 
     def assign_epoch(self, leader_epoch: LeaderEpoch) -> None:
         """Note that ``leader_epoch`` begins at log_end_offset; see Log.
@@ -306,12 +306,8 @@ class PartitionLog:
         """
         self._check()
         appends.check_leader_epoch(self.name, leader_epoch, self._epochs)
-        self._assign(leader_epoch, self._end)
+        self._appending.assign(leader_epoch, self._end)
         self.home.request_flush(self)
-
-    def _assign(self, leader_epoch: int, offset: int) -> None:
-        if self._epochs.assign(leader_epoch, offset):
-            self._flushing.epochs_changed()
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -338,11 +334,7 @@ class PartitionLog:
         return from_offset(run.data, offset) if base_offset < offset else run.data
 
     def cold_read(self, offset: int, max_bytes: int) -> Callable[[], None] | None:
-        """None when ``read`` finds its data in memory; else what brings it there.
-
-        That must be called, once, in any thread; after it ``read`` does not stall the event loop.
-        Raises as ``read``.
-        """
+        """None when ``read`` finds its data in memory; else what brings it there; see Log."""
         self._check()
         self._check_range(offset)
         if offset >= self._end:
@@ -380,20 +372,27 @@ class PartitionLog:
         with telling(self):
             return find(Span(self._start, min(below, self._end), self._end, self.holes))
 
-    def aborted_transactions(self, offset: int, *, below: int) -> list[EndedTransaction]:
-        """The aborted transactions that have, or may have, records in that range, by their marks.
+    def has_open_transaction(self, producer_id: int, producer_epoch: int) -> bool:
+        """Whether that transaction is open at the log's end; see Log."""
+        return self.producers.has_open_transaction(producer_id, producer_epoch)
 
-        Raises OffsetOutOfRangeError, CorruptRecordError or StorageError; see ``cold_aborted``.
-        """
+    def open_transactions(self) -> list[OpenTransaction]:
+        """The transactions that are open at the log's end, the oldest first; see Log."""
+        return self.producers.open_transactions()
+
+    def last_stable_offset(self, high_watermark: int) -> int:
+        """Where the oldest transaction begins that is open as of the high watermark; see Log."""
+        stable = self.producers.transactions.stable_offset(high_watermark)
+        return min(max(stable, self._start), high_watermark)
+
+    def aborted_transactions(self, offset: int, *, below: int) -> list[EndedTransaction]:
+        """The aborted transactions that may have records in that range; see Log."""
         self._check()
         self._check_range(offset)
         return self._aborted.find(offset, min(below, self._end))
 
     def cold_aborted(self, offset: int) -> Callable[[], None] | None:
-        """None when ``aborted_transactions`` need not read whole segments; else what does so.
-
-        That is to be called once, in any thread; raises as ``aborted_transactions``.
-        """
+        """None when ``aborted_transactions`` need not read segments; else what does; see Log."""
         self._check()
         self._check_range(offset)
         return self._aborted.cold(offset)

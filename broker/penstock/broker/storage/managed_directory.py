@@ -347,9 +347,7 @@ class ManagedDirectory:
                 partition=partition,
                 key=key,
                 config=config,
-                saved=SavedState(
-                    saved.recovery_point, saved.log_start_offset, clean, saved.cleaned_offset
-                ),
+                saved=SavedState(clean=clean, **saved._asdict()),
             )
         except DamagedLogError as error:
             error.committed_offset = saved.high_watermark

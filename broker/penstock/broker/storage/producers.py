@@ -9,14 +9,15 @@ from typing import Final, NamedTuple
 import structlog
 
 from penstock.broker.core.epoch_history import EpochHistory
+from penstock.broker.core.producer_stage import ProducerStage
 from penstock.broker.core.producer_state import (
     ANY_PRODUCER,
     NEVER_FORGOT,
     RESTART_GRACE_MS,
-    ProducerStage,
     ProducerState,
 )
 from penstock.broker.core.producer_undo import ProducerUndo
+from penstock.broker.core.transactions import EndedTransaction
 from penstock.broker.storage.checkpoints import newest_snapshot, snapshot_path, write_ahead
 from penstock.broker.storage.data_directory import DataDirectory
 from penstock.broker.storage.log_files import Batch, FileWrite, LogFiles
@@ -49,9 +50,9 @@ class FoundProducers(NamedTuple):
 
 
 def load_producers(
-    files: LogFiles, end_offset: int, epochs: EpochHistory, now_ms: int
+    files: LogFiles, end_offset: int, epochs: EpochHistory, now_ms: int, *, committed: int = 0
 ) -> FoundProducers:
-    """What the producers wrote below ``end_offset``.
+    """What the producers wrote below ``end_offset``; all below ``committed`` is committed.
 
     The clock of an append is not in the log, so those found there count as seen at ``now_ms``:
     they are remembered rather too long than too short. Without the log's beginning and a snapshot
@@ -62,7 +63,7 @@ def load_producers(
     """
     state, offset = _known(files, end_offset, epochs)
     undo = ProducerUndo()
-    _replay(files, state, offset, end_offset, now_ms, undo=undo)
+    _replay(files, state, offset, end_offset, now_ms, undo=undo, committed=committed)
     _tell_of_doubts(files, state)
     return FoundProducers(state, undo)
 
@@ -86,7 +87,25 @@ def _known(files: LogFiles, end_offset: int, epochs: EpochHistory) -> tuple[Prod
     found = newest_snapshot(files.directory, end_offset, epochs)
     if found is None or found[1] < first:
         return _unknown(first), first
+    transactions = found[0].transactions
+    for producer_id, first_offset in transactions.first_offsets().items():
+        if first_offset >= first and not _begins_at(files, first_offset, producer_id):
+            transactions.forget(producer_id)
     return found
+
+
+def _begins_at(files: LogFiles, offset: int, producer_id: int) -> bool:
+    """Whether a batch of the producer's transaction begins at the offset.
+
+    Once one that was open when a snapshot was taken is decided, compaction may leave nothing of it,
+    nor of its mark. One that is open still is not touched.
+    """
+    placed = files.segment_of(offset).position_of(offset)
+    if placed is None:
+        return False
+    header = placed.header
+    is_of_it = header.producer_id == producer_id and header.is_transactional
+    return is_of_it and header.base_offset == offset and not header.is_control
 
 
 def _unknown(first: int) -> ProducerState:
@@ -102,14 +121,20 @@ def _replay(
     now_ms: int,
     *,
     undo: ProducerUndo | None = None,
+    committed: int = 0,
 ) -> None:
-    """Bring the state at ``offset`` up to ``end``; ``undo`` notes the last of it."""
+    """Bring the state at ``offset`` up to ``end``; ``undo`` notes the last of it.
+
+    Marks below ``committed`` are for good.
+    """
     active = files.active
     for segment, placed in files.walk(offset, end):
         header = placed.header
         read = partial(segment.read_at, header.size_bytes, placed.position)
         is_last = segment is active and active.size_bytes - placed.position <= _UNDONE_BYTES
         _note(state, header, read, now_ms, undo if is_last else None)
+        if header.is_control:  # There may be very many of them.
+            state.transactions.committed(committed)
 
 
 def _note(
@@ -130,7 +155,7 @@ def _note(
     if undo is None:
         state.record(header, header.base_offset, now_ms)
         return
-    stage = state.staged()
+    stage = ProducerStage(state)
     stage.record(header, header.base_offset, now_ms)
     undo.note(header.base_offset, header.next_offset, stage)
     stage.commit()
@@ -235,14 +260,18 @@ class LogProducers:
             self._undo.clear()  # It would bring some of them back, and not all.
         return now_ms
 
-    def commit(self, begin: int, end: int, stage: ProducerStage) -> None:
-        """The batches of an append from ``begin`` to below ``end`` are in the log."""
+    def commit(self, begin: int, end: int, stage: ProducerStage) -> list[EndedTransaction]:
+        """The batches of an append from ``begin`` to below ``end`` are in the log.
+
+        The transactions that they end, by their marks.
+        """
         self._undo.note(begin, end, stage)
-        stage.commit()
+        return stage.commit()
 
     def committed(self, offset: int) -> None:
         """What lies below ``offset`` is not expected to be cut."""
         self._undo.committed(offset)
+        self.state.transactions.committed(offset)
 
     def snapshot(self, offset: int, state: ProducerState | None = None) -> list[FileWrite]:
         """What a flush is to write of the state at ``offset``: by default of that of now."""

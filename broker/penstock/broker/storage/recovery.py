@@ -74,6 +74,7 @@ class SavedState(NamedTuple):
     log_start_offset: int = 0
     clean: bool = False
     cleaned_offset: int = 0
+    high_watermark: int = 0
 
 
 @dataclass(slots=True)
@@ -563,7 +564,9 @@ def _assemble(
     for segment in opening.deleted:
         for path in segment.paths():
             remove_if_there(home.disk, path)
-    producers = load_producers(files, end, epochs, home.clock_ms())
+    producers = load_producers(
+        files, end, epochs, home.clock_ms(), committed=opening.saved.high_watermark
+    )
     is_saved = opening.unsaved is None
     if opening.unsaved is not None:
         files.put_back(opening.unsaved, names_changed=True)

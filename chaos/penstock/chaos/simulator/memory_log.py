@@ -8,13 +8,15 @@ there: the page cache survives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from random import Random
 from typing import Final
 
 from penstock.broker.core.epoch_history import EpochHistory
 from penstock.broker.core.ports import AppendInfo, Buffer, EpochEnd, TimestampedOffset
+from penstock.broker.core.producer_stage import ProducerStage, staged_markers
 from penstock.broker.core.producer_state import ANY_PRODUCER, Duplicate, ProducerState
+from penstock.broker.core.transactions import EndedTransaction, Marker, OpenTransaction
 from penstock.chaos.simulator.contents import (
     Batch,
     Contents,
@@ -32,6 +34,7 @@ from penstock.wire.errors import (
     OffsetOutOfRangeError,
 )
 from penstock.wire.ids import LeaderEpoch
+from penstock.wire.markers import MarkerType, marker_type
 from penstock.wire.records import (
     decode_batch,
     iter_batches,
@@ -66,6 +69,7 @@ class MemoryLog:
         self._durable = on_disk.end
         self._waits = waits
         self._hands_over = hands_over
+        self.internal = False  # One of the cluster's own: transactional batches need no sequence.
         self.generation = 0
         self.mends = 0
         self.history = on_disk.history
@@ -166,6 +170,38 @@ class MemoryLog:
                 if self._now.start <= record.offset < below:
                     yield TimestampedOffset(record.offset, record.timestamp_ms, header.leader_epoch)
 
+    # Transactions.
+
+    def has_open_transaction(self, producer_id: int, producer_epoch: int) -> bool:
+        """See Log."""
+        return self._producers.has_open_transaction(producer_id, producer_epoch)
+
+    def open_transactions(self) -> list[OpenTransaction]:
+        """See Log."""
+        return self._producers.open_transactions()
+
+    def last_stable_offset(self, high_watermark: int) -> int:
+        """See Log."""
+        stable = self._producers.transactions.stable_offset(high_watermark)
+        return min(max(stable, self._now.start), high_watermark)
+
+    def aborted_transactions(self, offset: int, *, below: int) -> list[EndedTransaction]:
+        """See Log: those of the whole log that overlap the range."""
+        transactions = self._now.before.transactions.copy()
+        found = []
+        for header, data in self._now.batches:
+            ended = transactions.note(header, header.base_offset)
+            overlaps = ended is not None and ended.last_offset >= offset
+            if ended is None or not overlaps or ended.first_offset >= below:
+                continue
+            if marker_type(data) is MarkerType.ABORT:
+                found.append(ended)
+        return found
+
+    def cold_aborted(self, offset: int) -> Callable[[], None] | None:
+        """See Log: everything is in memory."""
+        return None
+
     # Writing.
 
     def _do(self, operation: Operation) -> None:
@@ -173,19 +209,26 @@ class MemoryLog:
         self._now.apply(operation)
 
     def append_as_leader(
-        self, records: Buffer, leader_epoch: LeaderEpoch, *, now_ms: int
+        self,
+        records: Buffer,
+        leader_epoch: LeaderEpoch,
+        *,
+        now_ms: int,
+        verified: tuple[int, int] | None = None,
     ) -> AppendInfo:
         """See Log."""
         if leader_epoch < self._epochs.last_epoch:
             raise FencedLeaderEpochError(f"epoch {leader_epoch} is over")
-        stage = self._producers.staged()
+        stage = ProducerStage(self._producers)
         offset = self._now.end
         batches: list[Batch] = []
         for _, view in iter_batches(records):
-            header = verify_producer_batch(view)
+            header = verify_producer_batch(view, sequenced=not self.internal)
             found = stage.check(header)
             if isinstance(found, Duplicate):
                 return AppendInfo(found.base_offset, found.last_offset, -1, 0, duplicate=True)
+            if header.producer_id >= 0:
+                stage.check_transaction(header, verified)
             data = offset_patch(header, offset, leader_epoch) + bytes(view[16:])
             placed = header._replace(base_offset=offset, leader_epoch=leader_epoch)
             stage.record(placed, offset, now_ms)
@@ -196,9 +239,33 @@ class MemoryLog:
         size = sum(len(batch.data) for batch in batches)
         return AppendInfo(batches[0].header.base_offset, offset - 1, -1, size)
 
+    def append_markers(
+        self, markers: Sequence[Marker], leader_epoch: LeaderEpoch, *, now_ms: int
+    ) -> AppendInfo:
+        """See Log."""
+        if leader_epoch < self._epochs.last_epoch:
+            raise FencedLeaderEpochError(f"epoch {leader_epoch} is over")
+        stage = ProducerStage(self._producers)
+        placed = staged_markers(
+            stage,
+            markers,
+            base_offset=self._now.end,
+            leader_epoch=leader_epoch,
+            now_ms=now_ms,
+            seen_ms=now_ms,
+        )
+        if not placed:
+            return AppendInfo(-1, -1, -1, 0)
+        batches = [Batch(*one) for one in placed]
+        self._append(batches)
+        stage.commit()
+        first, last = batches[0].header, batches[-1].header
+        size = sum(len(batch.data) for batch in batches)
+        return AppendInfo(first.base_offset, last.last_offset, -1, size)
+
     def append_as_follower(self, records: Buffer) -> AppendInfo:
         """See Log."""
-        stage = self._producers.staged()
+        stage = ProducerStage(self._producers)
         start, offset = self._now.start, self._now.end
         first = parse_header(records)
         if start == offset and first.base_offset < offset <= first.last_offset:
@@ -302,6 +369,7 @@ class MemoryLog:
 
     def note_committed(self, offset: int) -> None:
         """See Log: a cut here takes no time."""
+        self._producers.transactions.committed(offset)
 
     def producers_below(self, offset: int) -> bytes:
         """See Log."""

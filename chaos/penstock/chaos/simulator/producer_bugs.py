@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from penstock.broker.core.producer_state import (
-    Append,
-    Duplicate,
-    ProducerEntry,
-    ProducerStage,
-    ProducerState,
-)
+from penstock.broker.core.producer_stage import ProducerStage
+from penstock.broker.core.producer_state import Append, Duplicate, ProducerEntry, ProducerState
+from penstock.broker.core.transactions import EndedTransaction
 from penstock.chaos.simulator.faults import Fault
 from penstock.chaos.simulator.known_bug import NO_LOSS, Bug
 from penstock.wire.errors import DuplicateSequenceError, OutOfOrderSequenceError
@@ -21,7 +17,7 @@ def _never_a_duplicate(_: ProducerState, __: BatchHeader, ___: object) -> Append
     return Append()
 
 
-_check_sequence = vars(ProducerState)["_check"]
+_check_sequence = vars(ProducerState)["check_after"]
 
 
 def _gaps_are_taken(self: ProducerState, header: BatchHeader, *rest: Any) -> Append | Duplicate:
@@ -45,13 +41,14 @@ def _what_is_older_than_the_last_five_is_taken(header: BatchHeader, entry: Produ
 _commit_stage = ProducerStage.commit
 
 
-def _only_who_wrote_last_is_known(self: ProducerStage) -> None:
-    _commit_stage(self)
+def _only_who_wrote_last_is_known(self: ProducerStage) -> list[EndedTransaction]:
+    ended = _commit_stage(self)
     state = self._state
     last = {producer: entry.batches[-1].last_offset for producer, entry in state._entries.items()}
     for producer in sorted(last, key=lambda producer: last[producer])[:-4]:
         del state._entries[producer]
         state.forgotten_up_to = max(state.forgotten_up_to, producer)
+    return ended
 
 
 def _emptied_behind_deleted_records() -> tuple[Fault, ...]:
@@ -80,13 +77,13 @@ PRODUCER_BUGS: Final[dict[str, Bug]] = {
     "retries-are-appended-again": Bug(
         "a retried batch is appended a second time",
         ProducerState,
-        "_check",
+        "check_after",
         _never_a_duplicate,
     ),
     "sequence-gaps-are-taken": Bug(
         "a batch is appended though the one before it has not come",
         ProducerState,
-        "_check",
+        "check_after",
         _gaps_are_taken,
     ),
     "old-retries-are-appended-again": Bug(

@@ -13,6 +13,7 @@ from typing import Final
 from google.protobuf import text_format
 
 from penstock.chaos.simulator.checkers import Violation, check
+from penstock.chaos.simulator.clients import EachPartition
 from penstock.chaos.simulator.cluster import Cluster
 from penstock.chaos.simulator.faults import (
     DAMAGED_LOG,
@@ -22,18 +23,10 @@ from penstock.chaos.simulator.faults import (
 )
 from penstock.chaos.simulator.plan import Plan, draw_plan
 from penstock.chaos.simulator.scheduler import Scheduler
-from penstock.chaos.simulator.serving import ACKS_ALL
 from penstock.chaos.simulator.strikes import REPLICATION_FACTOR, TOPIC, Strikes
-from penstock.chaos.simulator.workload import (
-    Client,
-    ClientPlace,
-    HastyProducer,
-    Producer,
-    Reader,
-)
+from penstock.chaos.simulator.workload import ClientPlace
 from penstock.raft_meta.core.cluster_state import ClusterState
 from penstock.v1 import cluster_pb2
-from penstock.wire.ids import TopicIdPartition
 
 FAULTS_UNTIL_MS: Final = 12_000
 ASK_AGAIN_MS: Final = 500
@@ -129,17 +122,19 @@ class Simulation:
         self.scheduler = Scheduler(Random(f"{seed}/order"))
         self.cluster = Cluster(seed, self.plan, self.scheduler, self._on_entry)
         self.checkers = self.cluster.checkers
-        self._strikes = Strikes(self.cluster, self.plan, self._rng, damage, self._end_producer)
-        self._clients: dict[TopicIdPartition, list[Client]] = {}
-        self._addresses = count(100)
         producer_ids = count(1)
-        self._client_place = ClientPlace(
-            scheduler=self.scheduler,
-            network=self.cluster.network,
-            rng=Random(f"{seed}/clients"),
-            checkers=self.checkers,
-            brokers=self.plan.nodes,
-            new_producer_id=lambda: next(producer_ids),
+        self._workload = EachPartition(
+            ClientPlace(
+                scheduler=self.scheduler,
+                network=self.cluster.network,
+                rng=Random(f"{seed}/clients"),
+                checkers=self.checkers,
+                brokers=self.plan.nodes,
+                new_producer_id=lambda: next(producer_ids),
+            )
+        )
+        self._strikes = Strikes(
+            self.cluster, self.plan, self._rng, damage, lambda: self._workload.end_one(self._rng)
         )
         self._faulty = True
 
@@ -200,8 +195,7 @@ class Simulation:
             node.disk.hurry()
             node.disk.flush_fails = False
             self.cluster.start_later(node.node_id, self._rng.randint(0, 500))
-        for client in self._all_clients():
-            client.stop()
+        self._workload.stop()
 
     def _after_step(self) -> bool:
         touched = self.cluster.touched
@@ -226,47 +220,10 @@ class Simulation:
         done = self.scheduler.run_until(self.scheduler.now_ms + patience_ms, reached)
         check(done or condition(), f"not within {patience_ms} ms: {what}; {self._state()}")
 
-    # Clients.
-
     def _on_entry(self, state: ClusterState, entry: cluster_pb2.Command) -> None:
         told = text_format.MessageToString(entry, as_one_line=True, print_unknown_fields=True)
         self.scheduler.note(f"entry {state.applied_index}: {told}")
-        for key in self.checkers.partitions:
-            if key not in self._clients:
-                self._clients[key] = self._new_clients(key)
-        for key, clients in self._clients.items():
-            if key not in self.checkers.partitions:
-                for client in clients:
-                    client.retire()
-
-    def _new_clients(self, key: TopicIdPartition) -> list[Client]:
-        place, addresses = self._client_place, self._addresses
-        clients = [
-            Producer(next(addresses), key, place, acks=ACKS_ALL),
-            Producer(next(addresses), key, place, acks=ACKS_ALL),
-            Producer(next(addresses), key, place, acks=1),
-            HastyProducer(next(addresses), key, place),
-            Reader(next(addresses), key, place),
-        ]
-        if not self._faulty:
-            for client in clients:
-                client.stop()
-        return clients
-
-    def _end_producer(self) -> None:
-        """What it has sent may still arrive, after its successor has written even."""
-        producers = [
-            client for client in self._all_clients() if isinstance(client, Producer | HastyProducer)
-        ]
-        if producers:
-            ended = self._rng.choice(producers)
-            ended.end()
-            successor = ended.successor(next(self._addresses))
-            self._clients[ended.key].append(successor)
-            self.scheduler.note(f"producer {ended.address} ends, {successor.address} begins")
-
-    def _all_clients(self) -> list[Client]:
-        return [client for clients in self._clients.values() for client in clients if client.alive]
+        self._workload.partitions_changed()
 
     # Conditions.
 
@@ -288,8 +245,7 @@ class Simulation:
             return False
         if any(len(part.isr) < REPLICATION_FACTOR or part.target for part in partitions):
             return False
-        clients = self._all_clients()
-        if any(isinstance(client, Producer) and not client.is_done for client in clients):
+        if not self._workload.is_done():
             return False
         return self._all_up_to_date() and self._all_mended() and self._nothing_is_left_over()
 
@@ -301,11 +257,7 @@ class Simulation:
             == partition.log.durable_offset
             == ends[partition.key]
             for partition in self.cluster.hosted()
-        ) and all(
-            client.offset == ends[client.key]
-            for client in self._all_clients()
-            if isinstance(client, Reader)
-        )
+        ) and self._workload.is_at(ends)
 
     def _all_mended(self) -> bool:
         return all(partition.log.first_damage() is None for partition in self.cluster.hosted())
@@ -328,18 +280,7 @@ class Simulation:
                 f"in epoch {replica.leader_epoch}, {replica.high_watermark} of "
                 f"{log.durable_offset}/{log.log_end_offset}, isr {sorted(replica.isr)}"
             )
-        clients = self._all_clients()
-        unfinished = [
-            client.address
-            for client in clients
-            if isinstance(client, Producer) and not client.is_done
-        ]
-        readers = [
-            (client.key.partition, client.offset)
-            for client in clients
-            if isinstance(client, Reader)
-        ]
-        return "; ".join([*parts, f"producers at work: {unfinished}", f"readers at {readers}"])
+        return "; ".join([*parts, self._workload.state()])
 
 
 def shrink(report: Report, *, runs: int = 200) -> Report:

@@ -65,9 +65,10 @@ class Fetched:
     partition: TopicPartition
     error: PenstockError | None
     records: Buffer
-    high_watermark: int = -1
+    end_offset: int = -1  # Of what this consumer can read.
     diverging_offset: int = -1
     records_crc: int | None = None  # The CRC-32C that the broker says; older ones say none.
+    aborted: tuple[tuple[int, int], ...] = ()  # Transactions, as producer id and first offset.
 
 
 @dataclass(frozen=True, slots=True)

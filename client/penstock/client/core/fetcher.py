@@ -37,7 +37,7 @@ from penstock.client.core.fetch_events import (
 from penstock.client.core.lane import Lane
 from penstock.client.core.leader_watch import no_leader
 from penstock.client.core.metadata_cache import MetadataCache
-from penstock.client.core.subscription import ColumnRun, Position, Run
+from penstock.client.core.subscription import ColumnRun, Run
 from penstock.wire.codec import ColumnsBuilder
 from penstock.wire.errors import (
     CorruptRecordError,
@@ -111,10 +111,10 @@ class Fetcher:
         """What is read."""
         return frozenset(self._lanes)
 
-    def high_watermark(self, partition: TopicPartition) -> int | None:
+    def end_offset(self, partition: TopicPartition) -> int | None:
         """The end of what can be read, as the last answer said; None before there was one."""
         lane = self._lanes.get(partition)
-        return None if lane is None or lane.high_watermark < 0 else lane.high_watermark
+        return None if lane is None or lane.end_offset < 0 else lane.end_offset
 
     @property
     def paused(self) -> frozenset[TopicPartition]:
@@ -209,8 +209,9 @@ class Fetcher:
 
         They are ``limit`` records, if there are so many, and more as long as all were fetched as
         less than ``ahead_bytes`` and are less than ten thousand. Runs are of whole batches, so the
-        last may go beyond either. Raises a partition's error when its turn comes and nothing else
-        was taken before. What a damaged batch has it want done comes out of the next ``handle``.
+        last may go beyond either; one without records says how far reading has come. Raises a
+        partition's error when its turn comes and no record was taken before. What a damaged batch
+        has it want done comes out of the next ``handle``.
         """
         taken: list[Run] = []
         count = size_bytes = 0
@@ -221,11 +222,13 @@ class Fetcher:
                     if (run := lane.decode_next(partition)) is None:
                         break
                     taken.append(run)
+                    if not run.records:
+                        break
                     count += len(run.records)
                     size_bytes += run.size_bytes
             except CorruptRecordError as error:
                 self._damaged(partition, lane, error, now_ms)
-            if not taken:
+            if not count:
                 lane.complain()
         return taken
 
@@ -239,7 +242,7 @@ class Fetcher:
         for partition in self._in_turn():
             lane = self._lanes[partition]
             columns = ColumnsBuilder()
-            before = count
+            before, begun = count, lane.cursor
             try:
                 while count < limit and size_bytes < most_bytes:
                     gained = lane.decode_into(columns, partition, limit - count)
@@ -249,10 +252,9 @@ class Fetcher:
                         break
             except CorruptRecordError as error:
                 self._damaged(partition, lane, error, now_ms)
-            if columns.record_count:
-                end = Position(columns.last_offset + 1, lane.cursor.leader_epoch)
-                taken.append(ColumnRun(partition, columns.build(), end))
-            elif not taken:
+            if columns.record_count or lane.cursor != begun:
+                taken.append(ColumnRun(partition, columns.build(), lane.cursor))
+            if not count:
                 lane.complain()
         return taken
 
@@ -349,7 +351,7 @@ class Fetcher:
             return
         lane.attempts = 0
         lane.last_error = None
-        lane.high_watermark = result.high_watermark
+        lane.end_offset = result.end_offset
         assert lane.position is not None
         if result.diverging_offset >= 0:
             why = OffsetOutOfRangeError(
@@ -366,7 +368,7 @@ class Fetcher:
         lane.is_outside = False
         if result.records:
             try:
-                lane.buffer(result.partition, result.records, result.records_crc)
+                lane.buffer(result.partition, result.records, result.records_crc, result.aborted)
             except CorruptRecordError as error:
                 self._damaged(result.partition, lane, error, now_ms)
 

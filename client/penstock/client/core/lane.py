@@ -15,10 +15,11 @@ have lain in memory for long. So each byte is summed twice, once for its way and
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
+from penstock.client.core.aborted import AbortedBatches
 from penstock.client.core.subscription import Position, Run
 from penstock.client.model import ConsumerRecord
 from penstock.wire.batch import (
@@ -48,6 +49,7 @@ class _Chunk:
     offset: int  # Its base offset.
     epoch: int  # The least leader epoch that it may have,
     last_epoch: int  # and the largest.
+    aborted: AbortedBatches
     at: int = 0
 
     def batch(self) -> tuple[BatchHeader, memoryview]:
@@ -62,6 +64,16 @@ class _Chunk:
                 f"{header.base_offset} and epoch {header.leader_epoch}"
             )
         return header, memoryview(self.data)[self.at : self.at + header.size_bytes]
+
+    def is_left_out(self, header: BatchHeader, batch: memoryview) -> bool:
+        """Whether the batch has nothing for applications: a mark, or what was aborted.
+
+        Raises CorruptRecordError if such a one, or one that may be, is not sound.
+        """
+        if not (header.is_control or self.aborted):
+            return False
+        verify_batch(batch)
+        return self.aborted.covers(header) or header.is_control
 
     def go_past(self, header: BatchHeader) -> None:
         """The next batch is the one behind this."""
@@ -98,12 +110,12 @@ class Lane:
     retry_at_ms: float = float("-inf")
     failed_epoch: int = -1
     last_error: PenstockError | None = None
-    high_watermark: int = -1  # As the last answer since ``clear`` said.
+    end_offset: int = -1  # Of what can be read, as the last answer since ``clear`` said.
 
     def clear(self) -> None:
         """Drop what was fetched; an answer on its way is none of ours."""
         self.drop_fetched()
-        self.high_watermark = -1
+        self.end_offset = -1
         self.is_outside = False
         self.error = None
         self.damage = None
@@ -125,10 +137,17 @@ class Lane:
         if complaint is not None:
             raise complaint
 
-    def buffer(self, partition: TopicPartition, records: Buffer, crc: int | None = None) -> None:
+    def buffer(
+        self,
+        partition: TopicPartition,
+        records: Buffer,
+        crc: int | None = None,
+        aborted: Sequence[tuple[int, int]] = (),
+    ) -> None:
         """Keep the whole batches of an answer, and fetch behind them next.
 
-        ``crc`` is what the broker says that the CRC-32C of all of it is, if it says so. Raises
+        ``crc`` is what the broker says that the CRC-32C of all of it is, if it says so; ``aborted``
+        are the aborted transactions in it, as producer id and first offset. Raises
         CorruptRecordError where a batch is damaged or out of place; what is before that is kept.
         """
         assert self.position is not None
@@ -155,7 +174,11 @@ class Lane:
             damage = error
         if begins is not None:
             chunk = _Chunk(
-                records[:end], begins.base_offset, begins.leader_epoch, position.leader_epoch
+                records[:end],
+                begins.base_offset,
+                begins.leader_epoch,
+                position.leader_epoch,
+                AbortedBatches(aborted),
             )
             self.chunks.append(chunk)
             self.buffered_bytes += end
@@ -166,24 +189,28 @@ class Lane:
             ) from None
 
     def decode_next(self, partition: TopicPartition) -> Run | None:
-        """The records of the next batch that has any to be handed out; None when there is none.
+        """The records of the next batch that has any to be handed out; None when nothing is left.
 
-        Raises CorruptRecordError where a batch was damaged since it came. It is dropped with all
-        behind it, to be fetched anew.
+        One without records says only how far reading has come: what was left was of marks, or
+        aborted. Raises CorruptRecordError where a batch was damaged since it came. It is dropped
+        with all behind it, to be fetched anew.
         """
 
         def decode(batch: memoryview, header: BatchHeader) -> list[ConsumerRecord]:
+            if self.chunks[0].is_left_out(header, batch):
+                return []
             shared = (header.leader_epoch, self.topic_id)
             offset = self.cursor.offset
             _, records = decode_batch_as(batch, offset, ConsumerRecord, partition, shared)
-            return [] if header.is_control else records
+            return records
 
+        before = self.cursor
         while self.chunks:
             header, records = self._decode(partition, decode)
             self._go_past(header)
             if records:
-                return Run(partition, records, header.size_bytes)
-        return None
+                return Run(partition, records, header.size_bytes, self.cursor)
+        return Run(partition, [], 0, self.cursor) if self.cursor != before else None
 
     def decode_into(self, columns: ColumnsBuilder, partition: TopicPartition, most: int) -> int:
         """Add up to ``most`` records of the next batch that has any to the columns.
@@ -193,8 +220,7 @@ class Lane:
         """
 
         def decode(batch: memoryview, header: BatchHeader) -> tuple[int, int]:
-            if header.is_control:
-                verify_batch(batch)
+            if self.chunks[0].is_left_out(header, batch):
                 return 0, 0
             return add_to_columns(columns, batch, self.cursor.offset, most)[1:]
 

@@ -71,7 +71,32 @@ class Aborted:
     error: PenstockError
 
 
-Event = Woken | Answered | StreamBroken | IdentityGiven | IdentityRefused | Aborted
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """The transaction won't be committed: everything left fails with ``error``, and no answer that
+    is still to come counts.
+    """
+
+    error: PenstockError
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionEnded:
+    """The next one has this identity; everything of the last one has its verdict."""
+
+    identity: Identity
+
+
+Event = (
+    Woken
+    | Answered
+    | StreamBroken
+    | IdentityGiven
+    | IdentityRefused
+    | Aborted
+    | Dropped
+    | TransactionEnded
+)
 
 
 # --- effects -------------------------------------------------------------------------------------
@@ -135,6 +160,13 @@ class RoomFreed:
     """Memory was freed, and somebody waits for it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Spoil:
+    """The transaction must not be committed, although no record of it failed."""
+
+    error: PenstockError
+
+
 Effect = (
     SendRequest[D]
     | ResetStream
@@ -143,4 +175,5 @@ Effect = (
     | RefreshMetadata
     | AcquireIdentity
     | RoomFreed
+    | Spoil
 )

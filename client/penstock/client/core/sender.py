@@ -26,6 +26,7 @@ from penstock.client.core.send_events import (
     Acknowledge,
     AcquireIdentity,
     Answered,
+    Dropped,
     Effect,
     Entry,
     Event,
@@ -37,7 +38,9 @@ from penstock.client.core.send_events import (
     ResetStream,
     RoomFreed,
     SendRequest,
+    Spoil,
     StreamBroken,
+    TransactionEnded,
 )
 from penstock.client.core.sequencer import Sequencer
 from penstock.wire.errors import (
@@ -133,6 +136,10 @@ class Sender(Generic[D]):
             self._fail_everything(event.error)
         elif isinstance(event, Aborted):
             self._fail_everything(event.error)
+        elif isinstance(event, Dropped):
+            self._drop_everything(event.error)
+        elif isinstance(event, TransactionEnded):
+            self.sequencer.begin_anew(event.identity)
         self._expire(now_ms)
         self._abandon_deposed(now_ms)
         self._watch_requests(now_ms)
@@ -227,10 +234,14 @@ class Sender(Generic[D]):
     def _out_of_sequence(self, batch: Batch[D], error: PenstockError, now_ms: float) -> None:
         batch.last_error = error
         batch.retry_at_ms = now_ms
+        fenced = isinstance(error, InvalidProducerEpochError)
+        if self.sequencer.transactional and (fenced or self.sequencer.is_oldest(batch)):
+            self._fail(batch, error)  # Only the end of the transaction brings another epoch.
+            return
         if not self.sequencer.follows_refused(batch):
             batch.retry_at_ms += self.leader_backoff.delay_ms(max(batch.attempts - 1, 0))
         if self.sequencer.is_oldest(batch):
-            self.sequencer.gap(batch, fenced=isinstance(error, InvalidProducerEpochError))
+            self.sequencer.gap(batch, fenced=fenced)
         else:
             self.sequencer.requeue(batch)
 
@@ -319,6 +330,13 @@ class Sender(Generic[D]):
             if not batch.done:
                 self._fail(batch, error)
 
+    def _drop_everything(self, error: PenstockError) -> None:
+        self._fail_everything(error)
+        for requests in self._requests.values():
+            for request in requests.values():
+                request.entries = [None] * len(request.entries)
+        self.sequencer.give_up_in_flight()
+
     def _drop_missing_topics(self) -> None:
         for topic in list(self.metadata.missing):
             error = self.metadata.verdict(topic)
@@ -348,7 +366,11 @@ class Sender(Generic[D]):
         if not keep:
             for batch in self.accumulator.pop_topic(topic):
                 self._fail(batch, self._stranded(batch))
-        for partition in [name for name in self.sequencer.lanes if name.topic == topic]:
+        old = [name for name in self.sequencer.lanes if name.topic == topic]
+        if old and self.sequencer.transactional:
+            self._effects.append(Spoil(verdicts.torn(topic)))
+            return
+        for partition in old:
             self.sequencer.start_over(partition, keep=keep)
 
     def _abandon_deposed(self, now_ms: float) -> None:

@@ -37,6 +37,9 @@ old topic's log fails, for readers may have had it from there.
 An idempotent producer raises its epoch by itself, as Java's does (KIP-360): nobody else uses its
 producer id. The partition takes the new epoch only when nothing of it is in flight, so that no
 answer under the old one is still to come.
+
+A transactional producer never does: its epoch is its transaction's name, and only the coordinator
+raises it. A gap there spoils the transaction; with the next one all begins anew.
 """
 
 from __future__ import annotations
@@ -103,8 +106,10 @@ class Sequencer(Generic[D]):
         idempotent: bool,
         max_in_flight: int,
         compression: Compression,
+        transactional: bool = False,
     ) -> None:
         self.idempotent = idempotent
+        self.transactional = transactional
         self._max_in_flight = max_in_flight
         self._compression = compression
         self.identity = Identity()
@@ -114,14 +119,29 @@ class Sequencer(Generic[D]):
 
     @property
     def wants_identity(self) -> bool:
-        """Whether a producer id must be asked for before anything (more) can be sent."""
-        return self.idempotent and not self.identity.real
+        """Whether a producer id must be asked for before anything (more) can be sent.
+
+        Not by the sender where there are transactions: they bring their own.
+        """
+        return self.idempotent and not self.transactional and not self.identity.real
 
     def set_identity(self, identity: Identity) -> None:
         """Take a new identity; lanes that wait for one adopt it when they are quiet."""
         self.identity = identity
         for lane in self.lanes.values():
             self._adopt(lane)
+
+    def begin_anew(self, identity: Identity) -> None:
+        """The next transaction: every lane is numbered from 0. Nothing may be outstanding."""
+        assert not any(lane.outstanding for lane in self.lanes.values())
+        self.lanes.clear()
+        self.identity = identity
+
+    def give_up_in_flight(self) -> None:
+        """What is in flight will have no answer that counts; it must have its verdict."""
+        for lane in self.lanes.values():
+            assert all(batch.done for batch in lane.in_flight)
+            lane.in_flight.clear()
 
     def lane(self, partition: TopicPartition) -> Lane[D]:
         """The partition's lane."""
@@ -205,7 +225,7 @@ class Sequencer(Generic[D]):
         """The batch was refused for good, and is off the wire."""
         lane = self.lanes[batch.partition]
         # One that may be in the log leaves no gap, perhaps.
-        if self.idempotent and not batch.maybe_written:
+        if self.idempotent and not self.transactional and not batch.maybe_written:
             lane.refusal = error
             if Identity(batch.producer_id, batch.producer_epoch) == lane.identity:
                 lane.has_hole = True
@@ -356,6 +376,7 @@ class Sequencer(Generic[D]):
             producer_id=batch.producer_id,
             producer_epoch=batch.producer_epoch,
             base_sequence=batch.base_sequence,
+            is_transactional=self.transactional,
         )
 
     def validate(self) -> None:

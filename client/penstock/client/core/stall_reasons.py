@@ -23,6 +23,7 @@ from penstock.wire.errors import (
     UnknownLeaderEpochError,
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
+    UnstableOffsetCommitError,
 )
 from penstock.wire.stalls import StallReason
 
@@ -44,6 +45,7 @@ _REASONS: Final[dict[type[PenstockError], StallReason]] = {
     UnknownLeaderEpochError: StallReason.NO_LEADER,
     UnknownTopicIdError: StallReason.TOPIC_ABSENT,
     UnknownTopicOrPartitionError: StallReason.TOPIC_ABSENT,
+    UnstableOffsetCommitError: StallReason.WAITING_FOR_POSITION,
 }
 
 

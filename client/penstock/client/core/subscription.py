@@ -69,17 +69,23 @@ class Run:
     """Records of one partition, one after the other: those of a batch.
 
     ``start`` is the first that the application has not had. ``size_bytes`` is what the batch was
-    fetched as.
+    fetched as, and ``end`` the position after all of it: behind the last record there may be marks,
+    and what was aborted or compacted away.
     """
 
-    __slots__ = ("partition", "records", "size_bytes", "start")
+    __slots__ = ("end", "partition", "records", "size_bytes", "start")
 
     def __init__(
-        self, partition: TopicPartition, records: list[ConsumerRecord], size_bytes: int = 0
+        self,
+        partition: TopicPartition,
+        records: list[ConsumerRecord],
+        size_bytes: int,
+        end: Position,
     ) -> None:
         self.partition = partition
         self.records = records
         self.size_bytes = size_bytes
+        self.end = end
         self.start = 0
 
     def next(self, limit: int) -> list[ConsumerRecord]:
@@ -254,7 +260,8 @@ class Handout:
     def _handed_out(self, run: Run, end: int) -> None:
         """All up to there were, of the first run that is kept."""
         run.start = end
-        self._handed[run.partition] = _after(run.records[end - 1])
+        is_all = end == len(run.records)
+        self._handed[run.partition] = run.end if is_all else _after(run.records[end - 1])
         if end == len(run.records) and self._kept[0] is run:
             self._kept.popleft()
 
@@ -350,11 +357,28 @@ class Handout:
 
     def keep(self, runs: Iterable[Run]) -> None:
         """Keep records for the application, whose waiting for them may just be interrupted."""
-        self._kept.extend(runs)
+        for run in runs:
+            if run.records:
+                self._kept.append(run)
+            else:
+                self._go_past(run.partition, run.end)
 
     def keep_columns(self, runs: Iterable[ColumnRun]) -> None:
         """The same for columns."""
-        self._columns.extend(runs)
+        for run in runs:
+            if run.columns.record_count:
+                self._columns.append(run)
+            else:
+                self._go_past(run.partition, run.end)
+
+    def _go_past(self, partition: TopicPartition, end: Position) -> None:
+        """Nothing is to be handed out between what is kept of the partition, if any, and there."""
+        kept = [*self._held.get(partition, ()), *self._kept]
+        for run in reversed(kept):
+            if run.partition == partition:
+                run.end = end
+                return
+        self._handed[partition] = end
 
     def give_back_columns(self) -> list[ColumnRun]:
         """The columns that are kept, to be fetched anew: records are wanted after all."""

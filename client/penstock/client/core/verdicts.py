@@ -14,18 +14,26 @@ from penstock.client.core.sequencer import Sequencer
 from penstock.client.core.stall_reasons import reason_of
 from penstock.wire.errors import (
     BrokerFencedError,
+    ConcurrentTransactionsError,
+    CoordinatorLoadInProgressError,
+    CoordinatorNotAvailableError,
     CorruptRecordError,
     DeliveryTimeoutError,
     DiskFullError,
     FencedLeaderEpochError,
     InvalidProducerEpochError,
+    InvalidProducerIdMappingError,
+    InvalidTxnStateError,
     LeaderNotAvailableError,
     NetworkError,
+    NotCoordinatorError,
     NotEnoughReplicasError,
     OutOfOrderSequenceError,
     PenstockError,
+    ProducerFencedError,
     RecordTooLargeError,
     SerializationError,
+    TransactionAbortableError,
     UnknownLeaderEpochError,
     UnknownProducerIdError,
     UnknownTopicIdError,
@@ -36,14 +44,22 @@ from penstock.wire.wording import counted
 
 NOT_WRITTEN: Final = (
     BrokerFencedError,
+    ConcurrentTransactionsError,
+    CoordinatorLoadInProgressError,
+    CoordinatorNotAvailableError,
     CorruptRecordError,
     DiskFullError,
     FencedLeaderEpochError,
     InvalidProducerEpochError,
+    InvalidProducerIdMappingError,
+    InvalidTxnStateError,
     LeaderNotAvailableError,
+    NotCoordinatorError,
     NotEnoughReplicasError,
     OutOfOrderSequenceError,
+    ProducerFencedError,
     RecordTooLargeError,
+    TransactionAbortableError,
     UnknownLeaderEpochError,
     UnknownProducerIdError,
     UnknownTopicIdError,
@@ -156,6 +172,14 @@ def stranded(batch: Batch[Any], partition_count: int) -> PenstockError:
         )
     error.__cause__ = batch.last_error
     return error
+
+
+def torn(topic: str) -> PenstockError:
+    """A transaction has records in a topic that was made anew."""
+    return UnknownTopicIdError(
+        f"topic {topic!r} was deleted and made anew while a transaction wrote to it, and what it "
+        "had written there is gone"
+    )
 
 
 def timed_out(

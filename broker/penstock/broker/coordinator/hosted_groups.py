@@ -1,0 +1,160 @@
+"""A led partition of ``__consumer_offsets`` with its groups and their members' streams."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from functools import partial
+
+from penstock.broker.coordinator.hosted import HostedShard, HostPorts, Place
+from penstock.broker.coordinator.streams import MemberStream
+from penstock.broker.coordinator.writing import Held
+from penstock.broker.core.group_events import (
+    Effect,
+    ExpireOffsets,
+    GroupSettings,
+    Heartbeat,
+    Loaded,
+    Persist,
+    Respond,
+    Send,
+    Tick,
+    TopicsChanged,
+)
+from penstock.broker.core.group_shard import GroupShard
+from penstock.broker.core.group_topics import TopicView
+from penstock.v1 import groups_pb2
+from penstock.wire.errors import PenstockError
+from penstock.wire.ids import TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class GroupContext:
+    """What the groups of all partitions share."""
+
+    topics: TopicView
+    settings: GroupSettings
+
+
+class HostedGroups(HostedShard[GroupShard]):
+    """The groups of one partition during one leadership; see HostedShard."""
+
+    def __init__(self, place: Place, ports: HostPorts, context: GroupContext) -> None:
+        super().__init__(place, ports)
+        self._context = context
+        self._streams: dict[int, MemberStream] = {}
+        self._expiry: asyncio.TimerHandle | None = None  # When to look for offsets to forget.
+
+    def close(self, error: PenstockError) -> None:
+        """Stop at once, and tell everybody who waits, and every stream, why."""
+        super().close(error)
+        for stream in list(self._streams.values()):
+            stream.end(error)
+        self._streams.clear()
+
+    def heartbeat(self, stream: MemberStream, request: groups_pb2.GroupHeartbeatRequest) -> None:
+        """Take a member's message; the answer goes to the stream. Raises when not serving."""
+        self._check_serving()
+        self._streams[stream.stream_id] = stream
+        self._handle(Heartbeat(request.group_id, stream.stream_id, request, stream.client_host))
+
+    def committed(self) -> dict[str, dict[TopicPartition, int]]:
+        """By group the positions of partitions whose topic exists; nothing while it loads."""
+        topics = self._context.topics
+        groups = {} if self._shard is None else self._shard.groups
+        return {
+            group_id: {
+                partition: entry.offset
+                for partition, entry in group.state.offsets.items()
+                if topics.find_id(entry.topic_id) is not None
+            }
+            for group_id, group in groups.items()
+        }
+
+    def topics_changed(self, event: TopicsChanged) -> None:
+        """Topics came or went. What happens while loading is seen at its end."""
+        if self._shard is not None:
+            self._handle(event)
+
+    def forget_stream(self, stream: MemberStream) -> None:
+        """The stream is over."""
+        if self._streams.get(stream.stream_id) is stream:
+            del self._streams[stream.stream_id]
+
+    # ------------------------------------------------------------------ what HostedShard asks for
+
+    def _make_shard(self) -> GroupShard:
+        return GroupShard(self._context.topics, self._context.settings)
+
+    def _loaded_event(self) -> Loaded:
+        return Loaded()
+
+    def _tick_event(self) -> Tick:
+        return Tick()
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Persist():
+                self._persist(effect.group_id, effect.changes)
+            case Send():
+                self._send(effect)
+            case Respond():
+                self._respond(effect.group_id, effect.request_id, effect.response)
+
+    def _on_loaded(self, shard: GroupShard, record_count: int) -> None:
+        # Streams stayed: their members are heard again.
+        self._log.info("groups loaded", groups=len(shard.groups), records=record_count)
+        self._arm_expiry()
+
+    def _on_halted(self) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+
+    def _send(self, effect: Send) -> None:
+        stream = self._streams.get(effect.stream_id)
+        if not effect.is_reply:
+            # Also with nobody there to hear it: that a dead member was removed is to be logged.
+            self._hold(effect.group_id, Held(partial(self._push, stream, effect), _nothing))
+        elif stream is not None:
+            held = Held(
+                partial(stream.reply, effect.response),
+                partial(_refuse, stream, effect.response.member_id),
+            )
+            self._hold(effect.group_id, held)
+
+    def _push(self, stream: MemberStream | None, effect: Send) -> None:
+        if effect.response.HasField("error"):
+            self._log.info(
+                "member removed",
+                group=effect.group_id,
+                member=effect.response.member_id,
+                reason=effect.response.error.message,
+            )
+        if stream is not None:
+            stream.push(effect.response)
+
+    # ------------------------------------------------------------------ offsets that nobody uses
+
+    def _arm_expiry(self) -> None:
+        interval_s = self._context.settings.offsets_retention_check_interval_ms / 1000
+        self._expiry = asyncio.get_running_loop().call_later(interval_s, self._expire)
+
+    def _expire(self) -> None:
+        """Have groups forget offsets; a broker that may not serve leaves it to who may."""
+        try:
+            self._check_serving()
+        except PenstockError:
+            pass
+        else:
+            self._handle(ExpireOffsets(self._ports.wall_clock_ms()))
+        if self._shard is not None:
+            self._arm_expiry()
+
+
+def _refuse(stream: MemberStream, member_id: str, error: PenstockError) -> None:
+    stream.reply(groups_pb2.GroupHeartbeatResponse(error=error.to_proto(), member_id=member_id))
+
+
+def _nothing(_error: PenstockError) -> None:
+    """A push that tells what did not happen is simply not sent."""

@@ -1,0 +1,210 @@
+"""Has leaders write the marks that this broker's coordinators send."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Final
+
+import structlog
+from grpc import aio
+
+from penstock.broker.core import transaction_codec
+from penstock.broker.core.metadata_image import ImageChange, MetadataImage
+from penstock.broker.core.transaction_events import Mark, MarkDone
+from penstock.broker.core.transaction_marks import MarkQueue, MarkRequest, Owner
+from penstock.broker.core.transaction_values import Participant
+from penstock.broker.peers import Peers
+from penstock.v1 import common_pb2, coordination_pb2
+from penstock.v1.coordination_pb2_grpc import CoordinationStub
+from penstock.wire.errors import NetworkError, PenstockError, UnknownServerError
+from penstock.wire.ids import TopicIdPartition
+
+_TIMEOUT_S: Final = 30.0
+"""So long a leader may take, which gives up by itself before."""
+
+_TELL_EVERY_MS: Final = 10_000
+
+WriteMarkers = Callable[
+    [coordination_pb2.WriteMarkersRequest], Awaitable[coordination_pb2.WriteMarkersResponse]
+]
+"""What this broker leads itself; see LedTransactions.write_markers."""
+
+OnDone = Callable[[Owner, Sequence[MarkDone]], None]
+
+log = structlog.get_logger()
+
+
+class ImageLeaders:
+    """Leaders of an image."""
+
+    def __init__(self, image: MetadataImage) -> None:
+        self._image = image
+
+    def exists(self, participant: Participant) -> bool:
+        """Whether the topic is known."""
+        return self._image.topic_by_id(participant.topic_id) is not None
+
+    def leader_of(self, participant: Participant) -> int | None:
+        """The node id of the leader."""
+        key = TopicIdPartition(participant.topic_id, participant.partition)
+        record = self._image.partition_by_id(key)
+        return None if record is None or record.leader < 0 else record.leader
+
+
+class MarkSender:
+    """Sends marks until they are committed, and says so to ``on_done``. Used on one event loop.
+
+    What to send, where and when is MarkQueue's to say. A leader on this broker is called directly.
+    """
+
+    def __init__(
+        self,
+        node_id: int,
+        image: MetadataImage,
+        peers: Peers,
+        local: WriteMarkers,
+        *,
+        clock_ms: Callable[[], int],
+        on_done: OnDone,
+    ) -> None:
+        self._node_id = node_id
+        self._image = image
+        self._peers = peers
+        self._local = local
+        self._clock_ms = clock_ms
+        self._on_done = on_done
+        self._queue = MarkQueue(ImageLeaders(image))
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._woken = False
+        self._stopped = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._told_ms: dict[int, int] = {}  # By node when it was last said that it does not write.
+
+    @property
+    def count(self) -> int:
+        """How many transactions have marks on their way."""
+        return self._queue.count
+
+    def send(self, owner: Owner, marks: Iterable[Mark]) -> None:
+        """Have marks written that belong to ``owner``. Their decision must be committed."""
+        self._queue.add(owner, marks)
+        self._wake()
+
+    def drop(self, owner: Owner) -> None:
+        """Send the marks of ``owner`` no more: another broker does, or it is loaded anew."""
+        self._queue.drop(owner)
+
+    def on_metadata(self, change: ImageChange) -> None:
+        """Go by what has just been applied to the image."""
+        if change.partitions or change.topics or change.removed_topics or change.snapshot:
+            self._queue.rerouted()
+            self._wake()
+
+    async def stop(self) -> None:
+        """Send nothing more."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _wake(self) -> None:
+        """Send soon: what else comes in this turn of the loop goes together."""
+        if not self._woken and not self._stopped:
+            self._woken = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._woken = False
+        if self._stopped:
+            return
+        now_ms = self._clock_ms()
+        for request in self._queue.next_requests(now_ms):
+            task = asyncio.create_task(
+                self._send(request), name=f"marks for broker {request.node_id}"
+            )
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline_ms = self._queue.next_deadline_ms(now_ms)
+        if deadline_ms is not None:
+            after_s = max(deadline_ms - now_ms, 1) / 1000
+            self._timer = asyncio.get_running_loop().call_later(after_s, self._wake)
+
+    async def _send(self, request: MarkRequest) -> None:
+        written: list[list[bool]] | None = None
+        try:
+            response = await self._ask(request.node_id, self._message(request))
+            written = self._read(request, response)
+        except PenstockError as error:
+            self._tell(request.node_id, error.message)
+        except Exception as error:
+            log.exception("marks not written; trying again", leader=request.node_id)
+            self._tell(request.node_id, repr(error))
+        done = self._queue.answered(request, written, self._clock_ms())
+        for owner, marks in done.items():
+            self._on_done(owner, marks)
+        self._wake()
+
+    def _message(self, request: MarkRequest) -> coordination_pb2.WriteMarkersRequest:
+        return coordination_pb2.WriteMarkersRequest(
+            cluster_id=self._image.cluster_id,
+            markers=[
+                coordination_pb2.TransactionMarker(
+                    producer_id=piece.mark.producer_id,
+                    producer_epoch=piece.mark.producer_epoch,
+                    commit=piece.mark.commit,
+                    coordinator_epoch=piece.coordinator_epoch,
+                    partitions=transaction_codec.topic_partitions(piece.partitions),
+                )
+                for piece in request.pieces
+            ],
+        )
+
+    async def _ask(
+        self, node_id: int, message: coordination_pb2.WriteMarkersRequest
+    ) -> coordination_pb2.WriteMarkersResponse:
+        if node_id == self._node_id:
+            return await self._local(message)
+        stub: Any = CoordinationStub(await self._peers.channel(node_id))
+        try:
+            response: coordination_pb2.WriteMarkersResponse = await stub.WriteMarkers(
+                message, timeout=_TIMEOUT_S
+            )
+        except aio.AioRpcError as error:
+            # Where it serves brokers may have changed with its process.
+            await self._peers.forget(node_id)
+            raise NetworkError(f"broker {node_id}: {error.details() or error.code()}") from error
+        return response
+
+    def _read(
+        self, request: MarkRequest, response: coordination_pb2.WriteMarkersResponse
+    ) -> list[list[bool]]:
+        refusals: list[common_pb2.Error] = []
+        written = []
+        shapes = [len(result.outcomes) for result in response.results]
+        if shapes != [len(piece.partitions) for piece in request.pieces]:
+            raise UnknownServerError(
+                f"broker {request.node_id} was sent {len(request.pieces)} marks, and its answer "
+                "is not about them"
+            )
+        for result in response.results:
+            written.append([outcome.code == 0 for outcome in result.outcomes])
+            refusals += [outcome for outcome in result.outcomes if outcome.code]
+        if refusals:
+            self._tell(request.node_id, refusals[0].message, len(refusals))
+        return written
+
+    def _tell(self, node_id: int, reason: str, count: int | None = None) -> None:
+        now_ms = self._clock_ms()
+        before_ms = self._told_ms.get(node_id)
+        if before_ms is None or now_ms - before_ms >= _TELL_EVERY_MS:
+            self._told_ms[node_id] = now_ms
+            log.warning(
+                "marks not written; trying again", leader=node_id, reason=reason, refused=count
+            )

@@ -1,0 +1,282 @@
+"""Transactions in the partitions that this broker leads: the marks that end them, what is open."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from heapq import nlargest
+from typing import Final, NamedTuple
+
+import structlog
+
+from penstock.broker.core.metadata_image import MetadataImage
+from penstock.broker.core.producer_state import ProducerEntry
+from penstock.broker.core.transactions import Marker, OpenTransaction
+from penstock.broker.replication.admitting import check_cluster
+from penstock.broker.replication.answers import not_enough_replicas
+from penstock.broker.replication.partition import Partition
+from penstock.v1 import common_pb2, coordination_pb2, transactions_pb2
+from penstock.wire.errors import (
+    DiskFullError,
+    InvalidRequestError,
+    InvalidTxnStateError,
+    PenstockError,
+    RequestTimedOutError,
+    UnknownServerError,
+)
+
+_COMMIT_TIMEOUT_S: Final = 2.0
+"""So long the marks of one partition may hold up the answer about those of others."""
+
+_MAX_EPOCH: Final = 2**15 - 1
+_NO_COORDINATOR: Final = -1  # In the mark of a hanging transaction.
+_IDLE_PRODUCERS_TOLD: Final = 1_000
+
+MarkListener = Callable[[str, int, int, Sequence[Marker], int], object]
+"""Called with topic, partition, leader epoch, marks and log end once this broker has appended them
+as the leader, before they are committed. Some of the marks may have been there. It must not raise.
+"""
+
+logger = structlog.get_logger()
+
+
+class _Place(NamedTuple):
+    """A partition as a request names it."""
+
+    topic: str
+    topic_id: bytes
+    partition: int
+
+
+class _Wanted(NamedTuple):
+    """One mark of a request for one partition, and where its outcome goes."""
+
+    marker: Marker
+    outcome: common_pb2.Error
+
+
+class LedTransactions:
+    """Ends transactions in what this broker leads, and tells what is open. Used on one event loop.
+
+    ``locate`` gives the partition, or raises the typed refusal.
+    """
+
+    def __init__(
+        self,
+        node_id: int,
+        image: MetadataImage,
+        locate: Callable[[str, bytes, int, int], Partition],
+        wall_clock_ms: Callable[[], int],
+    ) -> None:
+        self._node_id = node_id
+        self._image = image
+        self._locate = locate
+        self._wall_clock_ms = wall_clock_ms
+        self._listeners: list[MarkListener] = []
+
+    def add_mark_listener(self, listener: MarkListener) -> None:
+        """Call ``listener`` whenever marks were appended."""
+        self._listeners.append(listener)
+
+    # --- Marks --------------------------------------------------------------------------------
+
+    async def write_markers(
+        self, request: coordination_pb2.WriteMarkersRequest
+    ) -> coordination_pb2.WriteMarkersResponse:
+        """End transactions; answered when all marks are committed, or refused for a reason each.
+
+        The marks of a request for one partition are appended together, before this suspends. One
+        that is there already is not appended again, but answered only when it is committed as well.
+        As with a producer's acks=all nothing is appended where too few replicas are in sync. After
+        RequestTimedOutError, NotLeaderError and NotEnoughReplicasAfterAppendError a mark may be in
+        the log: it is to be sent again in any case. Raises nothing.
+        """
+        response = coordination_pb2.WriteMarkersResponse()
+        wanted: dict[_Place, list[_Wanted]] = {}
+        for entry in request.markers:
+            result = response.results.add()
+            marker = Marker(
+                entry.producer_id, entry.producer_epoch, entry.commit, entry.coordinator_epoch
+            )
+            for where in entry.partitions:
+                place = _Place(where.topic, where.topic_id, where.partition)
+                wanted.setdefault(place, []).append(_Wanted(marker, result.outcomes.add()))
+        try:
+            check_cluster(self._node_id, self._image, request.cluster_id)
+        except PenstockError as error:
+            for marks in wanted.values():
+                _refuse(marks, error)
+            return response
+        commits = [
+            commit
+            for place, marks in wanted.items()
+            if (commit := self._append(place, list(_sound(marks)))) is not None
+        ]
+        await asyncio.gather(*(self._wait(commit) for commit in commits))
+        return response
+
+    def _append(self, place: _Place, wanted: list[_Wanted]) -> _Commit | None:
+        """Append what is to be marked in one partition; what is then to be waited for."""
+        if not wanted:
+            return None
+        try:
+            partition = self._locate(place.topic, place.topic_id, place.partition, -1)
+            self._mark(partition, [one.marker for one in wanted])
+        except PenstockError as error:
+            _refuse(wanted, error)
+            return None
+        except Exception as error:
+            # One broken partition must not keep the marks of all the others waiting.
+            logger.exception("marks not written", topic=place.topic, partition=place.partition)
+            failed = UnknownServerError(
+                f"{place.topic}-{place.partition}: the broker failed; see its log ({error!r})"
+            )
+            _refuse(wanted, failed)
+            return None
+        return _Commit(partition, partition.log.log_end_offset, wanted)
+
+    def _mark(self, partition: Partition, markers: list[Marker]) -> None:
+        replica = partition.replica
+        if replica.under_min_isr:
+            raise not_enough_replicas(
+                partition.name, replica.isr, replica.min_isr, replica.replicas
+            )
+        try:
+            info = partition.append_markers(markers, wall_ms=self._wall_clock_ms())
+        except DiskFullError as error:
+            raise DiskFullError(f"broker {self._node_id}: {error.message}") from error
+        if info.size_bytes:
+            topic, number = partition.name
+            for listener in self._listeners:
+                listener(topic, number, replica.leader_epoch, markers, info.last_offset + 1)
+
+    async def _wait(self, commit: _Commit) -> None:
+        try:
+            await self._wait_committed(commit.partition, commit.end_offset)
+        except PenstockError as error:
+            _refuse(commit.wanted, error)
+
+    async def _wait_committed(self, partition: Partition, end_offset: int) -> None:
+        if partition.replica.high_watermark >= end_offset:
+            return
+        try:
+            async with asyncio.timeout(_COMMIT_TIMEOUT_S):
+                await partition.commit_waiters.add(end_offset)
+        except TimeoutError:
+            raise RequestTimedOutError(
+                f"{partition.name}: the marks are in the log, but were not committed within "
+                f"{_COMMIT_TIMEOUT_S:g} s; send them again"
+            ) from None
+
+    # --- What people ask ----------------------------------------------------------------------
+
+    def describe_producers(
+        self, request: transactions_pb2.DescribeProducersRequest
+    ) -> transactions_pb2.DescribeProducersResponse:
+        """What the logs know of producers. Raises nothing."""
+        response = transactions_pb2.DescribeProducersResponse()
+        for where in request.partitions:
+            entry = response.partitions.add(partition=where)
+            try:
+                partition = self._locate(where.topic, where.topic_id, where.partition, -1)
+            except PenstockError as error:
+                entry.error.CopyFrom(error.to_proto())
+            else:
+                _describe(partition, entry)
+        return response
+
+    async def abort_hanging(
+        self, request: transactions_pb2.AbortHangingRequest
+    ) -> transactions_pb2.AbortHangingResponse:
+        """End a transaction that no coordinator knows of with a mark of its own; when committed."""
+        where = request.partition
+        try:
+            partition = self._locate(where.topic, where.topic_id, where.partition, -1)
+            found = _open_at(partition, request.producer_id, request.start_offset)
+            epoch = found.producer_epoch + 1
+            if epoch > _MAX_EPOCH:
+                raise InvalidTxnStateError(
+                    f"{partition.name}: the transaction has the last epoch there is, and a mark "
+                    "needs a later one; nothing was done"
+                )
+            self._mark(partition, [Marker(found.producer_id, epoch, False, _NO_COORDINATOR)])
+            logger.warning(
+                "hanging transaction aborted",
+                partition=str(partition.name),
+                producer_id=found.producer_id,
+                producer_epoch=found.producer_epoch,
+                start_offset=found.first_offset,
+                next_step="look after what was lost: a transaction hangs only where records of "
+                "__transaction_state or of the partition are gone",
+            )
+            await self._wait_committed(partition, partition.log.log_end_offset)
+        except PenstockError as error:
+            return transactions_pb2.AbortHangingResponse(error=error.to_proto())
+        return transactions_pb2.AbortHangingResponse()
+
+
+class _Commit(NamedTuple):
+    """Marks that are answered once the log is committed up to an offset."""
+
+    partition: Partition
+    end_offset: int
+    wanted: list[_Wanted]
+
+
+def _sound(wanted: list[_Wanted]) -> Iterator[_Wanted]:
+    """The marks that can be written; the others are refused."""
+    for one in wanted:
+        marker = one.marker
+        if marker.producer_id >= 0 and 0 <= marker.producer_epoch <= _MAX_EPOCH:
+            yield one
+            continue
+        error = InvalidRequestError(
+            f"producer {marker.producer_id} with epoch {marker.producer_epoch} can't have a mark; "
+            f"ids begin at 0, and epochs are at most {_MAX_EPOCH}"
+        )
+        _refuse([one], error)
+
+
+def _refuse(wanted: list[_Wanted], error: PenstockError) -> None:
+    for one in wanted:
+        one.outcome.CopyFrom(error.to_proto())
+
+
+def _open_at(partition: Partition, producer_id: int, start_offset: int) -> OpenTransaction:
+    """The transaction that begins there. Raises InvalidTxnStateError when none is open."""
+    started = "it has none open"
+    for found in partition.log.open_transactions():
+        if found.producer_id == producer_id:
+            if found.first_offset == start_offset:
+                return found
+            started = f"its open one begins at offset {found.first_offset}"
+    raise InvalidTxnStateError(
+        f"{partition.name}: no transaction of producer {producer_id} that begins at offset "
+        f"{start_offset} is open: {started}; nothing was done, see DescribeProducers"
+    )
+
+
+def _describe(partition: Partition, entry: transactions_pb2.PartitionProducers) -> None:
+    log = partition.log
+    entry.last_stable_offset = log.last_stable_offset(partition.replica.high_watermark)
+    started = {one.producer_id: one.first_offset for one in log.open_transactions()}
+    idle: list[tuple[int, ProducerEntry]] = []
+    told: list[tuple[int, ProducerEntry]] = []
+    for producer_id, producer in log.producers.entries():
+        (told if producer_id in started else idle).append((producer_id, producer))
+    told += nlargest(_IDLE_PRODUCERS_TOLD, idle, key=lambda item: item[1].last_seen_ms)
+    for producer_id, producer in sorted(told, key=lambda item: item[0]):
+        entry.producers.append(_described(producer_id, producer, started.get(producer_id, -1)))
+
+
+def _described(
+    producer_id: int, producer: ProducerEntry, start_offset: int
+) -> transactions_pb2.ProducerDescription:
+    last = producer.batches[-1] if producer.batches else None
+    return transactions_pb2.ProducerDescription(
+        producer_id=producer_id,
+        producer_epoch=producer.producer_epoch,
+        last_sequence=-1 if last is None else last.last_sequence,
+        last_timestamp_ms=-1 if last is None else last.timestamp_ms,
+        transaction_start_offset=start_offset,
+    )
