@@ -14,7 +14,7 @@ SCRIPTS = [
     "catch_up.py", "client.py", "codec.py", "consume.py", "controller_failover.py", "failover.py",
     "group_failover.py", "idle.py",
     "log_recovery.py", "many_partitions.py", "metadata_scale.py", "produce_latency.py",
-    "quorum_commit.py", "soak.py", "throughput.py", "transaction_soak.py",
+    "quorum_commit.py", "soak.py", "throughput.py", "transaction_soak.py", "transactions.py",
 ]  # fmt: skip
 
 
@@ -128,6 +128,19 @@ def test_consuming_is_measured():
     for each in rounds:
         assert each["records"] >= 20_000
         assert each["records_per_s"] > 0
+
+
+@pytest.mark.integration
+def test_transactions_are_timed_and_compared():
+    small = ("--transactions", "20", "--producers", "1", "2", "--records", "20000", "--json")
+    figures = json.loads(run("transactions.py", *small))
+    assert [one["producers"] for one in figures["small"]] == [1, 2]
+    for one in figures["small"]:
+        assert one["transactions"] == 20
+        assert 0 < one["p50_ms"] <= one["p99_ms"]
+        assert one["cpu_s_per_thousand"] > 0
+    assert [one["records"] for one in figures["flows"]] == [20_000, 20_000, 30_000, 30_000]
+    assert all(one["records_per_s"] > 0 for one in figures["flows"])
 
 
 @pytest.mark.integration
