@@ -28,7 +28,8 @@ endif
 	test-integration-brokers test-integration-clients proto proto-check bench-failover \
 	bench-group-failover bench-idle bench-quorum bench-controller-failover bench-metadata \
 	bench-latency bench-catch-up bench-throughput \
-	bench-recovery bench-partitions bench-tls bench-codec bench-client bench-consume soak \
+	bench-recovery bench-partitions bench-tls bench-codec bench-client bench-consume bench-transactions soak \
+	transaction-soak \
 	kill-loop fuzz-codec flip-loop sim sim-mutants build clean distclean
 
 help: ## List the targets
@@ -114,6 +115,9 @@ bench-client: $(VENV)/.installed-dev ## Measure every way to write and read agai
 bench-consume: $(VENV)/.installed-dev ## Measure the records a second that a consumer hands out
 	@$(BIN)/python bench/consume.py $(ARGS)
 
+bench-transactions: $(VENV)/.installed-dev ## Measure what transactions cost who writes and reads them
+	@$(BIN)/python bench/transactions.py $(ARGS)
+
 # --- Checking -------------------------------------------------------------------------------------
 
 # Simulations take one core, and no time of the clock's: they run beside the unit tests. Integration
@@ -161,6 +165,10 @@ SECONDS    ?= 600
 soak: $(VENV)/.installed-dev ## Write and read for ten minutes while members and nodes die
 	@$(BIN)/python bench/soak.py --seconds $(SECONDS) $(ARGS)
 
+# Transactions while nodes and clients are killed: make transaction-soak ARGS="--transactions 2000 --json"
+transaction-soak: $(VENV)/.installed-dev ## Commit 100,000 transactions while nodes and clients die
+	@$(BIN)/python bench/transaction_soak.py $(ARGS)
+
 kill-loop: $(VENV)/.installed-dev ## Kill real nodes in a loop under load, and check every record
 	KILL_ROUNDS=$(ROUNDS) KILL_SEED=$(SEED) $(PYTEST) -x tests/integration/broker/test_kill_loop.py $(ARGS)
 
@@ -170,7 +178,7 @@ BITS       ?= 3
 flip-loop: $(VENV)/.installed-dev ## The same while bits flip on the disks of those nodes
 	FLIP_ROUNDS=$(ROUNDS) FLIP_SEED=$(SEED) FLIP_BITS=$(BITS) $(PYTEST) -x tests/integration/broker/test_flip_loop.py $(ARGS)
 
-# Thousands of seeds of both simulators: make sim SEEDS=5000 SEED_START=0 JOBS=2
+# Thousands of seeds of the simulators: make sim SEEDS=5000 SEED_START=0 JOBS=2
 SIM        ?= all
 SEEDS      ?= 1000
 SEED_START ?= 0
@@ -178,7 +186,7 @@ JOBS       ?= 1
 
 SIMULATE := $(BIN)/python -m tests.simulation
 
-sim: $(VENV)/.installed-dev ## Run seeds of the simulators (SIM=cluster|quorum|all, SEEDS, JOBS, ...)
+sim: $(VENV)/.installed-dev ## Run seeds of the simulators (SIM=cluster|transactions|quorum|all, ...)
 	@$(SIMULATE) --sim $(SIM) --start $(SEED_START) --seeds $(SEEDS) --jobs $(JOBS) $(ARGS)
 
 sim-mutants: $(VENV)/.installed-dev ## Leave out each rule that simulators know, and see it noticed

@@ -6,6 +6,7 @@ import argparse
 
 from penstock.chaos.simulator.bugs import BUGS
 from penstock.chaos.simulator.simulation import Simulation
+from penstock.chaos.simulator.transactions.bugs import TRANSACTION_BUGS
 from tests.simulation.quorum import faults, healing  # noqa: F401 - workers are forked with them.
 from tests.simulation.quorum.leaving_out import hunt
 from tests.simulation.quorum.mutants import MUTANTS
@@ -16,6 +17,12 @@ from tests.simulation.runner import Hunted, Outcome, Simulator, hunt_mutants, ru
 def run_cluster(seed: int) -> Outcome:
     """One seed of the clusters' simulator."""
     report = Simulation(seed).run()
+    return Outcome(seed, report.violation is not None, str(report), report.story, report.totals)
+
+
+def run_transactions(seed: int) -> Outcome:
+    """One seed of the clusters' simulator whose clients write transactions."""
+    report = Simulation(seed, given={"transactions": True}).run()
     return Outcome(seed, report.violation is not None, str(report), report.story, report.totals)
 
 
@@ -44,7 +51,15 @@ def hunt_in_quorum(chosen: tuple[str, int, int]) -> Hunted:
 
 
 SIMULATORS = {
-    "cluster": Simulator("cluster", run_cluster, tuple(BUGS), hunt_in_cluster),
+    "cluster": Simulator(
+        "cluster",
+        run_cluster,
+        tuple(name for name in BUGS if name not in TRANSACTION_BUGS),
+        hunt_in_cluster,
+    ),
+    "transactions": Simulator(
+        "transactions", run_transactions, tuple(TRANSACTION_BUGS), hunt_in_cluster
+    ),
     "quorum": Simulator("quorum", run_quorum, tuple(MUTANTS), hunt_in_quorum),
 }
 

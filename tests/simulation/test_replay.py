@@ -14,10 +14,10 @@ from penstock.chaos.simulator.faults import KINDS, draw_faults
 from penstock.chaos.simulator.simulation import shrink
 
 
-def told(seed: int, hash_seed: str) -> str:
+def told(seed: int, hash_seed: str, *more: str) -> str:
     """What another process tells of the run; sets and dicts are ordered otherwise there."""
     done = subprocess.run(
-        [sys.executable, "-m", "penstock.chaos.simulator", "--seed", str(seed), "--story"],
+        [sys.executable, "-m", "penstock.chaos.simulator", "--seed", str(seed), "--story", *more],
         env={**os.environ, "PYTHONHASHSEED": hash_seed},
         capture_output=True,
         text=True,

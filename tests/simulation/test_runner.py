@@ -9,13 +9,15 @@ from tests.simulation.__main__ import SIMULATORS, main
 
 
 @pytest.mark.simulation
-def test_seeds_of_both_simulators_are_run_and_added_up(capsys: pytest.CaptureFixture[str]) -> None:
+def test_seeds_of_all_simulators_are_run_and_added_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seeds", "2", "--start", "3"]) == 0
     output = capsys.readouterr().out
-    assert output.count("no promise was broken") == 2
-    assert output.index("cluster:") < output.index("quorum:")
-    [records] = [line for line in output.splitlines() if "records committed" in line]
-    assert int(records.split()[-1].replace(",", "")) > 0
+    assert output.count("no promise was broken") == 3
+    assert output.index("cluster:") < output.index("transactions:") < output.index("quorum:")
+    for figure, simulators in (("records committed", 2), ("transactions committed", 1)):
+        lines = [line for line in output.splitlines() if figure in line]
+        assert len(lines) == simulators
+        assert all(int(line.split()[-1].replace(",", "")) > 0 for line in lines)
 
 
 @pytest.mark.simulation
@@ -28,13 +30,14 @@ def test_a_broken_promise_is_told_with_its_seed(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.simulation
-def test_mutants_of_both_are_told_with_the_seeds_they_took(
+def test_mutants_of_all_are_told_with_the_seeds_they_took(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    chosen = ["--only", "acks-before-flush", "--only", "appends always cut"]
+    names = ("acks-before-flush", "appends always cut", "marks-are-forgotten")
+    chosen = [word for name in names for word in ("--only", name)]
     assert main(["--mutants", "--seeds", "20", *chosen]) == 0
     output = capsys.readouterr().out
-    assert output.count("1 of 1 mutants caught") == 2
+    assert output.count("1 of 1 mutants caught") == 3
     assert "NOT CAUGHT" not in output
 
 

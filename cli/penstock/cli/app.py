@@ -29,6 +29,7 @@ from penstock.cli import (
     quorum,
     replay,
     topics,
+    transactions,
 )
 from penstock.cli import format as format_command
 from penstock.cli.errors import (
@@ -183,6 +184,7 @@ app.command("consume")(consume.consume)
 app.command("replay")(replay.replay)
 app.add_typer(groups.app, name="groups")
 app.add_typer(offsets.app, name="offsets")
+app.add_typer(transactions.app, name="transactions")
 app.add_typer(bench.app, name="bench")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(quorum.app, name="quorum")

@@ -89,7 +89,8 @@ def _print_batches(batches: Iterable[BatchDump]) -> None:
     print_table(
         (
             *("Position", "Bytes", "BaseOffset", "LastOffset", "Records", "LeaderEpoch"),
-            *("Compression", "MaxTimestampMs", "ProducerId", "Epoch", "Sequence", "Crc", "Error"),
+            *("Compression", "MaxTimestampMs", "ProducerId", "Epoch", "Sequence", "Transaction"),
+            *("Crc", "Error"),
         ),
         [
             (
@@ -104,6 +105,7 @@ def _print_batches(batches: Iterable[BatchDump]) -> None:
                 batch.producer_id,
                 batch.producer_epoch,
                 batch.base_sequence,
+                _transaction_of(batch),
                 f"{batch.crc:08x}",
                 batch.error,
             )
@@ -111,6 +113,13 @@ def _print_batches(batches: Iterable[BatchDump]) -> None:
         ],
         right=("Position", "Bytes", "BaseOffset", "LastOffset", "Records", "LeaderEpoch"),
     )
+
+
+def _transaction_of(batch: BatchDump) -> str | None:
+    """What the batch has to do with its producer's transaction: it is in it, or ends it."""
+    if batch.marker is not None:
+        return f"{batch.marker} by coordinator epoch {batch.coordinator_epoch}"
+    return "in it" if batch.is_transactional and not batch.is_control else None
 
 
 def _print_verdict(verdict: SegmentReport) -> None:

@@ -16,9 +16,13 @@ from penstock.client.descriptions import (
     CreatedTopic,
     GroupDescription,
     GroupListing,
+    HangingTransaction,
+    PartitionProducers,
     PartitionReassignment,
     QuorumDescription,
     TopicDescription,
+    TransactionDescription,
+    TransactionListing,
 )
 from penstock.client.model import OffsetAndMetadata, OffsetAndTimestamp
 from penstock.wire.ids import TopicPartition
@@ -292,6 +296,64 @@ class AdminClient:
         for the first that cannot be forgotten; the others are.
         """
         self._run(self._client.delete_group_offsets, group_id, partitions)
+
+    def list_transactions(
+        self, states: Iterable[str] = (), *, min_duration_ms: int = 0
+    ) -> list[TransactionListing]:
+        """Every transactional id, by id, attempts of engines among them.
+
+        Only those in ``states`` (empty, ongoing, prepare_commit, prepare_abort), and only
+        transactions that have gone on for so long, if either is given. Raises NetworkError when a
+        living broker does not answer, for its ids would be missing.
+        """
+        return self._run(self._client.list_transactions, states, min_duration_ms=min_duration_ms)
+
+    def describe_transactions(
+        self, transactional_ids: Iterable[str]
+    ) -> list[TransactionDescription]:
+        """The ids named, in that order. Raises TransactionalIdNotFoundError for the first that no
+        coordinator knows.
+        """
+        return self._run(self._client.describe_transactions, transactional_ids)
+
+    def abort_transaction(self, transactional_id: str) -> None:
+        """Abort the open transaction of an id, whatever its producer does; that hears of it as of a
+        timeout, and may begin another one.
+
+        Returns when that is decided. Raises TransactionalIdNotFoundError, InvalidTxnStateError when
+        none is open, or it is decided already.
+        """
+        self._run(self._client.abort_transaction, transactional_id)
+
+    def describe_producers(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, PartitionProducers]:
+        """What the leaders' logs of these partitions know of producers, and which of them have a
+        transaction open. Raises UnknownTopicOrPartitionError.
+        """
+        return self._run(self._client.describe_producers, partitions)
+
+    def find_hanging(
+        self, partitions: Iterable[TopicPartition], *, older_than_ms: int
+    ) -> list[HangingTransaction]:
+        """Transactions that are open in the logs of these partitions, whose last batch is so old,
+        and that no coordinator knows as open there (KIP-664).
+
+        There are none unless data were lost. Every broker is asked: raises NetworkError when a
+        living one does not answer.
+        """
+        return self._run(self._client.find_hanging, partitions, older_than_ms=older_than_ms)
+
+    def abort_hanging(
+        self, partition: TopicPartition, producer_id: int, start_offset: int | None = None
+    ) -> int:
+        """End a transaction in one partition's log without its coordinator; where it begins.
+
+        Only for what ``find_hanging`` finds: of a transaction that a coordinator may still commit,
+        this partition would keep nothing. With ``start_offset`` no other one of the producer
+        is touched. Raises InvalidTxnStateError when none is open there.
+        """
+        return self._run(self._client.abort_hanging, partition, producer_id, start_offset)
 
     def list_offsets(
         self, partitions: Mapping[TopicPartition, OffsetSpec]

@@ -13,7 +13,7 @@ from penstock.client import admin_values
 from penstock.client.background import LoopGuard
 from penstock.client.cluster import Cluster, now_ms
 from penstock.client.config import AdminConfig, AdminSettings
-from penstock.client.coordinator import Coordinators
+from penstock.client.coordinator import Coordinators, Kind
 from penstock.client.descriptions import ClusterDescription
 from penstock.client.leader_calls import LeaderCalls
 from penstock.client.metadata_keeper import MetadataKeeper
@@ -58,6 +58,7 @@ class AdminCalls:
         self._keeper = MetadataKeeper(self._cluster, lambda: None)
         self._leaders = LeaderCalls(self._cluster, self._keeper)
         self._coordinators = Coordinators(self._cluster)
+        self._transactions = Coordinators(self._cluster, Kind.TRANSACTION)
         self._closed = False
 
     async def __aenter__(self) -> Self:

@@ -13,14 +13,25 @@ from penstock.client.descriptions import (
     MemberDescription,
     OutOfSyncReplica,
     PartitionDescription,
+    PartitionProducers,
     PartitionReassignment,
+    ProducerState,
     QuorumDescription,
     QuorumVoter,
     ReplicaProgress,
     TopicDescription,
+    TransactionDescription,
+    TransactionListing,
 )
 from penstock.client.model import OffsetAndMetadata
-from penstock.v1 import admin_pb2, common_pb2, controller_pb2, groups_pb2, metadata_pb2
+from penstock.v1 import (
+    admin_pb2,
+    common_pb2,
+    controller_pb2,
+    groups_pb2,
+    metadata_pb2,
+    transactions_pb2,
+)
 from penstock.wire.ids import TopicPartition, format_topic_id
 
 _ROLES: Final[Mapping[int, str]] = {
@@ -37,6 +48,11 @@ _REASONS: Final[Mapping[int, str]] = {
     metadata_pb2.OUT_OF_SYNC_REASON_OFFLINE: "offline",
     metadata_pb2.OUT_OF_SYNC_REASON_DAMAGED: "damaged",
 }
+
+
+_STATE_PREFIX: Final = "TRANSACTION_STATE_"
+TRANSACTION_STATES: Final = ("empty", "ongoing", "prepare_commit", "prepare_abort")
+"""What a transactional id can be at."""
 
 
 def topic_id_text(topic_id: bytes) -> str:
@@ -237,4 +253,54 @@ def offset_proto(
         offset=position.offset,
         leader_epoch=position.leader_epoch,
         metadata=position.metadata,
+    )
+
+
+def transaction_state_proto(name: str) -> transactions_pb2.TransactionState.ValueType:
+    """A state of a transaction as requests name it."""
+    return transactions_pb2.TransactionState.Value(_STATE_PREFIX + name.upper())
+
+
+def _transaction_state(value: transactions_pb2.TransactionState.ValueType) -> str:
+    if value not in transactions_pb2.TransactionState.values():
+        return "unknown"  # Of a newer broker.
+    name = transactions_pb2.TransactionState.Name(value)
+    return name.removeprefix(_STATE_PREFIX).lower()
+
+
+def transaction_listing(
+    proto: transactions_pb2.TransactionListing, coordinator: int
+) -> TransactionListing:
+    """A transactional id in brief."""
+    state = _transaction_state(proto.state)
+    return TransactionListing(proto.transactional_id, proto.producer_id, state, coordinator)
+
+
+def transaction(proto: transactions_pb2.TransactionDescription) -> TransactionDescription:
+    """A transactional id."""
+    return TransactionDescription(
+        transactional_id=proto.transactional_id,
+        state=_transaction_state(proto.state),
+        producer_id=proto.producer_id,
+        producer_epoch=proto.producer_epoch,
+        transaction_timeout_ms=proto.transaction_timeout_ms,
+        start_ms=proto.start_ms,
+        partitions=tuple(sorted(partition(entry) for entry in proto.partitions)),
+    )
+
+
+def partition_producers(proto: transactions_pb2.PartitionProducers) -> PartitionProducers:
+    """The producers of a partition."""
+    return PartitionProducers(
+        proto.last_stable_offset,
+        tuple(
+            ProducerState(
+                entry.producer_id,
+                entry.producer_epoch,
+                entry.last_sequence,
+                entry.last_timestamp_ms,
+                entry.transaction_start_offset,
+            )
+            for entry in proto.producers
+        ),
     )

@@ -249,3 +249,72 @@ class QuorumDescription:
     def tolerated_losses(self) -> int:
         """How many of the voters may be down while the others go on deciding."""
         return max(0, len(self.voters) - 1) // 2
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionListing:
+    """A transactional id in brief. ``state`` is empty, ongoing, prepare_commit or prepare_abort."""
+
+    transactional_id: str
+    producer_id: int
+    state: str
+    coordinator: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionDescription:
+    """A transactional id whole.
+
+    ``start_ms`` is when its open transaction began, in milliseconds since 1970, or -1. Once that is
+    decided (prepare_commit, prepare_abort), ``producer_epoch`` is the next one's already, and
+    ``partitions`` are those whose mark is not there yet.
+    """
+
+    transactional_id: str
+    state: str
+    producer_id: int
+    producer_epoch: int
+    transaction_timeout_ms: int
+    start_ms: int
+    partitions: tuple[TopicPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerState:
+    """What a partition's log knows of a producer; -1 stands for what it does not know.
+
+    ``transaction_start_offset`` is where its open transaction begins, -1 where none is open.
+    """
+
+    producer_id: int
+    producer_epoch: int
+    last_sequence: int
+    last_timestamp_ms: int
+    transaction_start_offset: int
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a transaction of it is open in the log."""
+        return self.transaction_start_offset >= 0
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionProducers:
+    """The producers of a partition's log, by id, and where its committed records end."""
+
+    last_stable_offset: int
+    producers: tuple[ProducerState, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HangingTransaction:
+    """A transaction that is open in a log, and that no coordinator knows of.
+
+    ``last_timestamp_ms`` is the time of its last batch.
+    """
+
+    partition: TopicPartition
+    producer_id: int
+    producer_epoch: int
+    start_offset: int
+    last_timestamp_ms: int

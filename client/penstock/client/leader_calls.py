@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
+from penstock.client import admin_values
 from penstock.client.cluster import Cluster, now_ms
 from penstock.client.core.leader_watch import no_leader
+from penstock.client.descriptions import PartitionProducers
 from penstock.client.metadata_keeper import MetadataKeeper
 from penstock.client.model import OffsetAndTimestamp
-from penstock.v1 import common_pb2, log_pb2, log_pb2_grpc
+from penstock.v1 import (
+    common_pb2,
+    log_pb2,
+    log_pb2_grpc,
+    transactions_pb2,
+    transactions_pb2_grpc,
+)
 from penstock.wire.errors import (
     PenstockError,
     RequestTimedOutError,
@@ -81,6 +89,32 @@ class LeaderCalls:
     ) -> dict[TopicPartition, int]:
         """Delete what is before the offsets; the new log start offsets."""
         return await self._ask_leaders(before_offsets, self._delete_records_at, timeout_ms)
+
+    async def describe_producers(
+        self, partitions: Iterable[TopicPartition], timeout_ms: float
+    ) -> dict[TopicPartition, PartitionProducers]:
+        """What the partitions' logs know of producers."""
+        questions = dict.fromkeys(partitions)
+        return await self._ask_leaders(questions, self._describe_producers_at, timeout_ms)
+
+    async def abort_hanging(
+        self, partition: TopicPartition, producer_id: int, start_offset: int, timeout_ms: float
+    ) -> None:
+        """End the transaction that begins there. Raises InvalidTxnStateError if none does."""
+
+        async def ask(
+            node_id: int, part: Mapping[TopicPartition, None], remaining_ms: float
+        ) -> Outcome[None]:
+            request = transactions_pb2.AbortHangingRequest(
+                partition=self._cluster.metadata.to_proto(partition),
+                producer_id=producer_id,
+                start_offset=start_offset,
+            )
+            response = await self._call_transactions(node_id, "AbortHanging", request, remaining_ms)
+            error = error_from_proto(response.error) if response.HasField("error") else None
+            return dict.fromkeys(part, error)
+
+        await self._ask_leaders({partition: None}, ask, timeout_ms)
 
     async def _ask_leaders(
         self,
@@ -185,6 +219,33 @@ class LeaderCalls:
             return dict.fromkeys(part, error)
         self._failures.pop(node_id, None)
         return outcome
+
+    async def _call_transactions(
+        self, node_id: int, method: str, request: Any, remaining_ms: float
+    ) -> Any:
+        return await self._cluster.call(
+            node_id,
+            lambda channel: getattr(transactions_pb2_grpc.TransactionsStub(channel), method),
+            request,
+            timeout_ms=min(remaining_ms, self._cluster.config.request_timeout_ms),
+            what=f"Transactions.{method}",
+        )
+
+    async def _describe_producers_at(
+        self, node_id: int, partitions: Mapping[TopicPartition, None], remaining_ms: float
+    ) -> Outcome[PartitionProducers]:
+        request = transactions_pb2.DescribeProducersRequest(
+            partitions=[self._cluster.metadata.to_proto(entry) for entry in partitions]
+        )
+        response = await self._call_transactions(
+            node_id, "DescribeProducers", request, remaining_ms
+        )
+        return {
+            admin_values.partition(entry.partition): error_from_proto(entry.error)
+            if entry.HasField("error")
+            else admin_values.partition_producers(entry)
+            for entry in response.partitions
+        }
 
     async def _call(self, node_id: int, method: str, request: Any, remaining_ms: float) -> Any:
         return await self._cluster.call(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock.wire.batch import Buffer
 from penstock.wire.errors import CorruptRecordError
@@ -62,6 +62,18 @@ def marker_type(batch: Buffer) -> MarkerType:
     Later versions of the key may have more fields, as in Kafka. Raises CorruptRecordError when it
     is not sound, or is no such mark.
     """
+    return decode_marker(batch).type
+
+
+class DecodedMarker(NamedTuple):
+    """What a mark says; ``coordinator_epoch`` is -1 where it does not say who wrote it."""
+
+    type: MarkerType
+    coordinator_epoch: int
+
+
+def decode_marker(batch: Buffer) -> DecodedMarker:
+    """All that a mark says. Raises as ``marker_type``."""
     records = decode_batch(batch)
     key = records[0].key if records else None
     if key is None or len(key) < _KEY.size:
@@ -72,4 +84,6 @@ def marker_type(batch: Buffer) -> MarkerType:
             f"a control record at offset {records[0].offset} has the unknown version {version} or "
             f"type {kind}"
         )
-    return MarkerType(kind)
+    value = records[0].value or b""
+    epoch = _VALUE.unpack_from(value)[1] if len(value) >= _VALUE.size else -1
+    return DecodedMarker(MarkerType(kind), epoch)

@@ -14,7 +14,7 @@ SCRIPTS = [
     "catch_up.py", "client.py", "codec.py", "consume.py", "controller_failover.py", "failover.py",
     "group_failover.py", "idle.py",
     "log_recovery.py", "many_partitions.py", "metadata_scale.py", "produce_latency.py",
-    "quorum_commit.py", "soak.py", "throughput.py",
+    "quorum_commit.py", "soak.py", "throughput.py", "transaction_soak.py", "transactions.py",
 ]  # fmt: skip
 
 
@@ -131,6 +131,19 @@ def test_consuming_is_measured():
 
 
 @pytest.mark.integration
+def test_transactions_are_timed_and_compared():
+    small = ("--transactions", "20", "--producers", "1", "2", "--records", "20000", "--json")
+    figures = json.loads(run("transactions.py", *small))
+    assert [one["producers"] for one in figures["small"]] == [1, 2]
+    for one in figures["small"]:
+        assert one["transactions"] == 20
+        assert 0 < one["p50_ms"] <= one["p99_ms"]
+        assert one["cpu_s_per_thousand"] > 0
+    assert [one["records"] for one in figures["flows"]] == [20_000, 20_000, 30_000, 30_000]
+    assert all(one["records_per_s"] > 0 for one in figures["flows"])
+
+
+@pytest.mark.integration
 def test_starts_with_a_log_are_measured():
     first, clean, killed = json.loads(run("log_recovery.py", "--megabytes", "60", "--json"))[
         "starts"
@@ -165,3 +178,14 @@ def test_a_short_soak_loses_nothing():
     assert figures["sent"] > 500
     assert figures["node_kills"] >= 1
     assert figures["departures"]["killed"] >= 1
+
+
+@pytest.mark.integration
+def test_transactions_survive_a_few_kills():
+    small = ("--transactions", "300", "--writers", "2", "--kill-every", "2", "--json")
+    figures = json.loads(run("transaction_soak.py", *small))
+    assert figures["faults"] == []
+    assert figures["transactions"] >= 300
+    assert figures["committed"] > 0
+    assert figures["aborted"] > 0
+    assert sum(figures["kills"].values()) > 0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.client import Consumer, ConsumerRecord, Producer
+from penstock.client import Consumer, ConsumerRecord, Producer, TransactionAbortableError
 from tests.integration.cli.dev_cluster import COMMAND, DevCluster
 from tests.integration.cluster import environment_without_penstock
 from tests.support import wait_until
@@ -254,3 +254,37 @@ def test_a_topic_is_copied_and_interrupted_and_goes_on(dev: DevCluster) -> None:
     last = ("--from", "1600000001990", "--max-records", "50", "--output", "json")
     assert json.loads(dev.ok("replay", "from", "to", *last))["records"] == 10
     assert "next: choose --partition-by key" in dev.refused("replay", "wide", "to")
+
+
+# --- penstock transactions ------------------------------------------------------------------------
+
+
+def test_an_open_transaction_is_seen_and_ended(dev: DevCluster) -> None:
+    dev.ok("topics", "create", "paid", "--partitions", "2")
+    with Producer(dev.bootstrap, transactional_id="till-1") as producer:
+        producer.begin_transaction()
+        producer.send("paid", b"never", partition=1).result(20)
+        [listed] = dev.json("transactions", "list", "--state", "ongoing")
+        assert listed["transactional_id"] == "till-1"
+        [described] = dev.json("transactions", "describe", "till-1")
+        assert described["partitions"] == [{"topic": "paid", "partition": 1}]
+        assert dev.json("transactions", "hanging", "--longer-than", "0") == []
+        assert "till-1" in dev.ok("transactions", "abort", "till-1")
+        with pytest.raises(TransactionAbortableError):
+            producer.commit_transaction()
+        producer.abort_transaction()
+        # By its place, as if its coordinator knew nothing of it.
+        producer.begin_transaction()
+        producer.send("paid", b"neither", partition=1).result(20)
+        place = ("--topic", "paid", "--partition", "1", "--producer-id", str(listed["producer_id"]))
+        dev.ok("transactions", "abort", *place)
+        with Producer(dev.bootstrap) as plain:
+            plain.send("paid", b"plain", partition=1).result(20)
+        with Consumer(
+            dev.bootstrap,
+            topics="paid",
+            auto_offset_reset="earliest",
+            isolation_level="read_committed",
+        ) as consumer:
+            assert [record.value for record in consumer.poll(20_000)] == [b"plain"]
+    dev.ok("topics", "delete", "paid")

@@ -24,7 +24,8 @@ def test_the_guide_runs(tmp_path: Path) -> None:
     assert len(blocks) >= 10
     with running_cluster(tmp_path / "cluster") as cluster:
         with AdminClient(cluster.bootstrap) as admin:
-            admin.create_topic("orders", 3, 3)
+            for topic in ("orders", "counts"):
+                admin.create_topic(topic, 3, 3)
         program = tmp_path / "guide.py"
         program.write_text("\n\n".join(blocks).replace("localhost:9092", cluster.bootstrap))
         followed = subprocess.run(

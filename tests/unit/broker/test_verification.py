@@ -92,6 +92,17 @@ def test_other_producers_and_partitions_go_on() -> None:
     )
 
 
+def test_deadlines_of_what_was_answered_are_not_kept() -> None:
+    verification: Verification[str] = Verification()
+    asks = [
+        asked(verification.handle(arrived("a", of=question(producer_id=number)), 0))
+        for number in range(300)
+    ]
+    for ask in asks:
+        assert len(verification.handle(Answered(ask.question, ask.attempt, None), 1)) == 1
+        verification.validate()
+
+
 def test_a_refusal_is_that_of_all_that_waited() -> None:
     verification: Verification[str] = Verification()
     ask = asked(verification.handle(arrived("a"), 0))

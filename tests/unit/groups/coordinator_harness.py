@@ -16,6 +16,11 @@ from penstock.broker.core.group_events import GroupSettings
 from penstock.broker.core.group_partition import partition_for_group
 from penstock.broker.core.metadata_image import MetadataImage
 from penstock.broker.core.ports import AppendInfo
+from penstock.broker.core.producer_stage import ProducerStage, staged_markers
+from penstock.broker.core.producer_state import ProducerState
+from penstock.broker.core.transactions import Marker
+from penstock.broker.replication.appending import Target
+from penstock.broker.replication.led_transactions import MarkListener
 from penstock.v1 import cluster_pb2, common_pb2, groups_pb2
 from penstock.wire.errors import NotLeaderError, PenstockError, RequestTimedOutError
 from penstock.wire.records import Record, decode_batch, iter_batches, offset_patch, parse_header
@@ -33,6 +38,7 @@ class FakePartition:
     end: int = 0
     high_watermark: int = 0
     leader_epoch: int | None = None
+    producers: ProducerState = field(default_factory=ProducerState)
     news: asyncio.Event = field(default_factory=asyncio.Event)
     waiting: int = 0  # How many wait for the high watermark.
 
@@ -55,6 +61,11 @@ class FakeReplicas:
         self.topic = topic
         self.partitions = {number: FakePartition() for number in range(PARTITIONS)}
         self.listeners: list[LeadershipListener] = []
+        self.mark_listeners: list[MarkListener] = []
+        self.verified: list[tuple[str, int, int]] = []  # Whose transactions were asked for.
+        self.coordinator_answers = asyncio.Event()
+        self.coordinator_answers.set()
+        self.refuse_transactions_with: PenstockError | None = None
         self.hold_commits = False
         self.refuse_with: PenstockError | None = None  # Raised before anything is appended.
         self.fail_with: PenstockError | None = None  # Raised after the append.
@@ -64,6 +75,45 @@ class FakeReplicas:
         self.watermark_count = 0  # How often the high watermark was asked for.
         self.refusal_count = 0
         self.read_bytes = 1 << 20
+
+    def add_mark_listener(self, listener: MarkListener) -> None:
+        self.mark_listeners.append(listener)
+
+    async def verify_transaction(
+        self,
+        target: Target,
+        transactional_id: str,
+        producer: tuple[int, int],
+        timeout_ms: int,
+    ) -> None:
+        log = self._leading(target.partition)
+        assert (target.topic, target.topic_id) == (self.topic, topic_id_of(self.topic))
+        assert target.current_leader_epoch == log.leader_epoch
+        self.verified.append((transactional_id, *producer))
+        await self.coordinator_answers.wait()
+        if self.refuse_transactions_with is not None:
+            raise self.refuse_transactions_with
+
+    def mark(self, partition: int, *markers: Marker) -> None:
+        """A leader's marks: in the log, and committed unless that is held."""
+        log = self._leading(partition)
+        batches = staged_markers(
+            ProducerStage(log.producers),
+            markers,
+            base_offset=log.end,
+            leader_epoch=log.leader_epoch or 0,
+            now_ms=0,
+            seen_ms=0,
+        )
+        for header, data in batches:
+            log.producers.record(header, log.end, 0)
+            log.data += data
+            log.end = header.next_offset
+        for listener in self.mark_listeners:
+            listener(self.topic, partition, log.leader_epoch or 0, markers, log.end)
+        if not self.hold_commits:
+            log.high_watermark = log.end
+            log.wake()
 
     def add_leadership_listener(self, listener: LeadershipListener) -> None:
         self.listeners.append(listener)
@@ -144,6 +194,7 @@ class FakeReplicas:
         acks: common_pb2.Acks.ValueType,
         timeout_ms: int,
         current_leader_epoch: int = -1,
+        verified: tuple[int, int] | None = None,
     ) -> AppendInfo:
         assert acks == common_pb2.ACKS_ALL
         assert topic_id == topic_id_of(self.topic)
@@ -152,9 +203,15 @@ class FakeReplicas:
         if self.refuse_with is not None:
             self.refusal_count += 1
             raise self.refuse_with
+        stage = ProducerStage(log.producers)
+        for header, _ in iter_batches(records):
+            if header.producer_id >= 0:
+                stage.check(header)
+                stage.check_transaction(header, verified)
         self.append_count += 1
         base = log.end
-        for _, batch in iter_batches(records):
+        for header, batch in iter_batches(records):
+            log.producers.record(header, log.end, 0)
             whole = offset_patch(bytes(batch), log.end, current_leader_epoch) + bytes(batch)[16:]
             log.data += whole
             log.end = parse_header(whole).next_offset

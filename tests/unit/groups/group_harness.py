@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock.broker.core.group_events import (
     CommitOffsets,
+    CommitTransactionOffsets,
     DeleteGroup,
     DeleteOffsets,
     DescribeGroup,
@@ -15,6 +16,7 @@ from penstock.broker.core.group_events import (
     GroupSettings,
     Heartbeat,
     Loaded,
+    Marked,
     Persist,
     Respond,
     Send,
@@ -25,10 +27,12 @@ from penstock.broker.core.group_events import (
 from penstock.broker.core.group_shard import GroupShard
 from penstock.broker.core.group_state import Change
 from penstock.broker.core.group_topics import TopicInfo
+from penstock.broker.core.group_values import Producer
 from penstock.v1 import common_pb2, groups_pb2
 from penstock.wire.ids import TopicId, TopicIdPartition
 
 GROUP = "billing"
+PRODUCER = Producer(7, 0)
 
 
 class FakeTopics:
@@ -82,6 +86,7 @@ class Driver:
         self.now_ms = 1_000_000
         self.shard = GroupShard(topics, self.settings)
         self.changes: list[Change] = []
+        self.appends = True  # What is to be written is in the log at once.
         self.sent: list[Send] = []
         self.answers: list[Respond] = []
         self.do(Loaded())
@@ -92,6 +97,8 @@ class Driver:
             match effect:
                 case Persist(changes=changes):
                     self.changes += changes
+                    if self.appends:
+                        self.shard.note_appended(changes)
                 case Send():
                     self.sent.append(effect)
                 case Respond():
@@ -185,6 +192,41 @@ class Driver:
         self.do(CommitOffsets(group, 1, request, self.now_ms))
         return self._answer()
 
+    def commit_in_transaction(
+        self,
+        offsets: dict[tuple[str, int], int],
+        member_id: str = "",
+        epoch: int = -1,
+        *,
+        producer: Producer = PRODUCER,
+        group: str = GROUP,
+    ) -> groups_pb2.CommitOffsetsResponse:
+        request = groups_pb2.CommitTransactionOffsetsRequest(
+            producer_id=producer.producer_id,
+            producer_epoch=producer.producer_epoch,
+            commit=groups_pb2.CommitOffsetsRequest(
+                group_id=group,
+                member_id=member_id,
+                member_epoch=epoch,
+                offsets=[
+                    groups_pb2.OffsetCommit(
+                        partition=common_pb2.TopicPartition(topic=topic, partition=number),
+                        offset=offset,
+                        leader_epoch=-1,
+                    )
+                    for (topic, number), offset in offsets.items()
+                ],
+            ),
+        )
+        self.do(CommitTransactionOffsets(group, 6, request, self.now_ms))
+        answer: groups_pb2.CommitOffsetsResponse = self._answer().commit
+        return answer
+
+    def mark(self, ended: Producer, *, commit: bool, up_to: int | None = None) -> list[Effect]:
+        """A mark is committed; after all that was written so far, unless ``up_to`` says less."""
+        number = self.shard.appended if up_to is None else up_to
+        return self.do(Marked(ended, commit, number))
+
     def fetch(
         self,
         partitions: list[tuple[str, int]] | None = None,
@@ -192,6 +234,7 @@ class Driver:
         epoch: int = -1,
         *,
         group: str = GROUP,
+        stable: bool = False,
     ) -> groups_pb2.FetchOffsetsResponse:
         request = groups_pb2.FetchOffsetsRequest(
             group_id=group,
@@ -201,6 +244,7 @@ class Driver:
                 common_pb2.TopicPartition(topic=topic, partition=number)
                 for topic, number in partitions or []
             ],
+            require_stable=stable,
         )
         self.do(FetchOffsets(group, 2, request))
         return self._answer()

@@ -478,7 +478,7 @@ async def test_too_much_that_waits_to_be_written_is_not_added_to(
 
 def test_many_records_are_several_batches_none_of_which_is_too_large_for_the_topic() -> None:
     changes = [Change(GROUP, b"%d" % number, bytes(10_000), "a", None) for number in range(100)]
-    batches = list(iter_batches(writing.encode(changes, 1)))
+    batches = list(iter_batches(writing.encode(writing.Write(1, changes=list(changes)), 1)))
     assert len(batches) > 1
     assert all(len(batch) < 300_000 for _, batch in batches)
     keys = [record.key for _, batch in batches for record in decode_batch(batch)]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
+from penstock.broker.core.ports import AppendInfo
 from penstock.broker.core.verification import Question
+from penstock.broker.replication.appending import Target
 from penstock.v1 import common_pb2, coordination_pb2, transactions_pb2
 from penstock.wire.errors import (
     CoordinatorLoadInProgressError,
@@ -54,12 +57,26 @@ def part(
 
 def produce(
     broker: BrokerProcess, records: bytes, *, timeout_ms: int = 10_000, **more: Any
-) -> asyncio.Task[Any]:
-    more = {"transactional_id": "t", "acks": ALL, "partition": 0, **more}
-    partition = more.pop("partition")
-    return asyncio.create_task(
-        broker.manager.append(TOPIC, b"", partition, records, timeout_ms=timeout_ms, **more)
-    )
+) -> asyncio.Future[Any]:
+    """As from a client: begun when this returns."""
+    transactional_id, acks = more.pop("transactional_id", "t"), more.pop("acks", ALL)
+    target = Target(TOPIC, b"", more.pop("partition", 0))
+    answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def ended(outcome: Any) -> None:
+        if isinstance(outcome, AppendInfo):
+            answered.set_result(outcome)
+        else:
+            answered.set_exception(outcome)
+
+    if transactional_id:
+        begin = partial(
+            broker.manager.begin_transactional_append, transactional_id=transactional_id
+        )
+    else:
+        begin = broker.manager.begin_append
+    begin(target, records, acks, timeout_ms, ended, **more)
+    return answered
 
 
 async def asked(broker: BrokerProcess, count: int = 1) -> list[Question]:

@@ -3,8 +3,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from penstock.broker.core.transactions import Marker
 from penstock.broker.storage.dump import dump_segment, verify_segment
-from tests.unit.storage.storage_kit import PARTITION, batch, open_in
+from penstock.wire.ids import LeaderEpoch
+from tests.unit.storage.storage_kit import PARTITION, batch, open_in, transactional
 
 
 def written(root: Path) -> Path:
@@ -12,6 +14,10 @@ def written(root: Path) -> Path:
     log.append_as_leader(batch("a", "b", timestamp_ms=50), 3, now_ms=1)
     log.append_as_leader(batch("c", producer=(7, 1, 0)), 4, now_ms=1)
     log.close(save=True)
+    return root_of(root)
+
+
+def root_of(root: Path) -> Path:
     return root / str(PARTITION) / "00000000000000000000.log"
 
 
@@ -82,3 +88,33 @@ def test_an_empty_segment_is_ok(tmp_path: Path) -> None:
     report = verify_segment(path)
     assert report.ok
     assert (report.batches, report.first_offset, report.next_offset) == (0, -1, -1)
+
+
+def test_marks_say_what_they_end_and_who_wrote_them(tmp_path: Path) -> None:
+    log = open_in(tmp_path)
+    log.append_as_leader(
+        transactional("a", producer=(7, 0, 0)), LeaderEpoch(3), now_ms=1, verified=(7, 0)
+    )
+    markers = [Marker(7, 1, False, 12), Marker(8, 1, True, 13)]
+    log.append_markers(markers, LeaderEpoch(3), now_ms=1)
+    log.close(save=True)
+    path = root_of(tmp_path)
+    for verify in (False, True):
+        data, abort, commit = dump_segment(path, verify=verify)
+        assert (data.is_transactional, data.marker, data.coordinator_epoch) == (True, None, None)
+        assert (abort.producer_id, abort.marker, abort.coordinator_epoch) == (7, "abort", 12)
+        assert (commit.producer_id, commit.marker, commit.coordinator_epoch) == (8, "commit", 13)
+        assert json.loads(json.dumps(abort.to_json()))["marker"] == "abort"
+
+
+def test_a_mark_that_is_damaged_is_told_also_without_verify(tmp_path: Path) -> None:
+    log = open_in(tmp_path)
+    log.append_markers([Marker(7, 1, False, 12)], LeaderEpoch(3), now_ms=1)
+    log.close(save=True)
+    path = root_of(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[-6] ^= 1
+    path.write_bytes(data)
+    [mark] = dump_segment(path)
+    assert mark.marker is None
+    assert mark.error is not None

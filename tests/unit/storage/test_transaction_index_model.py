@@ -147,6 +147,14 @@ class TransactionMachine(LogMachine):
                     assert covers(found, one) == covers(ended, one), one.header
 
     @invariant()
+    def open_transactions_agree(self) -> None:
+        if not hasattr(self, "log") or self.forgot or self.start:
+            return
+        first = {producer: first_of(self.batches, producer) for producer in range(10, 13)}
+        found = {one.producer_id: one.first_offset for one in self.log.open_transactions()}
+        assert found == {producer: at for producer, at in first.items() if at is not None}
+
+    @invariant()
     def stable_offset_agrees(self) -> None:
         """Also where the log was opened, or cut, with a high watermark below its last marks."""
         if not hasattr(self, "log"):

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.storage.cleaner.filtering import Filter
+from penstock.broker.storage.cleaner.filtering import AbortedRanges, Filter
 from penstock.broker.storage.cleaner.offset_map import OffsetMap
 from penstock.broker.storage.recovery import SavedState
 from penstock.wire.ids import LeaderEpoch
-from penstock.wire.markers import MarkerType, encode_marker
 from penstock.wire.records import (
     Compression,
     RecordData,
@@ -146,32 +145,6 @@ async def test_a_batch_that_is_gone_leaves_no_gap_in_another_leaders_epoch(tmp_p
     assert [one.record_count for one in batches] == [0, 0, 0, 1]
 
 
-async def test_control_batches_and_transactions_are_left_alone(tmp_path: Path) -> None:
-    log = compacted(tmp_path)
-    data = encode_batch(
-        [RecordData(1, b"a", b"0")],
-        leader_epoch=0,
-        producer_id=1,
-        producer_epoch=0,
-        base_sequence=0,
-        is_transactional=True,
-    )
-    mark = encode_marker(
-        MarkerType.COMMIT,
-        producer_id=1,
-        producer_epoch=0,
-        coordinator_epoch=0,
-        timestamp_ms=1,
-        base_offset=1,
-        leader_epoch=0,
-    )
-    log.append_as_follower(data + mark)
-    put(log, ("a", "2"))
-    close_segment(log)
-    await Broker(log).cleaner.clean_one()
-    assert sorted(shown(log)) == [0, 1, 2]
-
-
 @pytest.mark.parametrize(("base_offset", "stays"), [(4, False), (5, True)])
 def test_what_the_map_has_not_seen_stays_as_it_is(base_offset: int, stays: bool) -> None:
     """A tombstone there may be all that keeps an older value, not looked at either, deleted."""
@@ -193,9 +166,11 @@ def test_a_control_batch_outside_of_transactions_stays_too() -> None:
 def filter_to(end_offset: int) -> Filter:
     return Filter(
         latest=OffsetMap(1 << 10),
+        aborted=AbortedRanges(()),
         log_start_offset=0,
         end_offset=end_offset,
         last_batches={},
+        epochs={},
         now_ms=1,
         delete_retention_ms=1,
     )

@@ -20,6 +20,7 @@ from tests.unit.transactions.transaction_harness import (
 )
 
 ONGOING = transactions_pb2.TRANSACTION_STATE_ONGOING
+EMPTY = transactions_pb2.TRANSACTION_STATE_EMPTY
 PREPARE_ABORT = transactions_pb2.TRANSACTION_STATE_PREPARE_ABORT
 
 
@@ -230,6 +231,46 @@ def test_a_begin_that_is_sent_again_is_given_the_same_identity() -> None:
     assert d.list() == {attempt_id(1): PREPARE_ABORT}
 
 
+def test_a_begin_that_comes_late_does_not_open_an_attempt_again_that_has_ended() -> None:
+    # Else its driver, who had heard that the attempt is done, would commit what it wrote nothing
+    # under, while all that it wrote is aborted.
+    d = Driver()
+    begun(d, 1)
+    d.pass_ms(TIMEOUT_MS)
+    assert marks(d) == {attempt_id(1): False}
+    for _ in range(2):
+        assert code(d.begin(1)) is ErrorCode.PRODUCER_FENCED
+        assert code(d.commit_group(1, attempt_id(1))) is ErrorCode.UNKNOWN_ATTEMPT
+        d.crash()
+        d.write_marks()
+    assert d.last_committed().epoch_number == -1
+
+
+def test_an_attempt_that_has_ended_may_begin_again_as_another_one() -> None:
+    d = Driver()
+    first = begun(d, 1)
+    d.pass_ms(TIMEOUT_MS)
+    d.write_marks()
+    second = identity_of(d.begin(1, instance=B))
+    assert second.producer_id != first.producer_id
+    assert d.list() == {attempt_id(1): ONGOING}
+    assert code(d.end(first, commit=False, name=attempt_id(1))) is ErrorCode.PRODUCER_FENCED
+
+
+def test_attempts_are_forgotten_when_their_group_has_decided_or_nobody_used_them() -> None:
+    d = Driver()
+    begun(d, 1)
+    begun(d, 2)
+    d.pass_ms(TIMEOUT_MS)
+    d.write_marks()
+    assert d.list() == {attempt_id(1): EMPTY, attempt_id(2): EMPTY}
+    d.commit_group(1)
+    assert d.list() == {attempt_id(2): EMPTY}
+    d.pass_ms(d.settings.id_expiration_ms)
+    assert d.list() == {}
+    assert d.log[-1].value is None, "forgotten"
+
+
 # ---------------------------------------------------------------------- ends of attempts
 
 
@@ -242,12 +283,15 @@ def test_an_attempt_is_aborted_by_its_producer_and_not_committed() -> None:
         assert identity_of(answer) == (-1, -1), "there is no next transaction"
     assert code(d.add(identity, "orders-0", name=attempt_id(1))) is ErrorCode.INVALID_TXN_STATE
     assert marks(d) == {attempt_id(1): False}
-    assert d.list() == {}
+    assert d.list() == {attempt_id(1): EMPTY}
+    assert code(d.end(identity, commit=False, name=attempt_id(1))) is None
+    assert code(d.add(identity, "orders-0", name=attempt_id(1))) is ErrorCode.INVALID_TXN_STATE
+    assert code(d.commit_group(1, attempt_id(1))) is ErrorCode.UNKNOWN_ATTEMPT
+    assert code(d.commit_group(1)) is None
     assert d.log[-1].value is None, "forgotten"
     assert code(d.end(identity, commit=False, name=attempt_id(1))) is None
     answer = d.add(identity, "orders-0", name=attempt_id(1))
-    assert code(answer) is ErrorCode.INVALID_PRODUCER_ID_MAPPING
-    assert code(d.commit_group(1, attempt_id(1))) is ErrorCode.UNKNOWN_ATTEMPT
+    assert code(answer) is ErrorCode.PRODUCER_FENCED
 
 
 def test_an_identity_that_was_not_the_attempts_aborts_nothing() -> None:
@@ -273,21 +317,21 @@ def test_a_winner_is_not_said_to_be_aborted() -> None:
     assert code(answer) is ErrorCode.INVALID_TXN_STATE, "also when its group went on"
 
 
-def test_an_attempt_times_out_and_is_forgotten() -> None:
+def test_an_attempt_times_out() -> None:
     d = Driver()
     identity = begun(d, 1)
     d.pass_ms(TIMEOUT_MS)
     answer = d.add(identity, "orders-0", name=attempt_id(1))
     assert code(answer) is ErrorCode.TRANSACTION_ABORTABLE
     assert marks(d) == {attempt_id(1): False}
-    assert d.list() == {}
+    assert d.list() == {attempt_id(1): EMPTY}
 
 
 def test_an_attempt_that_wrote_nothing_times_out_too() -> None:
     d = Driver()
     d.begin(1)
     d.pass_ms(TIMEOUT_MS)
-    assert d.list() == {}
+    assert d.list() == {attempt_id(1): EMPTY}
 
 
 def test_a_person_aborts_an_attempt() -> None:

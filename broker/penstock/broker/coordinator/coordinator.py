@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
 
+from penstock.broker.coordinator import refusals
 from penstock.broker.coordinator.hosted import HostPorts
 from penstock.broker.coordinator.hosted_groups import GroupContext, HostedGroups
 from penstock.broker.coordinator.led_partitions import LedPartitions
@@ -12,6 +14,7 @@ from penstock.broker.coordinator.ports import ReplicaLog
 from penstock.broker.coordinator.streams import MemberStream
 from penstock.broker.core.group_events import (
     CommitOffsets,
+    CommitTransactionOffsets,
     DeleteGroup,
     DeleteOffsets,
     DescribeGroup,
@@ -21,11 +24,17 @@ from penstock.broker.core.group_events import (
 )
 from penstock.broker.core.image_topics import ImageTopics
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage
+from penstock.broker.core.transactions import Marker
+from penstock.broker.replication.appending import Target
 from penstock.broker.topics import OFFSETS_TOPIC
 from penstock.v1 import groups_pb2
-from penstock.wire.errors import PenstockError
+from penstock.wire.errors import InvalidRequestError, PenstockError
 from penstock.wire.ids import TopicPartition
 from penstock.wire.names import check_group_id
+from penstock.wire.transactional_ids import check_writing_id
+
+_VERIFY_TIMEOUT_MS: Final = 5_000
+_MAX_EPOCH: Final = 2**15 - 1
 
 
 def _monotonic_ms() -> int:
@@ -66,7 +75,9 @@ class GroupCoordinator:
             ensure_topic=ensure_offsets_topic,
             make=lambda place: HostedGroups(place, ports, context),
         )
+        self._replicas = replicas
         self._stream_count = 0
+        replicas.add_mark_listener(self._on_marks)
 
     async def stop(self) -> None:
         """Stop coordinating: every stream ends with a typed error."""
@@ -80,6 +91,19 @@ class GroupCoordinator:
         if news is not None:
             for hosted in self._hosted.values():
                 hosted.topics_changed(news)
+
+    def _on_marks(
+        self,
+        topic: str,
+        partition: int,
+        leader_epoch: int,
+        markers: Sequence[Marker],
+        end_offset: int,
+    ) -> None:
+        """Transactions that may have positions of groups have ended."""
+        hosted = self._hosted.get(partition) if topic == OFFSETS_TOPIC else None
+        if hosted is not None and hosted.place.leader_epoch == leader_epoch:
+            hosted.marked(markers, end_offset)
 
     # ------------------------------------------------------------------ members' streams
 
@@ -121,6 +145,42 @@ class GroupCoordinator:
             lambda request_id: CommitOffsets(request.group_id, request_id, request, now_ms)
         )
         return answer
+
+    async def commit_transaction_offsets(
+        self, request: groups_pb2.CommitTransactionOffsetsRequest
+    ) -> groups_pb2.CommitTransactionOffsetsResponse:
+        """Store positions that are the group's when a transaction commits; answered when durable.
+
+        The group's partition is taken into the transaction first, as by any leader. What its
+        coordinator refuses that with is raised as well.
+        """
+        commit = request.commit
+        _check_transaction(request)
+        hosted = await self._route(commit.group_id)
+        hosted.check_commit(commit)  # A zombie is not to have its transaction grow.
+        now_ms = self._wall_clock_ms()
+        if commit.offsets:
+            await self._verify(hosted, request)
+        answer: groups_pb2.CommitTransactionOffsetsResponse = await hosted.ask(
+            lambda request_id: CommitTransactionOffsets(
+                commit.group_id, request_id, request, now_ms
+            )
+        )
+        return answer
+
+    async def _verify(
+        self, hosted: HostedGroups, request: groups_pb2.CommitTransactionOffsetsRequest
+    ) -> None:
+        place = hosted.place
+        try:
+            await self._replicas.verify_transaction(
+                Target(place.topic, place.topic_id, place.partition, place.leader_epoch),
+                request.transactional_id,
+                (request.producer_id, request.producer_epoch),
+                _VERIFY_TIMEOUT_MS,
+            )
+        except PenstockError as error:
+            raise refusals.for_coordinated(error) from None
 
     async def fetch_offsets(
         self, request: groups_pb2.FetchOffsetsRequest
@@ -181,3 +241,12 @@ class GroupCoordinator:
     async def _route(self, group_id: str) -> HostedGroups:
         check_group_id(group_id)
         return await self._hosted.route(group_id)
+
+
+def _check_transaction(request: groups_pb2.CommitTransactionOffsetsRequest) -> None:
+    check_writing_id(request.transactional_id)
+    if request.producer_id < 0 or not 0 <= request.producer_epoch <= _MAX_EPOCH:
+        raise InvalidRequestError(
+            f"no transaction has producer id {request.producer_id} and epoch "
+            f"{request.producer_epoch}; send those of InitProducerId, or of the last EndTransaction"
+        )

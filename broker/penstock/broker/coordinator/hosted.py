@@ -18,7 +18,7 @@ import structlog
 from penstock.broker.coordinator import loading, refusals, writing
 from penstock.broker.coordinator.loading import Replayable
 from penstock.broker.coordinator.ports import ReplicaLog
-from penstock.broker.coordinator.writing import Held, WriteQueue
+from penstock.broker.coordinator.writing import Held, Write, WriteQueue
 from penstock.v1 import common_pb2
 from penstock.wire.errors import (
     CoordinatorLoadInProgressError,
@@ -129,6 +129,13 @@ class HostedShard(ABC, Generic[S]):
     def _on_halted(self) -> None:
         """The state is served no more, for good or until it is loaded anew."""
 
+    def _on_appending(self, write: Write) -> None:
+        """The write is appended now; what is refused is taken back before anything else happens."""
+
+    def _may_revert(self, writes: Sequence[Write]) -> bool:
+        """Whether writes that were refused can be taken back; else all is loaded anew."""
+        return True
+
     # ------------------------------------------------------------------ the life of it
 
     def start(self) -> None:
@@ -201,9 +208,14 @@ class HostedShard(ABC, Generic[S]):
         self._write_next()
         self._arm()
 
-    def _persist(self, subject: str, changes: Sequence[writing.Change]) -> None:
-        """Append records about ``subject``."""
-        self._queue.add(subject, changes)
+    def _persist(
+        self,
+        subject: str,
+        changes: Sequence[writing.Change],
+        producer: tuple[int, int] | None = None,
+    ) -> None:
+        """Append records about ``subject``, with a producer those of its transaction."""
+        self._queue.add(subject, changes, producer)
 
     def _hold(self, subject: str | None, held: Held) -> None:
         """Deliver what tells of ``subject`` (None: of any) when all about it is committed."""
@@ -222,17 +234,19 @@ class HostedShard(ABC, Generic[S]):
         if write is not None:
             self._spawn(self._write(write), "write coordinator records")
 
-    async def _write(self, write: writing.Write) -> None:
+    async def _write(self, write: Write) -> None:
         place = self.place
+        self._on_appending(write)
         try:
             await self._ports.replicas.append(
                 place.topic,
                 place.topic_id,
                 place.partition,
-                writing.encode(write.changes, self._ports.wall_clock_ms()),
+                writing.encode(write, self._ports.wall_clock_ms()),
                 acks=common_pb2.ACKS_ALL,
                 timeout_ms=_APPEND_TIMEOUT_MS,
                 current_leader_epoch=place.leader_epoch,
+                verified=write.producer,
             )
         except PenstockError as error:
             self._write_failed(error)
@@ -252,10 +266,17 @@ class HostedShard(ABC, Generic[S]):
         if not isinstance(error, refusals.NOTHING_APPENDED) or self._shard is None:
             self._reload(told)
             return
-        changes, held = self._queue.drop()
+        writes = self._queue.drop()
+        refused, *others = writes
+        if not self._may_revert(writes):
+            _fail([refused], told)
+            self._reload(_not_for_itself(refused, told))
+            _fail(others, _not_for_itself(refused, told))
+            return
+        changes = [change for write in writes for change in write.changes]
         self._shard.revert(changes, self._ports.clock_ms())
-        for answer in held:
-            answer.fail(told)
+        _fail([refused], told)
+        _fail(others, _not_for_itself(refused, told))
         self._arm()
 
     # ------------------------------------------------------------------ loading
@@ -280,9 +301,7 @@ class HostedShard(ABC, Generic[S]):
         for task in list(self._tasks):
             if task is not running:
                 task.cancel()
-        _, held = self._queue.drop()
-        for answer in held:
-            answer.fail(error)
+        _fail(self._queue.drop(), error)
         for future in self._requests.values():
             _reject(future, error)
 
@@ -357,6 +376,21 @@ class HostedShard(ABC, Generic[S]):
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._log.error("coordination failed", task=task.get_name(), reason=repr(error))
+
+
+def _fail(writes: Sequence[Write], error: PenstockError) -> None:
+    for write in writes:
+        for answer in write.held:
+            answer.fail(error)
+
+
+def _not_for_itself(refused: Write, told: PenstockError) -> PenstockError:
+    """What those are told whose writes were taken back with one that was refused."""
+    if refused.producer is None:
+        return told
+    return CoordinatorNotAvailableError(
+        "a write was taken back with that of a transaction that has ended; try again"
+    )
 
 
 def _resolve(future: asyncio.Future[Any], response: Any) -> None:

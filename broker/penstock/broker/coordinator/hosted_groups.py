@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 from penstock.broker.coordinator.hosted import HostedShard, HostPorts, Place
 from penstock.broker.coordinator.streams import MemberStream
-from penstock.broker.coordinator.writing import Held
+from penstock.broker.coordinator.writing import Held, Write
 from penstock.broker.core.group_events import (
     Effect,
     ExpireOffsets,
     GroupSettings,
     Heartbeat,
     Loaded,
+    Marked,
     Persist,
     Respond,
     Send,
@@ -23,9 +27,25 @@ from penstock.broker.core.group_events import (
 )
 from penstock.broker.core.group_shard import GroupShard
 from penstock.broker.core.group_topics import TopicView
+from penstock.broker.core.group_values import Producer
+from penstock.broker.core.transactions import Marker
 from penstock.v1 import groups_pb2
 from penstock.wire.errors import PenstockError
 from penstock.wire.ids import TopicPartition
+
+_RETRY_S: Final = 0.1
+
+
+@dataclass(slots=True)
+class _Marks:
+    """Marks of one append, after which the log ended at ``end_offset``.
+
+    They came after what was written in transactions up to number ``up_to``.
+    """
+
+    markers: Sequence[Marker]
+    end_offset: int
+    up_to: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +64,9 @@ class HostedGroups(HostedShard[GroupShard]):
         self._context = context
         self._streams: dict[int, MemberStream] = {}
         self._expiry: asyncio.TimerHandle | None = None  # When to look for offsets to forget.
+        self._marks: deque[_Marks] = deque()  # In the log, and not known to be committed.
+        self._follows_marks = False
+        self._marked_at = 0  # The write that was made last when a mark was taken over.
 
     def close(self, error: PenstockError) -> None:
         """Stop at once, and tell everybody who waits, and every stream, why."""
@@ -76,6 +99,12 @@ class HostedGroups(HostedShard[GroupShard]):
         if self._shard is not None:
             self._handle(event)
 
+    def check_commit(self, request: groups_pb2.CommitOffsetsRequest) -> None:
+        """Raise what the commit would be refused with as a whole, or when not serving."""
+        self._check_serving()
+        assert self._shard is not None
+        self._shard.check_commit(request)
+
     def forget_stream(self, stream: MemberStream) -> None:
         """The stream is over."""
         if self._streams.get(stream.stream_id) is stream:
@@ -95,7 +124,7 @@ class HostedGroups(HostedShard[GroupShard]):
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case Persist():
-                self._persist(effect.group_id, effect.changes)
+                self._persist(effect.group_id, effect.changes, effect.producer)
             case Send():
                 self._send(effect)
             case Respond():
@@ -105,11 +134,63 @@ class HostedGroups(HostedShard[GroupShard]):
         # Streams stayed: their members are heard again.
         self._log.info("groups loaded", groups=len(shard.groups), records=record_count)
         self._arm_expiry()
+        # Those that came before the load's end were read; once more they do nothing.
+        for marks in self._marks:
+            marks.up_to = shard.appended
+        self._follow_marks()
 
     def _on_halted(self) -> None:
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None
+
+    def _on_appending(self, write: Write) -> None:
+        if write.producer is not None and self._shard is not None:
+            self._shard.note_appended(write.changes)
+
+    def _may_revert(self, writes: Sequence[Write]) -> bool:
+        # What was as it was before a mark is not what is to be gone back to.
+        return writes[0].number > self._marked_at
+
+    # ------------------------------------------------------------------ marks
+
+    def marked(self, markers: Sequence[Marker], end_offset: int) -> None:
+        """Marks were appended, after which the partition ended there. They count once committed."""
+        up_to = 0 if self._shard is None else self._shard.appended
+        self._marks.append(_Marks(markers, end_offset, up_to))
+        self._follow_marks()
+
+    def _follow_marks(self) -> None:
+        if self._marks and self._shard is not None and not self._follows_marks:
+            self._follows_marks = True
+            self._spawn(self._take_marks(), "follow marks")
+
+    async def _take_marks(self) -> None:
+        place, replicas = self.place, self._ports.replicas
+        try:
+            while self._marks and self._shard is not None:
+                marks = self._marks[0]
+                try:
+                    await replicas.wait_high_watermark(
+                        place.topic, place.partition, marks.end_offset
+                    )
+                except PenstockError:
+                    if replicas.leader_epoch_of(place.topic, place.partition) is None:
+                        return  # The news that it is led elsewhere is on its way, or here.
+                    await asyncio.sleep(_RETRY_S)
+                    continue
+                self._marks.popleft()
+                self._take_over(marks)
+        finally:
+            self._follows_marks = False
+
+    def _take_over(self, marks: _Marks) -> None:
+        self._marked_at = self._queue.last_number
+        for marker in marks.markers:
+            if self._shard is None:
+                return  # It failed, and is loaded anew, with what the log has.
+            ended = Producer(marker.producer_id, marker.producer_epoch)
+            self._handle(Marked(ended, marker.commit, marks.up_to))
 
     def _send(self, effect: Send) -> None:
         stream = self._streams.get(effect.stream_id)

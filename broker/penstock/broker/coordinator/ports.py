@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from penstock.broker.core.ports import AppendInfo
+from penstock.broker.replication.appending import Target
+from penstock.broker.replication.led_transactions import MarkListener
 from penstock.v1 import common_pb2
 
 LeadershipListener = Callable[[str, int, int, bool], None]
@@ -45,6 +47,23 @@ class ReplicaLog(Protocol):
         """Return once the high watermark is at ``offset`` or above, or raise NotLeaderError."""
         ...
 
+    def add_mark_listener(self, listener: MarkListener) -> None:
+        """Call ``listener`` whenever marks were appended to what this broker leads."""
+        ...
+
+    async def verify_transaction(
+        self,
+        target: Target,
+        transactional_id: str,
+        producer: tuple[int, int],
+        timeout_ms: int,
+    ) -> None:
+        """Return once the producer's transaction may write to a partition led here.
+
+        Raises what its coordinator refuses it with, and typed refusals.
+        """
+        ...
+
     async def append(
         self,
         topic: str,
@@ -55,9 +74,11 @@ class ReplicaLog(Protocol):
         acks: common_pb2.Acks.ValueType,
         timeout_ms: int,
         current_leader_epoch: int = -1,
+        verified: tuple[int, int] | None = None,
     ) -> AppendInfo:
         """Append; with ACKS_ALL return once it is committed. Raises typed refusals.
 
-        Either all batches of ``records`` are appended or none is.
+        Either all batches of ``records`` are appended or none is. ``verified``: the producer id and
+        epoch that ``verify_transaction`` has returned for.
         """
         ...

@@ -10,6 +10,8 @@ from penstock.wire.errors import (
     CoordinatorNotAvailableError,
     DiskFullError,
     FencedLeaderEpochError,
+    InvalidProducerEpochError,
+    InvalidTxnStateError,
     LeaderHint,
     LeaderNotAvailableError,
     NotCoordinatorError,
@@ -47,6 +49,8 @@ NOTHING_APPENDED: Final = (
     DiskFullError,
     RecordTooLargeError,
     BrokerFencedError,
+    InvalidProducerEpochError,
+    InvalidTxnStateError,
 )
 """Refusals of an append that promise that nothing was written, by a broker that still leads."""
 

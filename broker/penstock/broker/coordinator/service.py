@@ -110,11 +110,12 @@ class GroupsServicer(GroupsServicerBase):
     async def CommitTransactionOffsets(
         self, request: groups_pb2.CommitTransactionOffsetsRequest, context: Any
     ) -> groups_pb2.CommitTransactionOffsetsResponse:
-        """Not known to this version."""
-        await context.abort(
-            grpc.StatusCode.UNIMPLEMENTED, "this broker's version has no transactions"
-        )
-        raise AssertionError("abort raises")
+        """Store positions in a transaction."""
+        try:
+            return await self._coordinator.commit_transaction_offsets(request)
+        except PenstockError as error:
+            refused = groups_pb2.CommitOffsetsResponse(error=error.to_proto())
+            return groups_pb2.CommitTransactionOffsetsResponse(commit=refused)
 
     async def FetchOffsets(
         self, request: groups_pb2.FetchOffsetsRequest, context: Any

@@ -33,6 +33,7 @@ from collections.abc import Iterable
 from penstock.broker.core import group_describe, group_member, group_offsets, group_reconcile
 from penstock.broker.core.group_events import (
     CommitOffsets,
+    CommitTransactionOffsets,
     DeleteGroup,
     DeleteOffsets,
     DescribeGroup,
@@ -41,14 +42,18 @@ from penstock.broker.core.group_events import (
     FetchOffsets,
     GroupEvent,
     GroupSettings,
+    Happening,
     Heartbeat,
     Loaded,
+    Marked,
     Persist,
+    Request,
     Respond,
     Send,
     Tick,
     TopicsChanged,
 )
+from penstock.broker.core.group_pending import WriteOrder
 from penstock.broker.core.group_sessions import NO_STREAM, Sessions
 from penstock.broker.core.group_state import Change, GroupState
 from penstock.broker.core.group_topics import Subscriptions, TopicView
@@ -81,8 +86,9 @@ class Group:
         topics: TopicView,
         subscriptions: Subscriptions,
         settings: GroupSettings,
+        order: WriteOrder | None = None,
     ) -> None:
-        self.state = GroupState(group_id)
+        self.state = GroupState(group_id, order)
         self._topics = topics
         self._subscriptions = subscriptions
         self._settings = settings
@@ -102,9 +108,37 @@ class Group:
         match event:
             case Heartbeat():
                 return self._on_heartbeat(event, now_ms)
+            case TopicsChanged() | ExpireOffsets() | Marked() | Loaded() | Tick():
+                return self._on_happening(event, now_ms)
+            case _:
+                return self._on_request(event, now_ms)
+
+    def _on_happening(self, event: Happening, now_ms: int) -> list[Effect]:
+        """What nobody waits for."""
+        match event:
+            case TopicsChanged():
+                self._on_topics_changed(event)
+            case ExpireOffsets():
+                group_offsets.expire(self.state, self._subscriptions, self._settings, event.wall_ms)
+            case Marked():
+                self.state.end_transaction(event.ended, commit=event.commit, up_to=event.up_to)
+            case Loaded():
+                self._on_loaded(now_ms)
+            case Tick():
+                self._on_tick(now_ms)
+        self._settle(now_ms)
+        effects = self._finish(now_ms, None)
+        if isinstance(event, Tick):
+            self._sessions.find_deadline()
+        return effects
+
+    def _on_request(self, event: Request, now_ms: int) -> list[Effect]:
+        match event:
             case CommitOffsets():
                 answer = group_offsets.commit(self.state, self._topics, self._settings, event)
                 return self._respond(event.request_id, answer)
+            case CommitTransactionOffsets():
+                return self._commit_in_transaction(event)
             case FetchOffsets():
                 fetched = group_offsets.fetch(self.state, self._topics, event.request)
                 return self._respond(event.request_id, fetched)
@@ -120,19 +154,6 @@ class Group:
                 # The last offset may have been all that there was of the group.
                 self._settle(now_ms)
                 return self._respond(event.request_id, deleted)
-            case TopicsChanged():
-                self._on_topics_changed(event)
-            case ExpireOffsets():
-                group_offsets.expire(self.state, self._subscriptions, self._settings, event.wall_ms)
-            case Loaded():
-                self._on_loaded(now_ms)
-            case Tick():
-                self._on_tick(now_ms)
-        self._settle(now_ms)
-        effects = self._finish(now_ms, None)
-        if isinstance(event, Tick):
-            self._sessions.find_deadline()
-        return effects
 
     def revert(self, changes: Iterable[Change], now_ms: int) -> None:
         """Take back changes that could not be written, the newest first; try again soon.
@@ -354,6 +375,16 @@ class Group:
     ) -> list[Effect]:
         return [*self._persist(), Respond(self.state.group_id, request_id, response)]
 
+    def _commit_in_transaction(self, event: CommitTransactionOffsets) -> list[Effect]:
+        answer = group_offsets.commit_in_transaction(
+            self.state, self._topics, self._settings, event
+        )
+        changes = self.state.take_changes()
+        written: list[Effect] = []
+        if changes:
+            written.append(Persist(self.state.group_id, changes, event.producer))
+        return [*written, Respond(self.state.group_id, event.request_id, answer)]
+
     def _delete(self) -> groups_pb2.DeleteGroupResult:
         result = groups_pb2.DeleteGroupResult(group_id=self.state.group_id)
         if self.state.is_bare:
@@ -365,7 +396,7 @@ class Group:
             )
             result.error.CopyFrom(error.to_proto())
         else:
-            for partition in list(self.state.offsets):
+            for partition in sorted({*self.state.offsets, *self.state.pending}):
                 self.state.put_offset(partition, None)
             self.state.put_epochs(None)
         return result
@@ -441,7 +472,8 @@ class Group:
             self._gives_to_all = False
             movable = set(self.state.members)
         group_reconcile.grant(self.state, movable)
-        if not self.state.members and not self.state.offsets:
+        state = self.state
+        if not (state.members or state.offsets or state.pending):
             self.state.put_epochs(None)  # Nothing is left of the group.
 
     def _finish(self, now_ms: int, reply: Send | None) -> list[Effect]:

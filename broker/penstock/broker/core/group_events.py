@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from google.protobuf.message import Message
 
 from penstock.broker.core.group_state import Change
+from penstock.broker.core.group_values import Producer
 from penstock.v1 import groups_pb2
 from penstock.wire.ids import TopicId
 
@@ -54,6 +55,33 @@ class CommitOffsets:
     request_id: int
     request: groups_pb2.CommitOffsetsRequest
     timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitTransactionOffsets:
+    """A commit in a transaction that the group's partition has been taken into."""
+
+    group_id: str
+    request_id: int
+    request: groups_pb2.CommitTransactionOffsetsRequest
+    timestamp_ms: int
+
+    @property
+    def producer(self) -> Producer:
+        """Who commits."""
+        return Producer(self.request.producer_id, self.request.producer_epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """A mark is committed in the partition: it ends what the producer wrote in earlier epochs.
+
+    Of what was written in transactions it came after all up to number ``up_to``, before the rest.
+    """
+
+    ended: Producer
+    commit: bool
+    up_to: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,18 +154,20 @@ class Tick:
     """A deadline may have passed."""
 
 
-GroupEvent = (
-    Heartbeat
-    | CommitOffsets
+Request = (
+    CommitOffsets
+    | CommitTransactionOffsets
     | FetchOffsets
     | DescribeGroup
     | DeleteGroup
     | DeleteOffsets
-    | ExpireOffsets
-    | TopicsChanged
-    | Loaded
-    | Tick
 )
+"""What somebody asks of one group, and is answered once."""
+
+Happening = ExpireOffsets | TopicsChanged | Marked | Loaded | Tick
+"""What happens to a group."""
+
+GroupEvent = Heartbeat | Request | Happening
 """What one group handles."""
 
 ShardEvent = GroupEvent | ListGroups
@@ -149,10 +179,14 @@ ShardEvent = GroupEvent | ListGroups
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """Append these records, in order. They become true when committed."""
+    """Append these records, in order. They become true when committed.
+
+    With a producer they are of its transaction.
+    """
 
     group_id: str
     changes: tuple[Change, ...]
+    producer: Producer | None = None
 
 
 @dataclass(frozen=True, slots=True)

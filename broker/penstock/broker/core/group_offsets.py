@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
-from penstock.broker.core.group_events import CommitOffsets, GroupSettings
+from penstock.broker.core.group_events import (
+    CommitOffsets,
+    CommitTransactionOffsets,
+    GroupSettings,
+)
 from penstock.broker.core.group_state import GroupState
 from penstock.broker.core.group_topics import Subscriptions, TopicInfo, TopicView
 from penstock.broker.core.group_values import CommittedOffset, Member
@@ -20,6 +26,7 @@ from penstock.wire.errors import (
     UnknownMemberIdError,
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
+    UnstableOffsetCommitError,
 )
 from penstock.wire.ids import TopicId, TopicIdPartition, TopicPartition, format_topic_id
 from penstock.wire.wording import counted
@@ -28,14 +35,50 @@ from penstock.wire.wording import counted
 def commit(
     state: GroupState, topics: TopicView, settings: GroupSettings, event: CommitOffsets
 ) -> groups_pb2.CommitOffsetsResponse:
-    """Store what may be stored, and say for each partition what became of it.
+    """Store what may be stored, and say for each partition what became of it; see ``_commit``."""
+    stored = _Stored(topics, settings, event.timestamp_ms, state.put_offset)
+    return _commit(state, event.request, stored)
+
+
+def commit_in_transaction(
+    state: GroupState, topics: TopicView, settings: GroupSettings, event: CommitTransactionOffsets
+) -> groups_pb2.CommitTransactionOffsetsResponse:
+    """The same; what is stored is the group's when the transaction commits."""
+    producer = event.producer
+
+    def put(partition: TopicPartition, offset: CommittedOffset) -> None:
+        state.put_pending(partition, offset, producer)
+
+    stored = _Stored(topics, settings, event.timestamp_ms, put)
+    response = _commit(state, event.request.commit, stored)
+    return groups_pb2.CommitTransactionOffsetsResponse(commit=response)
+
+
+class _Stored(NamedTuple):
+    """How what is committed is stored."""
+
+    topics: TopicView
+    settings: GroupSettings
+    timestamp_ms: int
+    put: Callable[[TopicPartition, CommittedOffset], object]
+
+
+def check_commit(state: GroupState, request: groups_pb2.CommitOffsetsRequest) -> None:
+    """Raise what a commit is refused with as a whole before its partitions are looked at."""
+    _committer(state, request.member_id, request.member_epoch)
+
+
+def _commit(
+    state: GroupState, request: groups_pb2.CommitOffsetsRequest, stored: _Stored
+) -> groups_pb2.CommitOffsetsResponse:
+    """Store what may be stored.
 
     A member may commit for a partition from the epoch on in which it last got it, for as long as
     it holds it: nobody else had it meanwhile, so a commit that crossed a newer epoch on the wire
     does no harm (KIP-1251). All else is refused: with the whole request when nothing of it can
     stand, else by partition.
     """
-    request = event.request
+    topics, settings, timestamp_ms, put = stored
     try:
         member = _committer(state, request.member_id, request.member_epoch)
     except PenstockError as error:
@@ -49,14 +92,14 @@ def commit(
             info = _known_topic(topics, entry.partition)
             if member is not None:
                 _check_held(state, member, request.member_epoch, info, entry.partition.partition)
-            offset = _stored(entry, info, settings, event.timestamp_ms)
+            offset = _stored(entry, info, settings, timestamp_ms)
         except StaleMemberEpochError as error:
             stale, stale_count = error, stale_count + 1
             result.error.CopyFrom(error.to_proto())
         except PenstockError as error:
             result.error.CopyFrom(error.to_proto())
         else:
-            state.put_offset(TopicPartition(info.name, entry.partition.partition), offset)
+            put(TopicPartition(info.name, entry.partition.partition), offset)
     if stale is not None and stale_count == len(request.offsets):
         return groups_pb2.CommitOffsetsResponse(error=stale.to_proto())
     return response
@@ -73,6 +116,8 @@ def fetch(
     try:
         if request.member_id:
             _check_reader(state, topics, request)
+        if request.require_stable:
+            _check_stable(state, request)
         response = groups_pb2.FetchOffsetsResponse()
         if request.partitions:
             for wanted in request.partitions:
@@ -152,6 +197,18 @@ def _check_reader(
             _check_held(state, member, request.member_epoch, info, wanted.partition)
 
 
+def _check_stable(state: GroupState, request: groups_pb2.FetchOffsetsRequest) -> None:
+    """Refuse where an open transaction decides about what is asked for (KIP-447)."""
+    wanted = [TopicPartition(one.topic, one.partition) for one in request.partitions]
+    for partition in wanted or state.pending:
+        for pending in state.pending.of(partition):
+            raise UnstableOffsetCommitError(
+                f"group {state.group_id!r}: a transaction of producer "
+                f"{pending.producer.producer_id} has a position for {partition} and has not ended; "
+                "ask again soon"
+            )
+
+
 def _known_topic(topics: TopicView, partition: common_pb2.TopicPartition) -> TopicInfo:
     info = topics.find(partition.topic)
     if info is None or not 0 <= partition.partition < info.partition_count:
@@ -210,10 +267,21 @@ def _told(partition: TopicPartition, stored: CommittedOffset) -> groups_pb2.Offs
 
 
 def forget_topics(state: GroupState, gone: frozenset[TopicId]) -> None:
-    """Delete the offsets of topics that were deleted."""
-    for partition, offset in list(state.offsets.items()):
-        if offset.topic_id in gone:
+    """Delete the offsets of topics that were deleted, also those in transactions.
+
+    Where another topic of the name has an offset too, that of the one deleted is left: it is told
+    to nobody.
+    """
+    for partition in sorted({*state.offsets, *state.pending}):
+        if _topic_ids(state, partition) <= gone:
             state.put_offset(partition, None)
+
+
+def _topic_ids(state: GroupState, partition: TopicPartition) -> set[TopicId]:
+    """The ids of the topics that the group has offsets of under this name."""
+    stored = state.offsets.get(partition)
+    pending = {one.offset.topic_id for one in state.pending.of(partition)}
+    return pending if stored is None else pending | {stored.topic_id}
 
 
 def forget_missing_topics(state: GroupState, topics: TopicView) -> None:
@@ -223,7 +291,8 @@ def forget_missing_topics(state: GroupState, topics: TopicView) -> None:
     that leads the group's partition is at least as new as the election, and earlier leaders
     stopped committing at it.
     """
-    gone = {offset.topic_id for offset in state.offsets.values()}
+    known = {*state.offsets, *state.pending}
+    gone = {topic_id for partition in known for topic_id in _topic_ids(state, partition)}
     forget_topics(state, frozenset(t for t in gone if topics.find_id(t) is None))
 
 
@@ -232,7 +301,8 @@ def expire(
 ) -> None:
     """Delete the offsets that nobody uses and that were kept long enough (KIP-211).
 
-    Those of topics that a member subscribes to, or still holds partitions of, stay. Of what else
+    Those of topics that a member subscribes to, or still holds partitions of, stay, and those that
+    an open transaction decides about. Of what else
     there is the time runs from the commit, and in a group that lost its last member from then on:
     what a group of a quiet topic committed long ago must not be gone when it is stopped for a day.
     """
@@ -242,7 +312,7 @@ def expire(
         state.put_epochs(epochs)
     in_use = _topics_in_use(state, subscriptions)
     for partition, offset in list(state.offsets.items()):
-        if offset.topic_id in in_use:
+        if offset.topic_id in in_use or state.pending.of(partition):
             continue
         since_ms = max(offset.commit_timestamp_ms, epochs.empty_since_ms)
         if wall_ms - since_ms >= settings.offsets_retention_ms:

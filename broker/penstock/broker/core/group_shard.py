@@ -5,23 +5,30 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
 
-from penstock.broker.core import group_codec, group_describe
+from penstock.broker.core import group_codec, group_describe, group_offsets
 from penstock.broker.core.group import Group
 from penstock.broker.core.group_events import (
+    CommitTransactionOffsets,
     Effect,
     ExpireOffsets,
     GroupEvent,
     GroupSettings,
     ListGroups,
     Loaded,
+    Marked,
+    Persist,
     Respond,
     ShardEvent,
     Tick,
     TopicsChanged,
 )
+from penstock.broker.core.group_pending import WriteOrder
 from penstock.broker.core.group_state import Change
 from penstock.broker.core.group_topics import Subscriptions, TopicView
+from penstock.broker.core.group_values import CommittedOffset, Producer
 from penstock.v1 import groups_pb2
+from penstock.wire.errors import CorruptRecordError
+from penstock.wire.ids import TopicPartition
 
 
 class GroupShard:
@@ -36,6 +43,8 @@ class GroupShard:
         self._settings = settings
         self._subscriptions = Subscriptions(topics)
         self._groups: dict[str, Group] = {}
+        self._order = WriteOrder()
+        self._writers: dict[int, set[str]] = {}  # By producer id, groups it may have offsets in.
         # Deadlines by group, and a heap of them; an entry of the heap counts when it is the
         # group's present one.
         self._deadlines: dict[str, int] = {}
@@ -66,6 +75,45 @@ class GroupShard:
         self._keep(group)
         return True
 
+    def replay_transactional(self, producer: Producer, key: bytes, value: bytes | None) -> bool:
+        """Take over one record of a transaction; as ``replay``."""
+        replayed = group_codec.decode(key, value)
+        if replayed is None:
+            return False
+        if not (
+            isinstance(replayed.slot, TopicPartition)
+            and isinstance(replayed.value, CommittedOffset)
+        ):
+            raise CorruptRecordError(
+                f"a record of group {replayed.group_id!r} is of a transaction, but no offset"
+            )
+        group = self._group(replayed.group_id)
+        group.state.replay_pending(replayed.slot, replayed.value, producer)
+        self._writers.setdefault(producer.producer_id, set()).add(replayed.group_id)
+        self._keep(group)
+        return True
+
+    def replay_marker(self, ended: Producer, *, commit: bool) -> None:
+        """Take over a mark, which ends what its producer wrote in earlier epochs."""
+        for group in self._written_by(ended):
+            group.state.end_transaction(ended, commit=commit, up_to=self._order.appended)
+            self._keep(group)
+        self._forget_writer(ended.producer_id)
+
+    @property
+    def appended(self) -> int:
+        """The number up to which what is written in transactions is in the log; see Marked."""
+        return self._order.appended
+
+    def note_appended(self, changes: Sequence[Change]) -> None:
+        """What a transaction wrote is in the log. It is said before a mark comes after it."""
+        numbers = (change.number for change in changes)
+        self._order.appended = max(self._order.appended, *numbers)
+
+    def check_commit(self, request: groups_pb2.CommitOffsetsRequest) -> None:
+        """Raise what a commit is refused with whatever it commits."""
+        group_offsets.check_commit(self._group(request.group_id).state, request)
+
     def handle(self, event: ShardEvent, now_ms: int) -> list[Effect]:
         """Take one event at a time of the monotonic clock."""
         match event:
@@ -80,6 +128,10 @@ class GroupShard:
                 return self._handle_all(event, now_ms)
             case ExpireOffsets():
                 return self._handle_all(event, now_ms)
+            case Marked():
+                return self._marked(event, now_ms)
+            case CommitTransactionOffsets():
+                return self._commit_in_transaction(event, now_ms)
             case _:
                 return self._handle(self._group(event.group_id), event, now_ms)
 
@@ -100,11 +152,13 @@ class GroupShard:
             assert not group.state.is_bare
             assert self._deadlines.get(group_id) == group.next_deadline_ms
             group.validate()
+            for producer_id in group.state.pending.producer_ids():
+                assert group_id in self._writers[producer_id]
 
     def _group(self, group_id: str) -> Group:
         """The group; one that does not exist is only made when something is kept in it."""
         return self._groups.get(group_id) or Group(
-            group_id, self._topics, self._subscriptions, self._settings
+            group_id, self._topics, self._subscriptions, self._settings, self._order
         )
 
     def _sorted(self) -> Iterator[Group]:
@@ -122,6 +176,35 @@ class GroupShard:
         for group in self._sorted():
             effects += self._handle(group, event, now_ms)
         return effects
+
+    def _commit_in_transaction(self, event: CommitTransactionOffsets, now_ms: int) -> list[Effect]:
+        effects = self._handle(self._group(event.group_id), event, now_ms)
+        if any(isinstance(effect, Persist) for effect in effects):
+            self._writers.setdefault(event.request.producer_id, set()).add(event.group_id)
+        return effects
+
+    def _marked(self, event: Marked, now_ms: int) -> list[Effect]:
+        effects: list[Effect] = []
+        for group in self._written_by(event.ended):
+            effects += self._handle(group, event, now_ms)
+        self._forget_writer(event.ended.producer_id)
+        return effects
+
+    def _written_by(self, producer: Producer) -> list[Group]:
+        group_ids = sorted(self._writers.get(producer.producer_id, ()))
+        return [self._groups[group_id] for group_id in group_ids if group_id in self._groups]
+
+    def _forget_writer(self, producer_id: int) -> None:
+        """Keep of the groups that a producer wrote in those where something is pending of it."""
+        left = {
+            group.state.group_id
+            for group in self._written_by(Producer(producer_id, -1))
+            if producer_id in group.state.pending.producer_ids()
+        }
+        if left:
+            self._writers[producer_id] = left
+        else:
+            self._writers.pop(producer_id, None)
 
     def _tick(self, event: Tick, now_ms: int) -> list[Effect]:
         effects: list[Effect] = []

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.broker.core import group_codec
+from penstock.broker.core.group_pending import PendingOffset, PendingOffsets, WriteOrder
 from penstock.broker.core.group_values import (
     LEFT_EPOCH,
     CommittedOffset,
     Epochs,
     Member,
     Partitions,
+    Producer,
 )
 from penstock.wire.ids import TopicId, TopicIdPartition, TopicPartition
 
@@ -37,13 +39,17 @@ class Change:
     value: bytes | None
     slot: Slot
     before: Value
+    pending_before: tuple[PendingOffset, ...] = ()  # Of a partition in the slot.
+    number: int = 0  # Of what is written in a transaction, its place in the order of writes.
 
 
 class GroupState:
     """One group's durable state with indexes over it. Not shared between threads."""
 
-    def __init__(self, group_id: str) -> None:
+    def __init__(self, group_id: str, order: WriteOrder | None = None) -> None:
         self.group_id: Final = group_id
+        self._order = order or WriteOrder()
+        self.pending: Final = PendingOffsets()
         self._epochs: Epochs | None = None
         self._members: dict[str, Member] = {}
         self._offsets: dict[TopicPartition, CommittedOffset] = {}
@@ -75,7 +81,8 @@ class GroupState:
     @property
     def is_bare(self) -> bool:
         """Whether nothing is known of the group: it does not exist."""
-        return self._epochs is None and not self._members and not self._offsets
+        kept = self._members or self._offsets or self.pending
+        return self._epochs is None and not kept
 
     def owner(self, partition: TopicIdPartition) -> str | None:
         """The member that may read the partition, or has yet to give it back."""
@@ -130,14 +137,48 @@ class GroupState:
         self._set_member(member_id, None)
 
     def put_offset(self, partition: TopicPartition, offset: CommittedOffset | None) -> None:
-        """Set a partition's committed offset, or with None delete it."""
-        before = self._offsets.get(partition)
-        if offset == before:
+        """Set a partition's committed offset, or with None delete it.
+
+        What is pending of the partition is nothing any more.
+        """
+        before, pending = self._offsets.get(partition), self.pending.of(partition)
+        if offset == before and not pending:
             return
         key = group_codec.offset_key(self.group_id, partition)
         value = None if offset is None else group_codec.offset_value(offset)
-        self._changes.append(Change(self.group_id, key, value, partition, before))
+        self._changes.append(Change(self.group_id, key, value, partition, before, pending))
         self._set_offset(partition, offset)
+        self.pending.drop(partition)
+
+    def put_pending(
+        self, partition: TopicPartition, offset: CommittedOffset, producer: Producer
+    ) -> None:
+        """Note what a partition's committed offset is to be when the transaction commits."""
+        key = group_codec.offset_key(self.group_id, partition)
+        value = group_codec.offset_value(offset)
+        pending = PendingOffset(offset, producer, self._order.next())
+        self._changes.append(
+            Change(
+                self.group_id,
+                key,
+                value,
+                partition,
+                self._offsets.get(partition),
+                self.pending.of(partition),
+                pending.number,
+            )
+        )
+        self.pending.put(partition, pending, self._order)
+
+    def end_transaction(self, ended: Producer, *, commit: bool, up_to: int) -> None:
+        """A mark is committed that was written after number ``up_to``, and before the next.
+
+        Nothing is to be written for it: whoever reads the log sees what the mark does.
+        """
+        for partition, pending in self.pending.take(ended, up_to):
+            if commit:
+                self._set_offset(partition, pending.offset)
+                self.pending.drop(partition, before=pending.number)
 
     def take_changes(self) -> tuple[Change, ...]:
         """The changes since the last call, in order. Their order keeps every prefix sound."""
@@ -162,11 +203,23 @@ class GroupState:
         """Take over what a record says, without noting a change."""
         self._names.update(names)
         self._set(slot, value)
+        if isinstance(slot, TopicPartition):
+            self.pending.drop(slot)
+
+    def replay_pending(
+        self, partition: TopicPartition, offset: CommittedOffset, producer: Producer
+    ) -> None:
+        """The same of a record in a transaction."""
+        pending = PendingOffset(offset, producer, self._order.next())
+        self._order.appended = pending.number
+        self.pending.put(partition, pending, self._order)
 
     def undo(self, changes: Iterable[Change]) -> None:
         """Take back changes, the newest first."""
         for change in changes:
             self._set(change.slot, change.before)
+            if isinstance(change.slot, TopicPartition):
+                self.pending.restore(change.slot, change.pending_before)
 
     def _set(self, slot: Slot, value: Value) -> None:
         if slot is None:
@@ -220,14 +273,13 @@ class GroupState:
 
     # ------------------------------------------------------------------ for tests
 
-    def durable(
-        self,
-    ) -> tuple[Epochs | None, dict[str, Member], dict[TopicPartition, CommittedOffset]]:
+    def durable(self) -> tuple[object, ...]:
         """A copy of all that replay must bring back."""
-        return self._epochs, dict(self._members), dict(self._offsets)
+        return self._epochs, dict(self._members), dict(self._offsets), self.pending.copy()
 
     def validate(self) -> None:
         """Assert what must hold between events."""
+        self.pending.validate()
         owners: dict[TopicIdPartition, str] = {}
         for member_id, member in self._members.items():
             assert member.member_id == member_id

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock.wire.ids import TopicId, TopicIdPartition
 
@@ -72,3 +72,10 @@ class CommittedOffset:
     metadata: str
     commit_timestamp_ms: int
     topic_id: TopicId
+
+
+class Producer(NamedTuple):
+    """Who writes in a transaction."""
+
+    producer_id: int
+    producer_epoch: int

@@ -371,6 +371,7 @@ class ProducerState:
         """The base offset of each producer's last batch below an offset, by producer id.
 
         -1 where all that are kept of a producer come later: which one was before is not known then.
+        Those are left out who wrote none in their newest epoch: nothing goes on from a batch.
         """
         return {
             producer_id: max(
@@ -378,7 +379,12 @@ class ProducerState:
                 default=-1,
             )
             for producer_id, entry in self._entries.items()
+            if entry.batches
         }
+
+    def epochs(self) -> dict[int, int]:
+        """The newest epoch of each producer, by producer id."""
+        return {producer_id: entry.producer_epoch for producer_id, entry in self._entries.items()}
 
     def touches(self, offset: int) -> bool:
         """Whether any producer has a batch at or after ``offset``, as far as is remembered."""

@@ -1,7 +1,10 @@
 """What happens to engines' task attempts, and to the groups that decide about them.
 
-An attempt is open from when it begins, under an identity of its own that it keeps until it ends;
-then it is forgotten, and one that begins under the same numbers gets a producer id that nobody had.
+An attempt is open from when it begins, under an identity of its own that it keeps until it ends.
+That it has ended is kept until its group has decided its epoch number, or it was not used for as
+long as an id is: else a copy of its BeginAttempt, which comes late, would open it again, and its
+group would commit an attempt that has nothing while what it wrote is aborted. One that begins under
+the same numbers gets a producer id that nobody had.
 Its group's commit decides about it without touching its record: how it ends is read from both.
 """
 
@@ -108,13 +111,12 @@ class Attempts:
         if value is not None and value.instance_id == instance_id:
             if value.has_ended:
                 raise decisions.fenced(entry.transactional_id)
-        elif value is not None:
-            if value.state is State.ONGOING:
-                decisions.decide(ledger, entry, commit=False, cause=Cause.FENCED)
-            # The transaction before is forgotten when it has ended, at once or later.
-            entry.waiting.append(event)
-            return
         else:
+            if value is not None and value.state is State.ONGOING:
+                decisions.decide(ledger, entry, commit=False, cause=Cause.FENCED)
+            if entry.is_ending:
+                entry.waiting.append(event)
+                return
             now_ms = ledger.wall_ms
             value = Transaction(
                 State.ONGOING,
@@ -199,25 +201,39 @@ class Attempts:
         return None
 
     def due(self, entry: Entry) -> None:
-        """Do what time has come for: abort what nobody has committed in time."""
+        """Do what time has come for: abort what nobody has committed in time, or forget."""
         ledger = self._ledger
         value = ledger.ids.get(entry.transactional_id)
-        if value is None or entry.outcome is not None:
+        if value is None:
             return
-        if entry.expires_ms <= ledger.now_ms:
-            decisions.decide(ledger, entry, commit=False, cause=Cause.COORDINATOR)
+        if entry.outcome is None:
+            if entry.expires_ms <= ledger.now_ms:
+                decisions.decide(ledger, entry, commit=False, cause=Cause.COORDINATOR)
+        elif entry.is_done and self._expires_ms(value) <= ledger.now_ms:
+            self._forget(entry)
 
     def deadline_ms(self, entry: Entry) -> int | None:
         """When :meth:`due` has something to do."""
-        if entry.transactional_id not in self._ledger.ids or entry.outcome is not None:
+        value = self._ledger.ids.get(entry.transactional_id)
+        if value is None or entry.is_ending:
             return None
-        return entry.expires_ms
+        return entry.expires_ms if entry.outcome is None else self._expires_ms(value)
+
+    def _expires_ms(self, value: Transaction) -> int:
+        """When an attempt that has ended is forgotten, though its group has not decided."""
+        ledger = self._ledger
+        idle_ms = ledger.wall_ms - value.updated_ms
+        return ledger.now_ms + max(ledger.settings.id_expiration_ms - idle_ms, 0)
 
     def forget_if_done(self, entry: Entry) -> None:
-        """Forget an attempt whose marks are all there."""
-        if entry.is_done:
-            self._ledger.put(entry, None)
-            self._ledger.settle(entry)
+        """Forget an attempt whose marks are all there, and whose number is decided."""
+        assert entry.attempt is not None
+        if entry.is_done and self._ledger.is_decided_by_group(entry.attempt):
+            self._forget(entry)
+
+    def _forget(self, entry: Entry) -> None:
+        self._ledger.put(entry, None)
+        self._ledger.settle(entry)
 
     # ------------------------------------------------------------------ groups
 

@@ -12,8 +12,9 @@ EMPTY                    no transaction; the identity may be a producer's   firs
 ONGOING                  partitions are in the transaction (an attempt's    end, timeout, init,
                          is open from when it begins, without any)          a person: PREPARE_*
 PREPARE_COMMIT,          decided, for ever, under the next epoch already;   all marks are there:
-PREPARE_ABORT            marks are on their way                             as EMPTY; an
-                                                                            attempt -> no record
+PREPARE_ABORT            marks are on their way                             as EMPTY; an attempt,
+                                                                            once its number is
+                                                                            decided -> no record
 ONGOING, and the         decided by the group's record, as above            all marks are there:
 attempt's group is at                                                       no record
 its number or beyond

@@ -131,6 +131,10 @@ class OpenTransactions:
         stable = next(iter(self._first_offsets.values()), last_offset + 1)
         return EndedTransaction(producer_id, first_offset, last_offset, stable)
 
+    def forget(self, producer_id: int) -> None:
+        """The producer's transaction has ended, and nothing is left of it."""
+        self._first_offsets.pop(producer_id, None)
+
     # --- readers ---------------------------------------------------------------------------------
 
     def committed(self, offset: int) -> None:

@@ -316,6 +316,7 @@ class Verification(Generic[T]):
         waiting = list(queue.waiting)
         queue.waiting.clear()
         self._release(waiting)
+        self._sweep()
         return waiting
 
     def _release(self, gone: list[_Waiting[T]]) -> None:
@@ -339,6 +340,10 @@ class Verification(Generic[T]):
 
     def _watch(self, question: Question, queue: _Queue[T]) -> None:
         heapq.heappush(self._heap, (queue.due_ms, next(self._sequence), question))
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Keep no more entries than there are questions, by some."""
         if len(self._heap) > 2 * len(self._queues) + _SWEEP_MIN:
             live = {entry[2]: entry for entry in self._heap if self._counts(entry)}
             self._heap = sorted(live.values())

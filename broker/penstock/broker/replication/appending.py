@@ -44,14 +44,14 @@ class Target(NamedTuple):
     current_leader_epoch: int = -1
 
 
-class _Held(NamedTuple):
-    """A transactional batch on its way into the log; ``deadline_s`` is of the event loop's time."""
+class _Waiting(NamedTuple):
+    """Who waits for a coordinator, and is called once.
 
-    target: Target
-    records: bytes
-    producer: tuple[int, int]
-    deadline_s: float
-    on_end: OnAppended
+    ``go``: the transaction may write, because the coordinator said so (True) or because it is open.
+    """
+
+    go: Callable[[bool], object]
+    refuse: Callable[[PenstockError], object]
 
 
 class Appends:
@@ -73,10 +73,10 @@ class Appends:
         self._node_id = node_id
         self._locate = locate
         self._wall_clock_ms = wall_clock_ms
-        self._verifying: Verifying[_Held] = Verifying(
+        self._verifying: Verifying[_Waiting] = Verifying(
             ask_coordinator,
-            append=self._append_held,
-            refuse=lambda held, error: held.on_end(error),
+            append=lambda waiting, verified: waiting.go(verified),
+            refuse=lambda waiting, error: waiting.refuse(error),
             clock_ms=clock_ms,
         )
 
@@ -132,34 +132,27 @@ class Appends:
         InvalidRequiredAcksError, InvalidTransactionalIdError and InvalidRequestError for requests
         that no transaction can have.
         """
+        kept = bytes(records)  # What it may be a part of is larger, and would not be counted.
+        deadline_s = asyncio.get_running_loop().time() + timeout_ms / 1000
+
+        def go(verified: bool) -> None:
+            known = producer if verified else None
+            self._begin_verified(target, kept, deadline_s, on_end, verified=known)
+
+        waiting = _Waiting(go, on_end)
         try:
             if acks != common_pb2.ACKS_ALL:
                 raise InvalidRequiredAcksError(
                     "what belongs to a transaction must be on the whole in-sync set before it is "
                     "answered: send ACKS_ALL"
                 )
-            check_writing_id(transactional_id)
             partition = self._locate(*target)
             producer = _producer_of(records, partition)
-            if partition.replica.under_min_isr:
-                raise _too_few(partition)  # What can't be appended is not asked for.
+            self._verify(
+                partition, transactional_id, producer, timeout_ms, waiting, size_bytes=len(kept)
+            )
         except Exception as error:
             on_end(error)
-            return
-        self._verifying.take(
-            Question(partition.key, transactional_id, *producer),
-            # A copy: what it may be a part of is larger, and would not be counted.
-            _Held(
-                target,
-                bytes(records),
-                producer,
-                asyncio.get_running_loop().time() + timeout_ms / 1000,
-                on_end,
-            ),
-            is_open=partition.log.has_open_transaction(*producer),
-            size_bytes=len(records),
-            timeout_ms=timeout_ms,
-        )
 
     async def append(
         self,
@@ -168,11 +161,12 @@ class Appends:
         acks: common_pb2.Acks.ValueType,
         timeout_ms: int,
         *,
-        transactional_id: str = "",
+        verified: tuple[int, int] | None = None,
     ) -> AppendInfo:
-        """``begin`` (or ``begin_transactional``), and return what it ends with, or raise it.
+        """``begin``, and return what it ends with, or raise it.
 
-        The append itself happens before the first suspension, unless a coordinator is asked.
+        The append itself happens before the first suspension. With ``verified`` (producer id and
+        epoch), for which ``verify`` has returned, it is of that transaction, with ACKS_ALL.
         """
         future: asyncio.Future[AppendInfo] = asyncio.get_running_loop().create_future()
 
@@ -184,13 +178,34 @@ class Appends:
             else:
                 future.set_exception(outcome)
 
-        if transactional_id:
-            self.begin_transactional(
-                target, records, acks, timeout_ms, ended, transactional_id=transactional_id
-            )
-        else:
+        if verified is None:
             self.begin(target, records, acks, timeout_ms, ended)
+        else:
+            deadline_s = asyncio.get_running_loop().time() + timeout_ms / 1000
+            self._begin_verified(target, records, deadline_s, ended, verified=verified)
         return await future
+
+    async def verify(
+        self, target: Target, transactional_id: str, producer: tuple[int, int], timeout_ms: int
+    ) -> None:
+        """Return once the producer's transaction may write to a partition led here.
+
+        Behind what waits of it already, as a batch. Raises what its coordinator refuses it with,
+        and what ``begin_transactional`` does before it asks.
+        """
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def go(_verified: bool) -> None:
+            if not future.done():
+                future.set_result(None)
+
+        def refuse(error: PenstockError) -> None:
+            if not future.done():
+                future.set_exception(error)
+
+        partition = self._locate(*target)
+        self._verify(partition, transactional_id, producer, timeout_ms, _Waiting(go, refuse))
+        await future
 
     def leadership_ended(self, key: TopicIdPartition, error: PenstockError) -> None:
         """What waits for a coordinator to write to the partition is refused."""
@@ -202,25 +217,44 @@ class Appends:
             NotLeaderError(f"broker {self._node_id} stops; nothing was appended, look for another")
         )
 
-    @property
-    def unverified_count(self) -> int:
-        """How many batches wait for what coordinators say."""
-        return self._verifying.waiting_count
+    def _verify(
+        self,
+        partition: Partition,
+        transactional_id: str,
+        producer: tuple[int, int],
+        timeout_ms: int,
+        waiting: _Waiting,
+        *,
+        size_bytes: int = 0,
+    ) -> None:
+        check_writing_id(transactional_id)
+        if partition.replica.under_min_isr:
+            raise _too_few(partition)  # What can't be appended is not asked for.
+        self._verifying.take(
+            Question(partition.key, transactional_id, *producer),
+            waiting,
+            is_open=partition.log.has_open_transaction(*producer),
+            size_bytes=size_bytes,
+            timeout_ms=timeout_ms,
+        )
 
-    def _append_held(self, held: _Held, verified: bool) -> None:
+    def _begin_verified(
+        self,
+        target: Target,
+        records: Buffer,
+        deadline_s: float,
+        on_end: OnAppended,
+        *,
+        verified: tuple[int, int] | None,
+    ) -> None:
         try:
-            partition = self._locate(*held.target)
-            info = self._write(
-                partition,
-                held.records,
-                common_pb2.ACKS_ALL,
-                verified=held.producer if verified else None,
-            )
+            partition = self._locate(*target)
+            info = self._write(partition, records, common_pb2.ACKS_ALL, verified=verified)
         except Exception as error:
-            held.on_end(error)
+            on_end(error)
             return
-        left_s = max(held.deadline_s - asyncio.get_running_loop().time(), 0)
-        self._acknowledge(partition, info, common_pb2.ACKS_ALL, round(left_s * 1000), held.on_end)
+        left_s = max(deadline_s - asyncio.get_running_loop().time(), 0)
+        self._acknowledge(partition, info, common_pb2.ACKS_ALL, round(left_s * 1000), on_end)
 
     def _acknowledge(
         self,

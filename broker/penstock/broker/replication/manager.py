@@ -116,7 +116,9 @@ class ReplicaManager:
         )
         self.begin_append = self._appends.begin  # ``append`` for who does not want to wait.
         self.begin_transactional_append = self._appends.begin_transactional
+        self.verify_transaction = self._appends.verify
         self.transactions = LedTransactions(node_id, image, self._locate, wall_clock_ms)
+        self.add_mark_listener = self.transactions.add_mark_listener
         self._deadlines = Deadlines(clock_ms, self._deadline_came)
         self._proposer = IsrProposer(node_id, broker_epoch, alter_partition, clock_ms)
         self._links = FollowerLinks(
@@ -289,19 +291,18 @@ class ReplicaManager:
         acks: common_pb2.Acks.ValueType,
         timeout_ms: int,
         current_leader_epoch: int = -1,
-        transactional_id: str = "",
+        verified: tuple[int, int] | None = None,
     ) -> AppendInfo:
         """Append, and return once as many replicas hold it as ``acks`` asks for.
 
-        As Appends.begin says, and with a transactional id Appends.begin_transactional: calls (and
-        tasks) append in their order. Raises the typed refusal.
+        As Appends.append says: calls (and tasks) append in their order. Raises the typed refusal.
         """
         return await self._appends.append(
             Target(topic, topic_id, partition, current_leader_epoch),
             records,
             acks,
             timeout_ms,
-            transactional_id=transactional_id,
+            verified=verified,
         )
 
     async def fetch(self, request: log_pb2.FetchRequest) -> Laden[log_pb2.FetchResponse]:

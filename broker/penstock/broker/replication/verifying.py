@@ -54,16 +54,6 @@ class Verifying(Generic[T]):
         self._core: Verification[T] = Verification()
         self._timer: asyncio.TimerHandle | None = None
 
-    @property
-    def waiting_count(self) -> int:
-        """How many batches wait now."""
-        return self._core.waiting_count
-
-    @property
-    def waiting_bytes(self) -> int:
-        """How much they hold."""
-        return self._core.waiting_bytes
-
     def take(
         self, question: Question, item: T, *, is_open: bool, size_bytes: int, timeout_ms: int
     ) -> None:

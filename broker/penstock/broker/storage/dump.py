@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from penstock.wire.errors import CorruptRecordError
+from penstock.wire.markers import DecodedMarker, decode_marker
 from penstock.wire.records import HEADER_BYTES, BatchHeader, decode_batch, parse_header
 
 _LOG_NAME: Final = re.compile(r"(\d{20})\.log")
@@ -20,7 +21,11 @@ _LOG_NAME: Final = re.compile(r"(\d{20})\.log")
 
 @dataclass(frozen=True, slots=True)
 class BatchDump:
-    """One batch of a segment. ``error`` is what is wrong with it, or None."""
+    """One batch of a segment. ``error`` is what is wrong with it, or None.
+
+    ``marker`` is how the mark in it ended a transaction, commit or abort, and
+    ``coordinator_epoch`` who wrote that; None where it is no mark, or one that can't be read.
+    """
 
     position: int
     size_bytes: int
@@ -39,6 +44,8 @@ class BatchDump:
     is_control: bool
     crc: int
     error: str | None = None
+    marker: str | None = None
+    coordinator_epoch: int | None = None
 
     def to_json(self) -> dict[str, object]:
         """The fields by name, for json.dumps."""
@@ -110,13 +117,19 @@ def _dump_batch(
     except CorruptRecordError as error:
         return _unreadable(position, error.message)
     error_text = _order_error(header, expected)
-    if verify and error_text is None:
+    is_mark = header.is_control and header.producer_id >= 0
+    marker: DecodedMarker | None = None
+    if (verify or is_mark) and error_text is None:
         file.seek(position)
+        batch = file.read(header.size_bytes)
         try:
-            decode_batch(file.read(header.size_bytes))
+            if is_mark:
+                marker = decode_marker(batch)
+            else:
+                decode_batch(batch)
         except CorruptRecordError as error:
             error_text = error.message
-    return _describe(header, position, error_text)
+    return _describe(header, position, error_text, marker)
 
 
 def _order_error(header: BatchHeader, expected: int | None) -> str | None:
@@ -127,7 +140,9 @@ def _order_error(header: BatchHeader, expected: int | None) -> str | None:
     return None
 
 
-def _describe(header: BatchHeader, position: int, error: str | None) -> BatchDump:
+def _describe(
+    header: BatchHeader, position: int, error: str | None, marker: DecodedMarker | None
+) -> BatchDump:
     try:
         compression = header.compression.name.lower()
     except CorruptRecordError as unknown:
@@ -150,6 +165,8 @@ def _describe(header: BatchHeader, position: int, error: str | None) -> BatchDum
         is_control=header.is_control,
         crc=header.crc,
         error=error,
+        marker=marker.type.name.lower() if marker is not None else None,
+        coordinator_epoch=marker.coordinator_epoch if marker is not None else None,
     )
 
 

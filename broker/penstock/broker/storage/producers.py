@@ -87,7 +87,25 @@ def _known(files: LogFiles, end_offset: int, epochs: EpochHistory) -> tuple[Prod
     found = newest_snapshot(files.directory, end_offset, epochs)
     if found is None or found[1] < first:
         return _unknown(first), first
+    transactions = found[0].transactions
+    for producer_id, first_offset in transactions.first_offsets().items():
+        if first_offset >= first and not _begins_at(files, first_offset, producer_id):
+            transactions.forget(producer_id)
     return found
+
+
+def _begins_at(files: LogFiles, offset: int, producer_id: int) -> bool:
+    """Whether a batch of the producer's transaction begins at the offset.
+
+    Once one that was open when a snapshot was taken is decided, compaction may leave nothing of it,
+    nor of its mark. One that is open still is not touched.
+    """
+    placed = files.segment_of(offset).position_of(offset)
+    if placed is None:
+        return False
+    header = placed.header
+    is_of_it = header.producer_id == producer_id and header.is_transactional
+    return is_of_it and header.base_offset == offset and not header.is_control
 
 
 def _unknown(first: int) -> ProducerState:

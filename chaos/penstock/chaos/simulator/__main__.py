@@ -20,9 +20,14 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--bug", choices=BUGS, help="plant a known bug, and see it found")
     parser.add_argument("--story", action="store_true", help="tell what happened before the end")
+    parser.add_argument(
+        "--transactions", action="store_true", help="what clients write are transactions"
+    )
     chosen = parser.parse_args(arguments)
     bug = BUGS.get(chosen.bug)
     kinds, given = (bug.shown_by, bug.given) if bug else (None, {})
+    if chosen.transactions:
+        given = {**given, "transactions": True}
     broken = 0
     with bug.planted() if bug else nullcontext():
         for seed in range(chosen.seed, chosen.seed + chosen.count):

@@ -34,6 +34,7 @@ from penstock.chaos.simulator.repair import Repairs
 from penstock.chaos.simulator.scheduler import Clock, Scheduler, Timer
 from penstock.chaos.simulator.serving import serve
 from penstock.chaos.simulator.shut_logs import ShutLogs
+from penstock.chaos.simulator.transactions.broker import Transactions
 from penstock.v1 import cluster_pb2, controller_pb2
 from penstock.wire.errors import ErrorCode, StorageError
 from penstock.wire.ids import TopicId, TopicIdPartition
@@ -61,6 +62,7 @@ class BrokerPlace:
     given_up: Callable[[int, TopicIdPartition], None]
     dropped: Callable[[int, LogCopy], None]
     began: Callable[[bytes], None]
+    passes: Callable[[int, str], None]
     scrubs: bool
 
 
@@ -83,6 +85,7 @@ class SimulatedBroker:
         self.reports = ReplicaReports(node_id, self.image)
         self.repairs = Repairs(self)
         self.shut_logs = ShutLogs(self)
+        self.transactions = Transactions(self)
         self._lease = Lease(SESSION_TIMEOUT_MS)
         self._previous_epoch = self.disk.runs.begin(self.disk.shut.keys())
         self._incarnation_id = place.rng.randbytes(16)
@@ -193,6 +196,7 @@ class SimulatedBroker:
         for topic in change.removed_topics:
             for number in topic.partitions:
                 self._drop(TopicIdPartition(topic.topic_id, number), ordered=True)
+            self.transactions.topics_removed(frozenset([topic.topic_id]))
         for record in change.partitions:
             self._partition_changed(record, ordered=True)
         for topic_id in change.topics:
@@ -478,6 +482,7 @@ class SimulatedBroker:
 
     def role_changed(self, partition: SimulatedPartition) -> None:
         """A replica has another role or leader."""
+        self.transactions.role_changed(partition)
         if partition.replica.role is Role.FOLLOWER:
             self.links.follow(partition)
         else:
@@ -526,6 +531,15 @@ class SimulatedBroker:
             node_id=self.node_id, broker_epoch=self.broker_epoch, partitions=[entry]
         )
         self._command(on_result, alter_partition=command)
+
+    def take_producer_id(
+        self, answered: Callable[[cluster_pb2.CommandResult | None], None]
+    ) -> None:
+        """Ask the controllers for a producer id, once."""
+        command = cluster_pb2.AllocateProducerIdsCommand(
+            node_id=self.node_id, broker_epoch=self.broker_epoch
+        )
+        self._command(answered, allocate_producer_ids=command)
 
     # What others ask.
 

@@ -13,6 +13,7 @@ from penstock.chaos.simulator.known_bug import Bug
 from penstock.chaos.simulator.producer_bugs import PRODUCER_BUGS
 from penstock.chaos.simulator.replication_bugs import REPLICATION_BUGS
 from penstock.chaos.simulator.shut_log_bugs import SHUT_LOG_BUGS
+from penstock.chaos.simulator.transactions.bugs import TRANSACTION_BUGS
 
 BUGS: Final[dict[str, Bug]] = {
     **REPLICATION_BUGS,
@@ -20,5 +21,6 @@ BUGS: Final[dict[str, Bug]] = {
     **DISK_BUGS,
     **SHUT_LOG_BUGS,
     **CONTROLLER_BUGS,
+    **TRANSACTION_BUGS,
 }
 """All of them, by name."""

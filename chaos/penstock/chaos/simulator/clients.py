@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import count
 from random import Random
+from typing import Protocol
 
+from penstock.chaos.simulator.partition import SimulatedPartition
 from penstock.chaos.simulator.serving import ACKS_ALL
 from penstock.chaos.simulator.workload import (
     Client,
@@ -15,6 +17,57 @@ from penstock.chaos.simulator.workload import (
     Reader,
 )
 from penstock.wire.ids import TopicIdPartition
+
+
+class Workload(Protocol):
+    """All clients of a run."""
+
+    def partitions_changed(self) -> None:
+        """The controllers may know other partitions now."""
+        ...
+
+    def end_one(self, rng: Random) -> None:
+        """A producer's process ends, and another takes its place.
+
+        What it has sent may still arrive, after its successor has written even.
+        """
+        ...
+
+    def hold_up_one(self, rng: Random, for_ms: int) -> None:
+        """A process stands still for a while, and then goes on as if nothing had been."""
+        ...
+
+    def stop(self) -> None:
+        """Nobody begins anything new."""
+        ...
+
+    def is_done(self) -> bool:
+        """All that was begun is at an end."""
+        ...
+
+    def is_at(self, ends: Mapping[TopicIdPartition, int]) -> bool:
+        """The readers are at the ends of their logs."""
+        ...
+
+    def state(self) -> str:
+        """Where everybody is, for people."""
+        ...
+
+    def after_step(self, touched: Iterable[SimulatedPartition]) -> None:
+        """Something happened to these replicas, which was found to be in order."""
+        ...
+
+    def judge(self) -> None:
+        """Raise Violation where clients were promised what is not so."""
+        ...
+
+    def overdue(self) -> None:
+        """As ``judge``, when all should be in order since long, and is not."""
+        ...
+
+    def at_rest(self) -> None:
+        """As ``judge``, when all is done and the readers are at the ends."""
+        ...
 
 
 class EachPartition:
@@ -52,10 +105,7 @@ class EachPartition:
         return clients
 
     def end_one(self, rng: Random) -> None:
-        """A producer's process ends, and another takes its place.
-
-        What it has sent may still arrive, after its successor has written even.
-        """
+        """See Workload."""
         producers = [
             client for client in self._alive() if isinstance(client, Producer | HastyProducer)
         ]
@@ -65,6 +115,21 @@ class EachPartition:
             successor = ended.successor(next(self._addresses))
             self._clients[ended.key].append(successor)
             self._place.scheduler.note(f"producer {ended.address} ends, {successor.address} begins")
+
+    def hold_up_one(self, rng: Random, for_ms: int) -> None:
+        """Nobody is held up here."""
+
+    def after_step(self, touched: Iterable[SimulatedPartition]) -> None:
+        """What the checkers of replicas see is all there is to see."""
+
+    def judge(self) -> None:
+        """As above."""
+
+    def overdue(self) -> None:
+        """As above."""
+
+    def at_rest(self) -> None:
+        """As above."""
 
     def stop(self) -> None:
         """Nobody begins anything new."""

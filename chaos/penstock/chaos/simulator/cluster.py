@@ -87,6 +87,7 @@ class Cluster:
         self.checkers = Checkers(disks, hands_over=plan.hands_over)
         self._on_entry = on_entry
         self._rng = Random(f"{seed}/nodes")
+        self._ends_after = ""
 
     # What is there.
 
@@ -143,6 +144,7 @@ class Cluster:
                 given_up=self._given_up,
                 dropped=self._dropped,
                 began=self.checkers.processes.append,
+                passes=self._passes,
                 scrubs="bit flip" in self._plan.kinds,
             ),
         )
@@ -188,6 +190,18 @@ class Cluster:
             self.start_later(node_id, _RESTART_MS)
         else:
             self.fail_disk(node_id, [key], mended_ms=self._rng.randint(100, 2000))
+
+    def end_after(self, step: str) -> None:
+        """Let the process end that takes this step of a transaction next."""
+        self._ends_after = step
+
+    def _passes(self, node_id: int, step: str) -> None:
+        if step == self._ends_after:
+            self._ends_after = ""
+            self.scheduler.note(f"node {node_id} has come to: {step}")
+            power_loss = self._rng.random() < 0.3
+            self.scheduler.after(0, lambda: self.crash(node_id, power_loss=power_loss))
+            self.start_later(node_id, self._rng.randint(1, 1500))
 
     def fail_disk(self, node_id: int, keys: Sequence[TopicIdPartition], *, mended_ms: int) -> None:
         """Take a broker's disk with these logs away; when it is mended the broker is restarted."""

@@ -77,6 +77,37 @@ _KINDS: dict[str, tuple[int, Callable[[Random, tuple[int, ...]], tuple[int, ...]
 DAMAGED_LOG: Final = "damaged log"
 """A node restarts, and one of its logs does not open. It is drawn apart from all others."""
 
+TRANSACTION_KINDS: Final = ("end after", "hold up a client", "kill coordinator")
+"""What goes wrong only where there are transactions; drawn apart from all others.
+
+A broker's process ends right after a step of a transaction that the run decides; a client stands
+still, and another one may take its place; who leads a partition of the coordinators' topic ends.
+"""
+
+SAFE_KINDS: Final = (
+    "kill",
+    "kill leader",
+    "power loss",
+    "power loss everywhere",
+    "failed flush",
+    "restart",
+    "late metadata",
+    "stall",
+    "clock",
+    "split",
+    "one way",
+    "reset",
+    "slow network",
+    "slow disk",
+    "another controller",
+    "stale entry",
+    "move",
+    "add partition",
+    "another producer",
+    "elect",
+)
+"""After these everything that was acknowledged is still there, under flush.policy commit."""
+
 KINDS: Final[tuple[str, ...]] = tuple(_KINDS)
 """Everything that can go wrong, or that somebody may do."""
 
@@ -106,4 +137,20 @@ def draw_damaged_logs(rng: Random, nodes: tuple[int, ...], *, until_ms: int) -> 
     while at_ms < until_ms:
         faults.append(Fault(at_ms, DAMAGED_LOG, _one(rng, nodes), rng.randint(50, 1500)))
         at_ms += rng.randint(1000, 4000)
+    return faults
+
+
+def draw_transaction_faults(
+    rng: Random, *, until_ms: int, only: Collection[str] = TRANSACTION_KINDS
+) -> list[Fault]:
+    """When which of TRANSACTION_KINDS happen."""
+    kinds = [kind for kind in TRANSACTION_KINDS if kind in only]
+    faults: list[Fault] = []
+    at_ms = 1500
+    gap_ms = rng.choice((150, 400, 1000))
+    while kinds:
+        at_ms += rng.randint(gap_ms // 4, gap_ms * 2)
+        if at_ms >= until_ms:
+            break
+        faults.append(Fault(at_ms, rng.choice(kinds), (), rng.randint(50, 2500)))
     return faults

@@ -20,7 +20,8 @@ class Bug:
 
     ``shown_by``: the kinds of faults under which it does harm soon, or whatever the seed draws;
     ``given``: fields of the Plan without which it does none; ``faults``: a schedule for what chance
-    brings about too seldom.
+    brings about too seldom; ``also``: what is replaced besides, where the rule stands in several
+    places, or an assertion of the core would see it first.
     """
 
     description: str
@@ -30,16 +31,20 @@ class Bug:
     shown_by: tuple[str, ...] | None = None
     given: Mapping[str, object] = field(default_factory=lambda: NO_LOSS)
     faults: Sequence[Fault] | None = None
+    also: Sequence[tuple[object, str, object]] = ()
 
     @contextmanager
     def planted(self) -> Iterator[None]:
         """The bug is in the cores inside of the ``with`` block."""
-        kept = vars(self.target)[self.name]
-        setattr(self.target, self.name, self.replacement)
+        places = [(self.target, self.name, self.replacement), *self.also]
+        kept = [vars(target)[name] for target, name, _ in places]
+        for target, name, replacement in places:
+            setattr(target, name, replacement)
         try:
             yield
         finally:
-            setattr(self.target, self.name, kept)
+            for (target, name, _), before in zip(places, kept, strict=True):
+                setattr(target, name, before)
 
     def hunt(self, first: int, seeds: int) -> Report | None:
         """Run seeds with the bug in the cores until one shows it; that one's report.

@@ -14,7 +14,18 @@ from typing import Any, Protocol
 
 from penstock.chaos.simulator.scheduler import Scheduler
 
-_CHANGING = frozenset({"command", "produce"})  # The requests that change something.
+_CHANGING = frozenset(  # The requests that change something.
+    {
+        "command",
+        "produce",
+        "init producer id",
+        "end transaction",
+        "begin attempt",
+        "commit group",
+        "add partitions",
+        "write markers",
+    }
+)
 _RETRY_MS = 50
 _GIVE_UP_MS = (500, 4000)  # A sender that hears nothing gives a connection up after as long.
 

@@ -30,6 +30,7 @@ from penstock.broker.core.partition_events import (
     TruncateTo,
 )
 from penstock.broker.core.replica import Replica
+from penstock.broker.core.transactions import Marker
 from penstock.chaos.simulator.memory_log import MemoryLog
 from penstock.wire.errors import CorruptRecordError, ErrorCode, PenstockError
 from penstock.wire.ids import LeaderEpoch, TopicIdPartition
@@ -126,6 +127,7 @@ class SimulatedPartition:
         feeds, self.feeds = self.feeds, {}
         for session in feeds.values():
             self.broker.feeds.refuse(session, self, ErrorCode.NOT_LEADER)
+        self.broker.transactions.closed(self)
 
     def log_moved(self) -> None:
         """The log's start, end or durable offset moved."""
@@ -148,18 +150,26 @@ class SimulatedPartition:
         if isinstance(error, CorruptRecordError):
             self.broker.repairs.found(self)
 
-    def append(self, records: bytes, *, acks: int, on_done: Callable[..., None]) -> None:
+    def append(
+        self,
+        records: bytes,
+        *,
+        acks: int,
+        on_done: Callable[..., None],
+        verified: tuple[int, int] | None = None,
+    ) -> None:
         """Append; ``on_done(base_offset, None)`` or ``on_done(-1, why)``.
 
         Raises what Log.append_as_leader raises.
         """
         info = self.log.append_as_leader(
-            records, LeaderEpoch(self.replica.leader_epoch), now_ms=self.broker.now_ms
+            records,
+            LeaderEpoch(self.replica.leader_epoch),
+            now_ms=self.broker.now_ms,
+            verified=verified,
         )
         if not info.duplicate:
-            self.log_moved()
-            for session in list(self.feeds.values()):
-                self.broker.feeds.records_ready(session, self)
+            self._has_grown()
         waiters, mark = self._durable, self.log.durable_offset
         if acks < 0:
             waiters, mark = self._committed, self.replica.high_watermark
@@ -170,6 +180,33 @@ class SimulatedPartition:
             on_done(-1, ErrorCode.NOT_LEADER)
         else:
             waiters.add(end, lambda why: on_done(-1 if why else base_offset, why))
+
+    def when_committed(self, offset: int, waiter: Waiter) -> None:
+        """Tell when all below an offset is committed, or that it is not here that one hears it."""
+        if not self.is_leader or self.closed:
+            waiter(ErrorCode.NOT_LEADER)
+        elif self.replica.high_watermark >= offset:
+            waiter(None)
+        else:
+            self._committed.add(offset, waiter)
+
+    def append_marker(self, marker: Marker, on_done: Waiter) -> None:
+        """Append the mark of a transaction, unless it is there; tell when it is committed.
+
+        Raises what Log.append_markers raises.
+        """
+        info = self.log.append_markers(
+            [marker], LeaderEpoch(self.replica.leader_epoch), now_ms=self.broker.now_ms
+        )
+        if info.base_offset >= 0:
+            self._has_grown()
+        # Also where it is there already: it may not be committed.
+        self.when_committed(self.log.log_end_offset, on_done)
+
+    def _has_grown(self) -> None:
+        self.log_moved()
+        for session in list(self.feeds.values()):
+            self.broker.feeds.records_ready(session, self)
 
     def delete_below(self, offset: int) -> None:
         """Move the log's start up, and let followers know."""
@@ -203,6 +240,7 @@ class SimulatedPartition:
         feeds = self.broker.feeds
         match effect:
             case HighWatermarkChanged(high_watermark):
+                self.log.note_committed(high_watermark)
                 self._committed.release(high_watermark)
                 self._each_feed(feeds.marks_ready)
                 self.broker.checkpoint_now_and_then(self)
@@ -236,6 +274,7 @@ class SimulatedPartition:
     def _role_changed(self) -> None:
         if self.is_leader:
             self.log.history = self.replica.leader_epoch
+        self.log.note_committed(self.replica.high_watermark)
         for waiters in (self._durable, self._committed):
             waiters.fail(ErrorCode.NOT_LEADER)
         feeds, self.feeds = self.feeds, {}

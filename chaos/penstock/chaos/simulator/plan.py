@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from penstock.chaos.simulator.faults import DAMAGED_LOG, KINDS
+from penstock.chaos.simulator.faults import (
+    DAMAGED_LOG,
+    KINDS,
+    SAFE_KINDS,
+    TRANSACTION_KINDS,
+)
 
 _ALWAYS: Final = 0.3  # In so many runs everything may go wrong that can.
 _DAMAGED: Final = 0.3  # In so many some logs do not open.
@@ -22,7 +27,8 @@ class Plan:
     lose records, and an operator orders some. ``hands_over``: leaders hand over what they know of
     producers to who begins anew; else there are too many of them. ``late``: the share of requests
     that are overtaken; ``left_over``: of those to controllers and of what producers send, the share
-    that arrives once more long after its call was given up.
+    that arrives once more long after its call was given up. ``transactions``: what clients write
+    are transactions, and nothing happens by which acknowledged records may be lost.
     """
 
     nodes: tuple[int, ...]
@@ -34,14 +40,16 @@ class Plan:
     hands_over: bool
     late: float = 0.02
     left_over: float = 0.02
+    transactions: bool = False
 
     def __str__(self) -> str:
         unclean = ", unclean elections" if self.unclean else ""
         many = "" if self.hands_over else ", more producers than are handed over"
         min_isr = "unset" if self.min_isr is None else self.min_isr
+        what = ", transactions" if self.transactions else ""
         return (
             f"{len(self.nodes)} nodes, {self.partitions} partitions, min.insync.replicas "
-            f"{min_isr}, flush.policy {self.flush_policy}{unclean}{many}; of "
+            f"{min_isr}, flush.policy {self.flush_policy}{unclean}{many}{what}; of "
             f"{len(self.kinds)} kinds of faults: {', '.join(sorted(self.kinds))}"
         )
 
@@ -69,4 +77,20 @@ def draw_plan(
         "kinds": frozenset(kinds if only is None else only),
         "hands_over": rng.random() < 5 / 6,
     }
+    if given.get("transactions"):
+        drawn |= _for_transactions(rng, kinds if only is None else only)
     return Plan(**{**drawn, **given})  # type: ignore[arg-type]
+
+
+def _for_transactions(rng: Random, kinds: Collection[str]) -> dict[str, object]:
+    """What is drawn otherwise where clients write transactions."""
+    of_transactions = rng.sample(TRANSACTION_KINDS, rng.randint(1, len(TRANSACTION_KINDS)))
+    return {
+        "partitions": rng.choice((2, 3)),
+        "min_isr": rng.choice((1, 2, 2)),
+        "flush_policy": "commit",
+        "unclean": False,
+        "hands_over": True,
+        "kinds": frozenset([kind for kind in kinds if kind in SAFE_KINDS] + of_transactions),
+        "left_over": rng.choice((0.02, 0.1, 0.3)),
+    }

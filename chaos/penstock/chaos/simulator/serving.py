@@ -11,28 +11,51 @@ from penstock.wire.ids import TopicIdPartition
 
 if TYPE_CHECKING:
     from penstock.chaos.simulator.broker import SimulatedBroker
+    from penstock.chaos.simulator.memory_log import MemoryLog
     from penstock.chaos.simulator.partition import SimulatedPartition
     from penstock.chaos.simulator.repair import ReadBatches
 
 ACKS_ALL: Final = -1
 
+METHODS: Final = frozenset(
+    {
+        "init producer id",
+        "end transaction",
+        "begin attempt",
+        "commit group",
+        "last committed",
+        "add partitions",
+        "write markers",
+    }
+)
+"""What a broker is asked about transactions, by clients and by other brokers."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProduceRequest:
-    """Batches for one partition. ``acks`` is 0, 1 or -1, which is all; 0 gets no answer."""
+    """Batches for one partition. ``acks`` is 0, 1 or -1, which is all; 0 gets no answer.
+
+    ``transactional_id``: of the transaction that they are of, or empty.
+    """
 
     key: TopicIdPartition
     records: bytes
     acks: int
+    transactional_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
-    """What lies at an offset, if the broker leads in the epoch that the client knows (KIP-320)."""
+    """What lies at an offset, if the broker leads in the epoch that the client knows (KIP-320).
+
+    ``committed_only``: nothing of transactions that are not decided, and who is aborted.
+    """
 
     key: TopicIdPartition
     offset: int
     leader_epoch: int
+    committed_only: bool = False
+    max_bytes: int = 800
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +69,9 @@ class Answer:
     leader_epoch: int = -1
     high_watermark: int = -1
     log_start_offset: int = -1
+    log_end_offset: int = -1
+    last_stable_offset: int = -1
+    aborted: tuple[tuple[int, int], ...] = ()  # Producer ids and first offsets.
 
 
 def serve(broker: SimulatedBroker, method: str, request: Any, reply: Callable[[Any], None]) -> None:
@@ -56,6 +82,9 @@ def serve(broker: SimulatedBroker, method: str, request: Any, reply: Callable[[A
             reply(Answer(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
         else:
             reply(Answer(leader=record.leader, leader_epoch=record.leader_epoch))
+        return
+    if method in METHODS:
+        broker.transactions.serve(method, request, reply)
         return
     partition = broker.partitions.get(request.key)
     if method == "read batches":
@@ -68,6 +97,8 @@ def serve(broker: SimulatedBroker, method: str, request: Any, reply: Callable[[A
         replica = partition.replica
         code = ErrorCode.NOT_LEADER
         reply(Answer(code, leader=replica.leader, leader_epoch=replica.leader_epoch))
+    elif method == "produce" and request.transactional_id:
+        broker.transactions.produce(partition, request, reply)
     elif method == "produce":
         _produce(partition, request, reply)
     else:
@@ -116,11 +147,33 @@ def _fetch(
     if request.leader_epoch != partition.replica.leader_epoch:
         reply(Answer(ErrorCode.FENCED_LEADER_EPOCH))
         return
-    high_watermark = partition.replica.high_watermark
+    log, high_watermark = partition.log, partition.replica.high_watermark
+    stable = stable_offset(log, high_watermark)
+    below = stable if request.committed_only else high_watermark
     try:
-        records = partition.log.read(request.offset, 800, below=high_watermark)
+        records = log.read(request.offset, request.max_bytes, below=below)
+        aborted = aborted_for(log, request.offset, below) if request.committed_only else ()
     except PenstockError as error:
         partition.read_failed(error)
         reply(Answer(error.code))
     else:
-        reply(Answer(records=records, high_watermark=high_watermark))
+        reply(
+            Answer(
+                records=records,
+                high_watermark=high_watermark,
+                log_end_offset=log.log_end_offset,
+                last_stable_offset=stable,
+                aborted=aborted,
+            )
+        )
+
+
+def stable_offset(log: MemoryLog, high_watermark: int) -> int:
+    """Up to where a reader of committed records reads. Tests of the checkers put a bug here."""
+    return log.last_stable_offset(high_watermark)
+
+
+def aborted_for(log: MemoryLog, offset: int, below: int) -> tuple[tuple[int, int], ...]:
+    """What such a reader is to leave out of a range. Tests of the checkers put a bug here."""
+    found = log.aborted_transactions(offset, below=below)
+    return tuple((one.producer_id, one.first_offset) for one in found)

@@ -12,25 +12,38 @@ from typing import Final
 
 from google.protobuf import text_format
 
+from penstock.broker.core.group_partition import partition_for_group
 from penstock.chaos.simulator.checkers import Violation, check
-from penstock.chaos.simulator.clients import EachPartition
+from penstock.chaos.simulator.clients import EachPartition, Workload
 from penstock.chaos.simulator.cluster import Cluster
 from penstock.chaos.simulator.faults import (
     DAMAGED_LOG,
     Fault,
     draw_damaged_logs,
     draw_faults,
+    draw_transaction_faults,
 )
 from penstock.chaos.simulator.plan import Plan, draw_plan
 from penstock.chaos.simulator.scheduler import Scheduler
 from penstock.chaos.simulator.strikes import REPLICATION_FACTOR, TOPIC, Strikes
+from penstock.chaos.simulator.transactions.broker import TRANSACTIONS_TOPIC
+from penstock.chaos.simulator.transactions.history import History
+from penstock.chaos.simulator.transactions.observer import Observer
+from penstock.chaos.simulator.transactions.scripts import ScriptPlace
+from penstock.chaos.simulator.transactions.workload import TransactionalClients
 from penstock.chaos.simulator.workload import ClientPlace
 from penstock.raft_meta.core.cluster_state import ClusterState
 from penstock.v1 import cluster_pb2
+from penstock.wire.ids import TopicId, TopicIdPartition
+from penstock.wire.transactional_ids import coordinating_key
 
 FAULTS_UNTIL_MS: Final = 12_000
 ASK_AGAIN_MS: Final = 500
 RECOVERY_MS: Final = 30_000
+STATE_PARTITIONS: Final = 2
+"""Of the topic in which coordinators keep transactions."""
+STATE_TOPIC_ID: Final = TopicId(b"transaction-logs")
+
 PERSON_AFTER_MS: Final = 8_000
 """Until then logs that do not open have to be copied anew that another replica has all of."""
 
@@ -52,12 +65,14 @@ class Report:
     leaderships: int = 0
     losses: int = 0
     passed_over: int = 0
+    of_transactions: Counter[str] = field(default_factory=Counter)
     story: list[str] = field(default_factory=list)  # What happened last.
 
     @property
     def replay(self) -> str:
         """The command that repeats the run; with --story it tells what happened."""
-        return f"python -m penstock.chaos.simulator --seed {self.seed}"
+        what = " --transactions" if self.plan.transactions else ""
+        return f"python -m penstock.chaos.simulator --seed {self.seed}{what}"
 
     @property
     def totals(self) -> Counter[str]:
@@ -77,7 +92,8 @@ class Report:
             "runs with unclean elections": int(self.plan.unclean),
             "runs with too many producers": int(not self.plan.hands_over),
         }
-        return Counter(figures) + Counter(f"fault: {fault.kind}" for fault in self.faults)
+        faults = Counter(f"fault: {fault.kind}" for fault in self.faults)
+        return Counter(figures) + faults + self.of_transactions
 
     def __str__(self) -> str:
         verdict = "VIOLATION" if self.violation else "ok"
@@ -118,25 +134,58 @@ class Simulation:
         if DAMAGED_LOG in self.plan.kinds:
             drawn += draw_damaged_logs(damage, self.plan.nodes, until_ms=FAULTS_UNTIL_MS)
             drawn.sort(key=lambda fault: fault.at_ms)
+        if self.plan.transactions:
+            drawn += draw_transaction_faults(
+                Random(f"{seed}/faults of transactions"),
+                until_ms=FAULTS_UNTIL_MS,
+                only=self.plan.kinds,
+            )
+            drawn.sort(key=lambda fault: fault.at_ms)
         self.faults = drawn if faults is None else list(faults)
         self.scheduler = Scheduler(Random(f"{seed}/order"))
         self.cluster = Cluster(seed, self.plan, self.scheduler, self._on_entry)
         self.checkers = self.cluster.checkers
-        producer_ids = count(1)
-        self._workload = EachPartition(
-            ClientPlace(
-                scheduler=self.scheduler,
-                network=self.cluster.network,
-                rng=Random(f"{seed}/clients"),
-                checkers=self.checkers,
-                brokers=self.plan.nodes,
-                new_producer_id=lambda: next(producer_ids),
-            )
-        )
         self._strikes = Strikes(
-            self.cluster, self.plan, self._rng, damage, lambda: self._workload.end_one(self._rng)
+            self.cluster,
+            self.plan,
+            self._rng,
+            damage,
+            end_producer=lambda: self._workload.end_one(self._rng),
+            hold_up=lambda for_ms: self._workload.hold_up_one(self._rng, for_ms),
         )
+        self.history = History()
+        self._workload: Workload = self._make_workload()
         self._faulty = True
+
+    def _make_workload(self) -> Workload:
+        producer_ids = count(1_000_000_000 if self.plan.transactions else 1)
+        place = ClientPlace(
+            scheduler=self.scheduler,
+            network=self.cluster.network,
+            rng=Random(f"{self.seed}/clients"),
+            checkers=self.checkers,
+            brokers=self.plan.nodes,
+            new_producer_id=lambda: next(producer_ids),
+        )
+        if not self.plan.transactions:
+            return EachPartition(place)
+        scripts = ScriptPlace(
+            scheduler=self.scheduler,
+            network=self.cluster.network,
+            rng=Random(f"{self.seed}/scripts"),
+            checkers=self.checkers,
+            history=self.history,
+            brokers=self.plan.nodes,
+            coordinator_of=self._coordinator_of,
+        )
+        observer = Observer(
+            self.history, self.checkers.log_of, lambda key: key.topic_id == STATE_TOPIC_ID
+        )
+        return TransactionalClients(place, scripts, observer)
+
+    def _coordinator_of(self, transactional_id: str) -> TopicIdPartition:
+        partition = partition_for_group(coordinating_key(transactional_id), STATE_PARTITIONS)
+        return TopicIdPartition(STATE_TOPIC_ID, partition)
 
     # The run.
 
@@ -151,6 +200,7 @@ class Simulation:
                 report.violation = f"an invariant of a core: {report.violation}"
         except Exception as error:
             report.violation = f"a core raised {error!r}"
+        report.of_transactions = self.history.totals()
         report.story = list(self.scheduler.story)
         report.steps = self.scheduler.steps
         report.virtual_ms = self.scheduler.now_ms
@@ -172,9 +222,11 @@ class Simulation:
         for fault in self.faults:
             self.scheduler.after(fault.at_ms, partial(self._strike, fault))
         self.scheduler.run_until(self.scheduler.now_ms + FAULTS_UNTIL_MS, self._after_step)
+        self._workload.judge()
         self._heal()
         self._until("everything is in order again", RECOVERY_MS, self._all_in_order)
         self.checkers.at_rest(self.cluster.hosted())
+        self._workload.at_rest()
 
     def _strike(self, fault: Fault) -> None:
         if self._faulty:
@@ -203,12 +255,18 @@ class Simulation:
             partitions = list(touched.values())
             touched.clear()
             self.checkers.after_step(partitions)
+            self._workload.after_step(partitions)
         return False
 
     def _ask_for_topic(self) -> None:
         """As an operator does: again, where a broker was fenced for a moment or nobody led."""
-        if self.cluster.metadata().topic(TOPIC) is None:
-            self._strikes.create_topic(TOPIC, self.plan.partitions)
+        topics = {TOPIC: (self.plan.partitions, b"")}
+        if self.plan.transactions:
+            topics[TRANSACTIONS_TOPIC] = STATE_PARTITIONS, STATE_TOPIC_ID
+        missing = [name for name in topics if self.cluster.metadata().topic(name) is None]
+        for name in missing:
+            self._strikes.create_topic(name, *topics[name])
+        if missing:
             self.scheduler.after(ASK_AGAIN_MS, self._ask_for_topic)
 
     def _until(self, what: str, patience_ms: int, condition: Callable[[], bool]) -> None:
@@ -218,6 +276,8 @@ class Simulation:
             return self.scheduler.steps % 50 == 0 and condition()
 
         done = self.scheduler.run_until(self.scheduler.now_ms + patience_ms, reached)
+        if not done and not condition():
+            self._workload.overdue()  # That may say more.
         check(done or condition(), f"not within {patience_ms} ms: {what}; {self._state()}")
 
     def _on_entry(self, state: ClusterState, entry: cluster_pb2.Command) -> None:

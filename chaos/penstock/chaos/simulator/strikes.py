@@ -11,6 +11,7 @@ from penstock.chaos.simulator.cluster import Cluster
 from penstock.chaos.simulator.faults import DAMAGED_LOG, Fault
 from penstock.chaos.simulator.forgetting import lose_tail
 from penstock.chaos.simulator.plan import Plan
+from penstock.chaos.simulator.transactions.broker import STEPS, TRANSACTIONS_TOPIC
 from penstock.v1 import cluster_pb2
 from penstock.wire.ids import TopicId, TopicIdPartition
 
@@ -27,14 +28,22 @@ _OF_A_NODE: Final = (
     "failed disk",
     "bit flip",
 )
-_DOWN: Final = ("kill", "kill leader", "power loss", "power loss everywhere", "lost disk")
+_DOWN: Final = (
+    "kill",
+    "kill leader",
+    "kill coordinator",
+    "power loss",
+    "power loss everywhere",
+    "lost disk",
+)
 
 
 class Strikes:
     """Carries out faults on a cluster. ``rng`` decides what the schedule leaves open, and
     ``damage`` which logs do not open, and why.
 
-    ``end_producer`` ends some producer's process, and begins another one.
+    ``end_producer`` ends some producer's process, and begins another one; ``hold_up`` lets one
+    stand still for so many milliseconds.
     """
 
     def __init__(
@@ -43,12 +52,15 @@ class Strikes:
         plan: Plan,
         rng: Random,
         damage: Random,
+        *,
         end_producer: Callable[[], None],
+        hold_up: Callable[[int], None],
     ) -> None:
         self._cluster = cluster
         self._plan = plan
         self._rng = rng
         self._damage = damage
+        self._hold_up = hold_up
         self._overdue: dict[tuple[int, TopicIdPartition], int] = {}  # In which leader epoch.
         self._topics = 0
         self._others: dict[str, Callable[[], None]] = {
@@ -71,8 +83,16 @@ class Strikes:
         elif fault.kind == DAMAGED_LOG:
             self._cluster.damage_log(fault.nodes[0], self._damage, down_for_ms=fault.for_ms)
         elif fault.kind in _DOWN:
-            nodes = self._leaders()[:1] if fault.kind == "kill leader" else fault.nodes
+            nodes = fault.nodes
+            if fault.kind == "kill leader":
+                nodes = tuple(self._leaders()[:1])
+            elif fault.kind == "kill coordinator":
+                nodes = tuple(self._coordinators()[:1])
             self._down(nodes, fault)
+        elif fault.kind == "hold up a client":
+            self._hold_up(fault.for_ms)
+        elif fault.kind == "end after":
+            self._cluster.end_after(self._rng.choice(STEPS))
         elif fault.kind == "restart":
             self._cluster.shut_down(fault.nodes[0], fault.for_ms)
         elif fault.kind in _OF_A_NODE:
@@ -110,6 +130,20 @@ class Strikes:
             for broker in self._cluster.brokers()
             if any(partition.is_leader for partition in broker.partitions.values())
         ]
+
+    def _coordinators(self) -> list[int]:
+        """In an order by chance."""
+        found = [
+            partition.broker.node_id
+            for partition in self._cluster.hosted()
+            if partition.is_leader and self._is_coordinators(partition.key)
+        ]
+        return self._rng.sample(found, len(found))
+
+    def _is_coordinators(self, key: TopicIdPartition) -> bool:
+        """Whether a partition is of the topic in which coordinators keep transactions."""
+        topic = self._cluster.metadata().topic(TRANSACTIONS_TOPIC)
+        return topic is not None and topic.topic_id == key.topic_id
 
     def _trouble(self, node_id: int, fault: Fault) -> None:
         scheduler, node = self._cluster.scheduler, self._cluster.nodes[node_id]
@@ -178,12 +212,12 @@ class Strikes:
 
     # The operator.
 
-    def create_topic(self, name: str, partitions: int) -> None:
-        """Have a topic made under a new id."""
+    def create_topic(self, name: str, partitions: int, topic_id: bytes = b"") -> None:
+        """Have a topic made, under a new id where ``topic_id`` is not given."""
         self._topics += 1
         body = cluster_pb2.CreateTopicCommand(
             name=name,
-            topic_id=self._topics.to_bytes(16, "big"),
+            topic_id=topic_id or self._topics.to_bytes(16, "big"),
             partition_count=partitions,
             replication_factor=REPLICATION_FACTOR,
         )

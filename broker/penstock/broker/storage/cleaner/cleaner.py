@@ -16,7 +16,7 @@ import structlog
 from penstock.broker.core.epoch_history import EpochHistory
 from penstock.broker.storage.cleaner.copying import copy
 from penstock.broker.storage.cleaner.counting import Counts, Uncounted
-from penstock.broker.storage.cleaner.filtering import Filter
+from penstock.broker.storage.cleaner.filtering import AbortedRanges, Filter
 from penstock.broker.storage.cleaner.offset_map import OffsetMap
 from penstock.broker.storage.cleaner.planning import Plan, close_overdue, plan_for
 from penstock.broker.storage.cleaner.reading import (
@@ -245,13 +245,16 @@ class LogCleaner:
         )
         latest = _map_of(settings.dedupe_buffer_bytes // settings.threads)
         try:
+            aborted = await self._aborted_in(plan)
             producers = LastBatches(log.producers)
-            end_offset = await self._note_batches(plan, reading, latest, producers)
+            end_offset = await self._note_batches(plan, reading, latest, aborted, producers)
             batches = Filter(
                 latest=latest,
+                aborted=aborted,
                 log_start_offset=log.log_start_offset,
                 end_offset=end_offset,
                 last_batches=producers.below(end_offset),
+                epochs=producers.epochs,
                 now_ms=self._wall_clock_ms(),
                 delete_retention_ms=log.config.delete_retention_ms,
             )
@@ -271,8 +274,21 @@ class LogCleaner:
             bytes_after=size_bytes,
         )
 
+    async def _aborted_in(self, plan: Plan) -> AbortedRanges:
+        """What was aborted of what is to be cleaned, from indexes that are read in a thread."""
+        log = plan.log
+        job = log.cold_aborted(log.log_start_offset)
+        if job is not None:
+            await self._run(job)
+        return AbortedRanges(log.aborted_transactions(log.log_start_offset, below=plan.end_offset))
+
     async def _note_batches(
-        self, plan: Plan, reading: Reading, latest: OffsetMap, producers: LastBatches
+        self,
+        plan: Plan,
+        reading: Reading,
+        latest: OffsetMap,
+        aborted: AbortedRanges,
+        producers: LastBatches,
     ) -> int:
         """Read the dirty part as far as the map has room; up to where that was."""
         reached = plan.dirty_offset
@@ -284,6 +300,7 @@ class LogCleaner:
                         source,
                         reading,
                         latest,
+                        aborted,
                         producers,
                         from_offset=plan.dirty_offset,
                         end_offset=plan.end_offset,

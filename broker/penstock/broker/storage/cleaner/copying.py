@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -55,14 +55,15 @@ def copy(
     try:
         writer = _Writer(fd, reading, interval_bytes)
         changed = len(sources) > 1
-        marked = False
+        marks: dict[int, bool] = {}  # By offset, and whether they stay.
         count = 0
         for source in sources:
             for header, batch in read_batches(source, reading):
                 count += 1
-                marked |= header.is_control
                 kept = batches.apply(header, batch)
                 changed |= kept is not batch and not is_filler(header)
+                if header.is_control:
+                    marks[header.last_offset] = kept is not None
                 if kept is None:
                     writer.skip(header)
                 else:
@@ -76,21 +77,29 @@ def copy(
     if changed:
         write_durably(reading.disk, files.cleaned_index, writer.index.encode_offsets())
         write_durably(reading.disk, files.cleaned_time_index, writer.index.encode_times())
-        _write_transactions(sources, reading, files, marked=marked)
+        _write_transactions(sources, reading, files, marks)
     return Copied(writer.size_bytes, changed)
 
 
 def _write_transactions(
-    sources: Sequence[Source], reading: Reading, files: SwapFiles, *, marked: bool
+    sources: Sequence[Source], reading: Reading, files: SwapFiles, marks: Mapping[int, bool]
 ) -> None:
-    """Marks, and what they decide about, stay where they are: so do the entries of the index."""
+    """The entries of the old indexes, but of marks that are gone.
+
+    Such a mark ended a transaction of which nothing is left, and a reader that is told of it would
+    take the producer's next one for it.
+    """
     index: TransactionIndex | None = TransactionIndex()
-    if marked:
+    if marks:
         paths = [source.file.path.with_suffix(".txnindex") for source in sources]
         bases = [source.base_offset for source in sources]
         index = joined(list(zip(paths, bases, strict=True)))
     if index is not None:
-        write_durably(reading.disk, files.cleaned_transaction_index, index.encode())
+        left = TransactionIndex()
+        for one in index:
+            if marks.get(one.last_offset, True):
+                left.append(one)
+        write_durably(reading.disk, files.cleaned_transaction_index, left.encode())
 
 
 class _Writer:

@@ -74,8 +74,9 @@ class Plan:
 def plan_for(log: PartitionLog, *, high_watermark: int, now_ms: int) -> Plan | None:
     """What may be cleaned of a log; None for nothing.
 
-    Closed segments alone, which are on the disk and committed to their ends, and whose records are
-    all older than ``min.compaction.lag.ms``; up to the first that is not. ``now_ms`` is the wall
+    Closed segments alone, which are on the disk, committed to their ends and below the last stable
+    offset, and whose records are all older than ``min.compaction.lag.ms``; up to the first that is
+    not. ``now_ms`` is the wall
     clock's. Raises StorageError or CorruptRecordError.
     """
     segments = _cleanable(log, high_watermark, now_ms)
@@ -106,7 +107,7 @@ def plan_for(log: PartitionLog, *, high_watermark: int, now_ms: int) -> Plan | N
 
 def _cleanable(log: PartitionLog, high_watermark: int, now_ms: int) -> Sequence[Segment]:
     segments = log.files.segments
-    limit = min(high_watermark, log.recovery_point)
+    limit = min(log.last_stable_offset(high_watermark), log.recovery_point)
     lag_ms = log.config.min_compaction_lag_ms
     for at, segment in enumerate(segments[:-1]):
         end = segments[at + 1].base_offset

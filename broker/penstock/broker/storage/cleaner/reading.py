@@ -10,7 +10,7 @@ from penstock.broker.core.epoch_history import EpochHistory
 from penstock.broker.core.producer_state import ProducerState
 from penstock.broker.storage.batches import next_header
 from penstock.broker.storage.cleaner.counting import Counts
-from penstock.broker.storage.cleaner.filtering import is_protected
+from penstock.broker.storage.cleaner.filtering import AbortedRanges
 from penstock.broker.storage.cleaner.offset_map import OffsetMap
 from penstock.broker.storage.cleaner.throttle import Throttle
 from penstock.broker.storage.disk import Disk, SharedFile
@@ -141,15 +141,21 @@ class LastBatches:
         """The base offsets, as Filter wants them."""
         found = self._remembered.last_batches(end_offset)
         for producer_id, base_offset in self._noted.last_batches(end_offset).items():
-            if found[producer_id] < 0:
+            if found.get(producer_id, 0) < 0:
                 found[producer_id] = base_offset
         return found
+
+    @property
+    def epochs(self) -> dict[int, int]:
+        """The newest epoch of each producer."""
+        return self._remembered.epochs()
 
 
 def note_batches(
     source: Source,
     reading: Reading,
     latest: OffsetMap,
+    aborted: AbortedRanges,
     producers: LastBatches,
     *,
     from_offset: int,
@@ -157,6 +163,7 @@ def note_batches(
 ) -> int:
     """Put the keys of a segment's records into the map; up to which offset that went.
 
+    Marks, and what was aborted, replace nothing.
     That is the segment's end, or where ``latest`` was full; a batch is noted as a whole or not at
     all, for its producer as well. Batches before ``from_offset`` and from ``end_offset`` on are
     passed over.
@@ -165,7 +172,8 @@ def note_batches(
     for header, batch in read_batches(source, reading):
         if header.base_offset >= end_offset:
             break
-        if header.last_offset >= from_offset and header.record_count and not is_protected(header):
+        is_new = header.last_offset >= from_offset and header.record_count > 0
+        if is_new and not header.is_control and not aborted.covers(header):
             if header.record_count > latest.room:
                 return reached
             for span in read_spans(batch, header, max_bytes=MAX_RECORDS_BYTES).spans:

@@ -162,12 +162,18 @@ def read_of_a_loser(history: History, logs: Logs) -> None:
     """A record of an attempt that did not win its group's epoch number is visible, or was given
     to a reader of committed records.
     """
-    decisions = history.decisions()
-    won = {number for number, decision in decisions.items() if decision.commit}
+    won = {
+        (event.group, event.epoch_number, winner)
+        for _, event in history.of_kind(GroupDecided)
+        for winner in event.winners
+    }
     seen = {value for _, event in history.of_kind(Seen) for value in event.values}
     visible = visible_values(logs)
     for txn in history.transactions.values():
-        if txn.attempt is not None and txn.number not in won:
+        attempt = txn.attempt
+        if attempt is None:
+            continue
+        if (attempt.group, attempt.epoch_number, attempt.attempt_id) not in won:
             found = txn.sent.keys() & (visible | seen)
             check(not found, f"{txn} did not win, but {sorted(found)} are read")
 

@@ -7,6 +7,7 @@ readers were given. The place of an event in the history is its time.
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -224,6 +225,24 @@ class History:
         for at, event in enumerate(self.events):
             if isinstance(event, kind):
                 yield at, event
+
+    def totals(self) -> Counter[str]:
+        """What happened, in figures."""
+        decisions = self.decisions()
+        found: Counter[str] = Counter()
+        for txn in self.transactions.values():
+            decision = decisions.get(txn.number)
+            how = "undecided" if decision is None else "committed" if decision.commit else "aborted"
+            what = "transactions" if txn.attempt is None else "attempts"
+            found[f"{what} {how}"] += 1
+            found["outcomes never told"] += txn.told is None and True in txn.asked
+            found["transactions aborted against a wish"] += txn.told is False and True in txn.asked
+        for _, told in self.of_kind(GroupTold):
+            found["group commits told"] += 1
+            found["group commits told again"] += told.is_replay
+        found["group commits"] = sum(1 for _ in self.of_kind(GroupDecided))
+        found["identities given"] = sum(1 for _ in self.of_kind(Given))
+        return +found
 
     def decisions(self) -> Mapping[int, Decision]:
         """By transaction number the first decision about it that was ever committed.

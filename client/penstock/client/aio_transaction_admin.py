@@ -1,0 +1,192 @@
+"""Administration of transactions: what goes on, and what to do about what never ends (KIP-664)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from penstock.client import admin_values, arguments
+from penstock.client.admin_calls import AdminCalls, checked, only
+from penstock.client.cluster import gather_all
+from penstock.client.descriptions import (
+    HangingTransaction,
+    PartitionProducers,
+    TransactionDescription,
+    TransactionListing,
+)
+from penstock.v1 import transactions_pb2, transactions_pb2_grpc
+from penstock.wire.errors import (
+    InvalidTxnStateError,
+    TransactionalIdNotFoundError,
+)
+from penstock.wire.ids import TopicPartition
+from penstock.wire.transactional_ids import coordinating_key
+
+TRANSACTION_STATES: Final = admin_values.TRANSACTION_STATES
+
+
+class TransactionAdmin(AdminCalls):
+    """A part of AsyncAdminClient."""
+
+    async def list_transactions(
+        self, states: Iterable[str] = (), *, min_duration_ms: int = 0
+    ) -> list[TransactionListing]:
+        """The transactional ids. See ``AdminClient.list_transactions``."""
+        request = transactions_pb2.ListTransactionsRequest(
+            states=[admin_values.transaction_state_proto(name) for name in _states(states)],
+            min_duration_ms=arguments.whole_number("min_duration_ms", min_duration_ms, 0),
+        )
+        self._check_open()
+        cluster = await self.describe_cluster()
+        self._cluster.metadata.replace_brokers(admin_values.broker_protos(cluster))
+
+        async def ask(node_id: int) -> list[TransactionListing]:
+            response = await self._cluster.call(
+                node_id,
+                lambda channel: transactions_pb2_grpc.TransactionsStub(channel).ListTransactions,
+                request,
+                timeout_ms=self.config.default_api_timeout_ms,
+                what="Transactions.ListTransactions",
+            )
+            return [
+                admin_values.transaction_listing(entry, node_id) for entry in response.transactions
+            ]
+
+        living = [broker.node_id for broker in cluster.brokers if not broker.fenced]
+        listings = await gather_all([ask(node_id) for node_id in living])
+        # One that moved while we asked is listed by both; one listing is enough.
+        by_id = {entry.transactional_id: entry for found in listings for entry in found}
+        return [by_id[transactional_id] for transactional_id in sorted(by_id)]
+
+    async def describe_transactions(
+        self, transactional_ids: Iterable[str]
+    ) -> list[TransactionDescription]:
+        """The ids named, in that order. See ``AdminClient.describe_transactions``."""
+        wanted = arguments.texts("transactional_ids", transactional_ids, "transactional ids")
+        return [await self._describe_transaction(entry) for entry in wanted]
+
+    async def _describe_transaction(self, transactional_id: str) -> TransactionDescription:
+        found = await self._ask_transactions(
+            transactional_id,
+            "DescribeTransactions",
+            transactions_pb2.DescribeTransactionsRequest(transactional_ids=[transactional_id]),
+            lambda response: only(response.transactions),
+        )
+        return admin_values.transaction(found)
+
+    async def abort_transaction(self, transactional_id: str) -> None:
+        """Abort the open transaction of an id. See ``AdminClient.abort_transaction``."""
+        wanted = arguments.text("transactional_id", transactional_id, "a transactional id")
+        await self._ask_transactions(
+            wanted,
+            "AbortTransaction",
+            transactions_pb2.AbortTransactionRequest(transactional_id=wanted),
+            checked,
+        )
+
+    async def describe_producers(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, PartitionProducers]:
+        """What logs know of producers. See ``AdminClient.describe_producers``."""
+        self._check_open()
+        return await self._leaders.describe_producers(
+            arguments.partitions(partitions), self.config.default_api_timeout_ms
+        )
+
+    async def abort_hanging(
+        self, partition: TopicPartition, producer_id: int, start_offset: int | None = None
+    ) -> int:
+        """End a transaction that nobody else will. See ``AdminClient.abort_hanging``."""
+        self._check_open()
+        where = arguments.partition(partition)
+        producer_id = arguments.whole_number("producer_id", producer_id, 0)
+        if start_offset is None:
+            start_offset = await self._open_at(where, producer_id)
+        start_offset = arguments.whole_number("start_offset", start_offset, 0)
+        await self._leaders.abort_hanging(
+            where, producer_id, start_offset, self.config.default_api_timeout_ms
+        )
+        return start_offset
+
+    async def _open_at(self, where: TopicPartition, producer_id: int) -> int:
+        described = await self.describe_producers([where])
+        for producer in described[where].producers:
+            if producer.producer_id == producer_id and producer.is_open:
+                return producer.transaction_start_offset
+        raise InvalidTxnStateError(
+            f"no transaction of producer id {producer_id} is open in {where}; next: see "
+            "`penstock transactions hanging` for those that are"
+        )
+
+    async def find_hanging(
+        self, partitions: Iterable[TopicPartition], *, older_than_ms: int
+    ) -> list[HangingTransaction]:
+        """Transactions that nobody will end. See ``AdminClient.find_hanging``."""
+        older_than_ms = arguments.whole_number("older_than_ms", older_than_ms, 0)
+        wanted = arguments.partitions(partitions)
+        candidates = await self._open_for_long(wanted, older_than_ms)
+        if not candidates:
+            return []
+        known = await self._known_open({entry.producer_id for entry in candidates})
+        hanging = [
+            entry for entry in candidates if (entry.producer_id, entry.partition) not in known
+        ]
+        if not hanging:
+            return []
+        # What ended while the coordinators were asked was not hanging.
+        still = await self._open_for_long([entry.partition for entry in hanging], older_than_ms)
+        return [entry for entry in hanging if entry in still]
+
+    async def _open_for_long(
+        self, partitions: Sequence[TopicPartition], older_than_ms: int
+    ) -> list[HangingTransaction]:
+        described = await self.describe_producers(partitions)
+        before_ms = time.time_ns() // 1_000_000 - older_than_ms
+        return [
+            HangingTransaction(
+                partition,
+                producer.producer_id,
+                producer.producer_epoch,
+                producer.transaction_start_offset,
+                producer.last_timestamp_ms,
+            )
+            for partition, found in described.items()
+            for producer in found.producers
+            if producer.is_open and producer.last_timestamp_ms <= before_ms
+        ]
+
+    async def _known_open(self, producer_ids: set[int]) -> set[tuple[int, TopicPartition]]:
+        """What coordinators will end, of these producers: its id and partition."""
+        known: set[tuple[int, TopicPartition]] = set()
+        for listed in await self.list_transactions():
+            if listed.producer_id not in producer_ids or listed.state == "empty":
+                continue
+            try:
+                found = await self._describe_transaction(listed.transactional_id)
+            except TransactionalIdNotFoundError:
+                continue  # It was forgotten meanwhile, and had nothing open.
+            known |= {(found.producer_id, partition) for partition in found.partitions}
+            known |= {(listed.producer_id, partition) for partition in found.partitions}
+        return known
+
+    async def _ask_transactions(
+        self, transactional_id: str, method: str, request: Any, judge: Callable[[Any], Any]
+    ) -> Any:
+        self._check_open()
+        return await self._transactions.call(
+            coordinating_key(transactional_id),
+            lambda channel: getattr(transactions_pb2_grpc.TransactionsStub(channel), method),
+            request,
+            judge,
+            what=f"Transactions.{method}",
+            timeout_ms=self.config.default_api_timeout_ms,
+        )
+
+
+def _states(states: Iterable[str]) -> list[str]:
+    found = arguments.texts("states", states, "states of transactions")
+    for name in found:
+        if name not in TRANSACTION_STATES:
+            raise arguments.refusal("states", name, f"one of {', '.join(TRANSACTION_STATES)}")
+    return found
