@@ -449,3 +449,32 @@ def test_the_leaders_own_fencing_is_not_taken_for_a_coordinators(
         with producer.transaction():
             producer.send("a", b"2", partition=0)
     assert fake.committed("a") == [b"2"]
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_a_topic_that_is_made_anew_spoils_the_transaction_that_wrote_to_it(
+    make: Any, fake: FakeTransactions, background: Background, partitions: int
+) -> None:
+    with make(metadata_max_age_ms=100) as producer:
+        producer.begin_transaction()
+        producer.send("b", b"1")
+        producer.flush()
+        background.run(lambda: fake.cluster.delete_topic("b"))
+        background.run(lambda: fake.cluster.add_topic("b", partitions))
+
+        def is_spoiled() -> bool:
+            _turn(producer)
+            try:
+                producer.send("a", b"2", partition=0)
+            except TransactionAbortableError as error:
+                return "deleted and made anew" in str(error)
+            return False
+
+        wait_until(is_spoiled, "it hears that the topic is another one")
+        with pytest.raises(TransactionAbortableError, match="made anew"):
+            producer.commit_transaction()
+        producer.abort_transaction()
+        with producer.transaction():
+            producer.send("b", b"3")
+    assert fake.committed("a") == []
+    assert [*fake.committed("b"), *(fake.committed("b", 1) if partitions == 2 else [])] == [b"3"]
