@@ -365,3 +365,16 @@ def test_an_empty_transaction_asks_nobody() -> None:
         assert world.asked is None
         assert (world.told, world.machine.phase) == ({1: wish}, Phase.READY)
         assert world.coordinator.outcomes == {}
+
+
+def test_a_refusal_raises_no_epoch() -> None:
+    """It is the transaction's name; a batch under the next one could get into the next one."""
+    world = TransactionWorld(1)
+    world.begin()
+    world.add(0)
+    world.sender.hurry = 1
+    world.feed(Woken())
+    sequencer = world.sender.sequencer
+    [batch] = sequencer.outstanding()
+    sequencer.refuse(batch, InvalidRecordError("the topic refuses it"))
+    assert sequencer.identity == sequencer.lane(batch.partition).identity == Identity(PRODUCER, 0)
