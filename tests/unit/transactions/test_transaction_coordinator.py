@@ -339,11 +339,8 @@ async def test_a_later_leadership_sends_the_marks_of_the_one_before() -> None:
         w.here.gate.set()
         await eventually(lambda: len(w.here.requests) == 2)
         assert [r.markers[0].coordinator_epoch for r in w.here.requests] == [1, 2]
-        empty = transactions_pb2.TRANSACTION_STATE_EMPTY
-        deadline = time.monotonic() + 5
-        while await w.state() != empty:
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.01)
+        await eventually(lambda: w.coordinator._sender.count == 0)
+        assert await w.state() == transactions_pb2.TRANSACTION_STATE_EMPTY
 
 
 async def test_marks_that_a_leader_refuses_are_sent_again_and_follow_the_leader() -> None:
