@@ -76,9 +76,6 @@ class Records(Protocol):
     def forget_failures(self) -> None:
         """What failed is told by the end of its transaction."""
 
-    def take_no_more(self) -> None:
-        """Nothing is added to a batch from now on but by who asks ``check_sending``."""
-
 
 class TransactionDriver:
     """Belongs to one event loop, but for ``check_sending``, which is called under the guard.
@@ -210,9 +207,8 @@ class TransactionDriver:
 
     async def _carry_out(self, wish: Event, deadline: Deadline) -> None:
         outcome: Done | None = None
-        with self._guard:  # Who sends has looked under it, and is in the transaction or not.
+        with self._guard:  # Who opens a batch has looked under it, so that a flush finds the batch.
             effects = deque(self._machine.handle(wish))
-            self._records.take_no_more()
         try:
             while effects:
                 effect = effects.popleft()
