@@ -32,6 +32,7 @@ _EMPTY = 0.05
 _CONTRADICTS = 0.08  # Of the transactions: their producer asks for the other end as well.
 _REPEATS = 0.15  # Of the ends: they are asked for again, after seconds.
 _NOTHING_NEW = 0.2  # Of the commits of groups: the next one has no winners, and follows at once.
+_FLEETING = 0.3  # Of the transfers: they write to a topic as well that may be deleted.
 _TASKS = 2
 _WINNERS_KNOWN = frozenset(
     {
@@ -44,10 +45,14 @@ _WINNERS_KNOWN = frozenset(
 
 @dataclass(slots=True)
 class Stage:
-    """What all actors of a run have in common. ``partitions``: those that they write to."""
+    """What all actors of a run have in common.
+
+    ``partitions``: those that they write to. ``fleeting``: others, which may be deleted.
+    """
 
     place: ScriptPlace
     partitions: Callable[[], Sequence[TopicIdPartition]]
+    fleeting: Callable[[], Sequence[TopicIdPartition]]
     txns: count[int]
     attempts: count[int]
 
@@ -141,6 +146,9 @@ class Transfers(Actor):
         for _ in range(parts):
             producer.write(self.rng.choice((source, target)), 1, amounts=(1,))
             yield Sleep(0, 10)
+        fleeting = self.stage.fleeting()
+        if fleeting and self.rng.random() < _FLEETING:
+            producer.write(self.rng.choice(fleeting), 1)
 
 
 class Processor(Actor):
@@ -241,7 +249,8 @@ class Driver(Actor):
             yield from producer.start_attempt(attempt)
             producer.begin()
             for _ in range(self.rng.randint(1, 3)):
-                producer.write(self.rng.choice(self.stage.partitions()), self.rng.randint(1, 2))
+                partitions = [*self.stage.partitions(), *self.stage.fleeting()]
+                producer.write(self.rng.choice(partitions), self.rng.randint(1, 2))
             yield from self._dawdle()
             yield from producer.flush()
             if self.rng.random() < 0.9:

@@ -6,6 +6,7 @@ answered, asks for the other one, goes on as a zombie. Whatever it does, it may 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -51,6 +52,10 @@ _FORGOTTEN: Final = frozenset(
 )
 """A coordinator knows nothing of an identity: of one that was given it never says so."""
 
+_NOT_FOR_LONG: Final = (
+    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+)
 _PATIENCE: Final = 12
 
 
@@ -177,7 +182,7 @@ class TransactionalProducer:
         self.process.run(self._deliver(self.txn, request, values))
 
     def _deliver(self, txn: int, request: ProduceRequest, values: tuple[bytes, ...]) -> Script:
-        out_of_order = 0
+        refused: Counter[ErrorCode] = Counter()
         while self.txn == txn and not self._failed:
             answer = yield from self.process.ask(request.key, "produce", request)
             code = error_of(answer)
@@ -188,8 +193,8 @@ class TransactionalProducer:
                 if self.txn == txn:
                     self._on_the_way -= 1
                 return
-            out_of_order += code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-            if code in _ENDED or out_of_order > _PATIENCE:
+            refused[code] += 1
+            if code in _ENDED or any(refused[one] > _PATIENCE for one in _NOT_FOR_LONG):
                 if self.txn == txn:
                     self._failed = True
                 return

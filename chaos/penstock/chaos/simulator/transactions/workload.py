@@ -17,6 +17,7 @@ from penstock.chaos.simulator.transactions.actors import (
     Stage,
     Transfers,
 )
+from penstock.chaos.simulator.transactions.history import Deleted
 from penstock.chaos.simulator.transactions.observer import Observer
 from penstock.chaos.simulator.transactions.reading import CommittedReader
 from penstock.chaos.simulator.transactions.scripts import ScriptPlace
@@ -39,17 +40,30 @@ class TransactionalClients:
         self._readers: dict[TopicIdPartition, CommittedReader] = {}
         self._producers: list[Producer] = []
         self._stopped = False
-        self._stage = Stage(scripts, self._partitions, count(1), count(1))
+        self._stage = Stage(scripts, self._lasting, self._fleeting, count(1), count(1))
+        self._first: TopicIdPartition | None = None
 
-    def _partitions(self) -> Sequence[TopicIdPartition]:
-        return sorted(self._readers)
+    def _lasting(self) -> Sequence[TopicIdPartition]:
+        """The partitions of the topic that was there first, which is not deleted."""
+        topic_id = None if self._first is None else self._first.topic_id
+        return sorted(key for key in self._readers if key.topic_id == topic_id)
+
+    def _fleeting(self) -> Sequence[TopicIdPartition]:
+        return sorted(self._readers.keys() - set(self._lasting()))
 
     def partitions_changed(self) -> None:
         """The controllers may know other partitions now."""
         known = self._place.checkers.partitions
+        for key in sorted(self._readers.keys() - known.keys()):
+            self._scripts.history.note(Deleted(key))
+            self._readers.pop(key).end()
+            for producer in self._producers:
+                if producer.key == key:
+                    producer.retire()
         for key in sorted(known):
             if self._observer.is_coordinators(key) or key in self._readers:
                 continue
+            self._first = self._first or key
             self._readers[key] = CommittedReader(
                 next(self._addresses), key, self._scripts, self._observer
             )
@@ -130,7 +144,7 @@ class TransactionalClients:
     def is_done(self) -> bool:
         """All that was begun is at an end."""
         return all(actor.is_done for actor in self._actors) and all(
-            producer.is_done for producer in self._producers
+            producer.is_done for producer in self._producers if producer.alive
         )
 
     def is_at(self, ends: Mapping[TopicIdPartition, int]) -> bool:
