@@ -48,6 +48,7 @@ class Stage:
     """What all actors of a run have in common.
 
     ``partitions``: those that they write to. ``fleeting``: others, which may be deleted.
+    ``names``: the transactional ids that are in use.
     """
 
     place: ScriptPlace
@@ -55,6 +56,7 @@ class Stage:
     fleeting: Callable[[], Sequence[TopicIdPartition]]
     txns: count[int]
     attempts: count[int]
+    names: tuple[str, ...]
 
 
 class Actor(ScriptedProcess, ABC):
@@ -198,6 +200,17 @@ class Processor(Actor):
                     position = int(after)
             yield Sleep(2, 20)
         return position
+
+
+class Person(Actor):
+    """Aborts what others have open, now and then, and does not care whether it was."""
+
+    def _session(self) -> Script:
+        while not self.stopped:
+            yield Sleep(50, 1500)
+            name = self.rng.choice(self.stage.names)
+            request = transactions_pb2.AbortTransactionRequest(transactional_id=name)
+            yield from self.ask(self.place.coordinator_of(name), "abort transaction", request)
 
 
 class Driver(Actor):

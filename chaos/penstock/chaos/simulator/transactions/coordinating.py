@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.broker.core.transaction_events import (
+    AbortTransaction,
     AddPartitions,
     BeginAttempt,
     CommitGroup,
@@ -52,6 +53,7 @@ _RETRY_AFTER_MS: Final = 100
 _EVENTS: Final[dict[str, Callable[..., Event]]] = {
     "init producer id": InitProducerId,
     "end transaction": EndTransaction,
+    "abort transaction": AbortTransaction,
     "begin attempt": BeginAttempt,
     "commit group": CommitGroup,
 }

@@ -13,6 +13,7 @@ from penstock.chaos.simulator.transactions import anomalies
 from penstock.chaos.simulator.transactions.actors import (
     Actor,
     Driver,
+    Person,
     Processor,
     Stage,
     Transfers,
@@ -25,6 +26,14 @@ from penstock.chaos.simulator.workload import ClientPlace, Producer
 from penstock.wire.ids import TopicIdPartition
 
 TRANSACTION_TIMEOUTS_MS: Final = (300, 1000, 3000)
+_CAST: Final[tuple[tuple[type[Actor], str], ...]] = (
+    (Transfers, "transfers-0"),
+    (Transfers, "transfers-1"),
+    (Processor, "processor-0"),
+    (Processor, "processor-1"),
+    (Driver, "group-0"),
+    (Person, "somebody"),
+)
 _SUCCESSIONS: Final = 0.7  # Of the producers that are held up: another one takes their place.
 
 
@@ -40,7 +49,8 @@ class TransactionalClients:
         self._readers: dict[TopicIdPartition, CommittedReader] = {}
         self._producers: list[Producer] = []
         self._stopped = False
-        self._stage = Stage(scripts, self._lasting, self._fleeting, count(1), count(1))
+        names = tuple(name for kind, name in _CAST if kind in (Transfers, Processor))
+        self._stage = Stage(scripts, self._lasting, self._fleeting, count(1), count(1), names)
         self._first: TopicIdPartition | None = None
 
     def _lasting(self) -> Sequence[TopicIdPartition]:
@@ -76,13 +86,7 @@ class TransactionalClients:
 
     def _begin(self) -> None:
         timeout_ms = self._place.rng.choice(TRANSACTION_TIMEOUTS_MS)
-        for kind, name in (
-            (Transfers, "transfers-0"),
-            (Transfers, "transfers-1"),
-            (Processor, "processor-0"),
-            (Processor, "processor-1"),
-            (Driver, "group-0"),
-        ):
+        for kind, name in _CAST:
             self._actors.append(kind(next(self._addresses), self._stage, name, timeout_ms))
 
     def end_one(self, rng: Random) -> None:
