@@ -29,6 +29,7 @@ endif
 	bench-group-failover bench-idle bench-quorum bench-controller-failover bench-metadata \
 	bench-latency bench-catch-up bench-throughput \
 	bench-recovery bench-partitions bench-tls bench-codec bench-client bench-consume bench-transactions soak \
+	transaction-soak \
 	kill-loop fuzz-codec flip-loop sim sim-mutants build clean distclean
 
 help: ## List the targets
@@ -163,6 +164,10 @@ SECONDS    ?= 600
 
 soak: $(VENV)/.installed-dev ## Write and read for ten minutes while members and nodes die
 	@$(BIN)/python bench/soak.py --seconds $(SECONDS) $(ARGS)
+
+# Transactions while nodes and clients are killed: make transaction-soak ARGS="--transactions 2000 --json"
+transaction-soak: $(VENV)/.installed-dev ## Commit 100,000 transactions while nodes and clients die
+	@$(BIN)/python bench/transaction_soak.py $(ARGS)
 
 kill-loop: $(VENV)/.installed-dev ## Kill real nodes in a loop under load, and check every record
 	KILL_ROUNDS=$(ROUNDS) KILL_SEED=$(SEED) $(PYTEST) -x tests/integration/broker/test_kill_loop.py $(ARGS)

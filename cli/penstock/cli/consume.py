@@ -34,6 +34,13 @@ _LEAST_ANSWER_SECONDS: Final = 5.0
 _BATCH: Final = 500
 
 
+class Isolation(enum.StrEnum):
+    """What of transactions is read."""
+
+    READ_UNCOMMITTED = "read_uncommitted"
+    READ_COMMITTED = "read_committed"
+
+
 class RecordFormat(enum.StrEnum):
     """How a record is printed."""
 
@@ -78,6 +85,13 @@ def consume(
             show_default="value",
         ),
     ] = None,
+    isolation_level: Annotated[
+        Isolation,
+        typer.Option(
+            "--isolation-level",
+            help="read_committed leaves out what is in open or aborted transactions.",
+        ),
+    ] = Isolation.READ_UNCOMMITTED,
     bootstrap: Bootstrap = None,
     output: Output = None,
 ) -> None:
@@ -94,7 +108,9 @@ def consume(
     printer = _PRINTERS[record_format]
     interrupt = Interrupt()
     with client_warnings(), interrupt.installed():
-        consumer = _connect(settings, group, _reset_of(start, from_beginning), timeout)
+        consumer = _connect(
+            settings, group, _reset_of(start, from_beginning), timeout, isolation_level
+        )
         session = Session(
             consumer, topic, printer, sys.stdout.buffer, interrupt, commits=group is not None
         )
@@ -235,7 +251,11 @@ def _reset_of(start: int | str | None, from_beginning: bool) -> OffsetReset:
 
 
 def _connect(
-    settings: Settings, group: str | None, reset: OffsetReset, timeout: float | None
+    settings: Settings,
+    group: str | None,
+    reset: OffsetReset,
+    timeout: float | None,
+    isolation: Isolation,
 ) -> Consumer:
     """The consumer. With a ``timeout`` no answer, as to a commit, is waited for much longer."""
     from penstock.client import Consumer  # noqa: PLC0415 - it imports gRPC.
@@ -250,6 +270,7 @@ def _connect(
             settings.bootstrap,
             client_id="penstock-cli",
             auto_offset_reset=reset,
+            isolation_level=isolation.value,
             default_api_timeout_ms=answer_ms,
             **tls,
         )
@@ -257,6 +278,7 @@ def _connect(
         settings.bootstrap,
         client_id="penstock-cli",
         auto_offset_reset=reset,
+        isolation_level=isolation.value,
         default_api_timeout_ms=answer_ms,
         group_id=group,
         # Committed here, by what was printed.

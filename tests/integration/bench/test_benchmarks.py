@@ -14,7 +14,7 @@ SCRIPTS = [
     "catch_up.py", "client.py", "codec.py", "consume.py", "controller_failover.py", "failover.py",
     "group_failover.py", "idle.py",
     "log_recovery.py", "many_partitions.py", "metadata_scale.py", "produce_latency.py",
-    "quorum_commit.py", "soak.py", "throughput.py", "transactions.py",
+    "quorum_commit.py", "soak.py", "throughput.py", "transaction_soak.py", "transactions.py",
 ]  # fmt: skip
 
 
@@ -178,3 +178,14 @@ def test_a_short_soak_loses_nothing():
     assert figures["sent"] > 500
     assert figures["node_kills"] >= 1
     assert figures["departures"]["killed"] >= 1
+
+
+@pytest.mark.integration
+def test_transactions_survive_a_few_kills():
+    small = ("--transactions", "300", "--writers", "2", "--kill-every", "2", "--json")
+    figures = json.loads(run("transaction_soak.py", *small))
+    assert figures["faults"] == []
+    assert figures["transactions"] >= 300
+    assert figures["committed"] > 0
+    assert figures["aborted"] > 0
+    assert sum(figures["kills"].values()) > 0

@@ -16,6 +16,7 @@ from penstock.cli import consume as module
 from penstock.cli.client_warnings import client_warnings
 from penstock.cli.consume import (
     _PRINTERS,
+    Isolation,
     RecordFormat,
     Session,
 )
@@ -344,5 +345,6 @@ def test_who_is_to_end_soon_waits_no_longer_for_one_answer(
     monkeypatch.setattr("penstock.client.Consumer", lambda *_, **named: given.append(named))
     settings = Settings("127.0.0.1:1", OutputFormat.TABLE)
     for group in (None, "g"):
-        module._connect(settings, group, "latest", timeout)
+        module._connect(settings, group, "latest", timeout, Isolation.READ_COMMITTED)
+    assert [named["isolation_level"] for named in given] == ["read_committed"] * 2
     assert [named["default_api_timeout_ms"] for named in given] == [wanted_ms] * 2

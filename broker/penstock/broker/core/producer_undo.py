@@ -28,16 +28,19 @@ _TRANSACTION_BYTES: Final = 100
 
 def _size_bytes(before: StateUndo) -> int:
     """What it takes to remember that, about."""
-    transactions = before.transactions.first_offsets if before.transactions is not None else ()
-    return _CHANGE_BYTES * len(before.entries) + _TRANSACTION_BYTES * len(transactions)
+    size_bytes = _CHANGE_BYTES * len(before.entries)
+    if before.transactions is not None:
+        size_bytes += _TRANSACTION_BYTES * len(before.transactions.first_offsets)
+    return size_bytes
 
 
 class _Step(NamedTuple):
-    """One append: its first offset, that after its last, and what it changed."""
+    """One append: its first offset, that after its last, what it changed and what that takes."""
 
     begin: int
     end: int
     before: StateUndo
+    size_bytes: int
 
 
 class ProducerUndo:
@@ -63,8 +66,9 @@ class ProducerUndo:
             self._known_from = begin
         before = stage.undo()
         if before is not None:
-            self._steps.append(_Step(begin, end, before))
-            self._size_bytes += _size_bytes(before)
+            size_bytes = _size_bytes(before)
+            self._steps.append(_Step(begin, end, before, size_bytes))
+            self._size_bytes += size_bytes
             while self._size_bytes > MOST_BYTES:
                 self._forget_oldest()
 
@@ -75,7 +79,7 @@ class ProducerUndo:
 
     def _forget_oldest(self) -> None:
         step = self._steps.popleft()
-        self._size_bytes -= _size_bytes(step.before)
+        self._size_bytes -= step.size_bytes
         self._known_from = step.end
 
     def state_at(self, end: int, state: ProducerState) -> tuple[ProducerState, int] | None:
@@ -104,7 +108,7 @@ class ProducerUndo:
             if step.begin < end:
                 steps.append(step._replace(end=end))
             else:
-                self._size_bytes -= _size_bytes(step.before)
+                self._size_bytes -= step.size_bytes
         if self._known_from is not None:
             self._known_from = min(self._known_from, end)
 

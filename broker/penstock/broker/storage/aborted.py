@@ -174,6 +174,9 @@ class AbortedTransactions:
         """
         found: list[EndedTransaction] = []
         for segment in self._segments_with_marks(offset):
+            known = segment.transactions
+            if known is not None and not len(known):  # Most are, and there may be thousands.
+                continue
             transactions, is_complete = self._index(segment).aborted(offset, below)
             found += transactions
             if is_complete:
