@@ -60,7 +60,13 @@ class Stage:
 
 
 class Actor(ScriptedProcess, ABC):
-    """One process in a role: as long as it lives, or until another one has taken its place."""
+    """One process in a role: as long as it lives, or until another one has taken its place.
+
+    ``producer``: how it writes; ``contradicts``: it may ask for two ends of one transaction.
+    """
+
+    producer = TransactionalProducer
+    contradicts = True
 
     def __init__(self, address: int, stage: Stage, name: str, timeout_ms: int) -> None:
         super().__init__(address, stage.place)
@@ -95,7 +101,7 @@ class Actor(ScriptedProcess, ABC):
         """Until it is stopped, or Fenced is raised."""
 
     def _producer(self) -> TransactionalProducer:
-        return TransactionalProducer(
+        return self.producer(
             self, self.name, lambda: next(self.stage.txns), timeout_ms=self.timeout_ms
         )
 
@@ -109,7 +115,7 @@ class Actor(ScriptedProcess, ABC):
         txn, identity = producer.txn, producer.identity
         try:
             yield from self._dawdle()
-            contradicts = self.rng.random() < _CONTRADICTS
+            contradicts = self.contradicts and self.rng.random() < _CONTRADICTS
             if commit or contradicts:
                 yield from producer.flush()
             if contradicts:
@@ -133,7 +139,7 @@ class Transfers(Actor):
         while not self.stopped:
             yield Sleep(5, 80)
             producer.begin()
-            if self.rng.random() >= _EMPTY:
+            if not self.contradicts or self.rng.random() >= _EMPTY:
                 yield from self._move(producer)
             yield from self._finish(producer, commit=self.rng.random() < _COMMITS)
 

@@ -101,15 +101,19 @@ class TransactionalProducer:
 
     def start(self) -> Script:
         """Get an identity, which fences who had the id before."""
+        answer = yield from self._init_answer()
+        if error_of(answer) is not None:
+            raise Fenced
+        self._take(answer)
+
+    def _init_answer(self) -> Script:
         request = transactions_pb2.InitProducerIdRequest(
             transactional_id=self.transactional_id,
             transaction_timeout_ms=self._timeout_ms,
             instance_id=self._instance,
         )
         answer = yield from self._insist("init producer id", request)
-        if error_of(answer) is not None:
-            raise Fenced
-        self._take(answer)
+        return answer
 
     def start_attempt(self, number: int) -> Script:
         """Get an identity for attempt ``number`` at a task."""
@@ -196,9 +200,13 @@ class TransactionalProducer:
             refused[code] += 1
             if code in _ENDED or any(refused[one] > _PATIENCE for one in _NOT_FOR_LONG):
                 if self.txn == txn:
-                    self._failed = True
+                    self._give_up(code)
                 return
             yield Sleep(20, 100)
+
+    def _give_up(self, code: ErrorCode) -> None:
+        """The transaction can't be committed: a leader says so, or for too long what passes."""
+        self._failed = True
 
     def flush(self) -> Script:
         """Wait until all that was written is acknowledged."""

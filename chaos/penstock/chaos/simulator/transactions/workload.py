@@ -18,6 +18,7 @@ from penstock.chaos.simulator.transactions.actors import (
     Stage,
     Transfers,
 )
+from penstock.chaos.simulator.transactions.careful import CarefulTransfers
 from penstock.chaos.simulator.transactions.history import Deleted
 from penstock.chaos.simulator.transactions.observer import Observer
 from penstock.chaos.simulator.transactions.reading import CommittedReader
@@ -29,6 +30,7 @@ TRANSACTION_TIMEOUTS_MS: Final = (300, 1000, 3000)
 _CAST: Final[tuple[tuple[type[Actor], str], ...]] = (
     (Transfers, "transfers-0"),
     (Transfers, "transfers-1"),
+    (CarefulTransfers, "careful-0"),
     (Processor, "processor-0"),
     (Processor, "processor-1"),
     (Driver, "group-0"),
@@ -49,7 +51,7 @@ class TransactionalClients:
         self._readers: dict[TopicIdPartition, CommittedReader] = {}
         self._producers: list[Producer] = []
         self._stopped = False
-        names = tuple(name for kind, name in _CAST if kind in (Transfers, Processor))
+        names = tuple(name for kind, name in _CAST if issubclass(kind, Transfers | Processor))
         self._stage = Stage(scripts, self._lasting, self._fleeting, count(1), count(1), names)
         self._first: TopicIdPartition | None = None
 
