@@ -30,7 +30,7 @@ class Plan:
     that are overtaken; ``left_over``: of those to controllers and of what producers send, the share
     that arrives once more long after its call was given up. ``transactions``: what clients write
     are transactions, and nothing happens by which acknowledged records may be lost;
-    ``last_epoch``: of their producers.
+    ``last_epoch``: of their producers; ``timeout_ms``: of each transaction.
     """
 
     nodes: tuple[int, ...]
@@ -44,6 +44,7 @@ class Plan:
     left_over: float = 0.02
     transactions: bool = False
     last_epoch: int = LAST_EPOCH
+    timeout_ms: int = 1000
 
     def __str__(self) -> str:
         unclean = ", unclean elections" if self.unclean else ""
@@ -97,5 +98,6 @@ def _for_transactions(rng: Random, kinds: Collection[str]) -> dict[str, object]:
         "hands_over": True,
         "kinds": frozenset([kind for kind in kinds if kind in SAFE_KINDS] + of_transactions),
         "left_over": rng.choice((0.02, 0.1, 0.3)),
+        "timeout_ms": rng.choice((300, 1000, 3000)),
         "last_epoch": rng.choice((LAST_EPOCH, LAST_EPOCH, LAST_EPOCH, 4)),
     }

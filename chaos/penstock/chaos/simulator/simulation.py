@@ -183,7 +183,7 @@ class Simulation:
         observer = Observer(
             self.history, self.checkers.log_of, lambda key: key.topic_id == STATE_TOPIC_ID
         )
-        return TransactionalClients(place, scripts, observer)
+        return TransactionalClients(place, scripts, observer, timeout_ms=self.plan.timeout_ms)
 
     def _coordinator_of(self, transactional_id: str) -> TopicIdPartition:
         partition = partition_for_group(coordinating_key(transactional_id), STATE_PARTITIONS)

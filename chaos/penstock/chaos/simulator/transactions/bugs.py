@@ -351,8 +351,8 @@ TRANSACTION_BUGS: Final[dict[str, Bug]] = {
         Attempts,
         "forget_if_done",
         _forget_what_has_ended,
-        ("kill coordinator", "end after"),
-        given=TRANSACTIONS | {"left_over": 0.5},
+        ("hold up a client",),
+        given=TRANSACTIONS | {"left_over": 0.9, "timeout_ms": 300},
     ),
     "batches-are-not-verified": Bug(
         "a leader appends what no coordinator knows of",

@@ -26,7 +26,6 @@ from penstock.chaos.simulator.transactions.scripts import ScriptPlace
 from penstock.chaos.simulator.workload import ClientPlace, Producer
 from penstock.wire.ids import TopicIdPartition
 
-TRANSACTION_TIMEOUTS_MS: Final = (300, 1000, 3000)
 _CAST: Final[tuple[tuple[type[Actor], str], ...]] = (
     (Transfers, "transfers-0"),
     (Transfers, "transfers-1"),
@@ -42,8 +41,11 @@ _SUCCESSIONS: Final = 0.7  # Of the producers that are held up: another one take
 class TransactionalClients:
     """Programs of every kind, readers of committed records, and producers without transactions."""
 
-    def __init__(self, place: ClientPlace, scripts: ScriptPlace, observer: Observer) -> None:
+    def __init__(
+        self, place: ClientPlace, scripts: ScriptPlace, observer: Observer, *, timeout_ms: int
+    ) -> None:
         self._place = place
+        self._timeout_ms = timeout_ms
         self._scripts = scripts
         self._observer = observer
         self._addresses = count(100)
@@ -87,9 +89,8 @@ class TransactionalClients:
             self._begin()
 
     def _begin(self) -> None:
-        timeout_ms = self._place.rng.choice(TRANSACTION_TIMEOUTS_MS)
         for kind, name in _CAST:
-            self._actors.append(kind(next(self._addresses), self._stage, name, timeout_ms))
+            self._actors.append(kind(next(self._addresses), self._stage, name, self._timeout_ms))
 
     def end_one(self, rng: Random) -> None:
         """A process ends, and another takes its place, while what it has sent still travels."""
