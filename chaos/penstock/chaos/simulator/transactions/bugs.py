@@ -277,8 +277,8 @@ TRANSACTION_BUGS: Final[dict[str, Bug]] = {
         TransactionShard,
         "_topics_removed",
         _topics_stay,
-        ("topic", "slow network"),
-        given=TRANSACTIONS,
+        ("topic",),
+        given=TRANSACTIONS | {"timeout_ms": 3000},
         also=((marking, "needs_none", _nothing_is_gone),),
     ),
     "marks-before-the-decision": Bug(
@@ -343,8 +343,8 @@ TRANSACTION_BUGS: Final[dict[str, Bug]] = {
         Attempts,
         "is_held_up",
         _never_held_up,
-        ("kill coordinator", "slow network"),
-        given=TRANSACTIONS,
+        ("kill coordinator", "kill leader", "slow network"),
+        given=TRANSACTIONS | {"timeout_ms": 3000},
     ),
     "ended-attempts-are-forgotten": Bug(
         "an attempt that has ended is opened again by a copy of the request that began it",
