@@ -219,10 +219,6 @@ class ProducerEngine:
         """What failed was told by the end of its transaction."""
         self._ledger.forget()
 
-    def take_no_more(self) -> None:
-        """Have every batch closed that records could enter without a look at the transaction."""
-        self.intake.clear()
-
     # --- the loop ---------------------------------------------------------------------------
 
     def _on_metadata(self) -> None:

@@ -49,6 +49,7 @@ from penstock.v1 import (
     transactions_pb2_grpc,
 )
 from penstock.wire.errors import (
+    ClientClosedError,
     PenstockError,
     ProducerFencedError,
     RequestTimedOutError,
@@ -75,9 +76,6 @@ class Records(Protocol):
 
     def forget_failures(self) -> None:
         """What failed is told by the end of its transaction."""
-
-    def take_no_more(self) -> None:
-        """Nothing is added to a batch from now on but by who asks ``check_sending``."""
 
 
 class TransactionDriver:
@@ -210,9 +208,8 @@ class TransactionDriver:
 
     async def _carry_out(self, wish: Event, deadline: Deadline) -> None:
         outcome: Done | None = None
-        with self._guard:  # Who sends has looked under it, and is in the transaction or not.
+        with self._guard:  # Who opens a batch has looked under it, so that a flush finds the batch.
             effects = deque(self._machine.handle(wish))
-            self._records.take_no_more()
         try:
             while effects:
                 effect = effects.popleft()
@@ -278,7 +275,8 @@ class TransactionDriver:
         try:
             return EndAnswered(await self._ask("EndTransaction", request, remaining_ms))
         except PenstockError as error:
-            return EndUnanswered(error) if error.retriable else EndRefused(error)
+            unheard = error.retriable or isinstance(error, ClientClosedError)
+            return EndUnanswered(error) if unheard else EndRefused(error)
 
     async def _ask(self, method: str, request: Any, timeout_ms: float) -> Identity:
         """Ask the coordinator until it answers, for so long."""

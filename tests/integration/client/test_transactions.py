@@ -12,15 +12,19 @@ import pytest
 from penstock.client import (
     AdminClient,
     Consumer,
+    FencedMemberEpochError,
     GroupCommitConflictError,
     GroupCommits,
     InvalidTransactionTimeoutError,
+    InvalidTxnStateError,
     Producer,
     ProducerFencedError,
     StaleGroupCommitError,
     TopicPartition,
     TransactionAbortableError,
     UnknownAttemptError,
+    UnknownMemberIdError,
+    UnstableOffsetCommitError,
 )
 from tests.integration.client.forms import Form
 from tests.integration.client.group_members import settle
@@ -260,6 +264,24 @@ def test_a_driver_commits_attempts_once(cluster: Cluster, topic: str) -> None:
     ]
 
 
+def test_what_a_group_has_decided_no_writer_changes(cluster: Cluster, topic: str) -> None:
+    with GroupCommits(cluster.bootstrap, f"group-{topic}") as commits:
+        winner, loser, late = (commits.begin_attempt(4, task, 0) for task in range(3))
+        with winner, loser, late:
+            for writer in (winner, loser, late):
+                writer.send(topic, writer.attempt_id.encode())
+                writer.flush()
+            loser.prepare()
+            commits.commit(4, [winner.prepare()])
+            with pytest.raises(InvalidTxnStateError, match="committed by its group"):
+                winner.abort()
+            loser.abort()  # It is, and may hear so.
+            late.send(topic, b"too late")
+            with pytest.raises((ProducerFencedError, TransactionAbortableError)):
+                late.prepare()
+    assert committed(cluster.bootstrap, topic, count=1) == [winner.attempt_id.encode()]
+
+
 def test_people_see_and_abort_what_is_open(cluster: Cluster, topic: str) -> None:
     with (
         AdminClient(cluster.bootstrap) as admin,
@@ -288,3 +310,64 @@ def test_people_see_and_abort_what_is_open(cluster: Cluster, topic: str) -> None
         with producer.transaction():
             producer.send(topic, b"next", partition=1)
     assert committed(cluster.bootstrap, topic, count=1) == [b"next"]
+
+
+async def write(producer: Any, topic: str, value: bytes, *positions: Any) -> None:
+    """One transaction of a record and positions."""
+    async with Block(producer):
+        await settle(producer.send(topic, value, partition=1))
+        await settle(producer.send_offsets_to_transaction(*positions))
+
+
+async def test_positions_become_the_groups_with_the_results_or_never(
+    form: Form, topic: str
+) -> None:
+    place = TopicPartition(topic, 0)
+    with Producer(form.bootstrap) as plain:
+        plain.send_many(topic, [b"%d" % number for number in range(10)], partition=0).result(20)
+    async with (
+        form.consumer(
+            topics=topic, group_id=topic, enable_auto_commit=False, auto_offset_reset="earliest"
+        ) as reader,
+        form.producer(transactional_id=topic) as producer,
+    ):
+        records = await settle(reader.poll(20_000, max_records=4))
+        for is_committed in (False, True):
+            await settle(producer.begin_transaction())
+            await settle(producer.send(topic, b"result", partition=1))
+            await settle(
+                producer.send_offsets_to_transaction(
+                    {place: records[-1].position_after}, await settle(reader.group_metadata())
+                )
+            )
+            with (
+                Consumer(form.bootstrap, group_id=topic, default_api_timeout_ms=400) as other,
+                pytest.raises(UnstableOffsetCommitError),
+            ):
+                other.committed(place)  # Where it will go on is not known yet.
+            if is_committed:
+                await settle(producer.commit_transaction())
+            else:
+                await settle(producer.abort_transaction())
+            [position] = (await settle(reader.committed(place))).values()
+            assert (position.offset if position else None) == (4 if is_committed else None)
+    assert committed(form.bootstrap, topic, count=11).count(b"result") == 1
+
+
+async def test_a_member_that_is_none_any_more_commits_no_positions(form: Form, topic: str) -> None:
+    place = TopicPartition(topic, 0)
+    with Producer(form.bootstrap) as plain:
+        plain.send(topic, b"source", partition=0).result(20)
+    settings = {"topics": topic, "group_id": topic, "auto_offset_reset": "earliest"}
+    async with form.consumer(**settings, enable_auto_commit=False) as zombie:
+        assert await settle(zombie.poll(20_000))
+        its_last = await settle(zombie.group_metadata())
+    with Consumer(form.bootstrap, **settings, enable_auto_commit=False) as heir:
+        assert heir.poll(20_000)
+        async with form.producer(transactional_id=topic) as producer:
+            with pytest.raises(TransactionAbortableError) as raised:
+                await write(producer, topic, b"zombie's", {place: 1}, its_last)
+            assert isinstance(raised.value.__cause__, UnknownMemberIdError | FencedMemberEpochError)
+            assert heir.committed(place) == {place: None}
+            await write(producer, topic, b"heir's", {place: 1}, heir.group_metadata())
+    assert committed(form.bootstrap, topic, count=2) == [b"heir's", b"source"]

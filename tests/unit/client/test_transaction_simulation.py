@@ -18,6 +18,7 @@ from penstock.client.core.send_events import (
     Dropped,
     Event,
     Fail,
+    PartitionAnswer,
     SendRequest,
     Spoil,
     StreamBroken,
@@ -49,6 +50,7 @@ from penstock.client.core.transaction_events import (
 from penstock.wire.compression import Compression
 from penstock.wire.errors import (
     InvalidProducerEpochError,
+    InvalidRecordError,
     InvalidTxnStateError,
     NetworkError,
     PenstockError,
@@ -119,6 +121,9 @@ class TransactionWorld(World):
         for effect in self.sender.handle(event, self.now):
             if isinstance(effect, SendRequest):
                 self.machine.handle(Sent())
+                for entry in effect.entries:
+                    header = parse_header(entry.batch.encoded)
+                    assert header.producer_epoch == self.machine.identity.epoch
             if isinstance(effect, Spoil):
                 failure = failure or effect.error
                 continue
@@ -206,8 +211,9 @@ class TransactionWorld(World):
         if log.leader == node and header.producer_epoch == self.coordinator.epoch:
             self.coordinator.partitions.add(entry.batch.partition.partition)
         elif log.leader == node:
-            refused = InvalidProducerEpochError("the coordinator has another")
-            return type(super().append(-1, entry, data))(refused)
+            return PartitionAnswer(InvalidProducerEpochError("the coordinator has another"))
+        if self.chance.random() < 0.01:
+            return PartitionAnswer(InvalidRecordError("the topic refuses it"))
         return super().append(node, entry, data)
 
     def answer_end(self) -> None:
@@ -359,3 +365,16 @@ def test_an_empty_transaction_asks_nobody() -> None:
         assert world.asked is None
         assert (world.told, world.machine.phase) == ({1: wish}, Phase.READY)
         assert world.coordinator.outcomes == {}
+
+
+def test_a_refusal_raises_no_epoch() -> None:
+    """It is the transaction's name; a batch under the next one could get into the next one."""
+    world = TransactionWorld(1)
+    world.begin()
+    world.add(0)
+    world.sender.hurry = 1
+    world.feed(Woken())
+    sequencer = world.sender.sequencer
+    [batch] = sequencer.outstanding()
+    sequencer.refuse(batch, InvalidRecordError("the topic refuses it"))
+    assert sequencer.identity == sequencer.lane(batch.partition).identity == Identity(PRODUCER, 0)

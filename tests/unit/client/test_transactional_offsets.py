@@ -21,6 +21,7 @@ from penstock.wire.errors import (
     PenstockError,
     UnstableOffsetCommitError,
 )
+from tests.support import wait_until
 from tests.unit.client.conftest import Background
 from tests.unit.client.fake_transactions import FakeTransactions
 from tests.unit.client.transactional import asked, in_block
@@ -101,3 +102,24 @@ def test_positions_of_an_open_transaction_are_waited_for(background: Background)
         assert consumer.committed(TopicPartition("a", 0)) == {TopicPartition("a", 0): None}
     assert len(requests) == 3
     assert all(request.require_stable for request in requests)
+
+
+def test_a_member_that_the_group_gave_up_is_told_so_before_it_commits(
+    background: Background,
+) -> None:
+    background.cluster.add_topic("a")
+    with Consumer(background.cluster.bootstrap, group_id="g", topics="a") as consumer:
+        wait_until(lambda: bool(consumer.poll(50)) or bool(consumer.assignment()), "it has some")
+        background.run(background.cluster.groups["g"].members.clear)
+
+        def refused() -> bool:
+            try:
+                consumer.group_metadata()
+            except FencedMemberEpochError:
+                return True
+            return False
+
+        # It joins anew by itself, and has an epoch again; but it has not heard what it lost.
+        wait_until(refused, "it may not commit")
+        wait_until(lambda: bool(background.cluster.groups["g"].members), "it joined again")
+        assert refused()

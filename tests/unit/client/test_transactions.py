@@ -21,7 +21,7 @@ from penstock.client import (
     RequestTimedOutError,
     TransactionAbortableError,
 )
-from penstock.v1 import transactions_pb2
+from penstock.v1 import metadata_pb2, transactions_pb2
 from penstock.wire.errors import (
     ConcurrentTransactionsError,
     InvalidTransactionTimeoutError,
@@ -86,6 +86,8 @@ def test_steps_out_of_turn_are_refused_and_change_nothing(
     with make() as producer:
         with pytest.raises(InvalidTxnStateError, match=r"next: begin_transaction\(\)"):
             producer.send("a", b"0")
+        with pytest.raises(InvalidTxnStateError, match=r"next: begin_transaction\(\)"):
+            producer.send("no-such-topic", b"0")
         with pytest.raises(InvalidTxnStateError, match="nothing to commit"):
             producer.commit_transaction()
         producer.init_transactions()
@@ -104,6 +106,21 @@ def test_steps_out_of_turn_are_refused_and_change_nothing(
         with pytest.raises(InvalidRequestError, match=r"group_metadata\(\) returns"):
             producer.send_offsets_to_transaction({}, "group")
     assert fake.committed("a") == [b"1"]
+
+
+def test_the_coordinator_alone_gives_identities(
+    make: Any, fake: FakeTransactions, background: Background
+) -> None:
+    kinds: list[int] = []
+    fake.cluster.on_find_coordinator = lambda request: kinds.append(request.type)
+    before = fake.cluster.next_producer_id
+    with make() as producer:
+        producer.partitions_for("a")
+        background.run(lambda: None)
+        with producer.transaction():
+            producer.send("a", b"1", partition=0)
+    assert fake.cluster.next_producer_id == before + 1
+    assert set(kinds) == {metadata_pb2.COORDINATOR_TYPE_TRANSACTION}
 
 
 def test_a_transaction_of_nothing_asks_nobody(make: Any, fake: FakeTransactions) -> None:
@@ -339,7 +356,16 @@ def test_an_identity_is_asked_for_once_however_often_its_answer_is_lost(
     fake.on_ask = lambda what, request: next(losses, None) if "Init" in what else None
     with make() as producer, producer.transaction():
         producer.send("a", b"1", partition=0)
-    requests = asked(fake, transactions_pb2.InitProducerIdRequest)
+    fake.on_ask = lambda what, request: ConcurrentTransactionsError("not yet")
+    with make("other") as producer:
+        for _ in range(2):
+            with pytest.raises(ConcurrentTransactionsError):
+                producer.init_transactions(timeout_ms=1)
+    everybody = asked(fake, transactions_pb2.InitProducerIdRequest)
+    requests = [request for request in everybody if request.transactional_id == "t"]
+    others = [request.instance_id for request in everybody if request.transactional_id != "t"]
+    assert len(others) == 2
+    assert len(set(others) | {requests[0].instance_id}) == 2
     assert len(requests) == 3
     assert len({request.instance_id for request in requests}) == 1
     assert len(requests[0].instance_id) == 16
@@ -406,6 +432,33 @@ def test_a_send_that_waits_for_room_hears_of_the_end_of_its_transaction(
         assert len(raised) == 1
 
 
+def test_a_commit_during_which_the_producer_is_closed_has_an_unknown_outcome(
+    background: Background, fake: FakeTransactions
+) -> None:
+    background.cluster.add_topic("a")
+    fake.on_ask = lambda what, request: (
+        ConcurrentTransactionsError("not yet") if what == "EndTransaction" else None
+    )
+    raised: list[BaseException] = []
+    producer = Producer(background.cluster.bootstrap, transactional_id="t")
+    producer.begin_transaction()
+    producer.send("a", b"1")
+
+    def commit() -> None:
+        try:
+            producer.commit_transaction()
+        except RequestTimedOutError as error:
+            raised.append(error)
+
+    committing = threading.Thread(target=commit)
+    committing.start()
+    wait_until(lambda: bool(asked(fake, transactions_pb2.EndTransactionRequest)), "it is asked")
+    producer.close(0)
+    committing.join(20)
+    assert not committing.is_alive()
+    assert "may be committed or not" in str(raised[0])
+
+
 async def test_a_commit_that_is_cancelled_can_be_asked_for_again(background: Background) -> None:
     background.cluster.add_topic("a")
     fake = background.cluster.transactions
@@ -449,3 +502,32 @@ def test_the_leaders_own_fencing_is_not_taken_for_a_coordinators(
         with producer.transaction():
             producer.send("a", b"2", partition=0)
     assert fake.committed("a") == [b"2"]
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_a_topic_that_is_made_anew_spoils_the_transaction_that_wrote_to_it(
+    make: Any, fake: FakeTransactions, background: Background, partitions: int
+) -> None:
+    with make(metadata_max_age_ms=100) as producer:
+        producer.begin_transaction()
+        producer.send("b", b"1")
+        producer.flush()
+        background.run(lambda: fake.cluster.delete_topic("b"))
+        background.run(lambda: fake.cluster.add_topic("b", partitions))
+
+        def is_spoiled() -> bool:
+            _turn(producer)
+            try:
+                producer.send("a", b"2", partition=0)
+            except TransactionAbortableError as error:
+                return "deleted and made anew" in str(error)
+            return False
+
+        wait_until(is_spoiled, "it hears that the topic is another one")
+        with pytest.raises(TransactionAbortableError, match="made anew"):
+            producer.commit_transaction()
+        producer.abort_transaction()
+        with producer.transaction():
+            producer.send("b", b"3")
+    assert fake.committed("a") == []
+    assert [*fake.committed("b"), *(fake.committed("b", 1) if partitions == 2 else [])] == [b"3"]

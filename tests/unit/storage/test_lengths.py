@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.broker.storage.cleaner import filtering
-from penstock.broker.storage.cleaner.filtering import Filter
+from penstock.broker.storage.cleaner.filtering import AbortedRanges, Filter
 from penstock.broker.storage.cleaner.offset_map import SLOT_BYTES, OffsetMap
 from penstock.broker.storage.damage import Examination
 from penstock.broker.storage.disk import Disk
@@ -175,7 +175,16 @@ def test_a_clean_makes_no_batch_larger_than_any_may_be(monkeypatch: pytest.Monke
     latest.put(b"a", 1)
     latest.put(b"b", 2)
     data = encode_batch([RecordData(0, key, b"value" * 10) for key in (b"a", b"a", b"b")])
-    rules = Filter(latest, 0, 3, {}, now_ms=0, delete_retention_ms=0)
+    rules = Filter(
+        latest,
+        AbortedRanges(()),
+        log_start_offset=0,
+        end_offset=3,
+        last_batches={},
+        epochs={},
+        now_ms=0,
+        delete_retention_ms=0,
+    )
     filtered = rules.apply(parse_header(data), data)
     assert filtered is not None
     assert len(filtered) < len(data)

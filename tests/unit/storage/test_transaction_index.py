@@ -204,6 +204,29 @@ def test_an_index_made_anew_in_a_thread_takes_in_what_came_meanwhile(tmp_path: P
     assert found_in(log) == [*FOUND, EndedTransaction(9, 7, 8, 9)]
 
 
+def test_indexes_are_read_in_a_thread(tmp_path: Path) -> None:
+    spread(tmp_path).close(save=True)
+    log = open_in(tmp_path, saved=SavedState(7, clean=True))
+    warm = log.cold_aborted(0)
+    assert warm is not None
+    warm()
+    for path in (tmp_path / str(PARTITION)).glob("*.txnindex"):
+        path.write_bytes(b"not read again")
+    assert log.cold_aborted(0) is None
+    assert found_in(log) == FOUND
+
+
+def test_behind_the_last_mark_no_index_is_read(tmp_path: Path) -> None:
+    log = spread(tmp_path)
+    assert log.aborted_transactions(6, below=7) == []
+    log.close(save=True)
+    log = open_in(tmp_path, saved=SavedState(7, clean=True))
+    assert log.cold_aborted(6) is None
+    assert log.aborted_transactions(6, below=7) == []
+    assert all(segment.transactions is None for segment in log.files.segments[:-1])
+    assert log.cold_aborted(4) is not None
+
+
 def test_a_cut_makes_void_what_was_read_before_it(tmp_path: Path) -> None:
     log = warmed_without_indexes(tmp_path)
     log.truncate_to(5)

@@ -88,6 +88,8 @@ class Driver:
         self.held: list[Held] = []
         self.answers: dict[int, Any] = {}
         self.marks: list[Mark] = []
+        self.written: set[tuple[Identity, Participant]] = set()  # What is marked, under what.
+        self.told: list[Mark | int] = []  # Marks and the requests answered, in order.
         self.now_ms = 1_000
         self.wall_offset_ms = 1_700_000_000_000
         self.commits_at_once = True
@@ -148,9 +150,11 @@ class Driver:
     def _deliver(self, effect: Respond | SendMarks) -> None:
         if isinstance(effect, SendMarks):
             self.marks += effect.marks
+            self.told += effect.marks
         else:
             assert effect.request_id not in self.answers
             self.answers[effect.request_id] = effect.response
+            self.told.append(effect.request_id)
 
     def commit(self, upto: int | None = None) -> None:
         """What was appended is committed, up to here."""
@@ -199,6 +203,8 @@ class Driver:
 
     def mark_there(self, mark: Mark, *names: str) -> None:
         partitions = frozenset(map(participant, names)) if names else mark.partitions
+        under = Identity(mark.producer_id, mark.producer_epoch)
+        self.written |= {(under, one) for one in partitions}
         done = MarkDone(mark.transactional_id, mark.producer_id, mark.producer_epoch, partitions)
         self.handle(MarksCommitted((done,)))
 

@@ -185,9 +185,9 @@ class AbortedTransactions:
 
     def cold(self, offset: int) -> Callable[[], None] | None:
         """None when ``find`` need not read files; else what does, once, in any thread."""
-        segments, found = list(self._files.segments), self._found
-        for gone in [one for one in found if one not in segments or one.transactions is not None]:
-            del found[gone]
+        found = self._found
+        if found:
+            self._drop_what_nobody_wants()
         missing = [
             one
             for one in self._segments_with_marks(offset)
@@ -195,6 +195,7 @@ class AbortedTransactions:
         ]
         if not missing:
             return None
+        segments = list(self._files.segments)
         sources, epochs = sources_of(segments), EpochHistory(self._epochs.entries)
         disk = self._home.disk
 
@@ -204,6 +205,13 @@ class AbortedTransactions:
                 found[segment] = _found_by_reading(disk, sources[:up_to], epochs)
 
         return run
+
+    def _drop_what_nobody_wants(self) -> None:
+        """What was found of segments that are known by now, or gone."""
+        segments, found = self._files.segments, self._found
+        for one in list(found):  # At once: another thread may be adding to it.
+            if one not in segments or one.transactions is not None:
+                del found[one]
 
     def cut(self) -> None:
         """The log was cut: what was begun before may have read what is gone."""

@@ -179,7 +179,10 @@ class LogFiles:
 
     def segment_of(self, offset: int) -> Segment:
         """The segment that holds, or would hold, ``offset``."""
-        return self.segments[max(0, bisect_right(self._bases, offset) - 1)]
+        return self.segments[self._place_of(offset)]
+
+    def _place_of(self, offset: int) -> int:
+        return max(0, bisect_right(self._bases, offset) - 1)
 
     def locate(self, offset: int) -> tuple[Segment, int, int] | None:
         """The segment, position and base offset of the batch that holds ``offset``."""
@@ -237,8 +240,7 @@ class LogFiles:
 
     def segments_between(self, offset: int, end: int) -> list[Segment]:
         """The segments from that of ``offset`` to that of ``end``, at least one."""
-        first, last = self.segment_of(offset), self.segment_of(end)
-        return self.segments[self.segments.index(first) : self.segments.index(last) + 1]
+        return self.segments[self._place_of(offset) : self._place_of(end) + 1]
 
     # --- cutting ---------------------------------------------------------------------------------
 
