@@ -64,7 +64,7 @@ def coordinator_of(cluster: Cluster, key: str) -> int:
 
     def ask() -> Any:
         node = next(node for node in cluster.nodes.values() if node.alive)
-        with channel(node.address) as opened:
+        with channel(node.address, cluster.credentials) as opened:
             return metadata_pb2_grpc.MetadataStub(opened).FindCoordinator(request, timeout=10)
 
     def found(answer: Any) -> bool:
@@ -78,7 +78,7 @@ def ask(cluster: Cluster, key: str, method: str, request: Any) -> Any:
 
     def once() -> Any:
         address = cluster.nodes[coordinator_of(cluster, key)].address
-        with channel(address) as opened:
+        with channel(address, cluster.credentials) as opened:
             stub = transactions_pb2_grpc.TransactionsStub(opened)
             return getattr(stub, method)(request, timeout=10)
 
@@ -91,7 +91,7 @@ def describe(cluster: Cluster, name: str) -> Any:
 
     def once() -> Any:
         address = cluster.nodes[coordinator_of(cluster, name)].address
-        with channel(address) as opened:
+        with channel(address, cluster.credentials) as opened:
             stub = transactions_pb2_grpc.TransactionsStub(opened)
             return stub.DescribeTransactions(request, timeout=10).transactions[0]
 
@@ -183,8 +183,10 @@ class Producer:
             ],
         )
 
+        cluster = self._cluster
+
         def once() -> Any:
-            with channel(leader_address(self._cluster, topic, partition)) as opened:
+            with channel(leader_address(cluster, topic, partition), cluster.credentials) as opened:
                 stub = log_pb2_grpc.LogStub(opened)
                 wrapped = log_pb2.ProduceOnceRequest(request=request)
                 return stub.ProduceOnce(wrapped, timeout=15).response.partitions[0]
@@ -227,7 +229,7 @@ def fetch(cluster: Cluster, topic: str, partition: int = 0) -> log_pb2.FetchPart
     )
 
     def once() -> Any:
-        with channel(leader_address(cluster, topic, partition)) as opened:
+        with channel(leader_address(cluster, topic, partition), cluster.credentials) as opened:
             return log_pb2_grpc.LogStub(opened).Fetch(request, timeout=10).partitions[0]
 
     result: log_pb2.FetchPartitionResult = _until(once, lambda one: code(one) not in RETRIABLE)

@@ -15,6 +15,7 @@ from penstock.chaos.simulator.transactions.history import (
     Began,
     Consumed,
     Decided,
+    Deleted,
     EndAsked,
     Ended,
     Event,
@@ -222,6 +223,15 @@ def test_an_unknown_outcome_is_all_or_nothing() -> None:
     case().marked(A, ONE, TWO, commit=False).judge(anomalies.lost_or_partial)
     torn = case().marked(A, ONE).marked(A, TWO, commit=False)
     found(torn, anomalies.lost_or_partial, "visible in part")
+
+
+def test_nothing_is_missing_that_was_in_a_partition_which_is_deleted() -> None:
+    for anomaly in (anomalies.lost_or_partial, anomalies.torn_reads):
+        case = committed()
+        del case.logs[TWO]
+        case.events.pop()
+        found(case, anomaly, "b'y'")
+        case.happened(Deleted(TWO)).judge(anomaly)
 
 
 def test_a_loser_is_read() -> None:

@@ -106,7 +106,8 @@ class AttemptWriter:
         """Abort the attempt, prepared or not. Optional: what no commit names is aborted with the
         next one, or when its ``transaction_timeout_ms`` is over.
 
-        Raises ProducerFencedError where the group has decided about it.
+        Raises InvalidTxnStateError where its group has committed it, ProducerFencedError where
+        another writer has begun the same attempt.
         """
         self._end(Wish.ABORT, timeout_ms)
 

@@ -49,6 +49,7 @@ from penstock.v1 import (
     transactions_pb2_grpc,
 )
 from penstock.wire.errors import (
+    ClientClosedError,
     PenstockError,
     ProducerFencedError,
     RequestTimedOutError,
@@ -274,7 +275,8 @@ class TransactionDriver:
         try:
             return EndAnswered(await self._ask("EndTransaction", request, remaining_ms))
         except PenstockError as error:
-            return EndUnanswered(error) if error.retriable else EndRefused(error)
+            unheard = error.retriable or isinstance(error, ClientClosedError)
+            return EndUnanswered(error) if unheard else EndRefused(error)
 
     async def _ask(self, method: str, request: Any, timeout_ms: float) -> Identity:
         """Ask the coordinator until it answers, for so long."""

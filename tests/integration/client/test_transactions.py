@@ -16,6 +16,7 @@ from penstock.client import (
     GroupCommitConflictError,
     GroupCommits,
     InvalidTransactionTimeoutError,
+    InvalidTxnStateError,
     Producer,
     ProducerFencedError,
     StaleGroupCommitError,
@@ -261,6 +262,24 @@ def test_a_driver_commits_attempts_once(cluster: Cluster, topic: str) -> None:
     assert committed(cluster.bootstrap, topic, count=3) == [
         b"task %d, attempt 1" % task for task in range(3)
     ]
+
+
+def test_what_a_group_has_decided_no_writer_changes(cluster: Cluster, topic: str) -> None:
+    with GroupCommits(cluster.bootstrap, f"group-{topic}") as commits:
+        winner, loser, late = (commits.begin_attempt(4, task, 0) for task in range(3))
+        with winner, loser, late:
+            for writer in (winner, loser, late):
+                writer.send(topic, writer.attempt_id.encode())
+                writer.flush()
+            loser.prepare()
+            commits.commit(4, [winner.prepare()])
+            with pytest.raises(InvalidTxnStateError, match="committed by its group"):
+                winner.abort()
+            loser.abort()  # It is, and may hear so.
+            late.send(topic, b"too late")
+            with pytest.raises((ProducerFencedError, TransactionAbortableError)):
+                late.prepare()
+    assert committed(cluster.bootstrap, topic, count=1) == [winner.attempt_id.encode()]
 
 
 def test_people_see_and_abort_what_is_open(cluster: Cluster, topic: str) -> None:

@@ -40,6 +40,8 @@ METHODS = {
     "/penstock.v1.Controller/WatchMetadata": "unary_stream",
     "/penstock.v1.Controller/DescribeQuorum": "unary_unary",
     "/penstock.v1.Replication/Fetch": "stream_stream",
+    "/penstock.v1.Coordination/AddPartitions": "unary_unary",
+    "/penstock.v1.Coordination/WriteMarkers": "unary_unary",
     "/penstock.v1.Log/Produce": "stream_stream",
     "/penstock.v1.Groups/Heartbeat": "stream_stream",
     "/penstock.v1.Admin/CreateTopics": "unary_unary",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -15,6 +16,8 @@ from penstock.v1 import (
     cluster_pb2,
     controller_pb2,
     controller_pb2_grpc,
+    coordination_pb2,
+    coordination_pb2_grpc,
     raft_pb2,
     raft_pb2_grpc,
     replication_pb2,
@@ -23,6 +26,7 @@ from penstock.v1 import (
 from penstock.wire.transport import CHANNEL_OPTIONS
 from tests.integration import raw
 from tests.integration.cluster import LOCAL_HOSTS, Cluster, NodeProcess, running_cluster
+from tests.integration.transacting import Producer, committed, given
 from tests.support import wait_until
 
 pytestmark = pytest.mark.integration
@@ -57,6 +61,20 @@ def works(cluster: Cluster, topic: str) -> None:
     raw.create_topic(cluster, topic, configs={"min.insync.replicas": "3"})
     raw.produce(cluster, topic, [b"a", b"b"])
     assert [record.value for record in raw.read_all(cluster, topic, at_least=2)] == [b"a", b"b"]
+    transacts(cluster, f"{topic}-whole")
+
+
+def transacts(cluster: Cluster, topic: str) -> None:
+    """Brokers ask each other about a transaction, and write its marks."""
+    raw.create_topic(cluster, topic, partitions=3)
+    producer = Producer(cluster, f"{topic}-writer")
+    given(producer.init())
+    for commit in (True, False):
+        for partition in range(3):
+            assert producer.send(topic, [b"%d" % commit], partition) is None
+        given(producer.end(commit=commit))
+    for partition in range(3):
+        assert committed(cluster, topic, partition) == [b"1"]
 
 
 @pytest.mark.parametrize("client_auth", ["required", "none"])
@@ -215,6 +233,13 @@ def test_a_client_is_no_node(tmp_path: Path, client_auth: str) -> None:
                     hello={"cluster_id": cluster.cluster_id, "node_id": 1, "broker_epoch": 2**40}
                 )
                 code, said = status_of(lambda: replication.Fetch(iter([hello]), timeout=10))  # noqa: B023 - called at once.
+                assert code is grpc.StatusCode.UNAUTHENTICATED
+                coordination = coordination_pb2_grpc.CoordinationStub(channel)
+                add = coordination_pb2.AddPartitionsRequest(cluster_id=cluster.cluster_id)
+                code, _ = status_of(partial(coordination.AddPartitions, add, timeout=10))
+                assert code is grpc.StatusCode.UNAUTHENTICATED
+                mark = coordination_pb2.WriteMarkersRequest(cluster_id=cluster.cluster_id)
+                code, _ = status_of(partial(coordination.WriteMarkers, mark, timeout=10))
                 assert code is grpc.StatusCode.UNAUTHENTICATED
                 located = replication.Locate(replication_pb2.LocateRequest(), timeout=10).port
                 assert bool(located) == (client_auth == "none")

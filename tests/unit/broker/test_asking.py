@@ -195,16 +195,22 @@ async def test_what_comes_meanwhile_goes_with_the_next_request() -> None:
         assert await world.outcome(question(producer_id=10)) is None
 
 
-async def test_an_answer_that_takes_long_holds_up_others_for_a_while_only() -> None:
+async def test_an_answer_that_takes_long_holds_up_others_for_a_while_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("penstock.broker.coordinator.asking._TIMEOUT_S", 60)
+    monkeypatch.setattr("penstock.broker.coordinator.asking._PATIENCE_S", 0.001)
     async with asking() as world:
         world.local.gate.clear()
         for producer_id in range(12):
             world.ask(question(producer_id=producer_id))
             await eventually(partial(under_way, world, min(producer_id + 1, 8)))
-        # What is under way is bounded all the same.
+        # What is under way is bounded all the same, however long that is by now.
+        for _ in range(20):
+            assert await world.outcome(question(THERE)) is None
         assert len(world.local.requests) == 8
         world.local.gate.set()
-        await eventually(lambda: len(world.answers) == 12)
+        await eventually(lambda: len(world.answers) == 32)
         assert len(world.local.requests) == 9
 
 
@@ -262,9 +268,11 @@ async def test_a_broker_that_can_not_be_reached_is_reached_anew() -> None:
         assert isinstance(error, NetworkError)
         assert error.retriable
         assert world.opened == 1
+        assert isinstance(await world.outcome(question(THERE)), NetworkError)
+        assert world.opened == 2  # It may serve brokers at another port by now.
         world.change(brokers=[record])
         assert await world.outcome(question(THERE)) is None
-        assert world.opened == 2
+        assert world.opened == 3
 
 
 async def test_nobody_is_asked_while_nobody_coordinates() -> None:

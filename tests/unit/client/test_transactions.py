@@ -432,6 +432,33 @@ def test_a_send_that_waits_for_room_hears_of_the_end_of_its_transaction(
         assert len(raised) == 1
 
 
+def test_a_commit_during_which_the_producer_is_closed_has_an_unknown_outcome(
+    background: Background, fake: FakeTransactions
+) -> None:
+    background.cluster.add_topic("a")
+    fake.on_ask = lambda what, request: (
+        ConcurrentTransactionsError("not yet") if what == "EndTransaction" else None
+    )
+    raised: list[BaseException] = []
+    producer = Producer(background.cluster.bootstrap, transactional_id="t")
+    producer.begin_transaction()
+    producer.send("a", b"1")
+
+    def commit() -> None:
+        try:
+            producer.commit_transaction()
+        except RequestTimedOutError as error:
+            raised.append(error)
+
+    committing = threading.Thread(target=commit)
+    committing.start()
+    wait_until(lambda: bool(asked(fake, transactions_pb2.EndTransactionRequest)), "it is asked")
+    producer.close(0)
+    committing.join(20)
+    assert not committing.is_alive()
+    assert "may be committed or not" in str(raised[0])
+
+
 async def test_a_commit_that_is_cancelled_can_be_asked_for_again(background: Background) -> None:
     background.cluster.add_topic("a")
     fake = background.cluster.transactions

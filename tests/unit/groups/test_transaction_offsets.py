@@ -115,9 +115,11 @@ async def test_a_mark_that_comes_while_the_state_is_read_is_not_missed() -> None
     async with world() as w:
         await commit(w, 5)
         w.replicas.hold_commits = True
-        await asyncio.create_task(held_commit(w))  # So that the load waits for it.
+        await held_commit(w)  # So that the load waits for it.
+        w.replicas.resign(NUMBER)
+        await eventually(lambda: w.log_of(GROUP).waiting == 0)
         w.replicas.lead(NUMBER, 2)
-        await eventually(lambda: w.log_of(GROUP).waiting > 0)
+        await eventually(lambda: w.log_of(GROUP).waiting == 1)
         mark(w)
         w.replicas.commit()
         await w.loaded()
@@ -129,6 +131,7 @@ async def held_commit(w: World) -> None:
     committing = asyncio.create_task(w.commit(GROUP, 3, partition=1))
     await eventually(lambda: w.log_of(GROUP).end > w.log_of(GROUP).high_watermark)
     committing.cancel()
+    await asyncio.gather(committing, return_exceptions=True)
 
 
 async def test_marks_count_in_the_order_of_the_log() -> None:

@@ -224,6 +224,8 @@ async def test_a_request_that_no_transaction_can_have_is_refused() -> None:
             (InvalidRequestError, part(b"a"), {"transactional_id": ""}),
             (InvalidRequestError, batch(b"a"), {}),
             (InvalidRequestError, part(b"a", is_transactional=False), {}),
+            (InvalidRequestError, part(b"a", is_control=True), {}),
+            (InvalidRequestError, part(b"a", producer_id=-1, epoch=-1, sequence=-1), {}),
             (InvalidRequestError, part(b"a") + batch(b"b"), {}),
             (InvalidRequestError, part(b"a") + part(b"b", producer_id=8), {}),
             (InvalidRequestError, part(b"a") + part(b"b", epoch=1), {}),

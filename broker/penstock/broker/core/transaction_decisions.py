@@ -9,7 +9,6 @@ from penstock.broker.core import transaction_codec
 from penstock.broker.core.transaction_events import AddPartitions, EndTransaction
 from penstock.broker.core.transaction_ledger import Entry, Ledger
 from penstock.broker.core.transaction_values import (
-    LAST_EPOCH,
     NO_PARTICIPANTS,
     NO_START,
     Cause,
@@ -121,7 +120,7 @@ def identity_of(event: AddPartitions | EndTransaction) -> Identity:
 
 def following(ledger: Ledger, identity: Identity) -> Identity:
     """The identity after this one. Raises NoSpareProducerIdError where that needs one."""
-    if identity.epoch + 1 < LAST_EPOCH:
+    if identity.epoch + 1 < ledger.settings.last_epoch:
         return Identity(identity.producer_id, identity.epoch + 1)
     return Identity(ledger.producer_id(), 0)
 
@@ -134,7 +133,7 @@ def decide(ledger: Ledger, entry: Entry, *, commit: bool, cause: Cause) -> None:
     value = ledger.ids[entry.transactional_id]
     assert value.state is State.ONGOING, "what is decided once is not decided again"
     last = value.identity
-    exhausted = last.epoch + 1 == LAST_EPOCH
+    exhausted = last.epoch + 1 == ledger.settings.last_epoch
     decided = replace(
         value,
         state=State.PREPARE_COMMIT if commit else State.PREPARE_ABORT,

@@ -11,7 +11,12 @@ from typing import Any, ClassVar, Protocol
 
 from google.protobuf.message import Message
 
-from penstock.broker.core.transaction_values import GroupCommit, Participants, Transaction
+from penstock.broker.core.transaction_values import (
+    LAST_EPOCH,
+    GroupCommit,
+    Participants,
+    Transaction,
+)
 from penstock.v1 import coordination_pb2, transactions_pb2
 from penstock.wire.errors import PenstockError
 from penstock.wire.ids import TopicId
@@ -28,6 +33,8 @@ class TransactionSettings:
     note_after_ms: int = 10_000
     # What could not be written, or had no producer id, is tried again after this.
     retry_ms: int = 500
+    # The largest producer epoch; a simulation comes to the end of a smaller one.
+    last_epoch: int = LAST_EPOCH
 
 
 class KnownTopics(Protocol):

@@ -27,7 +27,6 @@ from penstock.broker.core.transaction_events import (
     TransactionSettings,
 )
 from penstock.broker.core.transaction_values import (
-    LAST_EPOCH,
     GroupCommit,
     Outcome,
     Participant,
@@ -354,9 +353,9 @@ class Ledger:
             if value.is_decided:
                 assert value.has_ended
                 assert value.epoch == value.last.epoch + 1
-                assert (value.next_producer_id != -1) == (value.epoch == LAST_EPOCH)
+                assert (value.next_producer_id != -1) == (value.epoch == self.settings.last_epoch)
             else:
-                assert value.epoch < LAST_EPOCH
+                assert value.epoch < self.settings.last_epoch
                 assert value.next_producer_id == -1
             if entry.retry_ms is None:
                 assert entry.outcome == self._outcome(entry, value)

@@ -49,7 +49,9 @@ _FAILED: Final = StorageError("the disk failed")
 
 @dataclass(frozen=True, slots=True)
 class BrokerPlace:
-    """What a broker's process stands on. ``scrubs``: bits may flip, and somebody looks for it."""
+    """What a broker's process stands on. ``scrubs``: bits may flip, and somebody looks for it.
+    ``passes`` hears of steps of transactions, whose producers' last epoch is ``last_epoch``.
+    """
 
     scheduler: Scheduler
     network: Network
@@ -64,6 +66,7 @@ class BrokerPlace:
     began: Callable[[bytes], None]
     passes: Callable[[int, str], None]
     scrubs: bool
+    last_epoch: int
 
 
 class SimulatedBroker:

@@ -146,6 +146,7 @@ class Cluster:
                 began=self.checkers.processes.append,
                 passes=self._passes,
                 scrubs="bit flip" in self._plan.kinds,
+                last_epoch=self._plan.last_epoch,
             ),
         )
         self.network.processes[node_id] = node.broker

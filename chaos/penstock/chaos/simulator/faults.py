@@ -104,6 +104,7 @@ SAFE_KINDS: Final = (
     "move",
     "add partition",
     "another producer",
+    "topic",
     "elect",
 )
 """After these everything that was acknowledged is still there, under flush.policy commit."""

@@ -20,6 +20,7 @@ _CHANGING = frozenset(  # The requests that change something.
         "produce",
         "init producer id",
         "end transaction",
+        "abort transaction",
         "begin attempt",
         "commit group",
         "add partitions",

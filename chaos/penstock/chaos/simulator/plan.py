@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
+from penstock.broker.core.transaction_values import LAST_EPOCH
 from penstock.chaos.simulator.faults import (
     DAMAGED_LOG,
     KINDS,
@@ -28,7 +29,8 @@ class Plan:
     producers to who begins anew; else there are too many of them. ``late``: the share of requests
     that are overtaken; ``left_over``: of those to controllers and of what producers send, the share
     that arrives once more long after its call was given up. ``transactions``: what clients write
-    are transactions, and nothing happens by which acknowledged records may be lost.
+    are transactions, and nothing happens by which acknowledged records may be lost;
+    ``last_epoch``: of their producers; ``timeout_ms``: of each transaction.
     """
 
     nodes: tuple[int, ...]
@@ -41,12 +43,15 @@ class Plan:
     late: float = 0.02
     left_over: float = 0.02
     transactions: bool = False
+    last_epoch: int = LAST_EPOCH
+    timeout_ms: int = 1000
 
     def __str__(self) -> str:
         unclean = ", unclean elections" if self.unclean else ""
         many = "" if self.hands_over else ", more producers than are handed over"
         min_isr = "unset" if self.min_isr is None else self.min_isr
         what = ", transactions" if self.transactions else ""
+        what += f" of {self.last_epoch} epochs" if self.last_epoch < LAST_EPOCH else ""
         return (
             f"{len(self.nodes)} nodes, {self.partitions} partitions, min.insync.replicas "
             f"{min_isr}, flush.policy {self.flush_policy}{unclean}{many}{what}; of "
@@ -93,4 +98,6 @@ def _for_transactions(rng: Random, kinds: Collection[str]) -> dict[str, object]:
         "hands_over": True,
         "kinds": frozenset([kind for kind in kinds if kind in SAFE_KINDS] + of_transactions),
         "left_over": rng.choice((0.02, 0.1, 0.3)),
+        "timeout_ms": rng.choice((300, 1000, 3000)),
+        "last_epoch": rng.choice((LAST_EPOCH, LAST_EPOCH, LAST_EPOCH, 4)),
     }

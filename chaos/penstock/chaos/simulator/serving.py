@@ -21,6 +21,7 @@ METHODS: Final = frozenset(
     {
         "init producer id",
         "end transaction",
+        "abort transaction",
         "begin attempt",
         "commit group",
         "last committed",

@@ -13,6 +13,7 @@ from typing import Final
 from google.protobuf import text_format
 
 from penstock.broker.core.group_partition import partition_for_group
+from penstock.broker.core.transaction_values import LAST_EPOCH
 from penstock.chaos.simulator.checkers import Violation, check
 from penstock.chaos.simulator.clients import EachPartition, Workload
 from penstock.chaos.simulator.cluster import Cluster
@@ -91,6 +92,7 @@ class Report:
             f"runs with flush.policy {self.plan.flush_policy}": 1,
             "runs with unclean elections": int(self.plan.unclean),
             "runs with too many producers": int(not self.plan.hands_over),
+            "runs to the end of epochs": int(self.plan.last_epoch < LAST_EPOCH),
         }
         faults = Counter(f"fault: {fault.kind}" for fault in self.faults)
         return Counter(figures) + faults + self.of_transactions
@@ -181,7 +183,7 @@ class Simulation:
         observer = Observer(
             self.history, self.checkers.log_of, lambda key: key.topic_id == STATE_TOPIC_ID
         )
-        return TransactionalClients(place, scripts, observer)
+        return TransactionalClients(place, scripts, observer, timeout_ms=self.plan.timeout_ms)
 
     def _coordinator_of(self, transactional_id: str) -> TopicIdPartition:
         partition = partition_for_group(coordinating_key(transactional_id), STATE_PARTITIONS)

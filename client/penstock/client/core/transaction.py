@@ -1,12 +1,13 @@
 """The transactions of one producer, one after the other: what is allowed now, and what comes next.
 
-::
-
-    NO_IDENTITY --identity--> READY --begin--> OPEN --commit, abort--> ENDING --answer--> READY
-                                                |                        |
-                                                | a record failed        | no answer in time
-                                                v                        v
-                                             SPOILED --abort--> ...    UNSURE --again--> ENDING
+===========  ===========================================================================
+NO_IDENTITY  an identity makes it READY
+READY        begin: OPEN
+OPEN         commit or abort: ENDING; a record that failed: SPOILED
+SPOILED      abort: ENDING
+ENDING       the coordinator's answer: READY; none in time: UNSURE
+UNSURE       asked again: ENDING
+===========  ===========================================================================
 
 Each end gives the producer another epoch, so (producer id, epoch) names one transaction: to ask
 again for the end of one, however late, can never end another (KIP-890). An epoch of which nothing

@@ -32,6 +32,7 @@ _EMPTY = 0.05
 _CONTRADICTS = 0.08  # Of the transactions: their producer asks for the other end as well.
 _REPEATS = 0.15  # Of the ends: they are asked for again, after seconds.
 _NOTHING_NEW = 0.2  # Of the commits of groups: the next one has no winners, and follows at once.
+_FLEETING = 0.3  # Of the transfers: they write to a topic as well that may be deleted.
 _TASKS = 2
 _WINNERS_KNOWN = frozenset(
     {
@@ -44,16 +45,28 @@ _WINNERS_KNOWN = frozenset(
 
 @dataclass(slots=True)
 class Stage:
-    """What all actors of a run have in common. ``partitions``: those that they write to."""
+    """What all actors of a run have in common.
+
+    ``partitions``: those that they write to. ``fleeting``: others, which may be deleted.
+    ``names``: the transactional ids that are in use.
+    """
 
     place: ScriptPlace
     partitions: Callable[[], Sequence[TopicIdPartition]]
+    fleeting: Callable[[], Sequence[TopicIdPartition]]
     txns: count[int]
     attempts: count[int]
+    names: tuple[str, ...]
 
 
 class Actor(ScriptedProcess, ABC):
-    """One process in a role: as long as it lives, or until another one has taken its place."""
+    """One process in a role: as long as it lives, or until another one has taken its place.
+
+    ``producer``: how it writes; ``contradicts``: it may ask for two ends of one transaction.
+    """
+
+    producer = TransactionalProducer
+    contradicts = True
 
     def __init__(self, address: int, stage: Stage, name: str, timeout_ms: int) -> None:
         super().__init__(address, stage.place)
@@ -88,7 +101,7 @@ class Actor(ScriptedProcess, ABC):
         """Until it is stopped, or Fenced is raised."""
 
     def _producer(self) -> TransactionalProducer:
-        return TransactionalProducer(
+        return self.producer(
             self, self.name, lambda: next(self.stage.txns), timeout_ms=self.timeout_ms
         )
 
@@ -102,7 +115,7 @@ class Actor(ScriptedProcess, ABC):
         txn, identity = producer.txn, producer.identity
         try:
             yield from self._dawdle()
-            contradicts = self.rng.random() < _CONTRADICTS
+            contradicts = self.contradicts and self.rng.random() < _CONTRADICTS
             if commit or contradicts:
                 yield from producer.flush()
             if contradicts:
@@ -126,7 +139,7 @@ class Transfers(Actor):
         while not self.stopped:
             yield Sleep(5, 80)
             producer.begin()
-            if self.rng.random() >= _EMPTY:
+            if not self.contradicts or self.rng.random() >= _EMPTY:
                 yield from self._move(producer)
             yield from self._finish(producer, commit=self.rng.random() < _COMMITS)
 
@@ -141,6 +154,9 @@ class Transfers(Actor):
         for _ in range(parts):
             producer.write(self.rng.choice((source, target)), 1, amounts=(1,))
             yield Sleep(0, 10)
+        fleeting = self.stage.fleeting()
+        if fleeting and self.rng.random() < _FLEETING:
+            producer.write(self.rng.choice(fleeting), 1)
 
 
 class Processor(Actor):
@@ -192,6 +208,17 @@ class Processor(Actor):
         return position
 
 
+class Person(Actor):
+    """Aborts what others have open, now and then, and does not care whether it was."""
+
+    def _session(self) -> Script:
+        while not self.stopped:
+            yield Sleep(50, 1500)
+            name = self.rng.choice(self.stage.names)
+            request = transactions_pb2.AbortTransactionRequest(transactional_id=name)
+            yield from self.ask(self.place.coordinator_of(name), "abort transaction", request)
+
+
 class Driver(Actor):
     """An engine: it has tasks done by attempts, some twice, and commits one of each at once."""
 
@@ -241,7 +268,8 @@ class Driver(Actor):
             yield from producer.start_attempt(attempt)
             producer.begin()
             for _ in range(self.rng.randint(1, 3)):
-                producer.write(self.rng.choice(self.stage.partitions()), self.rng.randint(1, 2))
+                partitions = [*self.stage.partitions(), *self.stage.fleeting()]
+                producer.write(self.rng.choice(partitions), self.rng.randint(1, 2))
             yield from self._dawdle()
             yield from producer.flush()
             if self.rng.random() < 0.9:

@@ -2,6 +2,8 @@
 
 Each raises Violation where its anomaly is there. They know nothing of how the cluster works.
 
+What was written to partitions that are deleted counts for nothing.
+
 A transaction is *committed* or *aborted* when the coordinators' log says so, committed; one that
 is neither is *undecided*. A record is *visible* in a log when a reader of committed records is to
 be given it: it belongs to no transaction, or to one that a commit mark ended there.
@@ -121,13 +123,14 @@ def torn_reads(history: History, logs: Logs) -> None:
     for _, event in history.of_kind(Seen):
         seen.setdefault(event.reader, set()).update(event.values)
     decisions = history.decisions()
+    promised = history.promised()
     for txn in history.transactions.values():
         decision = decisions.get(txn.number)
         if decision is None or not decision.commit:
             continue
         for reader, values in seen.items():
             found = values & txn.sent.keys()
-            missing = txn.acknowledged - values
+            missing = promised[txn.number] - values
             check(
                 not found or not missing,
                 f"torn: reader {reader} was given {len(found)} records of {txn}, and never "
@@ -141,8 +144,9 @@ def lost_or_partial(history: History, logs: Logs) -> None:
     is neither visible whole nor invisible.
     """
     visible = visible_values(logs)
+    promised = history.promised()
     for txn in history.transactions.values():
-        found, missing = txn.sent.keys() & visible, txn.acknowledged - visible
+        found, missing = txn.sent.keys() & visible, promised[txn.number] - visible
         told = _told(txn.told)
         if txn.told is True:
             check(not missing, f"{txn} was told committed, but {sorted(missing)} are not visible")
@@ -240,6 +244,7 @@ def group_commit_in_part(history: History, logs: Logs) -> None:
     visible.
     """
     visible = visible_values(logs)
+    promised = history.promised()
     decisions = history.decisions()
     by_attempt = {txn.attempt.attempt_id: txn for txn in history.transactions.values()
                   if txn.attempt is not None}  # fmt: skip
@@ -251,7 +256,7 @@ def group_commit_in_part(history: History, logs: Logs) -> None:
         for winner in event.winners:
             txn = by_attempt.get(winner)
             if txn is not None:
-                missing = txn.acknowledged - visible
+                missing = promised[txn.number] - visible
                 decision = decisions.get(txn.number)
                 check(
                     not missing and decision is not None and decision.commit,

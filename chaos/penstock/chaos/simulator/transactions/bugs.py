@@ -17,6 +17,7 @@ from penstock.broker.core.transaction_events import (
 )
 from penstock.broker.core.transaction_ids import TransactionalIds
 from penstock.broker.core.transaction_ledger import Entry, Ledger
+from penstock.broker.core.transaction_shard import TransactionShard
 from penstock.broker.core.transaction_values import NOBODY, Cause, GroupCommit, Identity, State
 from penstock.broker.core.transactions import Marker, OpenTransactions
 from penstock.broker.core.verification import Append, Arrived, Ask, Verification
@@ -24,7 +25,7 @@ from penstock.chaos.simulator import memory_log, serving
 from penstock.chaos.simulator.known_bug import Bug
 from penstock.chaos.simulator.memory_log import MemoryLog
 from penstock.chaos.simulator.partition import SimulatedPartition, Waiter
-from penstock.chaos.simulator.transactions import coordinating
+from penstock.chaos.simulator.transactions import coordinating, marking
 from penstock.chaos.simulator.transactions.coordinating import HostedTransactions
 from penstock.chaos.simulator.transactions.writing import Write, WriteQueue
 from penstock.v1 import coordination_pb2
@@ -141,6 +142,14 @@ def _init_as_the_end_says(self: TransactionalIds, entry: Entry, event: InitProdu
 
 
 _init = TransactionalIds.init
+
+
+def _nothing_is_gone(_: object, __: object) -> bool:
+    return False
+
+
+def _topics_stay(_: TransactionShard, __: object) -> None:
+    """As if the shard did not hear of it."""
 
 
 # Groups.
@@ -263,6 +272,15 @@ TRANSACTION_BUGS: Final[dict[str, Bug]] = {
         _settle_and_forget_a_mark,
         given=TRANSACTIONS,
     ),
+    "marks-wait-for-what-is-gone": Bug(
+        "a transaction does not end that has a partition whose topic is deleted",
+        TransactionShard,
+        "_topics_removed",
+        _topics_stay,
+        ("topic",),
+        given=TRANSACTIONS | {"timeout_ms": 3000},
+        also=((marking, "needs_none", _nothing_is_gone),),
+    ),
     "marks-before-the-decision": Bug(
         "marks are sent before the record that decides is committed",
         coordinating,
@@ -325,16 +343,16 @@ TRANSACTION_BUGS: Final[dict[str, Bug]] = {
         Attempts,
         "is_held_up",
         _never_held_up,
-        ("kill coordinator", "slow network"),
-        given=TRANSACTIONS,
+        ("kill coordinator", "kill leader", "slow network"),
+        given=TRANSACTIONS | {"timeout_ms": 3000},
     ),
     "ended-attempts-are-forgotten": Bug(
         "an attempt that has ended is opened again by a copy of the request that began it",
         Attempts,
         "forget_if_done",
         _forget_what_has_ended,
-        ("kill coordinator", "end after"),
-        given=TRANSACTIONS | {"left_over": 0.5},
+        ("hold up a client",),
+        given=TRANSACTIONS | {"left_over": 0.9, "timeout_ms": 300},
     ),
     "batches-are-not-verified": Bug(
         "a leader appends what no coordinator knows of",

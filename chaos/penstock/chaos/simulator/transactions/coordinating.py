@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.broker.core.transaction_events import (
+    AbortTransaction,
     AddPartitions,
     BeginAttempt,
     CommitGroup,
@@ -46,11 +47,13 @@ if TYPE_CHECKING:
 _WAIT_MS: Final = 450  # A request waits as long at the coordinator: less than who asks.
 _APPEND_TIMEOUT_MS: Final = 600
 _RETRY_MS: Final = (20, 120)
-_SETTINGS: Final = TransactionSettings(note_after_ms=2000, retry_ms=100)
+_NOTE_AFTER_MS: Final = 2000
+_RETRY_AFTER_MS: Final = 100
 
 _EVENTS: Final[dict[str, Callable[..., Event]]] = {
     "init producer id": InitProducerId,
     "end transaction": EndTransaction,
+    "abort transaction": AbortTransaction,
     "begin attempt": BeginAttempt,
     "commit group": CommitGroup,
 }
@@ -109,7 +112,12 @@ class HostedTransactions:
         """Replay the log, and wait until all of it is committed."""
         self._loads += 1
         log = self._partition.log
-        shard = TransactionShard(Topics(self._broker), _SETTINGS)
+        settings = TransactionSettings(
+            note_after_ms=_NOTE_AFTER_MS,
+            retry_ms=_RETRY_AFTER_MS,
+            last_epoch=self._broker.place.last_epoch,
+        )
+        shard = TransactionShard(Topics(self._broker), settings)
         for _, data in log.batches_from(log.log_start_offset):
             for record in decode_batch(data):
                 assert record.key is not None

@@ -135,6 +135,13 @@ class Seen:
     values: tuple[bytes, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """A partition is gone for good, with all that was written to it."""
+
+    key: TopicIdPartition
+
+
 Event = (
     Given
     | Began
@@ -147,6 +154,7 @@ Event = (
     | GroupDecided
     | GroupTold
     | Seen
+    | Deleted
 )
 
 
@@ -219,6 +227,18 @@ class History:
     def writers(self) -> Mapping[bytes, Transaction]:
         """By record value the transaction that wrote it. Values are unique in a run."""
         return {value: txn for txn in self.transactions.values() for value in txn.sent}
+
+    def deleted(self) -> set[TopicIdPartition]:
+        """The partitions that are gone: what was written to them is nowhere."""
+        return {event.key for _, event in self.of_kind(Deleted)}
+
+    def promised(self) -> Mapping[int, set[bytes]]:
+        """By transaction number what was acknowledged of it, in partitions that are still there."""
+        gone = self.deleted()
+        return {
+            number: {value for value in txn.acknowledged if txn.sent[value] not in gone}
+            for number, txn in self.transactions.items()
+        }
 
     def of_kind(self, kind: type[_E]) -> Iterator[tuple[int, _E]]:
         """The events of a kind, and when they were."""

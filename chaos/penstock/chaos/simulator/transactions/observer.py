@@ -157,5 +157,7 @@ class Observer:
 
     def judge(self, anomalies: Iterable[Anomaly]) -> None:
         """Raise Violation where there is an anomaly."""
+        gone = self.history.deleted()
+        logs = {key: log for key, log in self.logs.items() if key not in gone}
         for anomaly in anomalies:
-            anomaly(self.history, self.logs)
+            anomaly(self.history, logs)

@@ -6,6 +6,7 @@ answered, asks for the other one, goes on as a zombie. Whatever it does, it may 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -51,6 +52,10 @@ _FORGOTTEN: Final = frozenset(
 )
 """A coordinator knows nothing of an identity: of one that was given it never says so."""
 
+_NOT_FOR_LONG: Final = (
+    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+)
 _PATIENCE: Final = 12
 
 
@@ -96,15 +101,19 @@ class TransactionalProducer:
 
     def start(self) -> Script:
         """Get an identity, which fences who had the id before."""
+        answer = yield from self._init_answer()
+        if error_of(answer) is not None:
+            raise Fenced
+        self._take(answer)
+
+    def _init_answer(self) -> Script:
         request = transactions_pb2.InitProducerIdRequest(
             transactional_id=self.transactional_id,
             transaction_timeout_ms=self._timeout_ms,
             instance_id=self._instance,
         )
         answer = yield from self._insist("init producer id", request)
-        if error_of(answer) is not None:
-            raise Fenced
-        self._take(answer)
+        return answer
 
     def start_attempt(self, number: int) -> Script:
         """Get an identity for attempt ``number`` at a task."""
@@ -177,7 +186,7 @@ class TransactionalProducer:
         self.process.run(self._deliver(self.txn, request, values))
 
     def _deliver(self, txn: int, request: ProduceRequest, values: tuple[bytes, ...]) -> Script:
-        out_of_order = 0
+        refused: Counter[ErrorCode] = Counter()
         while self.txn == txn and not self._failed:
             answer = yield from self.process.ask(request.key, "produce", request)
             code = error_of(answer)
@@ -188,12 +197,16 @@ class TransactionalProducer:
                 if self.txn == txn:
                     self._on_the_way -= 1
                 return
-            out_of_order += code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-            if code in _ENDED or out_of_order > _PATIENCE:
+            refused[code] += 1
+            if code in _ENDED or any(refused[one] > _PATIENCE for one in _NOT_FOR_LONG):
                 if self.txn == txn:
-                    self._failed = True
+                    self._give_up(code)
                 return
             yield Sleep(20, 100)
+
+    def _give_up(self, code: ErrorCode) -> None:
+        """The transaction can't be committed: a leader says so, or for too long what passes."""
+        self._failed = True
 
     def flush(self) -> Script:
         """Wait until all that was written is acknowledged."""

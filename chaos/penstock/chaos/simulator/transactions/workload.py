@@ -13,25 +13,39 @@ from penstock.chaos.simulator.transactions import anomalies
 from penstock.chaos.simulator.transactions.actors import (
     Actor,
     Driver,
+    Person,
     Processor,
     Stage,
     Transfers,
 )
+from penstock.chaos.simulator.transactions.careful import CarefulTransfers
+from penstock.chaos.simulator.transactions.history import Deleted
 from penstock.chaos.simulator.transactions.observer import Observer
 from penstock.chaos.simulator.transactions.reading import CommittedReader
 from penstock.chaos.simulator.transactions.scripts import ScriptPlace
 from penstock.chaos.simulator.workload import ClientPlace, Producer
 from penstock.wire.ids import TopicIdPartition
 
-TRANSACTION_TIMEOUTS_MS: Final = (300, 1000, 3000)
+_CAST: Final[tuple[tuple[type[Actor], str], ...]] = (
+    (Transfers, "transfers-0"),
+    (Transfers, "transfers-1"),
+    (CarefulTransfers, "careful-0"),
+    (Processor, "processor-0"),
+    (Processor, "processor-1"),
+    (Driver, "group-0"),
+    (Person, "somebody"),
+)
 _SUCCESSIONS: Final = 0.7  # Of the producers that are held up: another one takes their place.
 
 
 class TransactionalClients:
     """Programs of every kind, readers of committed records, and producers without transactions."""
 
-    def __init__(self, place: ClientPlace, scripts: ScriptPlace, observer: Observer) -> None:
+    def __init__(
+        self, place: ClientPlace, scripts: ScriptPlace, observer: Observer, *, timeout_ms: int
+    ) -> None:
         self._place = place
+        self._timeout_ms = timeout_ms
         self._scripts = scripts
         self._observer = observer
         self._addresses = count(100)
@@ -39,17 +53,31 @@ class TransactionalClients:
         self._readers: dict[TopicIdPartition, CommittedReader] = {}
         self._producers: list[Producer] = []
         self._stopped = False
-        self._stage = Stage(scripts, self._partitions, count(1), count(1))
+        names = tuple(name for kind, name in _CAST if issubclass(kind, Transfers | Processor))
+        self._stage = Stage(scripts, self._lasting, self._fleeting, count(1), count(1), names)
+        self._first: TopicIdPartition | None = None
 
-    def _partitions(self) -> Sequence[TopicIdPartition]:
-        return sorted(self._readers)
+    def _lasting(self) -> Sequence[TopicIdPartition]:
+        """The partitions of the topic that was there first, which is not deleted."""
+        topic_id = None if self._first is None else self._first.topic_id
+        return sorted(key for key in self._readers if key.topic_id == topic_id)
+
+    def _fleeting(self) -> Sequence[TopicIdPartition]:
+        return sorted(self._readers.keys() - set(self._lasting()))
 
     def partitions_changed(self) -> None:
         """The controllers may know other partitions now."""
         known = self._place.checkers.partitions
+        for key in sorted(self._readers.keys() - known.keys()):
+            self._scripts.history.note(Deleted(key))
+            self._readers.pop(key).end()
+            for producer in self._producers:
+                if producer.key == key:
+                    producer.retire()
         for key in sorted(known):
             if self._observer.is_coordinators(key) or key in self._readers:
                 continue
+            self._first = self._first or key
             self._readers[key] = CommittedReader(
                 next(self._addresses), key, self._scripts, self._observer
             )
@@ -61,15 +89,8 @@ class TransactionalClients:
             self._begin()
 
     def _begin(self) -> None:
-        timeout_ms = self._place.rng.choice(TRANSACTION_TIMEOUTS_MS)
-        for kind, name in (
-            (Transfers, "transfers-0"),
-            (Transfers, "transfers-1"),
-            (Processor, "processor-0"),
-            (Processor, "processor-1"),
-            (Driver, "group-0"),
-        ):
-            self._actors.append(kind(next(self._addresses), self._stage, name, timeout_ms))
+        for kind, name in _CAST:
+            self._actors.append(kind(next(self._addresses), self._stage, name, self._timeout_ms))
 
     def end_one(self, rng: Random) -> None:
         """A process ends, and another takes its place, while what it has sent still travels."""
@@ -130,7 +151,7 @@ class TransactionalClients:
     def is_done(self) -> bool:
         """All that was begun is at an end."""
         return all(actor.is_done for actor in self._actors) and all(
-            producer.is_done for producer in self._producers
+            producer.is_done for producer in self._producers if producer.alive
         )
 
     def is_at(self, ends: Mapping[TopicIdPartition, int]) -> bool:

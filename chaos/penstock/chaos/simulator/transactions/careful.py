@@ -1,0 +1,191 @@
+"""A producer that does what the client's own core tells it to, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from penstock.chaos.simulator.history import check
+from penstock.chaos.simulator.transactions.actors import Transfers
+from penstock.chaos.simulator.transactions.history import Ended, Identity
+from penstock.chaos.simulator.transactions.producer import (
+    Fenced,
+    TransactionalProducer,
+)
+from penstock.chaos.simulator.transactions.scripts import Script, Sleep, error_of
+from penstock.client.core.sequencer import Identity as ClientIdentity
+from penstock.client.core.transaction import Transactions
+from penstock.client.core.transaction_events import (
+    AskEnd,
+    AskIdentity,
+    AwaitVerdicts,
+    BeginWanted,
+    Done,
+    DropRecords,
+    Effect,
+    EndAnswered,
+    EndRefused,
+    EndUnanswered,
+    EndWanted,
+    Event,
+    Failed,
+    Flushed,
+    IdentityGiven,
+    IdentityRefused,
+    InitWanted,
+    Sent,
+    TakeIdentity,
+    Wish,
+)
+from penstock.v1 import common_pb2
+from penstock.wire.errors import (
+    ErrorCode,
+    InvalidTxnStateError,
+    PenstockError,
+    ProducerFencedError,
+    RequestTimedOutError,
+    TransactionAbortableError,
+    error_from_proto,
+)
+from penstock.wire.ids import TopicIdPartition
+
+_TRIES: Final = 4  # Of asking for an end, before it is said that nothing is known of it.
+_GIVES_UP_WAITING: Final = 0.3  # Of the commits of which nothing is known: they are to be aborted.
+
+
+def _error(code: ErrorCode) -> PenstockError:
+    return error_from_proto(common_pb2.Error(code=code.value, message="simulated"))
+
+
+class CarefulProducer(TransactionalProducer):
+    """An instance of a transactional id whose every step the client's core decides."""
+
+    def __init__(self, *what: Any, **more: Any) -> None:
+        super().__init__(*what, **more)
+        self._core = Transactions(self.transactional_id)
+
+    def start(self) -> Script:
+        """See TransactionalProducer."""
+        yield from self._through(InitWanted())
+
+    def begin(self, consumed: Sequence[bytes] = ()) -> None:
+        """See TransactionalProducer."""
+        [done] = self._handle(BeginWanted())
+        assert done == Done(), done
+        super().begin(consumed)
+
+    def write(
+        self,
+        key: TopicIdPartition,
+        count: int = 1,
+        *,
+        amounts: Sequence[int] = (),
+        record_key: bytes | None = None,
+    ) -> None:
+        """See TransactionalProducer. Nothing is sent where the core lets nothing be sent."""
+        try:
+            self._core.check_sending()
+        except TransactionAbortableError:
+            return
+        except ProducerFencedError:
+            raise Fenced from None
+        super().write(key, count, amounts=amounts, record_key=record_key)
+        assert not self._handle(Sent())
+
+    def _give_up(self, code: ErrorCode) -> None:
+        for effect in self._handle(Failed(_error(code))):
+            assert isinstance(effect, DropRecords), effect
+        super()._give_up(code)
+
+    def flush(self) -> Script:
+        """The core does it when it comes to the end."""
+        yield from ()
+
+    def end(self, *, commit: bool) -> Script:
+        """See TransactionalProducer."""
+        wish = Wish.COMMIT if commit else Wish.ABORT
+        while True:
+            try:
+                yield from self._through(EndWanted(wish))
+            except RequestTimedOutError:  # What was wished may be so.
+                if self.process.place.rng.random() < _GIVES_UP_WAITING:
+                    wish = Wish.ABORT
+            except TransactionAbortableError:
+                wish = Wish.ABORT
+            except InvalidTxnStateError:
+                check(
+                    wish is Wish.ABORT and commit,
+                    f"{self.transactional_id}: an end is refused that nothing stands against",
+                )
+                self.process.note(Ended(self.txn, commit=True))
+                return True
+            else:
+                self._failed = True  # Nothing is sent again.
+                self.process.note(Ended(self.txn, wish is Wish.COMMIT))
+                return wish is Wish.COMMIT
+
+    # The core.
+
+    def _handle(self, event: Event) -> list[Effect]:
+        effects = self._core.handle(event)
+        self._core.validate()
+        return effects
+
+    def _through(self, event: Event) -> Script:
+        """Do what the core wants done for a wish, until that is over. Raises what it says."""
+        effects = self._wish(event)
+        while effects:
+            effect, *effects = effects
+            match effect:
+                case AskIdentity():
+                    effects += self._handle((yield from self._ask_identity()))
+                case AskEnd(identity, commit):
+                    effects += self._handle((yield from self._ask_for(identity, commit=commit)))
+                case AwaitVerdicts():
+                    while self._on_the_way and not self._failed:
+                        yield Sleep(3, 15)
+                    effects += self._handle(Flushed())
+                case DropRecords():
+                    self._failed = True
+                case TakeIdentity(identity):
+                    self.identity = Identity(identity.producer_id, identity.epoch)
+                case Done(error):
+                    if isinstance(error, ProducerFencedError):
+                        raise Fenced
+                    if error is not None:
+                        raise error
+
+    def _wish(self, event: Event) -> list[Effect]:
+        try:
+            return self._handle(event)
+        except ProducerFencedError:
+            raise Fenced from None
+
+    def _ask_identity(self) -> Script:
+        answer = yield from self._init_answer()
+        code = error_of(answer)
+        if code is not None:
+            return IdentityRefused(_error(code))
+        self._take(answer)
+        return IdentityGiven(ClientIdentity(answer.producer_id, answer.producer_epoch))
+
+    def _ask_for(self, identity: ClientIdentity, *, commit: bool) -> Script:
+        named = Identity(identity.producer_id, identity.epoch)
+        for _ in range(_TRIES):
+            answer = yield from self._ask_end(self.txn, named, commit=commit)
+            code = error_of(answer)
+            if code is None:
+                self._take(answer)
+                return EndAnswered(ClientIdentity(answer.producer_id, answer.producer_epoch))
+            error = _error(code)
+            if not error.retriable:
+                return EndRefused(error)
+            yield Sleep(20, 120)
+        return EndUnanswered(error)
+
+
+class CarefulTransfers(Transfers):
+    """Moves money as an application does that uses the client."""
+
+    contradicts = False  # The client asks for nothing of the kind.
+    producer = CarefulProducer
