@@ -251,7 +251,8 @@ class SimulatedPartition:
                 self.feeds.pop(node_id, None)
                 feeds.diverge(session, self, end)
             case RefuseFollower(node_id, session, code):
-                self.feeds.pop(node_id, None)
+                if self.feeds.get(node_id) == session:  # A later stream of the follower goes on.
+                    del self.feeds[node_id]
                 feeds.refuse(session, self, code)
             case StatePosition(pause):
                 self.broker.links.state(self, pause=pause)
