@@ -302,6 +302,7 @@ class Group:
         wait_until(
             lambda: self.position(topic) is not ErrorCode.UNSTABLE_OFFSET_COMMIT,
             "the transaction's mark reaches the group",
+            40,
         )
         return self.position(topic)
 
@@ -385,3 +386,29 @@ def _kill_and_restart(cluster: Cluster, chance: random.Random, times: int) -> No
                 break
         node.start()
         cluster.wait_ready(60)
+
+
+def test_each_position_is_worked_on_once_while_nodes_die(cluster: Cluster) -> None:
+    make_topic(cluster, "work")
+    make_topic(cluster, "done")
+    chance = random.Random(7)
+    group, producer = Group(cluster, "workers"), started(cluster, "worker")
+    with ThreadPoolExecutor(1) as threads:
+        killing = threads.submit(_kill_and_restart, cluster, chance, 4)
+        for number in itertools.count():
+            position = max(group.stable_position("work"), 0)
+            whole = producer.send("done", [b"%d" % position]) is None and (
+                _is_stored(group.commit(producer, "work", position + 1))
+            )
+            given(producer.end(commit=whole and number % 5 != 4))
+            if killing.done() and position > 20:
+                break
+        killing.result()
+    last = group.stable_position("work")
+    assert last > 20
+    assert committed(cluster, "done") == [b"%d" % position for position in range(last)]
+    wait_nothing_hangs(cluster, "done")
+
+
+def _is_stored(answer: groups_pb2.CommitOffsetsResponse) -> bool:
+    return code(answer) is None and not any(one.HasField("error") for one in answer.results)

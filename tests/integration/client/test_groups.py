@@ -193,6 +193,7 @@ def test_members_beyond_the_partitions_stand_by_and_take_over_at_once(
     assert sorted(states.values()) == ["stable", "stable", "standby"]
     idle = next(client for client, state in states.items() if state == "standby")
     working = next(client for client, state in states.items() if state == "stable")
+    wait_until(lambda: len(members[working].numbers) == 1, "it has heard what it keeps")
     taken = members[working].numbers
     members[working].stop()
     wait_until(lambda: members[idle].numbers == taken, "the one that stood by takes over", 5)

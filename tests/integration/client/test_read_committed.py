@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from penstock.client import AdminClient, Consumer, Producer, TopicPartition
+from penstock.client import (
+    AdminClient,
+    AsyncConsumer,
+    Consumer,
+    Producer,
+    TopicPartition,
+)
 from tests.integration.client.forms import Form
 from tests.integration.client.group_members import settle
 from tests.integration.cluster import Cluster, running_cluster
@@ -123,6 +129,40 @@ async def test_what_was_aborted_is_left_out_and_gone_past(form: Form, topic: str
         await settle(consumer.commit())
         committed = (await settle(consumer.committed(partition)))[partition]
         assert committed.offset == end, "behind the marks, or the group would never catch up"
+
+
+async def test_a_group_that_waits_for_the_next_record_has_committed_past_the_marks(
+    cluster: Cluster, topic: str
+) -> None:
+    partition = TopicPartition(topic, 0)
+    found: list[bytes] = []
+    async with AsyncConsumer(
+        cluster.bootstrap,
+        topics=topic,
+        group_id=topic,
+        auto_offset_reset="earliest",
+        isolation_level="read_committed",
+        auto_commit_interval_ms=100,
+    ) as consumer:
+
+        async def iterate() -> None:
+            async for record in consumer:
+                found.append(record.value)  # noqa: PERF401 - it never ends.
+
+        def has_no_lag() -> bool:
+            latest = admin.list_offsets({partition: "latest"})[partition].offset
+            committed = admin.list_group_offsets(topic)
+            return partition in committed and committed[partition].offset == latest
+
+        iterating = asyncio.create_task(iterate())
+        try:
+            expected = await asyncio.to_thread(write_history, cluster.bootstrap, topic)
+            with AdminClient(cluster.bootstrap) as admin:
+                await asyncio.to_thread(wait_until, has_no_lag, "the group has committed all")
+        finally:
+            iterating.cancel()
+            await asyncio.gather(iterating, return_exceptions=True)
+    assert found == expected
 
 
 @pytest.mark.parametrize("how", ["poll", "fetch_arrow"])

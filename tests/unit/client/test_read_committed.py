@@ -252,6 +252,18 @@ def test_marks_that_come_late_are_gone_past_by_the_next_poll(limit: int) -> None
     assert handout.processed()[T0] == Position(4, 3)
 
 
+def test_who_waits_for_the_next_record_is_done_with_marks_that_come_meanwhile() -> None:
+    handout = Handout()
+    handout.begin(T0, Position(0), b"")
+    handout.keep([records(0, 1, 1)])
+    assert [one(handout), one(handout)] == [0, None]
+    handout.keep([records(0, 0, 2)])
+    assert handout.processed()[T0] == Position(2, 3)
+    handout.keep([records(2, 3, 3)])
+    assert one(handout) == 2
+    assert handout.processed()[T0] == Position(2, 3)
+
+
 def test_nothing_is_gone_past_before_what_is_kept_is_handed_out() -> None:
     handout = Handout()
     handout.begin(T0, Position(0), b"")

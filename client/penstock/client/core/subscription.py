@@ -378,7 +378,9 @@ class Handout:
             if run.partition == partition:
                 run.end = end
                 return
-        self._handed[partition] = end
+        # Whoever waits for the next record, for however long, is done with all before it.
+        positions = self._handed if partition in self._handed else self._consumed
+        positions[partition] = end
 
     def give_back_columns(self) -> list[ColumnRun]:
         """The columns that are kept, to be fetched anew: records are wanted after all."""
