@@ -19,6 +19,7 @@ from penstock.wire.errors import (
     InvalidRequestError,
     InvalidRequiredAcksError,
     InvalidTransactionalIdError,
+    InvalidTxnStateError,
     NotEnoughReplicasError,
     NotLeaderError,
     PenstockError,
@@ -252,6 +253,59 @@ async def test_nobody_is_asked_where_too_few_are_in_sync() -> None:
         assert outcome.code == ErrorCode.NOT_ENOUGH_REPLICAS
         assert not brokers[1].log().batches
         brokers.change(isr=[1, 2])
+
+
+async def test_a_coordinator_of_groups_has_its_partition_verified_as_any_leader() -> None:
+    async with running(2) as brokers:
+        brokers.create_topic()
+        manager = brokers[1].manager
+        target = Target(TOPIC, TOPIC_ID, 0)
+
+        def verify(producer_id: int = 7) -> asyncio.Task[None]:
+            asking = manager.verify_transaction(target, "t", (producer_id, 0), 10_000)
+            return asyncio.create_task(asking)
+
+        batch_waits = produce(brokers[1], part(b"a"))
+        verified = verify()
+        await asked(brokers[1])
+        assert len(brokers[1].asked) == 1  # Behind the batch, with the same question.
+        answer(brokers[1])
+        await verified
+        await batch_waits
+        await verify()  # Open in the log by now.
+        fresh = verify(8)
+        await asked(brokers[1])
+        answer(brokers[1])
+        await fresh
+        records = part(b"b", producer_id=8, sequence=-1)
+        info = await manager.append(
+            TOPIC, TOPIC_ID, 0, records, acks=ALL, timeout_ms=10_000, verified=(8, 0)
+        )
+        assert info.base_offset == 1
+        with pytest.raises(InvalidTxnStateError):
+            await manager.append(
+                TOPIC,
+                TOPIC_ID,
+                0,
+                part(b"c", producer_id=9, sequence=-1),
+                acks=ALL,
+                timeout_ms=10_000,
+                verified=(10, 0),
+            )
+        refused = verify(9)
+        await asked(brokers[1])
+        answer(brokers[1], ProducerFencedError("another has the id"))
+        with pytest.raises(ProducerFencedError):
+            await refused
+        given_up = verify(11)
+        await asked(brokers[1])
+        given_up.cancel()
+        answer(brokers[1])  # Nobody waits for it, and nothing happens.
+        moved = verify(12)
+        await asked(brokers[1])
+        brokers.change(leader=2)
+        with pytest.raises(NotLeaderError):
+            await moved
 
 
 # ---------------------------------------------------------------------- marks
