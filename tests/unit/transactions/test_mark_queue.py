@@ -194,8 +194,11 @@ def test_marks_that_are_on_their_way_are_not_begun_anew() -> None:
     queue.add(OWNER, [mark("a", "orders-0")])
     (request,) = queue.next_requests(1_000)
     queue.add(OWNER, [mark("a", "orders-0")])
-    queue.answered(request, all_written(request), 1_000)
-    assert not queue.next_requests(1_000)
+    queue.answered(request, none_written(request), 1_000)
+    assert not queue.next_requests(1_000), "nor before it is tried again"
+    (request,) = queue.next_requests(1_050)
+    queue.answered(request, all_written(request), 1_050)
+    assert not queue.next_requests(1_050)
     assert queue.count == 0
 
 

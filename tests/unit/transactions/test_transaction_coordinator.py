@@ -53,12 +53,15 @@ class FakeLeader(CoordinationServicer):
         self.gate = asyncio.Event()
         self.gate.set()
         self.refuse_with: PenstockError | None = None
+        self.garbles = False
 
     async def write(
         self, request: coordination_pb2.WriteMarkersRequest
     ) -> coordination_pb2.WriteMarkersResponse:
         self.requests.append(request)
         await self.gate.wait()
+        if self.garbles:
+            return coordination_pb2.WriteMarkersResponse()
         error = common_pb2.Error() if self.refuse_with is None else self.refuse_with.to_proto()
         return coordination_pb2.WriteMarkersResponse(
             results=[
@@ -89,6 +92,7 @@ class World:
         self.next_id = 100
         self.no_ids: PenstockError | None = None
         self.ensured = 0
+        self.opened = 0
         self.peers = Peers(self.image, self._open)
         self.coordinator = TransactionCoordinator(
             1,
@@ -114,6 +118,7 @@ class World:
         assert not options
 
     async def _open(self, _node_id: int, host: str, port: int) -> aio.Channel:
+        self.opened += 1
         return aio.insecure_channel(f"{host}:{port}", options=CHANNEL_OPTIONS)
 
     async def _ensure(self) -> None:
@@ -362,10 +367,46 @@ async def test_a_leader_that_cannot_be_reached_is_tried_again() -> None:
         record = w.image.brokers[2]
         w.change(brokers=[cluster_pb2.BrokerRecord(node_id=2, host="127.0.0.1", port=1)])
         await w.end(identity, commit=True)
-        await eventually(lambda: w.coordinator._sender._told_ms)
+        # Where that broker serves others is looked for again, too: it may have moved.
+        await eventually(lambda: w.opened >= 2)
         assert not w.there.requests
         w.change(brokers=[record])
         await eventually(lambda: w.there.requests)
+
+
+async def test_an_answer_that_is_not_about_the_marks_writes_none() -> None:
+    async with world() as w:
+        identity = identity_of(await w.init())
+        await w.add((ID, identity, [0, 1]))
+        w.here.garbles = w.there.garbles = True
+        await w.end(identity, commit=True)
+        await eventually(lambda: len(w.here.requests) >= 2 and len(w.there.requests) >= 2)
+        assert await w.state() == transactions_pb2.TRANSACTION_STATE_PREPARE_COMMIT
+        w.here.garbles = w.there.garbles = False
+        await eventually(lambda: w.coordinator._sender.count == 0)
+
+
+async def test_marks_wait_for_a_leader_where_there_is_none() -> None:
+    async with world() as w:
+        identity = identity_of(await w.init())
+        await w.add((ID, identity, [0]))
+        w.make_topic("orders", [-1, 2], leader_epoch=2)
+        await w.end(identity, commit=True)
+        await eventually(lambda: w.coordinator._sender.count == 1)
+        assert not w.here.requests
+        w.make_topic("orders", [1, 2], leader_epoch=3)
+        await eventually(lambda: w.here.requests)
+
+
+async def test_who_coordinates_no_more_sends_no_more() -> None:
+    async with world() as w:
+        identity = identity_of(await w.init())
+        await w.add((ID, identity, [0]))
+        w.here.refuse_with = NotEnoughReplicasError("too few")
+        await w.end(identity, commit=True)
+        await eventually(lambda: w.here.requests)
+        w.lead_again(ID, 2, leader=2)
+        assert w.coordinator._sender.count == 0
 
 
 async def test_a_deleted_topic_lets_its_transactions_end() -> None:

@@ -349,6 +349,18 @@ def test_a_person_aborts_and_the_producer_hears_of_it_as_of_a_timeout() -> None:
     assert code(d.abort()) is ErrorCode.INVALID_TXN_STATE
 
 
+def test_deadlines_that_moved_are_not_kept_for_ever() -> None:
+    d = Driver()
+    d.init(name="idle")  # Its deadline stands before those that the other leaves behind.
+    identity = identity_of(d.init())
+    for _ in range(500):
+        d.add(identity, "orders-0")
+        identity = identity_of(d.end(identity, commit=True))
+        d.write_marks()
+        d.pass_ms(d.settings.note_after_ms + TIMEOUT_MS)
+    assert len(d.shard._heap) < 100
+
+
 # ---------------------------------------------------------------------- the end of the epochs
 
 

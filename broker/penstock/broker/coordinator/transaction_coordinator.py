@@ -129,7 +129,8 @@ class TransactionCoordinator:
 
     def _marks_committed(self, owner: Owner, marks: Sequence[MarkDone]) -> None:
         hosted = self._led.get(owner.partition)
-        if hosted is not None and hosted.place.leader_epoch == owner.leader_epoch:
+        if hosted is not None:
+            # Whoever sent them: a mark that is there is there, and its decision was committed.
             hosted.marks_committed(marks)
 
     # ------------------------------------------------------------------ producers

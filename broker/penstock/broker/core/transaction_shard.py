@@ -74,6 +74,9 @@ from penstock.wire.errors import (
 )
 from penstock.wire.transactional_ids import check_commit_group
 
+_HEAP_SLACK: Final = 64
+"""So many deadlines that do not count any more are kept without a look at their share."""
+
 
 class TransactionShard:
     """All transactions of one partition: replayed from its records, then changed by events.
@@ -270,9 +273,16 @@ class TransactionShard:
             self._deadlines[key] = deadline_ms
             queued_ms = self._queued.get(key)
             if queued_ms is None or deadline_ms < queued_ms:
-                self._queued[key] = deadline_ms
-                heapq.heappush(self._heap, (deadline_ms, key))
+                self._queue(key, deadline_ms)
         return touched
+
+    def _queue(self, key: str, deadline_ms: int) -> None:
+        self._queued[key] = deadline_ms
+        heapq.heappush(self._heap, (deadline_ms, key))
+        if len(self._heap) > 2 * len(self._queued) + _HEAP_SLACK:
+            # Deadlines that came forward left their old places behind, which may be days away.
+            self._heap = [(queued_ms, one) for one, queued_ms in self._queued.items()]
+            heapq.heapify(self._heap)
 
     def _deadline_of(self, one: Entry | Group) -> int | None:
         deadlines = [request.give_up_ms for request in one.waiting]
@@ -295,8 +305,7 @@ class TransactionShard:
             if real_ms is None:
                 continue
             if real_ms > now_ms:
-                self._queued[key] = real_ms
-                heapq.heappush(self._heap, (real_ms, key))
+                self._queue(key, real_ms)
                 continue
             del self._deadlines[key]
             if key.startswith("g"):
@@ -328,6 +337,7 @@ class TransactionShard:
     def validate(self) -> None:
         """Assert what must hold between events."""
         assert not self._ready
+        assert len(self._heap) <= 2 * len(self._queued) + _HEAP_SLACK + 1
         assert not self._ledger.touched
         assert not (self._without_id and self._ledger.has_spare_id)
         self._ledger.validate()
