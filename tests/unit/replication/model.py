@@ -350,7 +350,8 @@ class Cluster:
                 push = Pushed(node.replica.leader_epoch, -1, -1, -1, b"", end)
                 self.queues[node.node_id, node_id].append(Message(session, push))
             case RefuseFollower(node_id, session, error):
-                node.cursors.pop(node_id, None)
+                if node.cursors.get(node_id, (session, 0))[0] == session:
+                    node.cursors.pop(node_id, None)
                 self.queues[node.node_id, node_id].append(Message(session, error))
             case ProposeIsr(proposal):
                 node.unsent = proposal

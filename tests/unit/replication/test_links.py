@@ -11,11 +11,13 @@ import pytest
 import structlog
 from grpc import StatusCode, aio
 
+from penstock.broker.core.partition_events import RefuseFollower
 from penstock.broker.replication.follower import LeaderLink
 from penstock.broker.replication.leader import MAX_IN_FLIGHT, FollowerStream
 from penstock.broker.replication.ports import EOF
 from penstock.v1 import cluster_pb2, common_pb2, replication_pb2
 from penstock.v1.replication_pb2_grpc import ReplicationStub
+from penstock.wire.errors import ErrorCode
 from penstock.wire.ids import TopicId, TopicIdPartition
 from tests.support import eventually
 from tests.unit.replication.brokers import (
@@ -76,6 +78,20 @@ async def test_a_replica_moved_away_before_its_last_push_is_durable_holds_up_no_
             await eventually(lambda end=number: doomed.log_end_offset == end)
         brokers.change(2, replicas=[1], isr=[1])
         brokers[2].logs.release()
+        await brokers[1].append(b"b", timeout_ms=5_000)
+
+
+async def test_what_comes_late_on_an_earlier_stream_is_refused_to_that_one_alone() -> None:
+    # As the simulator saw: what had still been said on the stream before, under the broker epoch
+    # before, ended the feed of the one after it, which the leader took for up to date for ever.
+    async with running(2) as brokers:
+        brokers.create_topic()
+        await brokers[1].append(b"a")
+        partition = brokers[1].partition()
+        feeds = dict(partition.feeds)
+        [node_id] = feeds
+        partition._act(RefuseFollower(node_id, -1, ErrorCode.STALE_BROKER_EPOCH))
+        assert partition.feeds == feeds
         await brokers[1].append(b"b", timeout_ms=5_000)
 
 

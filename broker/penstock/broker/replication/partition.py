@@ -408,8 +408,9 @@ class Partition:
                 if feed is not None:
                     feed.diverge(self, effect)
             case RefuseFollower(node_id, session, code):
-                self.feeds.pop(node_id, None)
                 feed = self._host.feed(session)
+                if self.feeds.get(node_id) is feed:  # A later stream of the follower goes on.
+                    self.feeds.pop(node_id, None)
                 if feed is not None:
                     feed.refuse(self, self._refusal(node_id, code))
             case LeaderLostRecords():

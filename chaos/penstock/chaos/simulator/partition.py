@@ -251,8 +251,7 @@ class SimulatedPartition:
                 self.feeds.pop(node_id, None)
                 feeds.diverge(session, self, end)
             case RefuseFollower(node_id, session, code):
-                self.feeds.pop(node_id, None)
-                feeds.refuse(session, self, code)
+                self._refuse(node_id, session, code)
             case StatePosition(pause):
                 self.broker.links.state(self, pause=pause)
             case ProposeIsr():
@@ -266,6 +265,11 @@ class SimulatedPartition:
                 self.broker.records_lost(self)
             case _:
                 raise AssertionError(f"an effect that nobody carries out: {effect}")
+
+    def _refuse(self, node_id: int, session: int, code: ErrorCode) -> None:
+        if self.feeds.get(node_id) == session:  # A later stream of the follower goes on.
+            del self.feeds[node_id]
+        self.broker.feeds.refuse(session, self, code)
 
     def _each_feed(self, tell: Callable[[int, SimulatedPartition], None]) -> None:
         for session in list(self.feeds.values()):
