@@ -55,7 +55,10 @@ def source(sdist, tmp_path_factory) -> Path:
     """The unpacked source distribution."""
     directory = tmp_path_factory.mktemp("source")
     with tarfile.open(sdist) as archive:
-        archive.extractall(directory, filter="data")
+        if hasattr(tarfile, "data_filter"):
+            archive.extractall(directory, filter="data")
+        else:  # Python 3.11 before 3.11.4, as Debian has it; the archive is our own.
+            archive.extractall(directory)
     return directory / f"penstock-{PROJECT['version']}"
 
 

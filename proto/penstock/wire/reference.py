@@ -331,7 +331,9 @@ def byte_strings(column: BytesColumn, first: int, count: int) -> list[bytes | No
     data = memoryview(column.data).cast("B")
     validity = None if column.validity is None else memoryview(column.validity).cast("B")
     last = first + count
-    if first < 0 or count < 0 or last >= len(ends) or (validity and last > 8 * len(validity)):
+    # A validity of no bytes is one all the same: it is there, and too short.
+    most = len(ends) - 1 if validity is None else min(len(ends) - 1, 8 * len(validity))
+    if first < 0 or count < 0 or last > most:
         raise ValueError(f"there are not {count} strings from number {first} on")
     strings: list[bytes | None] = []
     for place in range(first, last):

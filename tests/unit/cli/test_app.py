@@ -537,7 +537,7 @@ def test_the_command_sets_up_its_allocator_before_anything_else() -> None:
     code = (
         "import sys\n"
         "from penstock.wire import transport\n"
-        "transport.tune_malloc = lambda: print('grpc' in sys.modules, 'tuned')\n"
+        "transport.tune_malloc = lambda: print('grpc' in sys.modules, 'tuned', flush=True)\n"
         "sys.argv = ['penstock', '--version']\n"
         "from penstock.cli.__main__ import main\n"
         "main()"

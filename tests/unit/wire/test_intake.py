@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.client.core.partitioner import partition_for_key
@@ -216,6 +216,7 @@ def test_strings_of_a_column_are_those_that_it_was_made_of(
     st.integers(-2, 9),
     st.integers(-2, 9),
 )
+@example(b"", [0, 0], b"", 0, 1)
 def test_strings_beyond_a_columns_buffers_are_refused_and_not_read(
     validity: bytes | None, ends: list[int], data: bytes, first: int, count: int
 ) -> None:
