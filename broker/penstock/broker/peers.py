@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import NamedTuple
+from collections.abc import Awaitable
+from typing import NamedTuple, TypeVar
 
 from grpc import aio
 
@@ -21,7 +22,26 @@ class _Address(NamedTuple):
     broker_epoch: int
 
 
+T = TypeVar("T")
+
 _Known = tuple[_Address, asyncio.Task[aio.Channel]]
+
+
+async def answer_of(call: Awaitable[T], node_id: int) -> T:
+    """What a call on a peer's channel is answered. Raises AioRpcError, as the call does.
+
+    NetworkError where the channel was given back meanwhile: gRPC tells it as a cancellation, and
+    who waits was not cancelled. It must not end as if it had been, with its work undone.
+    """
+    try:
+        return await call
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise NetworkError(
+            f"the connection to broker {node_id} was given up before it answered"
+        ) from None
 
 
 class Peers:

@@ -13,7 +13,7 @@ from grpc import aio
 from penstock.broker.core.group_partition import partition_for_group
 from penstock.broker.core.metadata_image import MetadataImage
 from penstock.broker.core.verification import Question
-from penstock.broker.peers import Peers
+from penstock.broker.peers import Peers, answer_of
 from penstock.broker.topics import TRANSACTIONS_TOPIC
 from penstock.v1 import common_pb2, coordination_pb2
 from penstock.v1.coordination_pb2_grpc import CoordinationStub
@@ -134,8 +134,8 @@ class CoordinatorQuestions:
         channel = await self._peers.channel(node_id)
         stub: Any = CoordinationStub(channel)
         try:
-            response: coordination_pb2.AddPartitionsResponse = await stub.AddPartitions(
-                request, timeout=_TIMEOUT_S
+            response: coordination_pb2.AddPartitionsResponse = await answer_of(
+                stub.AddPartitions(request, timeout=_TIMEOUT_S), node_id
             )
         except aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:

@@ -14,7 +14,7 @@ from penstock.broker.core.metadata_image import ImageChange, MetadataImage
 from penstock.broker.core.transaction_events import Mark, MarkDone
 from penstock.broker.core.transaction_marks import MarkQueue, MarkRequest, Owner
 from penstock.broker.core.transaction_values import Participant
-from penstock.broker.peers import Peers
+from penstock.broker.peers import Peers, answer_of
 from penstock.v1 import common_pb2, coordination_pb2
 from penstock.v1.coordination_pb2_grpc import CoordinationStub
 from penstock.wire.errors import NetworkError, PenstockError, UnknownServerError
@@ -173,8 +173,8 @@ class MarkSender:
             return await self._local(message)
         stub: Any = CoordinationStub(await self._peers.channel(node_id))
         try:
-            response: coordination_pb2.WriteMarkersResponse = await stub.WriteMarkers(
-                message, timeout=_TIMEOUT_S
+            response: coordination_pb2.WriteMarkersResponse = await answer_of(
+                stub.WriteMarkers(message, timeout=_TIMEOUT_S), node_id
             )
         except aio.AioRpcError as error:
             # Where it serves brokers may have changed with its process.
