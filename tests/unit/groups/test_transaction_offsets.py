@@ -262,3 +262,17 @@ async def test_a_leadership_that_ends_while_the_coordinator_is_asked_commits_not
             await asking
         assert refused.value.code == ErrorCode.NOT_COORDINATOR
         assert not w.log_of(GROUP).data
+
+
+async def test_marks_are_followed_though_the_state_is_loaded_anew_in_the_same_turn() -> None:
+    async with world() as w:
+        await commit(w, 5)
+        hosted = w.coordinator._hosted[NUMBER]
+        mark(w)
+        # As when a write that was in flight fails before anything else gets its turn.
+        hosted._reload(CoordinatorNotAvailableError("unknown"))
+        await w.loaded()
+        await becomes(w, 5)
+        await commit(w, 6, epoch=1)
+        mark(w, epoch=2)
+        await becomes(w, 6)

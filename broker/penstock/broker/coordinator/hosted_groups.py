@@ -65,7 +65,7 @@ class HostedGroups(HostedShard[GroupShard]):
         self._streams: dict[int, MemberStream] = {}
         self._expiry: asyncio.TimerHandle | None = None  # When to look for offsets to forget.
         self._marks: deque[_Marks] = deque()  # In the log, and not known to be committed.
-        self._follows_marks = False
+        self._follower: asyncio.Task[None] | None = None
         self._marked_at = 0  # The write that was made last when a mark was taken over.
 
     def close(self, error: PenstockError) -> None:
@@ -161,28 +161,25 @@ class HostedGroups(HostedShard[GroupShard]):
         self._follow_marks()
 
     def _follow_marks(self) -> None:
-        if self._marks and self._shard is not None and not self._follows_marks:
-            self._follows_marks = True
-            self._spawn(self._take_marks(), "follow marks")
+        if not self._marks or self._shard is None:
+            return
+        # A task that is cancelled before its first turn runs nothing, so it can't say that it ends.
+        if self._follower is None or self._follower.done() or self._follower.cancelling():
+            self._follower = self._spawn(self._take_marks(), "follow marks")
 
     async def _take_marks(self) -> None:
         place, replicas = self.place, self._ports.replicas
-        try:
-            while self._marks and self._shard is not None:
-                marks = self._marks[0]
-                try:
-                    await replicas.wait_high_watermark(
-                        place.topic, place.partition, marks.end_offset
-                    )
-                except PenstockError:
-                    if replicas.leader_epoch_of(place.topic, place.partition) is None:
-                        return  # The news that it is led elsewhere is on its way, or here.
-                    await asyncio.sleep(_RETRY_S)
-                    continue
-                self._marks.popleft()
-                self._take_over(marks)
-        finally:
-            self._follows_marks = False
+        while self._marks and self._shard is not None:
+            marks = self._marks[0]
+            try:
+                await replicas.wait_high_watermark(place.topic, place.partition, marks.end_offset)
+            except PenstockError:
+                if replicas.leader_epoch_of(place.topic, place.partition) is None:
+                    return  # The news that it is led elsewhere is on its way, or here.
+                await asyncio.sleep(_RETRY_S)
+                continue
+            self._marks.popleft()
+            self._take_over(marks)
 
     def _take_over(self, marks: _Marks) -> None:
         self._marked_at = self._queue.last_number
