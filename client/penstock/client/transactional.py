@@ -6,8 +6,8 @@ import asyncio
 import logging
 import uuid
 from collections import deque
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any, Final, Protocol
 
 from penstock.client import admin_values
@@ -135,20 +135,23 @@ class TransactionDriver:
 
     async def init(self, timeout_ms: float | None = None) -> None:
         """Have an identity."""
-        async with self._turn:
-            await self._init(timeout_ms)
+        deadline = self._deadline(timeout_ms)
+        async with self._in_turn(deadline):
+            await self._carry_out(InitWanted(), deadline)
 
     async def begin(self, timeout_ms: float | None = None) -> None:
         """Begin a transaction; with an identity, asked for where there is none yet."""
-        async with self._turn:
+        deadline = self._deadline(timeout_ms)
+        async with self._in_turn(deadline):
             if self._machine.phase is Phase.NO_IDENTITY:
-                await self._init(timeout_ms)
+                await self._carry_out(InitWanted(), deadline)
             await self._carry_out(BeginWanted(), Deadline.never())
 
     async def end(self, wish: Wish, timeout_ms: float | None = None) -> None:
         """End the transaction so."""
-        async with self._turn:
-            await self._carry_out(EndWanted(wish), Deadline.after_ms(timeout_ms))
+        deadline = Deadline.after_ms(timeout_ms)
+        async with self._in_turn(deadline):
+            await self._carry_out(EndWanted(wish), deadline)
 
     async def send_offsets(
         self,
@@ -157,13 +160,14 @@ class TransactionDriver:
         timeout_ms: float | None = None,
     ) -> None:
         """Have the group's coordinator take positions into the transaction."""
-        async with self._turn:
+        deadline = self._deadline(timeout_ms)
+        async with self._in_turn(deadline):
             self._machine.check_sending()
             if not offsets:
                 return
             self._machine.handle(Sent())
             try:
-                await self._ask_group(offsets, group, timeout_ms)
+                await self._ask_group(offsets, group, max(1.0, deadline.remaining_ms))
             except PenstockError as error:
                 self.failed(error)
                 self._machine.check_sending()  # Raises what it means for the transaction.
@@ -201,10 +205,25 @@ class TransactionDriver:
 
     # --- carrying out -----------------------------------------------------------------------
 
-    async def _init(self, timeout_ms: float | None) -> None:
-        if timeout_ms is None:
-            timeout_ms = self._config.max_block_ms
-        await self._carry_out(InitWanted(), Deadline.after_ms(timeout_ms))
+    def _deadline(self, timeout_ms: float | None) -> Deadline:
+        return Deadline.after_ms(self._config.max_block_ms if timeout_ms is None else timeout_ms)
+
+    @asynccontextmanager
+    async def _in_turn(self, deadline: Deadline) -> AsyncIterator[None]:
+        """Carry out one wish; raises RequestTimedOutError where another one takes all its time."""
+        left_ms = deadline.remaining_ms
+        try:
+            async with asyncio.timeout(None if left_ms == float("inf") else left_ms / 1000):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise RequestTimedOutError(
+                f"another call about the transactions of {self.transactional_id!r} was still under "
+                "way, in another thread or task; nothing was done; next: wait for it, call again"
+            ) from None
+        try:
+            yield
+        finally:
+            self._turn.release()
 
     async def _carry_out(self, wish: Event, deadline: Deadline) -> None:
         outcome: Done | None = None
@@ -295,7 +314,7 @@ class TransactionDriver:
         self,
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
         group: GroupMetadata,
-        timeout_ms: float | None,
+        timeout_ms: float,
     ) -> None:
         identity = self._machine.identity
         request = groups_pb2.CommitTransactionOffsetsRequest(
@@ -322,7 +341,7 @@ class TransactionDriver:
             request,
             lambda response: judge_commit(response.commit),
             what="Groups.CommitTransactionOffsets",
-            timeout_ms=self._config.max_block_ms if timeout_ms is None else timeout_ms,
+            timeout_ms=timeout_ms,
         )
 
 

@@ -149,10 +149,13 @@ class TransactionShard:
         ledger.begin(now_ms)
         for change in reversed(changes):
             ledger.undo(change)
-        for subject in {change.subject for change in changes}:
-            names = {subject, *ledger.group(subject).attempts}
-            names |= {one.name for one in changes if one.subject == subject and not one.is_group}
-            for name in names:
+        changed: dict[str, set[str]] = {}
+        for change in changes:
+            names = changed.setdefault(change.subject, set())
+            if not change.is_group:
+                names.add(change.name)
+        for subject, names in changed.items():
+            for name in {subject, *ledger.group(subject).attempts, *names}:
                 # Marks that were to go out behind these changes did not.
                 entry = ledger.entry(name)
                 ledger.unsettle(entry)
