@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from penstock.client import admin_values
 from penstock.client.cluster import Cluster, now_ms
@@ -32,6 +32,9 @@ Q = TypeVar("Q")
 A = TypeVar("A")
 Outcome = dict[TopicPartition, A | PenstockError]
 TopicIds = Mapping[TopicPartition, bytes]
+
+_DESCRIBED_AT_ONCE: Final = 100
+"""Partitions of one DescribeProducers: of each a leader may know thousands of producers."""
 
 
 class LeaderCalls:
@@ -234,18 +237,26 @@ class LeaderCalls:
     async def _describe_producers_at(
         self, node_id: int, partitions: Mapping[TopicPartition, None], remaining_ms: float
     ) -> Outcome[PartitionProducers]:
-        request = transactions_pb2.DescribeProducersRequest(
-            partitions=[self._cluster.metadata.to_proto(entry) for entry in partitions]
-        )
-        response = await self._call_transactions(
-            node_id, "DescribeProducers", request, remaining_ms
-        )
-        return {
-            admin_values.partition(entry.partition): error_from_proto(entry.error)
-            if entry.HasField("error")
-            else admin_values.partition_producers(entry)
-            for entry in response.partitions
-        }
+        wanted = list(partitions)
+        deadline_ms = now_ms() + remaining_ms
+        found: dict[TopicPartition, PartitionProducers | PenstockError] = {}
+        for at in range(0, len(wanted), _DESCRIBED_AT_ONCE):
+            request = transactions_pb2.DescribeProducersRequest(
+                partitions=[
+                    self._cluster.metadata.to_proto(entry)
+                    for entry in wanted[at : at + _DESCRIBED_AT_ONCE]
+                ]
+            )
+            response = await self._call_transactions(
+                node_id, "DescribeProducers", request, max(1.0, deadline_ms - now_ms())
+            )
+            for entry in response.partitions:
+                found[admin_values.partition(entry.partition)] = (
+                    error_from_proto(entry.error)
+                    if entry.HasField("error")
+                    else admin_values.partition_producers(entry)
+                )
+        return found
 
     async def _call(self, node_id: int, method: str, request: Any, remaining_ms: float) -> Any:
         return await self._cluster.call(

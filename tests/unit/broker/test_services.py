@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,6 +35,7 @@ from penstock.v1 import (
 from penstock.wire.errors import (
     CoordinatorNotAvailableError,
     ErrorCode,
+    InvalidRequestError,
     NotEnoughReplicasError,
     RequestTimedOutError,
     TopicAlreadyExistsError,
@@ -499,6 +501,15 @@ async def test_what_is_asked_of_producers_is_answered_by_what_is_led() -> None:
     (entry,) = described.partitions
     assert entry.partition == where
     assert entry.error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    async def abort(_code: object, details: str) -> None:
+        raise InvalidRequestError(details)
+
+    refusing: Any = SimpleNamespace(abort=abort)
+    with pytest.raises(InvalidRequestError, match="1001 partitions are asked about; 1000 are all"):
+        await servicer.DescribeProducers(
+            transactions_pb2.DescribeProducersRequest(partitions=[where] * 1001), refusing
+        )
     aborted = await servicer.AbortHanging(
         transactions_pb2.AbortHangingRequest(partition=where), None
     )

@@ -423,7 +423,7 @@ async def test_what_is_open_is_told_and_can_be_ended_by_hand() -> None:
         ask = transactions_pb2.DescribeProducersRequest(
             partitions=[where, common_pb2.TopicPartition(topic="gone")]
         )
-        told, gone = broker.manager.transactions.describe_producers(ask).partitions
+        told, gone = (await broker.manager.transactions.describe_producers(ask)).partitions
         assert gone.error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         assert told.last_stable_offset == start
         assert [
@@ -445,7 +445,7 @@ async def test_what_is_open_is_told_and_can_be_ended_by_hand() -> None:
             assert (await abort(7, start)).code == 0
         assert [line["log_level"] for line in lines if "hanging" in line["event"]] == ["warning"]
         assert marks_of(broker) == [(7, 4, MarkerType.ABORT)]
-        told, _ = broker.manager.transactions.describe_producers(ask).partitions
+        told, _ = (await broker.manager.transactions.describe_producers(ask)).partitions
         assert told.last_stable_offset == broker.log().log_end_offset
 
 
@@ -471,7 +471,7 @@ async def test_idle_producers_are_told_of_up_to_a_thousand() -> None:
             )
         where = common_pb2.TopicPartition(topic=TOPIC)
         request = transactions_pb2.DescribeProducersRequest(partitions=[where])
-        (told,) = brokers[1].manager.transactions.describe_producers(request).partitions
+        (told,) = (await brokers[1].manager.transactions.describe_producers(request)).partitions
         ids = [one.producer_id for one in told.producers]
         assert len(ids) == 1_001
         assert ids[0] == 0

@@ -170,10 +170,10 @@ class LedTransactions:
 
     # --- What people ask ----------------------------------------------------------------------
 
-    def describe_producers(
+    async def describe_producers(
         self, request: transactions_pb2.DescribeProducersRequest
     ) -> transactions_pb2.DescribeProducersResponse:
-        """What the logs know of producers. Raises nothing."""
+        """What the logs know of producers. Raises nothing. Others get their turn in between."""
         response = transactions_pb2.DescribeProducersResponse()
         for where in request.partitions:
             entry = response.partitions.add(partition=where)
@@ -183,6 +183,7 @@ class LedTransactions:
                 entry.error.CopyFrom(error.to_proto())
             else:
                 _describe(partition, entry)
+                await asyncio.sleep(0)  # A log may know thousands.
         return response
 
     async def abort_hanging(

@@ -18,6 +18,7 @@ from penstock.v1.transactions_pb2_grpc import TransactionsServicer as Transactio
 from penstock.wire.errors import PenstockError
 
 _MAX_IDS_ASKED: Final = 1_000
+_MAX_PARTITIONS_ASKED: Final = 1_000
 _ANSWERS_BEFORE: Final = 0.9
 """A request that waits is answered before its sender gives up: who hears why asks better."""
 
@@ -135,7 +136,13 @@ class TransactionsServicer(TransactionsServicerBase):
         self, request: transactions_pb2.DescribeProducersRequest, context: Any
     ) -> transactions_pb2.DescribeProducersResponse:
         """What the logs of partitions led here know of producers."""
-        return self._led.describe_producers(request)
+        count = len(request.partitions)
+        if count > _MAX_PARTITIONS_ASKED:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"{count} partitions are asked about; {_MAX_PARTITIONS_ASKED} are allowed at once",
+            )
+        return await self._led.describe_producers(request)
 
     async def AbortHanging(
         self, request: transactions_pb2.AbortHangingRequest, context: Any
