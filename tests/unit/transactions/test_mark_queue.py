@@ -292,3 +292,17 @@ def test_every_mark_is_written_once_the_leaders_let_it(data: st.DataObject) -> N
     world.finish()
     assert world.written == world.wanted
     assert world.queue.count == 0
+
+
+def test_many_partitions_that_refuse_at_once_wait_no_longer_than_one() -> None:
+    leaders = Leaders()
+    names = [f"orders-{number}" for number in range(30)]
+    leaders.nodes = {participant(name): 1 for name in names}
+    queue = MarkQueue(leaders)
+    queue.add(OWNER, [mark("a", *names)])
+    for now_ms, next_ms in ((0, 50), (50, 150), (150, 350)):
+        [request] = queue.next_requests(now_ms)
+        assert len(request.pieces[0].partitions) == 30
+        queue.answered(request, none_written(request), now_ms)
+        assert not queue.next_requests(next_ms - 1)
+        assert queue.next_deadline_ms(next_ms - 1) == next_ms

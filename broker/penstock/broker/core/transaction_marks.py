@@ -169,13 +169,16 @@ class MarkQueue:
             sending = piece.sending
             assert isinstance(sending, _Sending)
             committed = []
+            refused = []
             for at, participant in enumerate(piece.partitions):
                 if written is not None and written[index][at]:
                     committed.append(participant)
                 elif written is None:
                     self._route(sending, participant)
                 else:
-                    self._try_later(sending, participant, now_ms)
+                    refused.append(participant)
+            if refused:
+                self._try_later(sending, refused, now_ms)
             if committed:
                 self._done(sending, committed)
                 mark = piece.mark
@@ -213,12 +216,16 @@ class MarkQueue:
             lane = self._lanes[node_id] = _Lane()
         lane.queued.setdefault(sending, set()).add(participant)
 
-    def _try_later(self, sending: _Sending, participant: Participant, now_ms: int) -> None:
-        """A partition that refused must not hold up the others of its leader."""
-        self._later_count += 1
+    def _try_later(
+        self, sending: _Sending, participants: Iterable[Participant], now_ms: int
+    ) -> None:
+        """Partitions that refused must not hold up the others of their leader."""
         at_ms = now_ms + sending.backoff_ms
+        # Once for all that one answer refused: many of them are no reason to wait for longer.
         sending.backoff_ms = min(2 * sending.backoff_ms, _MAX_BACKOFF_MS)
-        heapq.heappush(self._later, (at_ms, self._later_count, sending, participant))
+        for participant in participants:
+            self._later_count += 1
+            heapq.heappush(self._later, (at_ms, self._later_count, sending, participant))
 
     def _done(self, sending: _Sending, participants: Iterable[Participant]) -> None:
         sending.left.difference_update(participants)
