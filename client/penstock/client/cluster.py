@@ -189,6 +189,13 @@ class Cluster:
             raise rpc_error(error, self.name_of(node_id), what) from None
         except (asyncio.InvalidStateError, grpc.aio.UsageError) as error:
             raise NetworkError(f"{self.name_of(node_id)}: {error}") from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Not this task was cancelled but the call, with its channel.
+            self._check_open()
+            raise NetworkError(f"the connection to {self.name_of(node_id)} was closed") from None
 
     async def ask_any(
         self,

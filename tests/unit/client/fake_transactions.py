@@ -5,6 +5,7 @@ It decides as docs/adr/0012-transactions.md says, and can be told to misbehave.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -51,7 +52,8 @@ class FakeTransactions:
         self.outcomes: dict[tuple[int, int], bool] = {}
         self.groups: dict[str, tuple[int, list[str]]] = {}
         self.asked: list[Any] = []
-        # Tests replace these; an error is the answer, and "lose" breaks the call after all is done.
+        # Tests replace these; an error is the answer. After all is done "lose" breaks the call, and
+        # "hang" leaves it without an answer.
         self.on_ask: Callable[[str, Any], PenstockError | str | None] | None = None
 
     def init(self, request: Any) -> FakeTransaction:
@@ -176,6 +178,8 @@ class TransactionServices:
             response.error.CopyFrom(error.to_proto())
         if told == "lose":
             await context.abort(self.cluster.lost_as, "the connection broke")
+        if told == "hang":
+            await asyncio.Event().wait()
         return True
 
     def _carry_out(self, what: str, request: Any, response: Any) -> None:

@@ -459,6 +459,22 @@ def test_a_commit_during_which_the_producer_is_closed_has_an_unknown_outcome(
     assert "may be committed or not" in str(raised[0])
 
 
+async def test_a_commit_that_waits_for_its_answer_while_all_is_closed_is_no_cancelled_one(
+    background: Background,
+) -> None:
+    background.cluster.add_topic("a")
+    fake = background.cluster.transactions
+    fake.on_ask = lambda what, request: "hang" if what == "EndTransaction" else None
+    producer = AsyncProducer(background.cluster.bootstrap, transactional_id="t")
+    await producer.begin_transaction()
+    await producer.send("a", b"1")
+    commit = asyncio.ensure_future(producer.commit_transaction())
+    await eventually(lambda: bool(asked(fake, transactions_pb2.EndTransactionRequest)))
+    await producer.close(0)
+    with pytest.raises(RequestTimedOutError, match="may be committed or not"):
+        await commit
+
+
 async def test_a_commit_that_is_cancelled_can_be_asked_for_again(background: Background) -> None:
     background.cluster.add_topic("a")
     fake = background.cluster.transactions
