@@ -43,8 +43,7 @@ def count(consumer: Consumer, producer: Producer, topic: str) -> NoReturn:
                 for word, number in words(records).items():
                     producer.send(topic, number, word)
                 producer.send_offsets_to_transaction(
-                    {record.topic_partition: record.position_after for record in records},
-                    consumer.group_metadata(),
+                    consumer.positions(), consumer.group_metadata()
                 )
         except (TransactionAbortableError, FencedMemberEpochError, MaxPollExceededError) as error:
             # Nothing of it counts. The lines are read again, by whoever has the partitions now.

@@ -38,6 +38,7 @@ class NodeProcess:
         self.log = directory / "node.log"
         self.process: subprocess.Popen[bytes] | None = None
         self.module = "penstock.broker"
+        self._stopped: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         assert self.process is None or self.process.poll() is not None
@@ -58,6 +59,8 @@ class NodeProcess:
     def signal(self, number: signal.Signals) -> None:
         assert self.process is not None
         self.process.send_signal(number)
+        if number in (signal.SIGSTOP, signal.SIGCONT):
+            self._stopped = self.process if number == signal.SIGSTOP else None
 
     def stop(self, timeout_s: float = READY_TIMEOUT_S) -> int:
         """SIGTERM, and wait for the end; the exit status."""
@@ -68,6 +71,11 @@ class NodeProcess:
     @property
     def alive(self) -> bool:
         return self.process is not None and self.process.poll() is None
+
+    @property
+    def answers(self) -> bool:
+        """Whether it is alive and does not stand still by a signal of ours."""
+        return self.alive and self._stopped is not self.process
 
     def partition_directory(self, topic: str, partition: int) -> Path:
         return self.directory / "logs" / f"{topic}-{partition}"
@@ -186,7 +194,7 @@ class Cluster:
 
     def topic(self, name: str, node_id: int | None = None) -> metadata_pb2.TopicDescription:
         """A topic as one running broker sees it."""
-        asked = node_id or next(node.node_id for node in self.nodes.values() if node.alive)
+        asked = node_id or next(node.node_id for node in self.nodes.values() if node.answers)
         with self.channel(asked) as channel:
             stub = metadata_pb2_grpc.MetadataStub(channel)
             request = metadata_pb2.DescribeTopicsRequest(topics=[name])

@@ -20,6 +20,7 @@ from penstock.v1 import (
 )
 from penstock.wire.errors import ErrorCode
 from penstock.wire.records import Record, decode_batch, encode_batch, iter_batches
+from penstock.wire.transactional_ids import parse_attempt
 from tests.integration.cluster import Cluster
 from tests.integration.raw import channel, leader_address
 
@@ -63,7 +64,7 @@ def coordinator_of(cluster: Cluster, key: str) -> int:
     )
 
     def ask() -> Any:
-        node = next(node for node in cluster.nodes.values() if node.alive)
+        node = next(node for node in cluster.nodes.values() if node.answers)
         with channel(node.address, cluster.credentials) as opened:
             return metadata_pb2_grpc.MetadataStub(opened).FindCoordinator(request, timeout=10)
 
@@ -149,6 +150,15 @@ class Producer:
         if code(answer) is None:
             self.name, self.identity = answer.attempt_id, given(answer)
         return answer
+
+    @property
+    def winner(self) -> transactions_pb2.Winner:
+        """The attempt, for a commit of its group."""
+        attempt = parse_attempt(self.name)
+        assert attempt is not None
+        return transactions_pb2.Winner(
+            task=attempt.task, attempt=attempt.attempt, producer_id=self.identity.producer_id
+        )
 
     def send(
         self,

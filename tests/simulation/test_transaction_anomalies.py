@@ -28,6 +28,7 @@ from penstock.chaos.simulator.transactions.history import (
     LoggedBatch,
     Seen,
     Sent,
+    Taken,
 )
 from penstock.wire.ids import TopicId, TopicIdPartition
 
@@ -304,6 +305,14 @@ def test_an_identity_given_twice() -> None:
     found(committed().happened(Given("s", b"i", C)), judge, "of t and s")
     case = committed().wrote(2, A, (ONE, b"z"))
     found(case, judge, "transaction 1 .* and transaction 2 .* under one identity")
+
+
+def test_an_id_is_taken_back() -> None:
+    judge = anomalies.id_taken_back
+    others = [Taken("t", bytes([number])) for number in range(6)]
+    case = Case().happened(*others, Taken("s", b"\0"), Taken("t", b"\6"), Taken("t", b"\0"))
+    case.judge(judge)
+    found(case.happened(Taken("t", b"\3")), judge, "t was taken back by 03")
 
 
 def test_money_is_made() -> None:

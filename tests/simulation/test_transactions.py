@@ -16,6 +16,7 @@ from penstock.broker.core.transaction_values import (
     Participant,
     State,
     Transaction,
+    Winner,
 )
 from penstock.broker.core.transaction_values import Identity as CoreIdentity
 from penstock.chaos.simulator.checkers import Violation
@@ -28,6 +29,7 @@ from penstock.chaos.simulator.transactions.history import (
     History,
     Identity,
     Kind,
+    Taken,
 )
 from penstock.chaos.simulator.transactions.observer import Observer, logged_batch
 from penstock.chaos.simulator.transactions.reading import committed_records
@@ -59,6 +61,11 @@ def test_no_promise_is_broken(first: int) -> None:
         "attempts aborted",
         "outcomes never told",
         "group commits told",
+        "positions committed",
+        "positions aborted",
+        "positions told that are stable",
+        "decisions that kept",
+        "kept and lapsed",
     ):
         assert totals[figure] > 0, f"{figure}: a run without them shows nothing; {totals}"
 
@@ -188,15 +195,16 @@ def test_decisions_are_read_from_what_coordinators_write() -> None:
         last_cause=Cause.PRODUCER,
         partitions=frozenset(),
     )
-    commit = GroupCommit(3, ("w",), 1)
+    commit = GroupCommit(3, (Winner(1, 2, 7),), 1)
     group = encode_batch([RecordData(0, group_key("g"), group_value(commit))])
     forgotten = encode_batch([RecordData(0, id_key("t"), None)])
     seen = observer(STATE, state(), decided, ended, group, forgotten)
     assert seen.history.events == [
+        Taken("t", b"i" * 16),
         Decided(Identity(7, 4), True),
         Decided(Identity(7, 4), True),
         Decided(Identity(7, 5), False),
-        GroupDecided("g", 3, ("w",)),
+        GroupDecided("g", 3, ("7@__attempt/3/1/2/g",)),
     ]
 
 

@@ -356,6 +356,7 @@ class Broker:
                 coordinators.producer_ids.take,
                 coordinators.transactions,
                 self._replicas.transactions,
+                coordinators.hanging.judge,
             ),
             guarded,
         )
@@ -438,6 +439,7 @@ class Broker:
                 self._image,
                 self._add_partitions,
                 self._replicas.transactions.write_markers,
+                self._find_transactions,
             ),
             coordination,
         )
@@ -446,6 +448,11 @@ class Broker:
         self, request: coordination_pb2.AddPartitionsRequest
     ) -> coordination_pb2.AddPartitionsResponse:
         return await self._coordinators.transactions.add_partitions(request)
+
+    async def _find_transactions(
+        self, request: coordination_pb2.FindTransactionsRequest
+    ) -> coordination_pb2.FindTransactionsResponse:
+        return await self._coordinators.transactions.find_transactions(request)
 
     def _make_actor(self) -> MetadataActor:
         return MetadataActor(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 from penstock.broker.config import NodeConfig
 from penstock.broker.controller_link import ControllerLink
 from penstock.broker.coordinator.coordinator import GroupCoordinator
+from penstock.broker.coordinator.hanging import HangingJudge
 from penstock.broker.coordinator.producer_ids import ProducerIds
 from penstock.broker.coordinator.transaction_coordinator import TransactionCoordinator
 from penstock.broker.core.group_events import GroupSettings
@@ -73,6 +76,15 @@ class Coordinators:
                 max_timeout_ms=config.transaction_max_timeout_ms,
                 id_expiration_ms=config.transactional_id_expiration_ms,
             ),
+        )
+
+        self.hanging = HangingJudge(
+            config.node_id,
+            image,
+            peers,
+            self.transactions.find_transactions,
+            session_timeout_ms=config.broker_session_timeout_ms,
+            clock_ms=lambda: time.monotonic_ns() // 1_000_000,
         )
 
     async def stop(self) -> None:

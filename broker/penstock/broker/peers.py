@@ -87,14 +87,28 @@ class Peers:
     async def _open(self, address: _Address) -> aio.Channel:
         return await self._open_channel(address.node_id, address.host, address.port)
 
-    async def forget(self, node_id: int) -> None:
-        """Give a channel back; the next one begins with what may be another port."""
-        await _give_back(self._channels.pop(node_id, None))
+    async def forget(self, node_id: int, failed: aio.Channel) -> None:
+        """Give a channel back that failed; the next one begins with what may be another port.
+
+        One that was opened since stays: whose call failed late must not end the calls of others.
+        """
+        known = self._channels.get(node_id)
+        if known is not None and _channel_of(known) is failed:
+            del self._channels[node_id]
+            await _give_back(known)
 
     async def close(self) -> None:
         """Give all channels back."""
-        for node_id in list(self._channels):
-            await self.forget(node_id)
+        while self._channels:
+            await _give_back(self._channels.popitem()[1])
+
+
+def _channel_of(known: _Known) -> aio.Channel | None:
+    """The channel, where it is open."""
+    opening = known[1]
+    if not opening.done() or opening.cancelled() or opening.exception() is not None:
+        return None
+    return opening.result()
 
 
 async def _give_back(known: _Known | None) -> None:

@@ -23,11 +23,14 @@ from penstock.wire.ids import TopicPartition
 if TYPE_CHECKING:
     from penstock.client import Consumer, ConsumerRecord
     from penstock.client.config import OffsetReset
+    from penstock.client.model import OffsetAndMetadata
 
 _MAX_WAIT_SECONDS: Final = 60.0
 _COMMIT_SECONDS: Final = 1.0
 _PASSING_SECONDS: Final = 3.0
 """What is in the way for so long at the end is not over in a moment."""
+_LOOK_FOR_MARKS_SECONDS: Final = 5.0
+"""A mark may come long after the last record, and ends no wait for records."""
 _LOOK_AGAIN_SECONDS: Final = 0.1
 _LEAST_ANSWER_SECONDS: Final = 5.0
 """However soon the end is to come, brokers that are busy are given so long for an answer."""
@@ -112,7 +115,13 @@ def consume(
             settings, group, _reset_of(start, from_beginning), timeout, isolation_level
         )
         session = Session(
-            consumer, topic, printer, sys.stdout.buffer, interrupt, commits=group is not None
+            consumer,
+            topic,
+            printer,
+            sys.stdout.buffer,
+            interrupt,
+            commits=group is not None,
+            from_beginning=from_beginning,
         )
         try:
             session.begin(partition, start)
@@ -133,8 +142,13 @@ class Session:
     out: BinaryIO
     interrupt: Interrupt
     commits: bool
+    from_beginning: bool = False
     printed: int = 0
-    _uncommitted: dict[TopicPartition, int] = field(default_factory=dict)
+    _uncommitted: dict[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
+    # By partition, where the group stands once all of the above is committed.
+    _reached: dict[TopicPartition, int] = field(default_factory=dict)
+    _all_printed: bool = True  # All that was handed out.
+    _polling: bool = False  # A signal may keep from us what was handed out already.
     _commit_failed: bool = False
     _last_commit: float = field(default_factory=time.monotonic)
 
@@ -175,12 +189,16 @@ class Session:
                 left = last_record + timeout - time.monotonic()
                 wait = min(wait, left if left > 0 else _LOOK_AGAIN_SECONDS)
             limit = _BATCH if max_records is None else min(_BATCH, max_records - self.printed)
+            self._polling = True
             with self.interrupt.may_break():
                 records = self.consumer.poll(timeout_ms=wait * 1000, max_records=limit)
+            self._polling = False
             if records:
                 self._print(records)
                 last_record = time.monotonic()
-            elif timeout is not None and time.monotonic() - last_record >= timeout:
+            self._see_where_the_group_stands()
+            self._go_past_marks()
+            if timeout is not None and not records and time.monotonic() - last_record >= timeout:
                 trouble = self.consumer.trouble()
                 if trouble is None or self.interrupt.count:
                     return
@@ -195,15 +213,20 @@ class Session:
 
         A commit that failed is not tried again: its caller is on the way out with the reason.
         """
+        self._all_printed &= not self._polling
         try:
             if not self._commit_failed:
+                self._go_past_marks()
                 self._commit()
         finally:
             self.consumer.close()
 
     def on_partitions_revoked(self, partitions: Sequence[TopicPartition]) -> None:
         """Commit what was printed before another member goes on from there."""
+        self._go_past_marks()
         self._commit()
+        for partition in partitions:
+            self._reached.pop(partition, None)
 
     def on_partitions_assigned(self, partitions: Sequence[TopicPartition]) -> None:
         """Nothing to do: reading goes on where the group stands."""
@@ -212,23 +235,60 @@ class Session:
         """Forget what can no longer be committed: the group gave this member up."""
         for partition in partitions:
             self._uncommitted.pop(partition, None)
+            self._reached.pop(partition, None)
 
     def _print(self, records: Sequence[ConsumerRecord]) -> None:
-        positions: dict[TopicPartition, int] = {}
+        positions: dict[TopicPartition, OffsetAndMetadata] = {}
+        self._all_printed = False
         for record in records:
             self.out.write(self.printer(record))
             self.printed += 1
-            positions[record.topic_partition] = record.offset + 1
+            positions[record.topic_partition] = record.position_after
             if self.interrupt.count:
                 break
         # What waits in our buffer, or met a closed pipe, was not printed and is not committed.
         self.out.flush()
         self._uncommitted |= positions
+        self._reached |= {partition: entry.offset for partition, entry in positions.items()}
+        self._all_printed = not self.interrupt.count
+
+    def _see_where_the_group_stands(self) -> None:
+        """Ask it, in partitions where reading has begun and nothing was printed.
+
+        Where it has no position it is to have none of ours either, unless all was asked for:
+        ``--from-beginning`` would not go there another time.
+        """
+        if not self.commits:
+            return
+        positions = self.consumer.positions()
+        new = positions.keys() - self._reached.keys()
+        if not new:
+            return
+        if self.from_beginning:
+            self._reached |= dict.fromkeys(new, -1)
+            return
+        with self.interrupt.may_break():
+            committed = self.consumer.committed(*new)
+        self._reached |= {name: (committed.get(name) or positions[name]).offset for name in new}
+
+    def _go_past_marks(self) -> None:
+        """Have committed what comes after the last record and is none: marks of transactions, and
+        what was aborted. The group's lag would never be 0 else.
+        """
+        if not self.commits or not self._all_printed:
+            return
+        for partition, position in self.consumer.positions().items():
+            known = self._reached.get(partition)
+            if known is not None and position.offset > known:
+                self._uncommitted[partition] = position
+                self._reached[partition] = position.offset
 
     def _commit_due_in(self) -> float:
         """Seconds until the next commit; with nothing to commit, the longest wait."""
-        if not self.commits or not self._uncommitted:
+        if not self.commits:
             return _MAX_WAIT_SECONDS
+        if not self._uncommitted:
+            return _LOOK_FOR_MARKS_SECONDS
         return max(0.0, self._last_commit + _COMMIT_SECONDS - time.monotonic())
 
     def _commit(self) -> None:

@@ -72,6 +72,7 @@ NEXT_STEPS: Final[Mapping[ErrorCode, str]] = {
     ErrorCode.REQUEST_TIMED_OUT: "see `penstock cluster describe`, and try again",
     ErrorCode.STORAGE_ERROR: "see the broker's log; its disk may be failing",
     ErrorCode.TOPIC_ALREADY_EXISTS: "choose another name, or pass --if-not-exists",
+    ErrorCode.INVALID_TRANSACTIONAL_ID: "`penstock transactions list` shows the ids",
     ErrorCode.INVALID_TXN_STATE: "see `penstock transactions describe ID` for where it stands",
     ErrorCode.TRANSACTIONAL_ID_NOT_FOUND: "`penstock transactions list` shows the ids",
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: (

@@ -108,8 +108,18 @@ def _text(cell: object) -> str:
     if cell is None:
         return "-"
     if isinstance(cell, (list, tuple)):
-        return ",".join(str(part) for part in cell)
-    return str(cell)
+        return ",".join(_shown(str(part)) for part in cell)
+    return _shown(str(cell))
+
+
+def _shown(text: str) -> str:
+    """``text`` without what a terminal would obey: names are whatever their makers sent."""
+    if text.isprintable():
+        return text
+    return "".join(
+        sign if sign.isprintable() or sign == "\n" else sign.encode("unicode_escape").decode()
+        for sign in text
+    )
 
 
 def format_count(count: int) -> str:

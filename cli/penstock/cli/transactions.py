@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,7 +29,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-_STATES = ("empty", "ongoing", "prepare_commit", "prepare_abort")
+_STATES = ("empty", "ongoing", "prepare_commit", "prepare_abort", "kept")
 _MAX_TIMEOUT = "transaction.max.timeout.ms"
 
 
@@ -61,8 +63,11 @@ def list_transactions(
         print_json([asdict(entry) for entry in found])
         return
     print_table(
-        ("TransactionalId", "State", "ProducerId", "Coordinator"),
-        [(e.transactional_id, e.state, e.producer_id, e.coordinator) for e in found],
+        ("TransactionalId", "State", "Since", "ProducerId", "Coordinator"),
+        [
+            (e.transactional_id, e.state, format_time_ms(e.since_ms), e.producer_id, e.coordinator)
+            for e in found
+        ],
         right=("ProducerId", "Coordinator"),
     )
 
@@ -82,7 +87,16 @@ def describe(
         print_json([_description_json(entry) for entry in found])
         return
     print_table(
-        ("TransactionalId", "State", "ProducerId", "Epoch", "TimeoutMs", "Began", "Partitions"),
+        (
+            "TransactionalId",
+            "State",
+            "ProducerId",
+            "Epoch",
+            "TimeoutMs",
+            "Began",
+            "LastEnd",
+            "Partitions",
+        ),
         [
             (
                 entry.transactional_id,
@@ -91,6 +105,7 @@ def describe(
                 entry.producer_epoch,
                 entry.transaction_timeout_ms,
                 format_time_ms(entry.start_ms),
+                _last_end(entry),
                 [str(partition) for partition in entry.partitions] or None,
             )
             for entry in found
@@ -104,7 +119,7 @@ def hanging(
     ctx: typer.Context,
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="The topics to look in.", metavar="[TOPIC]...", show_default="all"),
+        typer.Argument(help="The topics to look in.", metavar="TOPIC", show_default="all"),
     ] = None,
     *,
     longer_than: Annotated[
@@ -123,19 +138,30 @@ def hanging(
     """Find transactions that are open in a log and that no coordinator knows of.
 
     Readers of committed records stand still before them. There are none unless data were lost;
-    `penstock transactions abort` ends one. Exit status 1 when one is found.
+    `penstock transactions abort` ends one. Exit status 1 when one is found, or when that can't be
+    told of one, since a coordinator did not answer.
     """
     settings = resolve(ctx, bootstrap, output)
     with admin_client(settings) as admin:
         older_ms = _max_timeout_ms(admin) if longer_than is None else round(longer_than * 1000)
         found = admin.find_hanging(_partitions(admin, names or []), older_than_ms=older_ms)
     if settings.as_json:
-        print_json([_hanging_json(entry) for entry in found])
-    elif found:
-        _print_hanging(found)
+        print_json(
+            {
+                "hanging": [_hanging_json(entry) for entry in found.hanging],
+                "in_doubt": [
+                    _hanging_json(entry) | {"reason": reason} for entry, reason in found.in_doubt
+                ],
+            }
+        )
     else:
-        print("no transaction hangs")
-    if found:
+        if found.hanging:
+            _print_hanging(found.hanging)
+        elif not found.in_doubt:
+            print("no transaction hangs")
+        if found.in_doubt:
+            _print_in_doubt(found.in_doubt)
+    if found.hanging or found.in_doubt:
         raise typer.Exit(EXIT_FAILED)
 
 
@@ -144,7 +170,7 @@ def abort(
     ctx: typer.Context,
     name: Annotated[
         str | None,
-        typer.Argument(help="The transactional id.", metavar="[ID]", show_default=False),
+        typer.Argument(help="The transactional id.", metavar="ID", show_default=False),
     ] = None,
     *,
     topic: Annotated[
@@ -152,10 +178,24 @@ def abort(
         typer.Option("--topic", help="Of a hanging one: where it is.", show_default=False),
     ] = None,
     partition: Annotated[
-        int | None, typer.Option("--partition", min=0, max=MAX_INT32, show_default=False)
+        int | None,
+        typer.Option(
+            "--partition",
+            min=0,
+            max=MAX_INT32,
+            help="Of a hanging one: the topic's partition.",
+            show_default=False,
+        ),
     ] = None,
     producer_id: Annotated[
-        int | None, typer.Option("--producer-id", min=0, max=MAX_INT64, show_default=False)
+        int | None,
+        typer.Option(
+            "--producer-id",
+            min=0,
+            max=MAX_INT64,
+            help="Of a hanging one: its producer.",
+            show_default=False,
+        ),
     ] = None,
     start_offset: Annotated[
         int | None,
@@ -167,17 +207,27 @@ def abort(
             show_default=False,
         ),
     ] = None,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            help="With a place: ask no coordinator. What one commits later is lost there.",
+        ),
+    ] = False,
     bootstrap: Bootstrap = None,
     output: Output = None,
 ) -> None:
     """Abort the open transaction of an id; its producer may begin another one.
 
     One that hangs has no id, and is named by --topic, --partition and --producer-id, as `penstock
-    transactions hanging` shows them.
+    transactions hanging` shows them. Refused where a coordinator knows of it, or where that can't
+    be told; only where a partition of __transaction_state is lost for good is --force in place.
     """
     settings = resolve(ctx, bootstrap, output)
     place = {"--topic": topic, "--partition": partition, "--producer-id": producer_id}
     given = [option for option, value in place.items() if value is not None]
+    if name is not None and force:
+        raise typer.BadParameter("only a place can be forced", param_hint="--force")
     if name is not None and (given or start_offset is not None):
         raise typer.BadParameter(
             "the id says which transaction", param_hint=", ".join(given) or "--start-offset"
@@ -192,7 +242,14 @@ def abort(
             raise typer.BadParameter("a hanging one needs it", param_hint=", ".join(missing))
         else:
             where = TopicPartition(topic, partition)
-            began = admin.abort_hanging(where, producer_id, start_offset)
+            if force:
+                print(
+                    "no coordinator is asked: if one knows of this transaction and commits it, "
+                    f"{where} keeps nothing of it, and its transactional id can't be used any more",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            began = admin.abort_hanging(where, producer_id, start_offset, force=force)
             _say(
                 settings,
                 {"topic": topic, "partition": partition, "producer_id": producer_id}
@@ -259,7 +316,16 @@ def _partitions(admin: AdminClient, names: list[str]) -> list[TopicPartition]:
     ]
 
 
-def _print_hanging(found: list[HangingTransaction]) -> None:
+def _print_in_doubt(found: Sequence[tuple[HangingTransaction, str]]) -> None:
+    print(f"of {counted(len(found), 'open transaction')} it can't be told; leave it alone:")
+    for entry, reason in found:
+        print(
+            f"{entry.partition}, producer id {entry.producer_id}, from offset "
+            f"{entry.start_offset}: {reason}"
+        )
+
+
+def _print_hanging(found: Sequence[HangingTransaction]) -> None:
     now_ms = time.time_ns() // 1_000_000
     print_table(
         ("Topic", "Partition", "ProducerId", "Epoch", "StartOffset", "LastWrite", "SecondsAgo"),
@@ -284,6 +350,14 @@ def _print_hanging(found: list[HangingTransaction]) -> None:
             f"--partition {entry.partition.partition} --producer-id {entry.producer_id} "
             f"--start-offset {entry.start_offset}"
         )
+
+
+def _last_end(entry: TransactionDescription) -> str | None:
+    """How the last transaction ended, and by whom; None where none has."""
+    if entry.last_ended_by == "nobody":
+        return None
+    outcome = "committed" if entry.last_committed else "aborted"
+    return f"{outcome} by {entry.last_ended_by}"
 
 
 def _description_json(entry: TransactionDescription) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from penstock.client.descriptions import (
     CreatedTopic,
     GroupDescription,
     GroupListing,
-    HangingTransaction,
+    HangingSearch,
     PartitionProducers,
     PartitionReassignment,
     QuorumDescription,
@@ -302,9 +302,11 @@ class AdminClient:
     ) -> list[TransactionListing]:
         """Every transactional id, by id, attempts of engines among them.
 
-        Only those in ``states`` (empty, ongoing, prepare_commit, prepare_abort), and only
-        transactions that have gone on for so long, if either is given. Raises NetworkError when a
-        living broker does not answer, for its ids would be missing.
+        Only those in ``states`` (empty, ongoing, prepare_commit, prepare_abort, kept), and only
+        transactions that have gone on for so long, if either is given; of what was kept just now
+        nobody knows whether it goes on. Brokers are asked for a page at a time, and each id is told
+        as it was then; one whose coordinator moves meanwhile may be missing. Raises NetworkError
+        when a living broker does not answer, for its ids would be missing.
         """
         return self._run(self._client.list_transactions, states, min_duration_ms=min_duration_ms)
 
@@ -335,25 +337,35 @@ class AdminClient:
 
     def find_hanging(
         self, partitions: Iterable[TopicPartition], *, older_than_ms: int
-    ) -> list[HangingTransaction]:
+    ) -> HangingSearch:
         """Transactions that are open in the logs of these partitions, whose last batch is so old,
         and that no coordinator knows as open there (KIP-664).
 
-        There are none unless data were lost. Every broker is asked: raises NetworkError when a
-        living one does not answer.
+        There are none unless data were lost. Leaders have every coordinator asked, and say that a
+        transaction hangs when they have looked at it for a few of ``broker.session.timeout.ms``;
+        with one in sight, this waits for that, for half a minute at most. What can't be told by
+        then is ``in_doubt``.
         """
         return self._run(self._client.find_hanging, partitions, older_than_ms=older_than_ms)
 
     def abort_hanging(
-        self, partition: TopicPartition, producer_id: int, start_offset: int | None = None
+        self,
+        partition: TopicPartition,
+        producer_id: int,
+        start_offset: int | None = None,
+        *,
+        force: bool = False,
     ) -> int:
         """End a transaction in one partition's log without its coordinator; where it begins.
 
-        Only for what ``find_hanging`` finds: of a transaction that a coordinator may still commit,
-        this partition would keep nothing. With ``start_offset`` no other one of the producer
-        is touched. Raises InvalidTxnStateError when none is open there.
+        With ``start_offset`` no other one of the producer is touched. Raises InvalidTxnStateError
+        when none is open there, or a coordinator will end it, and CoordinatorNotAvailableError when
+        that can't be told. ``force`` asks no coordinator: of a transaction that one commits later
+        this partition then has nothing, and the transactional id can't be used any more.
         """
-        return self._run(self._client.abort_hanging, partition, producer_id, start_offset)
+        return self._run(
+            self._client.abort_hanging, partition, producer_id, start_offset, force=force
+        )
 
     def list_offsets(
         self, partitions: Mapping[TopicPartition, OffsetSpec]

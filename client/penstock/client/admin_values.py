@@ -51,8 +51,16 @@ _REASONS: Final[Mapping[int, str]] = {
 
 
 _STATE_PREFIX: Final = "TRANSACTION_STATE_"
-TRANSACTION_STATES: Final = ("empty", "ongoing", "prepare_commit", "prepare_abort")
+TRANSACTION_STATES: Final = ("empty", "ongoing", "prepare_commit", "prepare_abort", "kept")
 """What a transactional id can be at."""
+
+_ENDED_BY: Final[Mapping[int, str]] = {
+    transactions_pb2.TRANSACTION_CAUSE_UNSPECIFIED: "nobody",
+    transactions_pb2.TRANSACTION_CAUSE_PRODUCER: "producer",
+    transactions_pb2.TRANSACTION_CAUSE_COORDINATOR: "timeout_or_person",
+    transactions_pb2.TRANSACTION_CAUSE_FENCED: "other_producer",
+    transactions_pb2.TRANSACTION_CAUSE_GROUP: "group",
+}
 
 
 def topic_id_text(topic_id: bytes) -> str:
@@ -273,7 +281,9 @@ def transaction_listing(
 ) -> TransactionListing:
     """A transactional id in brief."""
     state = _transaction_state(proto.state)
-    return TransactionListing(proto.transactional_id, proto.producer_id, state, coordinator)
+    return TransactionListing(
+        proto.transactional_id, proto.producer_id, state, coordinator, proto.since_ms
+    )
 
 
 def transaction(proto: transactions_pb2.TransactionDescription) -> TransactionDescription:
@@ -286,6 +296,8 @@ def transaction(proto: transactions_pb2.TransactionDescription) -> TransactionDe
         transaction_timeout_ms=proto.transaction_timeout_ms,
         start_ms=proto.start_ms,
         partitions=tuple(sorted(partition(entry) for entry in proto.partitions)),
+        last_committed=proto.last_committed,
+        last_ended_by=_ENDED_BY.get(proto.last_cause, "unknown"),
     )
 
 

@@ -223,6 +223,11 @@ class AsyncConsumer:
         self._check_open()
         return await self._engine.committed(arguments.each_partition(partitions))
 
+    def positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What ``commit()`` commits. See ``Consumer.positions``."""
+        self._guard.check()  # Also for listeners, while the consumer is closed.
+        return dict(self._engine.to_commit(None).positions)
+
     async def commit(
         self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None
     ) -> None:

@@ -17,12 +17,23 @@ from penstock.client.coordinator import Coordinators, Kind
 from penstock.client.core.transaction_events import Wish
 from penstock.client.model import GroupCommit, Header, RecordMetadata
 from penstock.v1 import transactions_pb2, transactions_pb2_grpc
-from penstock.wire.errors import ClientClosedError, error_from_proto
-from penstock.wire.transactional_ids import Attempt, check_commit_group
+from penstock.wire.errors import (
+    ClientClosedError,
+    ConfigurationError,
+    UnknownAttemptError,
+    error_from_proto,
+)
+from penstock.wire.transactional_ids import (
+    Attempt,
+    AttemptHandle,
+    check_commit_group,
+    parse_handle,
+)
 from penstock.wire.transport import format_address
 
 T = TypeVar("T")
 
+_HANDLES: Final = "handles, as prepare() returns them"
 _API_TIMEOUT: Final = "default_api_timeout_ms"  # Which producers have not.
 
 
@@ -37,7 +48,8 @@ class AsyncAttemptWriter:
 
     def __init__(self, producer: AsyncProducer, attempt: Attempt) -> None:
         self._producer = producer
-        self.attempt_id = attempt.transactional_id
+        producer_id = producer._engine.transactions.identity.producer_id
+        self.handle = AttemptHandle(attempt, producer_id).text
 
     async def __aenter__(self) -> Self:
         return self
@@ -92,7 +104,7 @@ class AsyncAttemptWriter:
     async def prepare(self, timeout_ms: float | None = None) -> str:
         """Have everything acknowledged. See ``AttemptWriter.prepare``."""
         await self._end(Wish.PREPARE, timeout_ms)
-        return self.attempt_id
+        return self.handle
 
     async def abort(self, timeout_ms: float | None = None) -> None:
         """Abort the attempt. See ``AttemptWriter.abort``."""
@@ -142,18 +154,16 @@ class AsyncGroupCommits:
     async def last_committed(self) -> GroupCommit:
         """What was committed last. See ``GroupCommits.last_committed``."""
         request = transactions_pb2.LastCommittedRequest(group=self.group)
-        return await self._ask(
-            "LastCommitted",
-            request,
-            lambda answer: GroupCommit(answer.epoch_number, tuple(answer.winners)),
-        )
+        return await self._ask("LastCommitted", request, self._group_commit)
 
     async def commit(self, epoch_number: int, winners: Iterable[str]) -> bool:
         """Decide about an epoch number. See ``GroupCommits.commit``."""
+        number = arguments.whole_number("epoch_number", epoch_number, 0)
+        handles = arguments.texts("winners", winners, _HANDLES)
         request = transactions_pb2.CommitGroupRequest(
             group=self.group,
-            epoch_number=arguments.whole_number("epoch_number", epoch_number, 0),
-            winners=arguments.texts("winners", winners, "attempt ids, as prepare() returns them"),
+            epoch_number=number,
+            winners=[self._winner(number, handle) for handle in handles],
         )
         return await self._ask("CommitGroup", request, lambda answer: bool(answer.is_replay))
 
@@ -198,6 +208,11 @@ class AsyncGroupCommits:
 
     def attempt_settings(self, own: AttemptSettings, attempt: Attempt) -> dict[str, Any]:
         """What the attempt's producer is made with: its own settings go before the group's."""
+        if "transactional_id" in own:
+            raise ConfigurationError(
+                "attempt setting transactional_id: an attempt's is made of its group and numbers; "
+                "leave it out"
+            )
         shared = {name: value for name, value in self._settings.items() if name != _API_TIMEOUT}
         return {**shared, **own, "transactional_id": attempt.transactional_id}
 
@@ -207,6 +222,28 @@ class AsyncGroupCommits:
             raise ClientClosedError("the group commits are closed")
 
     # --- inside -----------------------------------------------------------------------------
+
+    def _winner(self, epoch_number: int, text: str) -> transactions_pb2.Winner:
+        handle = parse_handle(text)
+        if handle is None:
+            raise arguments.refusal("an entry of winners", text, _HANDLES + ",")
+        attempt = handle.attempt
+        if (attempt.group, attempt.epoch_number) != (self.group, epoch_number):
+            raise UnknownAttemptError(
+                f"the commit of epoch number {epoch_number} of group {self.group!r} names "
+                f"{text!r}, which is of another group or epoch number"
+            )
+        return transactions_pb2.Winner(
+            task=attempt.task, attempt=attempt.attempt, producer_id=handle.producer_id
+        )
+
+    def _group_commit(self, answer: transactions_pb2.LastCommittedResponse) -> GroupCommit:
+        number = answer.epoch_number
+        handles = (
+            AttemptHandle(Attempt(self.group, number, one.task, one.attempt), one.producer_id)
+            for one in answer.winners
+        )
+        return GroupCommit(number, tuple(handle.text for handle in handles))
 
     async def _ask(self, method: str, request: Any, read: Callable[[Any], T]) -> T:
         self._check_open()

@@ -27,6 +27,7 @@ from penstock.wire.errors import (
     ClientClosedError,
     PenstockError,
     ProducerFencedError,
+    TransactionAbortableError,
 )
 from penstock.wire.ids import TopicPartition
 
@@ -241,7 +242,7 @@ class AsyncProducer:
         await self.begin_transaction()
         try:
             yield
-            if self._engine.transactions.is_open:  # The block may have ended it.
+            if self._engine.transactions.check_block():
                 await self.commit_transaction()
         except BaseException as error:
             await self._abort_after(error)
@@ -256,6 +257,9 @@ class AsyncProducer:
             raise fenced from error
         except PenstockError as failure:
             error.add_note(f"and the transaction could not be aborted: {failure}")
+        else:
+            if isinstance(error, TransactionAbortableError):
+                error.add_note("the block has aborted it: begin anew with the same work")
 
     async def init_transactions(self, timeout_ms: float | None = None) -> None:
         """Take the transactional id over. See ``Producer.init_transactions``."""

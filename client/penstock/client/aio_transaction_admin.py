@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from penstock.client import admin_values, arguments
 from penstock.client.admin_calls import AdminCalls, checked, only
-from penstock.client.cluster import gather_all
+from penstock.client.cluster import gather_all, now_ms
 from penstock.client.descriptions import (
+    HangingSearch,
     HangingTransaction,
     PartitionProducers,
     TransactionDescription,
@@ -18,11 +20,14 @@ from penstock.client.descriptions import (
 from penstock.v1 import transactions_pb2, transactions_pb2_grpc
 from penstock.wire.errors import (
     InvalidTxnStateError,
-    TransactionalIdNotFoundError,
+    PenstockError,
 )
 from penstock.wire.ids import TopicPartition
 from penstock.wire.transactional_ids import coordinating_key
 
+_LISTED_AT_ONCE: Final = 1_000
+_JUDGED_WITHIN_MS: Final = 30_000
+_ASKED_EVERY_S: Final = 1.0
 TRANSACTION_STATES: Final = admin_values.TRANSACTION_STATES
 
 
@@ -36,28 +41,43 @@ class TransactionAdmin(AdminCalls):
         request = transactions_pb2.ListTransactionsRequest(
             states=[admin_values.transaction_state_proto(name) for name in _states(states)],
             min_duration_ms=arguments.whole_number("min_duration_ms", min_duration_ms, 0),
+            max_count=_LISTED_AT_ONCE,
         )
         self._check_open()
         cluster = await self.describe_cluster()
         self._cluster.metadata.replace_brokers(admin_values.broker_protos(cluster))
 
         async def ask(node_id: int) -> list[TransactionListing]:
-            response = await self._cluster.call(
-                node_id,
-                lambda channel: transactions_pb2_grpc.TransactionsStub(channel).ListTransactions,
-                request,
-                timeout_ms=self.config.default_api_timeout_ms,
-                what="Transactions.ListTransactions",
-            )
-            return [
-                admin_values.transaction_listing(entry, node_id) for entry in response.transactions
-            ]
+            listed: list[TransactionListing] = []
+            page = transactions_pb2.ListTransactionsRequest()
+            page.CopyFrom(request)
+            while True:
+                response = await self._list_page(node_id, page)
+                listed += [
+                    admin_values.transaction_listing(entry, node_id)
+                    for entry in response.transactions
+                ]
+                page.page_token = response.next_page_token
+                if not page.page_token:
+                    return listed
 
         living = [broker.node_id for broker in cluster.brokers if not broker.fenced]
         listings = await gather_all([ask(node_id) for node_id in living])
         # One that moved while we asked is listed by both; one listing is enough.
         by_id = {entry.transactional_id: entry for found in listings for entry in found}
         return [by_id[transactional_id] for transactional_id in sorted(by_id)]
+
+    async def _list_page(
+        self, node_id: int, request: transactions_pb2.ListTransactionsRequest
+    ) -> transactions_pb2.ListTransactionsResponse:
+        response: transactions_pb2.ListTransactionsResponse = await self._cluster.call(
+            node_id,
+            lambda channel: transactions_pb2_grpc.TransactionsStub(channel).ListTransactions,
+            request,
+            timeout_ms=self.config.default_api_timeout_ms,
+            what="Transactions.ListTransactions",
+        )
+        return response
 
     async def describe_transactions(
         self, transactional_ids: Iterable[str]
@@ -95,7 +115,12 @@ class TransactionAdmin(AdminCalls):
         )
 
     async def abort_hanging(
-        self, partition: TopicPartition, producer_id: int, start_offset: int | None = None
+        self,
+        partition: TopicPartition,
+        producer_id: int,
+        start_offset: int | None = None,
+        *,
+        force: bool = False,
     ) -> int:
         """End a transaction that nobody else will. See ``AdminClient.abort_hanging``."""
         self._check_open()
@@ -105,7 +130,7 @@ class TransactionAdmin(AdminCalls):
             start_offset = await self._open_at(where, producer_id)
         start_offset = arguments.whole_number("start_offset", start_offset, 0)
         await self._leaders.abort_hanging(
-            where, producer_id, start_offset, self.config.default_api_timeout_ms
+            where, producer_id, start_offset, self.config.default_api_timeout_ms, force=force
         )
         return start_offset
 
@@ -121,22 +146,34 @@ class TransactionAdmin(AdminCalls):
 
     async def find_hanging(
         self, partitions: Iterable[TopicPartition], *, older_than_ms: int
-    ) -> list[HangingTransaction]:
+    ) -> HangingSearch:
         """Transactions that nobody will end. See ``AdminClient.find_hanging``."""
         older_than_ms = arguments.whole_number("older_than_ms", older_than_ms, 0)
-        wanted = arguments.partitions(partitions)
-        candidates = await self._open_for_long(wanted, older_than_ms)
-        if not candidates:
-            return []
-        known = await self._known_open({entry.producer_id for entry in candidates})
-        hanging = [
-            entry for entry in candidates if (entry.producer_id, entry.partition) not in known
-        ]
-        if not hanging:
-            return []
-        # What ended while the coordinators were asked was not hanging.
-        still = await self._open_for_long([entry.partition for entry in hanging], older_than_ms)
-        return [entry for entry in hanging if entry in still]
+        candidates = await self._open_for_long(arguments.partitions(partitions), older_than_ms)
+        timeout_ms = self.config.default_api_timeout_ms
+        deadline_ms = now_ms() + min(_JUDGED_WITHIN_MS, timeout_ms)
+        verdicts: dict[HangingTransaction, PenstockError | None] = {}
+        left = candidates
+        while left:
+            verdicts |= await self._check_hanging(left, timeout_ms)
+            left = [one for one in left if (why := verdicts[one]) is not None and why.retriable]
+            if now_ms() >= deadline_ms:
+                break
+            if left:
+                await asyncio.sleep(_ASKED_EVERY_S)
+        return HangingSearch(
+            tuple(one for one in candidates if verdicts[one] is None),
+            tuple(
+                (one, why.message)
+                for one in candidates
+                if (why := verdicts[one]) is not None and not isinstance(why, InvalidTxnStateError)
+            ),
+        )
+
+    async def _check_hanging(
+        self, candidates: Sequence[HangingTransaction], timeout_ms: float
+    ) -> dict[HangingTransaction, PenstockError | None]:
+        return await self._leaders.check_hanging(candidates, timeout_ms)
 
     async def _open_for_long(
         self, partitions: Sequence[TopicPartition], older_than_ms: int
@@ -155,20 +192,6 @@ class TransactionAdmin(AdminCalls):
             for producer in found.producers
             if producer.is_open and producer.last_timestamp_ms <= before_ms
         ]
-
-    async def _known_open(self, producer_ids: set[int]) -> set[tuple[int, TopicPartition]]:
-        """What coordinators will end, of these producers: its id and partition."""
-        known: set[tuple[int, TopicPartition]] = set()
-        for listed in await self.list_transactions():
-            if listed.producer_id not in producer_ids or listed.state == "empty":
-                continue
-            try:
-                found = await self._describe_transaction(listed.transactional_id)
-            except TransactionalIdNotFoundError:
-                continue  # It was forgotten meanwhile, and had nothing open.
-            known |= {(found.producer_id, partition) for partition in found.partitions}
-            known |= {(listed.producer_id, partition) for partition in found.partitions}
-        return known
 
     async def _ask_transactions(
         self, transactional_id: str, method: str, request: Any, judge: Callable[[Any], Any]

@@ -268,6 +268,15 @@ class Consumer:
         """The group's committed positions; None where there is none."""
         return self._run(self._engine.committed, arguments.each_partition(partitions))
 
+    def positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What ``commit()`` commits: the position after all that was handed out, by partition.
+
+        It is behind marks of transactions, and what was aborted or compacted away, where these
+        follow the last record. Asks nobody, and leaves out where reading has not begun.
+        """
+        self._guard.check()  # Also for listeners, while the consumer is closed.
+        return dict(self._engine.to_commit(None).positions)
+
     def commit(
         self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None
     ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -11,6 +12,7 @@ import grpc
 
 from penstock.client.cluster import Cluster, now_ms
 from penstock.client.core.metadata_cache import Broker
+from penstock.client.core.stall_reasons import reason_of
 from penstock.v1 import metadata_pb2, metadata_pb2_grpc
 from penstock.wire.errors import (
     CoordinatorNotAvailableError,
@@ -26,6 +28,8 @@ from penstock.wire.errors import (
 
 LOOK_AGAIN = (NotCoordinatorError, CoordinatorNotAvailableError, NetworkError, RequestTimedOutError)
 """Errors after which another broker may be the coordinator."""
+_UNANSWERED_MS = 1_000.0
+"""What is only not answered yet is no trouble until it has taken so long."""
 _NO_SUCH_TOPIC = (UnknownTopicOrPartitionError, UnknownTopicIdError)
 
 
@@ -42,6 +46,29 @@ _TYPES = {
 }
 
 
+@dataclass(slots=True)
+class _Call:
+    """A question to a coordinator, from its beginning to its good answer or its failure."""
+
+    key: str
+    what: str
+    since_ms: float
+    refusal: PenstockError | None = None  # The last one.
+
+    def trouble(self, kind: Kind) -> PenstockError | None:
+        waited_ms = now_ms() - self.since_ms
+        if self.refusal is None and waited_ms < _UNANSWERED_MS:
+            return None
+        answer = "no answer yet" if self.refusal is None else f"last answer: {self.refusal}"
+        error = (NetworkError if self.refusal is None else type(self.refusal))(
+            f"the coordinator of {kind.value} {self.key!r} has been asked for "
+            f"{waited_ms / 1000:.1f} s ({self.what}; {answer})"
+        )
+        error.reason = reason_of(error if self.refusal is None else self.refusal)
+        error.__cause__ = self.refusal
+        return error
+
+
 class Coordinators:
     """Which broker coordinates which key of one kind, as far as known. Belongs to one event loop.
 
@@ -52,6 +79,7 @@ class Coordinators:
         self._cluster = cluster
         self._kind = kind
         self._nodes: dict[str, int] = {}
+        self._call: _Call | None = None  # The one under way that began last.
 
     def forget(self, key: str, hint: LeaderHint | None = None) -> None:
         """The coordinator was wrong; ``hint`` is who it is instead, if the answerer knew."""
@@ -71,8 +99,17 @@ class Coordinators:
                 attempt += 1
                 if not error.retriable or now_ms() + pause >= deadline:
                     raise
+                if self._call is not None and self._call.key == key:
+                    self._call.refusal = error
                 await asyncio.sleep(pause / 1000)
         return self._nodes[key]
+
+    def trouble(self) -> PenstockError | None:
+        """Why the call that is under way has no good answer yet, if it is not only on its way.
+
+        Its ``reason`` is set. For who has one call at a time.
+        """
+        return None if self._call is None else self._call.trouble(self._kind)
 
     async def call(
         self,
@@ -88,7 +125,25 @@ class Coordinators:
 
         ``judge`` raises an answer's error; what is retriable is tried again until the time is up.
         """
-        deadline = now_ms() + timeout_ms
+        under_way = self._call = _Call(key, what, now_ms())
+        try:
+            return await self._call_until(
+                now_ms() + timeout_ms, under_way, method=method, request=request, judge=judge
+            )
+        finally:
+            if self._call is under_way:
+                self._call = None
+
+    async def _call_until(
+        self,
+        deadline: float,
+        under_way: _Call,
+        *,
+        method: Callable[[grpc.aio.Channel], Any],
+        request: Any,
+        judge: Callable[[Any], Any],
+    ) -> Any:
+        key = under_way.key
         attempt = 0
         avoid = -1
         while True:
@@ -100,7 +155,7 @@ class Coordinators:
                     method,
                     request,
                     timeout_ms=min(deadline - now_ms(), self._cluster.config.request_timeout_ms),
-                    what=what,
+                    what=under_way.what,
                 )
                 return judge(response)
             except PenstockError as error:
@@ -110,6 +165,7 @@ class Coordinators:
                 if unknown or not error.retriable or now_ms() + pause >= deadline:
                     raise
                 attempt += 1
+                under_way.refusal = error
                 if isinstance(error, LOOK_AGAIN):
                     if isinstance(error, NetworkError):
                         avoid = node_id

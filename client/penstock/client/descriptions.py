@@ -253,21 +253,33 @@ class QuorumDescription:
 
 @dataclass(frozen=True, slots=True)
 class TransactionListing:
-    """A transactional id in brief. ``state`` is empty, ongoing, prepare_commit or prepare_abort."""
+    """A transactional id in brief.
+
+    ``state`` is empty, ongoing, prepare_commit, prepare_abort or kept: the partitions of the
+    transaction before are the next one's too, which its producer may have begun or not.
+    ``since_ms`` is since when it is in that state, in milliseconds since 1970; of what is empty it
+    may be when its last transaction was decided.
+    """
 
     transactional_id: str
     producer_id: int
     state: str
     coordinator: int
+    since_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionDescription:
     """A transactional id whole.
 
-    ``start_ms`` is when its open transaction began, in milliseconds since 1970, or -1. Once that is
-    decided (prepare_commit, prepare_abort), ``producer_epoch`` is the next one's already, and
-    ``partitions`` are those whose mark is not there yet.
+    ``start_ms`` is when its open transaction began, in milliseconds since 1970, or -1; of what is
+    kept, since when it is. Once a transaction is decided (prepare_commit, prepare_abort),
+    ``producer_epoch`` is the next one's already, and ``partitions`` are those whose mark is not
+    there yet, and those that are kept.
+
+    ``last_ended_by`` says who decided about the last transaction that has ended since the present
+    producer was given the id: producer, timeout_or_person, other_producer, group (a group's commit
+    that decided about an attempt), or nobody where none has; ``last_committed`` how.
     """
 
     transactional_id: str
@@ -277,6 +289,8 @@ class TransactionDescription:
     transaction_timeout_ms: int
     start_ms: int
     partitions: tuple[TopicPartition, ...]
+    last_committed: bool
+    last_ended_by: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,3 +332,16 @@ class HangingTransaction:
     producer_epoch: int
     start_offset: int
     last_timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class HangingSearch:
+    """What was found out of transactions that are open in logs.
+
+    ``hanging``: no coordinator knows of them, and nobody will end them. ``in_doubt``: of which that
+    can't be told, with the reason: a coordinator that might know of them did not answer. Those are
+    not to be aborted by hand.
+    """
+
+    hanging: tuple[HangingTransaction, ...] = ()
+    in_doubt: tuple[tuple[HangingTransaction, str], ...] = ()

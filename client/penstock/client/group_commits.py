@@ -15,7 +15,7 @@ from penstock.client.config import AttemptConfig, AttemptSettings, CommitSetting
 from penstock.client.core.transaction_events import Wish
 from penstock.client.model import GroupCommit, Header, RecordMetadata
 from penstock.client.producer import Producer
-from penstock.wire.transactional_ids import Attempt
+from penstock.wire.transactional_ids import Attempt, AttemptHandle
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -31,14 +31,17 @@ class AttemptWriter:
     """Writes what one attempt at a task produces. Made by ``GroupCommits.begin_attempt``.
 
     Nothing that it writes is seen by readers of committed records before the driver has committed
-    with its id. Use it as a context manager: at the end of the block it is closed, and aborted
+    with its handle. Use it as a context manager: at the end of the block it is closed, and aborted
     where it was not prepared. Thread-safe as a Producer is.
     """
 
     def __init__(self, producer: Producer, attempt: Attempt) -> None:
         self._producer = producer
-        self.attempt_id = attempt.transactional_id
-        """What ``prepare`` returns, and ``GroupCommits.commit`` is given."""
+        producer_id = producer._engine.transactions.identity.producer_id
+        self.handle = AttemptHandle(attempt, producer_id).text
+        """What ``prepare`` returns, and ``GroupCommits.commit`` is given: not before that, since a
+        commit takes what is there. It names this writer: one that begins the same attempt again
+        has another."""
 
     def __enter__(self) -> Self:
         return self
@@ -91,16 +94,16 @@ class AttemptWriter:
         self._producer.flush(timeout_ms)
 
     def prepare(self, timeout_ms: float | None = None) -> str:
-        """Have everything acknowledged, and take nothing more; the attempt's id, for the driver.
+        """Have everything acknowledged, and take nothing more; the handle, for the driver.
 
         What it wrote is safe then, and the group's commit decides; this process may end. Raises
         TransactionAbortableError when a record failed: have the task attempted again. Raises
         RequestTimedOutError after ``timeout_ms`` (None: as long as ``delivery_timeout_ms`` lets
-        records live), and may be called again then; ProducerFencedError where another writer has
-        begun the same attempt; InvalidTxnStateError when it is over.
+        records live); ProducerFencedError where another writer has begun the same attempt;
+        InvalidTxnStateError when it is over. May be called again, whether it returned or not.
         """
         self._end(Wish.PREPARE, timeout_ms)
-        return self.attempt_id
+        return self.handle
 
     def abort(self, timeout_ms: float | None = None) -> None:
         """Abort the attempt, prepared or not. Optional: what no commit names is aborted with the
@@ -126,8 +129,8 @@ class GroupCommits:
 
     A driver makes one to commit, and each task one to write. The group's commits have epoch
     numbers, which only rise; the work for a number is split in tasks, each of which may be
-    attempted any number of times, by several at once. The driver gathers one attempt id of each
-    task (strings, which it may send and store as it likes) and commits them. ``settings`` are those
+    attempted any number of times, by several at once. The driver gathers one handle of each task
+    (strings, which it may send and store as it likes) and commits them. ``settings`` are those
     of administration, and what attempts take of them.
 
     Raises InvalidTransactionalIdError for a group that can't have this name, ConfigurationError.
@@ -171,9 +174,10 @@ class GroupCommits:
         Returns whether the same was decided before: nothing was done then. ``winners`` may be
         empty, and come in any order. What is retriable, a lost answer as well, is tried again for
         ``default_api_timeout_ms``; then the last reason is raised, and the outcome may be asked for
-        by calling it again. Raises UnknownAttemptError where a winner timed out, was aborted, or is
-        of another group or number: nothing was decided. Raises GroupCommitConflictError where the
-        number is committed with other winners, StaleGroupCommitError where a higher one is.
+        by calling it again. Raises UnknownAttemptError where a winner timed out, was aborted, is of
+        another group or number, or another writer has begun the same attempt since: nothing was
+        decided. Raises GroupCommitConflictError where the number is committed with other winners,
+        StaleGroupCommitError where a higher one is, InvalidRequestError for what is no handle.
         """
         return self._run(self._commits.commit, epoch_number, winners)
 

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 from penstock.client import admin_values
 from penstock.client.cluster import Cluster, now_ms
 from penstock.client.core.leader_watch import no_leader
-from penstock.client.descriptions import PartitionProducers
+from penstock.client.descriptions import HangingTransaction, PartitionProducers
 from penstock.client.metadata_keeper import MetadataKeeper
 from penstock.client.model import OffsetAndTimestamp
 from penstock.v1 import (
@@ -22,6 +22,7 @@ from penstock.v1 import (
 from penstock.wire.errors import (
     PenstockError,
     RequestTimedOutError,
+    UnknownServerError,
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
     error_from_proto,
@@ -100,8 +101,58 @@ class LeaderCalls:
         questions = dict.fromkeys(partitions)
         return await self._ask_leaders(questions, self._describe_producers_at, timeout_ms)
 
+    async def check_hanging(
+        self, transactions: Iterable[HangingTransaction], timeout_ms: float
+    ) -> dict[HangingTransaction, PenstockError | None]:
+        """Of each whether it hangs: None, or what its leader says of it."""
+        questions: dict[TopicPartition, list[HangingTransaction]] = {}
+        for one in transactions:
+            questions.setdefault(one.partition, []).append(one)
+        answers = await self._ask_leaders(questions, self._check_hanging_at, timeout_ms)
+        return {one: verdict for found in answers.values() for one, verdict in found.items()}
+
+    async def _check_hanging_at(
+        self,
+        node_id: int,
+        part: Mapping[TopicPartition, list[HangingTransaction]],
+        remaining_ms: float,
+    ) -> Outcome[dict[HangingTransaction, PenstockError | None]]:
+        asked = [one for candidates in part.values() for one in candidates]
+        outcome: Outcome[dict[HangingTransaction, PenstockError | None]] = {}
+        for at in range(0, len(asked), _DESCRIBED_AT_ONCE):
+            request = transactions_pb2.CheckHangingRequest(
+                transactions=[
+                    transactions_pb2.AbortHangingRequest(
+                        partition=self._cluster.metadata.to_proto(one.partition),
+                        producer_id=one.producer_id,
+                        start_offset=one.start_offset,
+                    )
+                    for one in asked[at : at + _DESCRIBED_AT_ONCE]
+                ]
+            )
+            response = await self._call_transactions(node_id, "CheckHanging", request, remaining_ms)
+            if len(response.results) != len(request.transactions):
+                raise UnknownServerError(
+                    f"broker {node_id} was asked about {len(request.transactions)} transactions "
+                    f"and answered for {len(response.results)}"
+                )
+            for one, result in zip(asked[at:], response.results, strict=False):
+                error = error_from_proto(result) if result.code else None
+                known = outcome.setdefault(one.partition, {})
+                if error is not None and error.refresh_metadata:
+                    outcome[one.partition] = error  # Another broker leads it.
+                elif not isinstance(known, PenstockError):
+                    known[one] = error
+        return outcome
+
     async def abort_hanging(
-        self, partition: TopicPartition, producer_id: int, start_offset: int, timeout_ms: float
+        self,
+        partition: TopicPartition,
+        producer_id: int,
+        start_offset: int,
+        timeout_ms: float,
+        *,
+        force: bool,
     ) -> None:
         """End the transaction that begins there. Raises InvalidTxnStateError if none does."""
 
@@ -112,6 +163,7 @@ class LeaderCalls:
                 partition=self._cluster.metadata.to_proto(partition),
                 producer_id=producer_id,
                 start_offset=start_offset,
+                force=force,
             )
             response = await self._call_transactions(node_id, "AbortHanging", request, remaining_ms)
             error = error_from_proto(response.error) if response.HasField("error") else None

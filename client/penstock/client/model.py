@@ -89,8 +89,8 @@ class GroupMetadata:
 
 @dataclass(frozen=True, slots=True)
 class GroupCommit:
-    """What a group of commits has committed last: the epoch number (-1: nothing yet), and the ids
-    of the attempts that won.
+    """What a group of commits has committed last: the epoch number (-1: nothing yet), and the
+    handles of the attempts that won.
     """
 
     epoch_number: int

@@ -28,6 +28,7 @@ from penstock.wire.errors import (
     ClientClosedError,
     PenstockError,
     ProducerFencedError,
+    TransactionAbortableError,
 )
 from penstock.wire.ids import TopicPartition
 
@@ -257,7 +258,9 @@ class Producer:
         """A block whose records are committed at its end, or aborted when it raises.
 
         The block's exception is raised again; ProducerFencedError instead where another producer
-        has the transactional id. Raises what ``begin_transaction`` and ``commit_transaction`` do.
+        has the transactional id. Raises what ``begin_transaction`` and ``commit_transaction`` do,
+        and ClientClosedError where the producer was closed in the block. A block may end its
+        transaction itself; where none of this is raised, it was committed, or aborted by the block.
         After TransactionAbortableError the transaction is aborted, and another may be begun with
         the same work. After RequestTimedOutError of the commit its outcome is not known: call
         ``commit_transaction`` again.
@@ -265,7 +268,7 @@ class Producer:
         self.begin_transaction()
         try:
             yield
-            if self._engine.transactions.is_open:  # The block may have ended it.
+            if self._engine.transactions.check_block():
                 self.commit_transaction()
         except BaseException as error:
             self._abort_after(error)
@@ -280,6 +283,9 @@ class Producer:
             raise fenced from error
         except PenstockError as failure:
             error.add_note(f"and the transaction could not be aborted: {failure}")
+        else:
+            if isinstance(error, TransactionAbortableError):
+                error.add_note("the block has aborted it: begin anew with the same work")
 
     def init_transactions(self, timeout_ms: float | None = None) -> None:
         """Take the transactional id over: fence other producers that have it, and abort what is
@@ -393,10 +399,12 @@ class Producer:
         return self._thread.run(self._engine.await_topic, arguments.topic(topic))
 
     def trouble(self) -> PenstockError | None:
-        """Why what was sent first is not acknowledged yet; None when nothing is in the way.
+        """Why what was sent first is not acknowledged yet, or a transaction does not begin or end
+        (to be asked from another thread); None when nothing is in the way.
 
-        Its ``reason`` is a StallReason. The records wait on, until ``delivery_timeout_ms``; after
-        10 s, and every 10 s from then on, a warning is logged as well.
+        Its ``reason`` is a StallReason. The records wait on, until ``delivery_timeout_ms``, and who
+        began or ended a transaction for the time of that call; after 10 s, and every 10 s from
+        then on, a warning is logged as well.
         """
         self._check_open()
         return self._thread.run(self._engine.trouble)

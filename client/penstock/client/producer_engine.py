@@ -215,6 +215,10 @@ class ProducerEngine:
         self.forget_failures()
         self._handle(TransactionEnded(identity))
 
+    def swap_identity(self, identity: Identity) -> None:
+        """Go on under this identity in the same transaction, of which nothing was sent."""
+        self._handle(TransactionEnded(identity))
+
     def forget_failures(self) -> None:
         """What failed was told by the end of its transaction."""
         self._ledger.forget()
@@ -283,7 +287,7 @@ class ProducerEngine:
 
     def _send(self, effect: SendRequest[Receipt]) -> None:
         if self._transactions is not None:
-            self._transactions.sent()
+            self._transactions.sent(frozenset(entry.batch.partition for entry in effect.entries))
         stream = self._streams.get(effect.node_id)
         if stream is None or stream.ended:
             stream = ProduceStream(
@@ -353,8 +357,13 @@ class ProducerEngine:
     # --- stalls -----------------------------------------------------------------------------
 
     async def trouble(self) -> PenstockError | None:
-        """Why records that were sent are not acknowledged; None when nothing is in the way."""
-        return self._sender.trouble(now_ms())
+        """Why records that were sent are not acknowledged, or a transaction does not begin or end;
+        None when nothing is in the way.
+        """
+        found = self._sender.trouble(now_ms())
+        if found is None and self._transactions is not None:
+            found = self._transactions.trouble()
+        return found
 
     def _watch_for_stalls(self) -> None:
         """Look when what waits longest will have waited too long; now and then from then on."""
@@ -405,7 +414,7 @@ class ProducerEngine:
         except TimeoutError:
             raise RequestTimedOutError(
                 f"{counted(left, 'batch', 'was')} not acknowledged within "
-                f"timeout_ms={timeout_ms}; what is left stays queued"
+                f"timeout_ms={timeout_ms:.0f}; what is left stays queued"
             ) from None
         if self._verdicts is event:
             self._verdicts = None

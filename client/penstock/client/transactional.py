@@ -6,12 +6,12 @@ import asyncio
 import logging
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from penstock.client import admin_values
-from penstock.client.cluster import Cluster
+from penstock.client.cluster import Cluster, now_ms
 from penstock.client.config import ProducerConfig
 from penstock.client.coordinator import Coordinators, Kind
 from penstock.client.core.sequencer import Identity
@@ -35,7 +35,12 @@ from penstock.client.core.transaction_events import (
     IdentityRefused,
     InitWanted,
     Interrupted,
+    KeptUntil,
+    Renew,
+    RenewalRefused,
+    Renewed,
     Sent,
+    SwapIdentity,
     TakeIdentity,
     Wish,
 )
@@ -43,6 +48,7 @@ from penstock.client.deadline import Deadline
 from penstock.client.model import GroupMetadata, OffsetAndMetadata
 from penstock.client.offsets import judge_commit
 from penstock.v1 import (
+    common_pb2,
     groups_pb2,
     groups_pb2_grpc,
     transactions_pb2,
@@ -60,6 +66,20 @@ from penstock.wire.ids import TopicPartition
 from penstock.wire.transactional_ids import coordinating_key, parse_attempt
 
 _LOG: Final = logging.getLogger("penstock.client")
+_STALL_MS: Final = 10_000.0
+
+
+_LET_GO_MS: Final = 2_000.0
+"""So long a close waits at most for what is kept to be given up."""
+
+T = TypeVar("T")
+
+
+class _Ended(NamedTuple):
+    """What the coordinator says of an end: who writes the next one, and how long it is kept."""
+
+    identity: Identity
+    kept_ms: int
 
 
 class Records(Protocol):
@@ -73,6 +93,9 @@ class Records(Protocol):
 
     def take_identity(self, identity: Identity) -> None:
         """Go on under this identity, numbered from 0; nothing waits for a verdict."""
+
+    def swap_identity(self, identity: Identity) -> None:
+        """As ``take_identity``, in the same transaction; without one, records wait for the next."""
 
     def forget_failures(self) -> None:
         """What failed is told by the end of its transaction."""
@@ -109,6 +132,11 @@ class TransactionDriver:
             f"{what} {self.transactional_id!r}", is_attempt=self._attempt is not None
         )
         self._turn = asyncio.Lock()
+        self._stall_watch: asyncio.TimerHandle | None = None
+        self._closed_open = False  # Closed, with a transaction open.
+        self._first_asked: tuple[Identity, float] | None = None  # For an end, and when.
+        self._kept_timer: asyncio.TimerHandle | None = None
+        self._renewal: asyncio.Task[None] | None = None
 
     # --- the engine's side ------------------------------------------------------------------
 
@@ -117,19 +145,51 @@ class TransactionDriver:
         self._machine.check_sending()
 
     @property
+    def identity(self) -> Identity:
+        """What the open transaction is written under."""
+        return self._machine.identity
+
+    @property
     def is_open(self) -> bool:
         """Whether there is a transaction that an abort would end."""
         return self._machine.is_open
 
-    def sent(self) -> None:
-        """Records go to a broker."""
-        self._machine.handle(Sent())
+    def check_block(self) -> bool:
+        """Whether a block that is over has to commit, rather than that it ended the transaction.
+
+        Raises ClientClosedError where the end was that the producer was closed.
+        """
+        if self._closed_open:
+            raise ClientClosedError(
+                "the producer was closed in the block, so that its transaction was not committed "
+                "but aborted; next: close it after the block, and do the work again"
+            )
+        return self._machine.is_unsettled
+
+    def sent(self, partitions: frozenset[TopicPartition]) -> None:
+        """Records for these partitions go to a broker."""
+        self._machine.handle(Sent(partitions))
 
     def failed(self, error: PenstockError) -> None:
         """A record has failed, or its transaction has otherwise."""
         for effect in self._machine.handle(Failed(error)):
             assert isinstance(effect, DropRecords)
             self._records.drop(effect.error)
+
+    def trouble(self) -> PenstockError | None:
+        """Why a wish is not carried out yet, as far as coordinators are in its way."""
+        return self._coordinators.trouble() or self._groups.trouble()
+
+    def _watch_for_stalls(self) -> None:
+        self._stall_watch = asyncio.get_running_loop().call_later(
+            _STALL_MS / 1000, self._tell_of_stall
+        )
+
+    def _tell_of_stall(self) -> None:
+        trouble = self.trouble()
+        if trouble is not None:
+            _LOG.warning("transactional id %s: %s", self.transactional_id, trouble.message)
+        self._watch_for_stalls()
 
     # --- wishes -----------------------------------------------------------------------------
 
@@ -145,7 +205,7 @@ class TransactionDriver:
         async with self._in_turn(deadline):
             if self._machine.phase is Phase.NO_IDENTITY:
                 await self._carry_out(InitWanted(), deadline)
-            await self._carry_out(BeginWanted(), Deadline.never())
+            await self._carry_out(BeginWanted(now_ms()), Deadline.never())
 
     async def end(self, wish: Wish, timeout_ms: float | None = None) -> None:
         """End the transaction so."""
@@ -165,6 +225,8 @@ class TransactionDriver:
             self._machine.check_sending()
             if not offsets:
                 return
+            await self._await_renewal(deadline)
+            self._machine.check_sending()
             self._machine.handle(Sent())
             try:
                 await self._ask_group(offsets, group, max(1.0, deadline.remaining_ms))
@@ -183,8 +245,12 @@ class TransactionDriver:
 
     async def close(self, timeout_ms: float | None) -> None:
         """Abort what is open, in so much time; where that fails its timeout will."""
-        if not self._machine.is_open:
-            return
+        if self._machine.is_open:
+            await self._close_open(timeout_ms)
+        await self._let_go(timeout_ms)
+
+    async def _close_open(self, timeout_ms: float | None) -> None:
+        self._closed_open = True
         if self._attempt is None:
             _LOG.warning(
                 "transactional id %s: the producer is closed with a transaction open, which is "
@@ -203,6 +269,92 @@ class TransactionDriver:
                 error,
             )
 
+    # --- what was kept ----------------------------------------------------------------------
+
+    def _watch_kept(self) -> None:
+        """Give up what is kept when its time is over."""
+        until_ms = self._machine.kept_until_ms
+        if until_ms is not None and self._kept_timer is None:
+            delay_s = max(0.0, until_ms - now_ms()) / 1000
+            self._kept_timer = asyncio.get_running_loop().call_later(delay_s, self._kept_for_long)
+
+    def _kept_for_long(self) -> None:
+        self._kept_timer = None
+        self._give_up_kept(now_ms())
+        self._watch_kept()  # It was another one's time.
+
+    def _give_up_kept(self, at_ms: float) -> None:
+        with self._guard:
+            effects = self._machine.handle(KeptUntil(at_ms))
+        for effect in effects:
+            self._do_at_once(effect)
+
+    def _do_at_once(self, effect: Effect) -> None:
+        if isinstance(effect, SwapIdentity):
+            self._records.swap_identity(effect.identity)
+        elif isinstance(effect, Renew):
+            self._renewal = asyncio.ensure_future(self._renew(effect.identity))
+        elif isinstance(effect, DropRecords):
+            self._records.drop(effect.error)
+
+    async def _renew(self, identity: Identity) -> None:
+        request = transactions_pb2.EndTransactionRequest(
+            transactional_id=self.transactional_id,
+            producer_id=identity.producer_id,
+            producer_epoch=identity.epoch,
+        )
+        event: Event | None = None
+        while event is None:
+            try:
+                answer = await self._ask(
+                    "EndTransaction", request, _ended, self._config.request_timeout_ms
+                )
+                event = Renewed(answer.identity)
+            except PenstockError as error:
+                if isinstance(error, ClientClosedError):
+                    return
+                if not error.retriable:
+                    event = RenewalRefused(error)
+                else:
+                    _LOG.info(
+                        "transactional id %s: what was kept for the next transaction is not given "
+                        "up yet; trying again: %s",
+                        self.transactional_id,
+                        error,
+                    )
+                    await asyncio.sleep(self._config.retry_backoff_max_ms / 1000)
+        with self._guard:
+            effects = self._machine.handle(event)
+        for effect in effects:
+            self._do_at_once(effect)
+
+    async def _await_renewal(self, deadline: Deadline) -> None:
+        """Wait for an identity under which something may be sent. Raises RequestTimedOutError."""
+        if self._renewal is None or not self._machine.is_renewing:
+            return
+        left_ms = deadline.remaining_ms
+        _, late = await asyncio.wait(
+            [self._renewal], timeout=None if left_ms == float("inf") else left_ms / 1000
+        )
+        if late:
+            raise RequestTimedOutError(
+                f"the coordinator of {self.transactional_id!r} has not said in time under which "
+                "identity the transaction goes on; nothing was done; next: call it again"
+            )
+
+    async def _let_go(self, timeout_ms: float | None) -> None:
+        """Leave nothing open that was kept, if that can be had soon; else its timeout will."""
+        if self._kept_timer is not None:
+            self._kept_timer.cancel()
+        self._give_up_kept(float("inf"))
+        if self._renewal is None:
+            return
+        most_ms = _LET_GO_MS if timeout_ms is None else min(timeout_ms, _LET_GO_MS)
+        try:
+            await asyncio.wait([self._renewal], timeout=most_ms / 1000)
+        finally:
+            self._renewal.cancel()
+
     # --- carrying out -----------------------------------------------------------------------
 
     def _deadline(self, timeout_ms: float | None) -> Deadline:
@@ -220,15 +372,23 @@ class TransactionDriver:
                 f"another call about the transactions of {self.transactional_id!r} was still under "
                 "way, in another thread or task; nothing was done; next: wait for it, call again"
             ) from None
+        self._watch_for_stalls()
         try:
             yield
         finally:
             self._turn.release()
+            assert self._stall_watch is not None
+            self._stall_watch.cancel()
 
     async def _carry_out(self, wish: Event, deadline: Deadline) -> None:
         outcome: Done | None = None
-        with self._guard:  # Who opens a batch has looked under it, so that a flush finds the batch.
-            effects = deque(self._machine.handle(wish))
+        try:
+            # Who opens a batch has looked under it, so that a flush finds the batch.
+            with self._guard:
+                effects = deque(self._machine.handle(wish))
+        except ProducerFencedError:
+            self._records.forget_failures()
+            raise
         try:
             while effects:
                 effect = effects.popleft()
@@ -245,18 +405,26 @@ class TransactionDriver:
             raise outcome.error
 
     async def _do(self, effect: Effect, deadline: Deadline) -> list[Effect]:
-        if isinstance(effect, DropRecords):
-            self._records.drop(effect.error)
-        elif isinstance(effect, TakeIdentity):
+        if isinstance(effect, TakeIdentity):
             self._records.take_identity(effect.identity)
         elif isinstance(effect, AwaitVerdicts):
             bound_ms = deadline.remaining_ms
-            await self._records.settle(None if bound_ms == float("inf") else bound_ms)
+            try:
+                await self._records.settle(None if bound_ms == float("inf") else bound_ms)
+            except RequestTimedOutError as error:
+                raise RequestTimedOutError(
+                    f"nothing is decided about the transaction of {self.transactional_id!r}, since "
+                    f"{error.message}; next: make the same call again, or abort it"
+                ) from error
             return self._machine.handle(Flushed())
         elif isinstance(effect, AskEnd):
-            return self._machine.handle(await self._ask_end(effect, deadline))
+            effects = self._machine.handle(await self._ask_end(effect, deadline))
+            self._watch_kept()
+            return effects
         elif isinstance(effect, AskIdentity):
             return self._machine.handle(await self._ask_identity(deadline))
+        else:
+            self._do_at_once(effect)
         return []
 
     async def _ask_identity(self, deadline: Deadline) -> Event:
@@ -279,7 +447,8 @@ class TransactionDriver:
                 instance_id=self._instance_id,
             )
         try:
-            return IdentityGiven(await self._ask(method, request, deadline.remaining_ms))
+            given = await self._ask(method, request, _identity, deadline.remaining_ms)
+            return IdentityGiven(given)
         except PenstockError as error:
             return IdentityRefused(error)
 
@@ -289,26 +458,36 @@ class TransactionDriver:
             producer_id=effect.identity.producer_id,
             producer_epoch=effect.identity.epoch,
             commit=effect.commit,
+            keep=[
+                common_pb2.TopicPartition(topic=name.topic, partition=name.partition)
+                for name in effect.keep
+            ],
         )
+        if self._first_asked is None or self._first_asked[0] != effect.identity:
+            self._first_asked = effect.identity, now_ms()
+        asked_ms = self._first_asked[1]
         remaining_ms = min(deadline.remaining_ms, self._config.delivery_timeout_ms)
         try:
-            return EndAnswered(await self._ask("EndTransaction", request, remaining_ms))
+            answer = await self._ask("EndTransaction", request, _ended, remaining_ms)
+            return EndAnswered(answer.identity, asked_ms, answer.kept_ms)
         except PenstockError as error:
             unheard = error.retriable or isinstance(error, ClientClosedError)
             return EndUnanswered(error) if unheard else EndRefused(error)
 
-    async def _ask(self, method: str, request: Any, timeout_ms: float) -> Identity:
+    async def _ask(
+        self, method: str, request: Any, judge: Callable[[Any], T], timeout_ms: float
+    ) -> T:
         """Ask the coordinator until it answers, for so long."""
         await self._cluster.start()
-        identity: Identity = await self._coordinators.call(
+        answer: T = await self._coordinators.call(
             coordinating_key(self.transactional_id),
             lambda channel: getattr(transactions_pb2_grpc.TransactionsStub(channel), method),
             request,
-            _identity,
+            judge,
             what=f"Transactions.{method}",
             timeout_ms=max(1.0, timeout_ms),
         )
-        return identity
+        return answer
 
     async def _ask_group(
         self,
@@ -349,3 +528,7 @@ def _identity(response: Any) -> Identity:
     if response.HasField("error"):
         raise error_from_proto(response.error)
     return Identity(response.producer_id, response.producer_epoch)
+
+
+def _ended(response: Any) -> _Ended:
+    return _Ended(_identity(response), response.kept_ms)

@@ -145,6 +145,7 @@ class TransactionMarker(google.protobuf.message.Message):
     COMMIT_FIELD_NUMBER: builtins.int
     COORDINATOR_EPOCH_FIELD_NUMBER: builtins.int
     PARTITIONS_FIELD_NUMBER: builtins.int
+    KEPT_FIELD_NUMBER: builtins.int
     producer_id: builtins.int
     """The producer id of the transaction."""
     producer_epoch: builtins.int
@@ -157,6 +158,13 @@ class TransactionMarker(google.protobuf.message.Message):
     def partitions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[penstock.v1.common_pb2.TopicPartition]:
         """Where; with the topic's id."""
 
+    @property
+    def kept(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """The partitions of this list, by their index in it, that are in the transaction of producer_epoch
+        already: their leader may append its batches without asking, for as long as it leads in this
+        leader epoch and has written no later mark of the producer.
+        """
+
     def __init__(
         self,
         *,
@@ -165,8 +173,9 @@ class TransactionMarker(google.protobuf.message.Message):
         commit: builtins.bool = ...,
         coordinator_epoch: builtins.int = ...,
         partitions: collections.abc.Iterable[penstock.v1.common_pb2.TopicPartition] | None = ...,
+        kept: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["commit", b"commit", "coordinator_epoch", b"coordinator_epoch", "partitions", b"partitions", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["commit", b"commit", "coordinator_epoch", b"coordinator_epoch", "kept", b"kept", "partitions", b"partitions", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id"]) -> None: ...
 
 global___TransactionMarker = TransactionMarker
 
@@ -211,3 +220,127 @@ class TransactionMarkerResult(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["outcomes", b"outcomes"]) -> None: ...
 
 global___TransactionMarkerResult = TransactionMarkerResult
+
+@typing.final
+class FindTransactionsRequest(google.protobuf.message.Message):
+    """FindTransactionsRequest asks coordinators for transactions that a leader has open."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: builtins.int
+    COORDINATORS_FIELD_NUMBER: builtins.int
+    PLACES_FIELD_NUMBER: builtins.int
+    cluster_id: builtins.str
+    """The cluster that is meant; another refuses with INCONSISTENT_CLUSTER_ID for each coordinator."""
+    @property
+    def coordinators(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """The partitions of __transaction_state whose coordinators are asked."""
+
+    @property
+    def places(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___OpenTransactionPlace]:
+        """What is open."""
+
+    def __init__(
+        self,
+        *,
+        cluster_id: builtins.str = ...,
+        coordinators: collections.abc.Iterable[builtins.int] | None = ...,
+        places: collections.abc.Iterable[global___OpenTransactionPlace] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cluster_id", b"cluster_id", "coordinators", b"coordinators", "places", b"places"]) -> None: ...
+
+global___FindTransactionsRequest = FindTransactionsRequest
+
+@typing.final
+class OpenTransactionPlace(google.protobuf.message.Message):
+    """OpenTransactionPlace is a transaction as a log knows it: without an id."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PRODUCER_ID_FIELD_NUMBER: builtins.int
+    PARTITION_FIELD_NUMBER: builtins.int
+    producer_id: builtins.int
+    """The producer id."""
+    @property
+    def partition(self) -> penstock.v1.common_pb2.TopicPartition:
+        """Where it is open; with the topic's id."""
+
+    def __init__(
+        self,
+        *,
+        producer_id: builtins.int = ...,
+        partition: penstock.v1.common_pb2.TopicPartition | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["partition", b"partition"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["partition", b"partition", "producer_id", b"producer_id"]) -> None: ...
+
+global___OpenTransactionPlace = OpenTransactionPlace
+
+@typing.final
+class FindTransactionsResponse(google.protobuf.message.Message):
+    """FindTransactionsResponse answers a FindTransactionsRequest."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: builtins.int
+    @property
+    def results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___FoundTransactions]:
+        """One entry a coordinator of the request, in its order."""
+
+    def __init__(
+        self,
+        *,
+        results: collections.abc.Iterable[global___FoundTransactions] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["results", b"results"]) -> None: ...
+
+global___FindTransactionsResponse = FindTransactionsResponse
+
+@typing.final
+class FoundTransactions(google.protobuf.message.Message):
+    """FoundTransactions is what one partition of __transaction_state knows."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: builtins.int
+    TRANSACTIONS_FIELD_NUMBER: builtins.int
+    @property
+    def error(self) -> penstock.v1.common_pb2.Error:
+        """Absent where this broker led the partition, was allowed to serve, and looked through all of it."""
+
+    @property
+    def transactions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___FoundTransaction]:
+        """What will be ended."""
+
+    def __init__(
+        self,
+        *,
+        error: penstock.v1.common_pb2.Error | None = ...,
+        transactions: collections.abc.Iterable[global___FoundTransaction] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "transactions", b"transactions"]) -> None: ...
+
+global___FoundTransactions = FoundTransactions
+
+@typing.final
+class FoundTransaction(google.protobuf.message.Message):
+    """FoundTransaction is one that a coordinator will end."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PLACE_FIELD_NUMBER: builtins.int
+    TRANSACTIONAL_ID_FIELD_NUMBER: builtins.int
+    place: builtins.int
+    """Which of the request's places, by its index."""
+    transactional_id: builtins.str
+    """The transactional id."""
+    def __init__(
+        self,
+        *,
+        place: builtins.int = ...,
+        transactional_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["place", b"place", "transactional_id", b"transactional_id"]) -> None: ...
+
+global___FoundTransaction = FoundTransaction

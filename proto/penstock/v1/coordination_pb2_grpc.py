@@ -46,6 +46,11 @@ class CoordinationStub(object):
                 request_serializer=penstock_dot_v1_dot_coordination__pb2.WriteMarkersRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_coordination__pb2.WriteMarkersResponse.FromString,
                 _registered_method=True)
+        self.FindTransactions = channel.unary_unary(
+                '/penstock.v1.Coordination/FindTransactions',
+                request_serializer=penstock_dot_v1_dot_coordination__pb2.FindTransactionsRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_coordination__pb2.FindTransactionsResponse.FromString,
+                _registered_method=True)
 
 
 class CoordinationServicer(object):
@@ -67,6 +72,14 @@ class CoordinationServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FindTransactions(self, request, context):
+        """FindTransactions says which of the transactions that are open in logs coordinators know of, and
+        so will end.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinationServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -79,6 +92,11 @@ def add_CoordinationServicer_to_server(servicer, server):
                     servicer.WriteMarkers,
                     request_deserializer=penstock_dot_v1_dot_coordination__pb2.WriteMarkersRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_coordination__pb2.WriteMarkersResponse.SerializeToString,
+            ),
+            'FindTransactions': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindTransactions,
+                    request_deserializer=penstock_dot_v1_dot_coordination__pb2.FindTransactionsRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_coordination__pb2.FindTransactionsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -137,6 +155,33 @@ class Coordination(object):
             '/penstock.v1.Coordination/WriteMarkers',
             penstock_dot_v1_dot_coordination__pb2.WriteMarkersRequest.SerializeToString,
             penstock_dot_v1_dot_coordination__pb2.WriteMarkersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindTransactions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Coordination/FindTransactions',
+            penstock_dot_v1_dot_coordination__pb2.FindTransactionsRequest.SerializeToString,
+            penstock_dot_v1_dot_coordination__pb2.FindTransactionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,6 +35,14 @@ class CoordinationStub:
     ]
     """WriteMarkers ends transactions in partitions; answered when the marks are committed."""
 
+    FindTransactions: grpc.UnaryUnaryMultiCallable[
+        penstock.v1.coordination_pb2.FindTransactionsRequest,
+        penstock.v1.coordination_pb2.FindTransactionsResponse,
+    ]
+    """FindTransactions says which of the transactions that are open in logs coordinators know of, and
+    so will end.
+    """
+
 class CoordinationAsyncStub:
     """Coordination is spoken between brokers, where followers are served: leaders of partitions ask
     coordinators whether a transaction may write, coordinators have leaders write its marks.
@@ -51,6 +59,14 @@ class CoordinationAsyncStub:
         penstock.v1.coordination_pb2.WriteMarkersResponse,
     ]
     """WriteMarkers ends transactions in partitions; answered when the marks are committed."""
+
+    FindTransactions: grpc.aio.UnaryUnaryMultiCallable[
+        penstock.v1.coordination_pb2.FindTransactionsRequest,
+        penstock.v1.coordination_pb2.FindTransactionsResponse,
+    ]
+    """FindTransactions says which of the transactions that are open in logs coordinators know of, and
+    so will end.
+    """
 
 class CoordinationServicer(metaclass=abc.ABCMeta):
     """Coordination is spoken between brokers, where followers are served: leaders of partitions ask
@@ -72,5 +88,15 @@ class CoordinationServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[penstock.v1.coordination_pb2.WriteMarkersResponse, collections.abc.Awaitable[penstock.v1.coordination_pb2.WriteMarkersResponse]]:
         """WriteMarkers ends transactions in partitions; answered when the marks are committed."""
+
+    @abc.abstractmethod
+    def FindTransactions(
+        self,
+        request: penstock.v1.coordination_pb2.FindTransactionsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[penstock.v1.coordination_pb2.FindTransactionsResponse, collections.abc.Awaitable[penstock.v1.coordination_pb2.FindTransactionsResponse]]:
+        """FindTransactions says which of the transactions that are open in logs coordinators know of, and
+        so will end.
+        """
 
 def add_CoordinationServicer_to_server(servicer: CoordinationServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

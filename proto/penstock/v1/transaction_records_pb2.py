@@ -26,19 +26,17 @@ from penstock.v1 import common_pb2 as penstock_dot_v1_dot_common__pb2
 from penstock.v1 import transactions_pb2 as penstock_dot_v1_dot_transactions__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%penstock/v1/transaction_records.proto\x12\x0bpenstock.v1\x1a\x18penstock/v1/common.proto\x1a\x1epenstock/v1/transactions.proto\"J\n\x14TransactionRecordKey\x12\x1a\n\x10transactional_id\x18\x01 \x01(\tH\x00\x12\x0f\n\x05group\x18\x02 \x01(\tH\x00\x42\x05\n\x03key\"\x95\x03\n\x10TransactionValue\x12,\n\x05state\x18\x01 \x01(\x0e\x32\x1d.penstock.v1.TransactionState\x12\x13\n\x0bproducer_id\x18\x02 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x03 \x01(\x05\x12\x18\n\x10last_producer_id\x18\x04 \x01(\x03\x12\x1b\n\x13last_producer_epoch\x18\x05 \x01(\x05\x12\x16\n\x0elast_committed\x18\x06 \x01(\x08\x12\x31\n\nlast_cause\x18\x07 \x01(\x0e\x32\x1d.penstock.v1.TransactionCause\x12\x1e\n\x16transaction_timeout_ms\x18\x08 \x01(\x05\x12\x10\n\x08start_ms\x18\t \x01(\x03\x12\x12\n\nupdated_ms\x18\n \x01(\x03\x12/\n\npartitions\x18\x0b \x03(\x0b\x32\x1b.penstock.v1.TopicPartition\x12\x13\n\x0binstance_id\x18\x0c \x01(\x0c\x12\x18\n\x10next_producer_id\x18\r \x01(\x03\"O\n\x10GroupCommitValue\x12\x14\n\x0c\x65poch_number\x18\x01 \x01(\x03\x12\x0f\n\x07winners\x18\x02 \x03(\t\x12\x14\n\x0c\x63ommitted_ms\x18\x03 \x01(\x03*\xb3\x01\n\x10TransactionCause\x12!\n\x1dTRANSACTION_CAUSE_UNSPECIFIED\x10\x00\x12\x1e\n\x1aTRANSACTION_CAUSE_PRODUCER\x10\x01\x12!\n\x1dTRANSACTION_CAUSE_COORDINATOR\x10\x02\x12\x1c\n\x18TRANSACTION_CAUSE_FENCED\x10\x03\x12\x1b\n\x17TRANSACTION_CAUSE_GROUP\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%penstock/v1/transaction_records.proto\x12\x0bpenstock.v1\x1a\x18penstock/v1/common.proto\x1a\x1epenstock/v1/transactions.proto\"J\n\x14TransactionRecordKey\x12\x1a\n\x10transactional_id\x18\x01 \x01(\tH\x00\x12\x0f\n\x05group\x18\x02 \x01(\tH\x00\x42\x05\n\x03key\"\xe5\x03\n\x10TransactionValue\x12,\n\x05state\x18\x01 \x01(\x0e\x32\x1d.penstock.v1.TransactionState\x12\x13\n\x0bproducer_id\x18\x02 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x03 \x01(\x05\x12\x18\n\x10last_producer_id\x18\x04 \x01(\x03\x12\x1b\n\x13last_producer_epoch\x18\x05 \x01(\x05\x12\x16\n\x0elast_committed\x18\x06 \x01(\x08\x12\x31\n\nlast_cause\x18\x07 \x01(\x0e\x32\x1d.penstock.v1.TransactionCause\x12\x1e\n\x16transaction_timeout_ms\x18\x08 \x01(\x05\x12\x10\n\x08start_ms\x18\t \x01(\x03\x12\x12\n\nupdated_ms\x18\n \x01(\x03\x12/\n\npartitions\x18\x0b \x03(\x0b\x32\x1b.penstock.v1.TopicPartition\x12\x13\n\x0binstance_id\x18\x0c \x01(\x0c\x12\x18\n\x10next_producer_id\x18\r \x01(\x03\x12\x0c\n\x04kept\x18\x0e \x03(\x05\x12\x1f\n\x17superseded_instance_ids\x18\x0f \x03(\x0c\x12\x0e\n\x06lapsed\x18\x10 \x01(\x08\x12\x0f\n\x07\x63\x61rried\x18\x11 \x03(\x05\"x\n\x10GroupCommitValue\x12\x14\n\x0c\x65poch_number\x18\x01 \x01(\x03\x12\x12\n\nwinner_ids\x18\x02 \x03(\t\x12$\n\x07winners\x18\x04 \x03(\x0b\x32\x13.penstock.v1.Winner\x12\x14\n\x0c\x63ommitted_ms\x18\x03 \x01(\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.v1.transaction_records_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TRANSACTIONCAUSE']._serialized_start=678
-  _globals['_TRANSACTIONCAUSE']._serialized_end=857
   _globals['_TRANSACTIONRECORDKEY']._serialized_start=112
   _globals['_TRANSACTIONRECORDKEY']._serialized_end=186
   _globals['_TRANSACTIONVALUE']._serialized_start=189
-  _globals['_TRANSACTIONVALUE']._serialized_end=594
-  _globals['_GROUPCOMMITVALUE']._serialized_start=596
-  _globals['_GROUPCOMMITVALUE']._serialized_end=675
+  _globals['_TRANSACTIONVALUE']._serialized_end=674
+  _globals['_GROUPCOMMITVALUE']._serialized_start=676
+  _globals['_GROUPCOMMITVALUE']._serialized_end=796
 # @@protoc_insertion_point(module_scope)

@@ -9,51 +9,12 @@ import builtins
 import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
-import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import penstock.v1.common_pb2
 import penstock.v1.transactions_pb2
-import sys
 import typing
 
-if sys.version_info >= (3, 10):
-    import typing as typing_extensions
-else:
-    import typing_extensions
-
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
-
-class _TransactionCause:
-    ValueType = typing.NewType("ValueType", builtins.int)
-    V: typing_extensions.TypeAlias = ValueType
-
-class _TransactionCauseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_TransactionCause.ValueType], builtins.type):
-    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
-    TRANSACTION_CAUSE_UNSPECIFIED: _TransactionCause.ValueType  # 0
-    """Nobody yet."""
-    TRANSACTION_CAUSE_PRODUCER: _TransactionCause.ValueType  # 1
-    """Its producer."""
-    TRANSACTION_CAUSE_COORDINATOR: _TransactionCause.ValueType  # 2
-    """Its timeout, or a person."""
-    TRANSACTION_CAUSE_FENCED: _TransactionCause.ValueType  # 3
-    """Another producer that took the id over."""
-    TRANSACTION_CAUSE_GROUP: _TransactionCause.ValueType  # 4
-    """A CommitGroup."""
-
-class TransactionCause(_TransactionCause, metaclass=_TransactionCauseEnumTypeWrapper):
-    """TransactionCause is who decided about the last transaction."""
-
-TRANSACTION_CAUSE_UNSPECIFIED: TransactionCause.ValueType  # 0
-"""Nobody yet."""
-TRANSACTION_CAUSE_PRODUCER: TransactionCause.ValueType  # 1
-"""Its producer."""
-TRANSACTION_CAUSE_COORDINATOR: TransactionCause.ValueType  # 2
-"""Its timeout, or a person."""
-TRANSACTION_CAUSE_FENCED: TransactionCause.ValueType  # 3
-"""Another producer that took the id over."""
-TRANSACTION_CAUSE_GROUP: TransactionCause.ValueType  # 4
-"""A CommitGroup."""
-global___TransactionCause = TransactionCause
 
 @typing.final
 class TransactionRecordKey(google.protobuf.message.Message):
@@ -98,6 +59,10 @@ class TransactionValue(google.protobuf.message.Message):
     PARTITIONS_FIELD_NUMBER: builtins.int
     INSTANCE_ID_FIELD_NUMBER: builtins.int
     NEXT_PRODUCER_ID_FIELD_NUMBER: builtins.int
+    KEPT_FIELD_NUMBER: builtins.int
+    SUPERSEDED_INSTANCE_IDS_FIELD_NUMBER: builtins.int
+    LAPSED_FIELD_NUMBER: builtins.int
+    CARRIED_FIELD_NUMBER: builtins.int
     state: penstock.v1.transactions_pb2.TransactionState.ValueType
     """The state."""
     producer_id: builtins.int
@@ -112,7 +77,7 @@ class TransactionValue(google.protobuf.message.Message):
     """As above."""
     last_committed: builtins.bool
     """Whether that committed."""
-    last_cause: global___TransactionCause.ValueType
+    last_cause: penstock.v1.transactions_pb2.TransactionCause.ValueType
     """Who decided that."""
     transaction_timeout_ms: builtins.int
     """The transaction timeout."""
@@ -126,9 +91,34 @@ class TransactionValue(google.protobuf.message.Message):
     """
     next_producer_id: builtins.int
     """In PREPARE_* at the end of the epochs: the producer id that follows, with epoch 0; else -1."""
+    lapsed: builtins.bool
+    """The transaction of last_producer_epoch + 1 was aborted by its timeout, or a person, while it had
+    nothing but what was kept. Its producer may not know that it had one, and may still ask for the
+    outcome of the last.
+    """
     @property
     def partitions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[penstock.v1.common_pb2.TopicPartition]:
         """The partitions in the transaction; in PREPARE_* those that get marks."""
+
+    @property
+    def kept(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """In PREPARE_*: those of the partitions, by their index, that are in the next transaction, that of
+        producer_epoch, already. With any, it counts as open since updated_ms. In ONGOING: all of them,
+        where the transaction has nothing but what was kept.
+        """
+
+    @property
+    def superseded_instance_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """The instances that had the id before this one, the newest last, five at most: a copy of a request
+        of theirs that comes late is refused.
+        """
+
+    @property
+    def carried(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """In PREPARE_ABORT of such a one: those of the partitions, by their index, where the mark of the
+        transaction before was not known to be. They get that one first: it is of last_producer_epoch + 1
+        and says last_committed.
+        """
 
     def __init__(
         self,
@@ -139,15 +129,19 @@ class TransactionValue(google.protobuf.message.Message):
         last_producer_id: builtins.int = ...,
         last_producer_epoch: builtins.int = ...,
         last_committed: builtins.bool = ...,
-        last_cause: global___TransactionCause.ValueType = ...,
+        last_cause: penstock.v1.transactions_pb2.TransactionCause.ValueType = ...,
         transaction_timeout_ms: builtins.int = ...,
         start_ms: builtins.int = ...,
         updated_ms: builtins.int = ...,
         partitions: collections.abc.Iterable[penstock.v1.common_pb2.TopicPartition] | None = ...,
         instance_id: builtins.bytes = ...,
         next_producer_id: builtins.int = ...,
+        kept: collections.abc.Iterable[builtins.int] | None = ...,
+        superseded_instance_ids: collections.abc.Iterable[builtins.bytes] | None = ...,
+        lapsed: builtins.bool = ...,
+        carried: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["instance_id", b"instance_id", "last_cause", b"last_cause", "last_committed", b"last_committed", "last_producer_epoch", b"last_producer_epoch", "last_producer_id", b"last_producer_id", "next_producer_id", b"next_producer_id", "partitions", b"partitions", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "start_ms", b"start_ms", "state", b"state", "transaction_timeout_ms", b"transaction_timeout_ms", "updated_ms", b"updated_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["carried", b"carried", "instance_id", b"instance_id", "kept", b"kept", "lapsed", b"lapsed", "last_cause", b"last_cause", "last_committed", b"last_committed", "last_producer_epoch", b"last_producer_epoch", "last_producer_id", b"last_producer_id", "next_producer_id", b"next_producer_id", "partitions", b"partitions", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "start_ms", b"start_ms", "state", b"state", "superseded_instance_ids", b"superseded_instance_ids", "transaction_timeout_ms", b"transaction_timeout_ms", "updated_ms", b"updated_ms"]) -> None: ...
 
 global___TransactionValue = TransactionValue
 
@@ -158,6 +152,7 @@ class GroupCommitValue(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     EPOCH_NUMBER_FIELD_NUMBER: builtins.int
+    WINNER_IDS_FIELD_NUMBER: builtins.int
     WINNERS_FIELD_NUMBER: builtins.int
     COMMITTED_MS_FIELD_NUMBER: builtins.int
     epoch_number: builtins.int
@@ -165,18 +160,21 @@ class GroupCommitValue(google.protobuf.message.Message):
     committed_ms: builtins.int
     """When it was decided."""
     @property
-    def winners(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """The attempts' ids that won, in order. What else there is of attempts up to the epoch number
-        aborts.
-        """
+    def winner_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The ids of attempts that won, in records from before their producer ids named them. Not written."""
+
+    @property
+    def winners(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[penstock.v1.transactions_pb2.Winner]:
+        """The attempts that won, in order. What else there is of attempts up to the epoch number aborts."""
 
     def __init__(
         self,
         *,
         epoch_number: builtins.int = ...,
-        winners: collections.abc.Iterable[builtins.str] | None = ...,
+        winner_ids: collections.abc.Iterable[builtins.str] | None = ...,
+        winners: collections.abc.Iterable[penstock.v1.transactions_pb2.Winner] | None = ...,
         committed_ms: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["committed_ms", b"committed_ms", "epoch_number", b"epoch_number", "winners", b"winners"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["committed_ms", b"committed_ms", "epoch_number", b"epoch_number", "winner_ids", b"winner_ids", "winners", b"winners"]) -> None: ...
 
 global___GroupCommitValue = GroupCommitValue

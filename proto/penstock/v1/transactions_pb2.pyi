@@ -36,6 +36,11 @@ class _TransactionStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrappe
     """It is decided, and commit marks are on their way."""
     TRANSACTION_STATE_PREPARE_ABORT: _TransactionState.ValueType  # 4
     """It is decided, and abort marks are on their way."""
+    TRANSACTION_STATE_KEPT: _TransactionState.ValueType  # 5
+    """The partitions of the transaction before were kept for the next one just now, and nobody has
+    asked for others: its producer may write, or pause. No record says so: there it is ONGOING, as
+    it is told when it was kept for longer than a living producer keeps what it does not use.
+    """
 
 class TransactionState(_TransactionState, metaclass=_TransactionStateEnumTypeWrapper):
     """TransactionState is what a transactional id is at."""
@@ -50,7 +55,44 @@ TRANSACTION_STATE_PREPARE_COMMIT: TransactionState.ValueType  # 3
 """It is decided, and commit marks are on their way."""
 TRANSACTION_STATE_PREPARE_ABORT: TransactionState.ValueType  # 4
 """It is decided, and abort marks are on their way."""
+TRANSACTION_STATE_KEPT: TransactionState.ValueType  # 5
+"""The partitions of the transaction before were kept for the next one just now, and nobody has
+asked for others: its producer may write, or pause. No record says so: there it is ONGOING, as
+it is told when it was kept for longer than a living producer keeps what it does not use.
+"""
 global___TransactionState = TransactionState
+
+class _TransactionCause:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _TransactionCauseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_TransactionCause.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    TRANSACTION_CAUSE_UNSPECIFIED: _TransactionCause.ValueType  # 0
+    """Nobody yet."""
+    TRANSACTION_CAUSE_PRODUCER: _TransactionCause.ValueType  # 1
+    """Its producer."""
+    TRANSACTION_CAUSE_COORDINATOR: _TransactionCause.ValueType  # 2
+    """Its timeout, or a person."""
+    TRANSACTION_CAUSE_FENCED: _TransactionCause.ValueType  # 3
+    """Another producer that took the id over."""
+    TRANSACTION_CAUSE_GROUP: _TransactionCause.ValueType  # 4
+    """A CommitGroup."""
+
+class TransactionCause(_TransactionCause, metaclass=_TransactionCauseEnumTypeWrapper):
+    """TransactionCause is who decided about the last transaction."""
+
+TRANSACTION_CAUSE_UNSPECIFIED: TransactionCause.ValueType  # 0
+"""Nobody yet."""
+TRANSACTION_CAUSE_PRODUCER: TransactionCause.ValueType  # 1
+"""Its producer."""
+TRANSACTION_CAUSE_COORDINATOR: TransactionCause.ValueType  # 2
+"""Its timeout, or a person."""
+TRANSACTION_CAUSE_FENCED: TransactionCause.ValueType  # 3
+"""Another producer that took the id over."""
+TRANSACTION_CAUSE_GROUP: TransactionCause.ValueType  # 4
+"""A CommitGroup."""
+global___TransactionCause = TransactionCause
 
 @typing.final
 class InitProducerIdRequest(google.protobuf.message.Message):
@@ -74,7 +116,8 @@ class InitProducerIdRequest(google.protobuf.message.Message):
     instance_id: builtins.bytes
     """16 bytes that the producer made up when it was made. Asked again with the same ones, before the
     first transaction, the coordinator gives the same identity: a request that was delayed or sent
-    twice fences nobody. Required with a transactional id.
+    twice fences nobody. Once another producer has the id these are refused with PRODUCER_FENCED; five
+    that had it before are remembered. Required with a transactional id.
     """
     def __init__(
         self,
@@ -128,6 +171,7 @@ class EndTransactionRequest(google.protobuf.message.Message):
     PRODUCER_ID_FIELD_NUMBER: builtins.int
     PRODUCER_EPOCH_FIELD_NUMBER: builtins.int
     COMMIT_FIELD_NUMBER: builtins.int
+    KEEP_FIELD_NUMBER: builtins.int
     transactional_id: builtins.str
     """The transactional id, or an attempt's (which can only be aborted by this)."""
     producer_id: builtins.int
@@ -136,6 +180,13 @@ class EndTransactionRequest(google.protobuf.message.Message):
     """The epoch of the transaction."""
     commit: builtins.bool
     """Whether to commit it; else it is aborted."""
+    @property
+    def keep(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[penstock.v1.common_pb2.TopicPartition]:
+        """Partitions, by topic name, that the producer is about to write the next transaction to. Those of
+        them that were in this one are in the next one from its beginning, with this decision: nobody
+        needs to ask for them. Empty: none. An attempt's are ignored.
+        """
+
     def __init__(
         self,
         *,
@@ -143,8 +194,9 @@ class EndTransactionRequest(google.protobuf.message.Message):
         producer_id: builtins.int = ...,
         producer_epoch: builtins.int = ...,
         commit: builtins.bool = ...,
+        keep: collections.abc.Iterable[penstock.v1.common_pb2.TopicPartition] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["commit", b"commit", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "transactional_id", b"transactional_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["commit", b"commit", "keep", b"keep", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "transactional_id", b"transactional_id"]) -> None: ...
 
 global___EndTransactionRequest = EndTransactionRequest
 
@@ -157,10 +209,16 @@ class EndTransactionResponse(google.protobuf.message.Message):
     ERROR_FIELD_NUMBER: builtins.int
     PRODUCER_ID_FIELD_NUMBER: builtins.int
     PRODUCER_EPOCH_FIELD_NUMBER: builtins.int
+    KEPT_MS_FIELD_NUMBER: builtins.int
     producer_id: builtins.int
     """The identity for the next transaction; -1 after an attempt, which has none."""
     producer_epoch: builtins.int
     """The epoch for the next transaction."""
+    kept_ms: builtins.int
+    """Above 0 where partitions were kept: the next transaction counts as open, and its producer begins
+    it within so many milliseconds, or ends it by an abort that keeps none before it begins one.
+    Whoever stays away for so long, and the transaction's timeout, is aborted. 0: none was kept.
+    """
     @property
     def error(self) -> penstock.v1.common_pb2.Error:
         """Absent on success. TRANSACTION_ABORTABLE: it was aborted by its timeout, or from outside; abort it
@@ -174,9 +232,10 @@ class EndTransactionResponse(google.protobuf.message.Message):
         error: penstock.v1.common_pb2.Error | None = ...,
         producer_id: builtins.int = ...,
         producer_epoch: builtins.int = ...,
+        kept_ms: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["error", b"error"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["error", b"error", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "kept_ms", b"kept_ms", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id"]) -> None: ...
 
 global___EndTransactionResponse = EndTransactionResponse
 
@@ -229,11 +288,9 @@ class BeginAttemptResponse(google.protobuf.message.Message):
     PRODUCER_ID_FIELD_NUMBER: builtins.int
     PRODUCER_EPOCH_FIELD_NUMBER: builtins.int
     attempt_id: builtins.str
-    """The attempt's id: what its batches are sent under as transactional_id, and what CommitGroup is
-    given.
-    """
+    """The attempt's id: what its batches are sent under as transactional_id."""
     producer_id: builtins.int
-    """The producer id."""
+    """The producer id, which no other attempt ever has: CommitGroup is given it for a winner."""
     producer_epoch: builtins.int
     """The producer epoch."""
     @property
@@ -254,11 +311,40 @@ class BeginAttemptResponse(google.protobuf.message.Message):
 global___BeginAttemptResponse = BeginAttemptResponse
 
 @typing.final
+class Winner(google.protobuf.message.Message):
+    """Winner is one attempt that a group's commit is for, of the group and epoch number of that commit."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: builtins.int
+    ATTEMPT_FIELD_NUMBER: builtins.int
+    PRODUCER_ID_FIELD_NUMBER: builtins.int
+    task: builtins.int
+    """Which part of the work."""
+    attempt: builtins.int
+    """Which attempt at it."""
+    producer_id: builtins.int
+    """The producer id that it began with. One that began under the same numbers with another one is
+    another attempt. In LastCommittedResponse -1 where the commit is from before it was kept.
+    """
+    def __init__(
+        self,
+        *,
+        task: builtins.int = ...,
+        attempt: builtins.int = ...,
+        producer_id: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "producer_id", b"producer_id", "task", b"task"]) -> None: ...
+
+global___Winner = Winner
+
+@typing.final
 class CommitGroupRequest(google.protobuf.message.Message):
     """CommitGroupRequest decides about a group's epoch number."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    WINNER_IDS_FIELD_NUMBER: builtins.int
     GROUP_FIELD_NUMBER: builtins.int
     EPOCH_NUMBER_FIELD_NUMBER: builtins.int
     WINNERS_FIELD_NUMBER: builtins.int
@@ -267,19 +353,26 @@ class CommitGroupRequest(google.protobuf.message.Message):
     epoch_number: builtins.int
     """The epoch number that is committed: the last one is a replay, a lower one an error."""
     @property
-    def winners(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """The ids of the attempts that commit, one a task at most. Every other attempt of the group with
-        this epoch number or a lower one aborts.
+    def winner_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """How winners were named before Winner was there. Refused: a commit without winners would abort
+        them, and an id does not say whose attempt is meant.
+        """
+
+    @property
+    def winners(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Winner]:
+        """The attempts that commit, one a task at most. Every other attempt of the group with this epoch
+        number or a lower one aborts.
         """
 
     def __init__(
         self,
         *,
+        winner_ids: collections.abc.Iterable[builtins.str] | None = ...,
         group: builtins.str = ...,
         epoch_number: builtins.int = ...,
-        winners: collections.abc.Iterable[builtins.str] | None = ...,
+        winners: collections.abc.Iterable[global___Winner] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["epoch_number", b"epoch_number", "group", b"group", "winners", b"winners"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch_number", b"epoch_number", "group", b"group", "winner_ids", b"winner_ids", "winners", b"winners"]) -> None: ...
 
 global___CommitGroupRequest = CommitGroupRequest
 
@@ -296,8 +389,8 @@ class CommitGroupResponse(google.protobuf.message.Message):
     @property
     def error(self) -> penstock.v1.common_pb2.Error:
         """Absent on success. STALE_GROUP_COMMIT: a higher epoch number is committed. GROUP_COMMIT_CONFLICT:
-        the epoch number is committed with other winners. UNKNOWN_ATTEMPT: a winner is of another group or epoch
-        number, timed out, or unknown; nothing was decided.
+        the epoch number is committed with other winners. UNKNOWN_ATTEMPT: a winner did not begin, timed out, was
+        aborted, or another attempt has begun under its numbers since; nothing was decided.
         """
 
     def __init__(
@@ -345,7 +438,7 @@ class LastCommittedResponse(google.protobuf.message.Message):
         """Absent on success."""
 
     @property
-    def winners(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+    def winners(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Winner]:
         """The winners, in order."""
 
     def __init__(
@@ -353,7 +446,7 @@ class LastCommittedResponse(google.protobuf.message.Message):
         *,
         error: penstock.v1.common_pb2.Error | None = ...,
         epoch_number: builtins.int = ...,
-        winners: collections.abc.Iterable[builtins.str] | None = ...,
+        winners: collections.abc.Iterable[global___Winner] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["error", b"error"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["epoch_number", b"epoch_number", "error", b"error", "winners", b"winners"]) -> None: ...
@@ -362,14 +455,20 @@ global___LastCommittedResponse = LastCommittedResponse
 
 @typing.final
 class ListTransactionsRequest(google.protobuf.message.Message):
-    """ListTransactionsRequest filters."""
+    """ListTransactionsRequest filters, and says which answer of several is asked for."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     STATES_FIELD_NUMBER: builtins.int
     MIN_DURATION_MS_FIELD_NUMBER: builtins.int
+    MAX_COUNT_FIELD_NUMBER: builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: builtins.int
     min_duration_ms: builtins.int
     """Only transactions that have been going on for at least so long; 0: all."""
+    max_count: builtins.int
+    """How many ids the answer has at most; 0, and what is above 1,000: 1,000."""
+    page_token: builtins.str
+    """Empty for the first answer; else the next_page_token of the one before, from the same broker."""
     @property
     def states(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[global___TransactionState.ValueType]:
         """Only these states; none means all."""
@@ -379,28 +478,37 @@ class ListTransactionsRequest(google.protobuf.message.Message):
         *,
         states: collections.abc.Iterable[global___TransactionState.ValueType] | None = ...,
         min_duration_ms: builtins.int = ...,
+        max_count: builtins.int = ...,
+        page_token: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["min_duration_ms", b"min_duration_ms", "states", b"states"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["max_count", b"max_count", "min_duration_ms", b"min_duration_ms", "page_token", b"page_token", "states", b"states"]) -> None: ...
 
 global___ListTransactionsRequest = ListTransactionsRequest
 
 @typing.final
 class ListTransactionsResponse(google.protobuf.message.Message):
-    """ListTransactionsResponse lists transactional ids, by id."""
+    """ListTransactionsResponse lists some of the transactional ids that this broker coordinates: by
+    partition of __transaction_state, and by id within one. Each id that is there from the first answer
+    to the last, and does not move to another coordinator meanwhile, is in exactly one of them.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     TRANSACTIONS_FIELD_NUMBER: builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    next_page_token: builtins.str
+    """What asks for the next answer; empty in the last one."""
     @property
     def transactions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TransactionListing]:
-        """The ids that this broker coordinates, attempts of engines among them."""
+        """The ids, attempts of engines among them; there may be more though there are none here."""
 
     def __init__(
         self,
         *,
         transactions: collections.abc.Iterable[global___TransactionListing] | None = ...,
+        next_page_token: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["transactions", b"transactions"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["next_page_token", b"next_page_token", "transactions", b"transactions"]) -> None: ...
 
 global___ListTransactionsResponse = ListTransactionsResponse
 
@@ -413,20 +521,26 @@ class TransactionListing(google.protobuf.message.Message):
     TRANSACTIONAL_ID_FIELD_NUMBER: builtins.int
     PRODUCER_ID_FIELD_NUMBER: builtins.int
     STATE_FIELD_NUMBER: builtins.int
+    SINCE_MS_FIELD_NUMBER: builtins.int
     transactional_id: builtins.str
     """The transactional id."""
     producer_id: builtins.int
     """Its producer id."""
     state: global___TransactionState.ValueType
     """Its state."""
+    since_ms: builtins.int
+    """Since when it is in this state, in milliseconds since 1970. That all marks are there is not
+    always written down: EMPTY counts from the decision until it is.
+    """
     def __init__(
         self,
         *,
         transactional_id: builtins.str = ...,
         producer_id: builtins.int = ...,
         state: global___TransactionState.ValueType = ...,
+        since_ms: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["producer_id", b"producer_id", "state", b"state", "transactional_id", b"transactional_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["producer_id", b"producer_id", "since_ms", b"since_ms", "state", b"state", "transactional_id", b"transactional_id"]) -> None: ...
 
 global___TransactionListing = TransactionListing
 
@@ -484,6 +598,8 @@ class TransactionDescription(google.protobuf.message.Message):
     TRANSACTION_TIMEOUT_MS_FIELD_NUMBER: builtins.int
     START_MS_FIELD_NUMBER: builtins.int
     PARTITIONS_FIELD_NUMBER: builtins.int
+    LAST_CAUSE_FIELD_NUMBER: builtins.int
+    LAST_COMMITTED_FIELD_NUMBER: builtins.int
     transactional_id: builtins.str
     """The transactional id."""
     state: global___TransactionState.ValueType
@@ -495,14 +611,20 @@ class TransactionDescription(google.protobuf.message.Message):
     transaction_timeout_ms: builtins.int
     """The transaction timeout."""
     start_ms: builtins.int
-    """When the transaction began, in milliseconds since 1970; -1 when none is open."""
+    """When the transaction began, or was kept, in milliseconds since 1970; -1 when none is open."""
+    last_cause: global___TransactionCause.ValueType
+    """Who decided about the last transaction that its present producer has ended, or that was ended for it:
+    in PREPARE_* that one. TRANSACTION_CAUSE_UNSPECIFIED: none has ended.
+    """
+    last_committed: builtins.bool
+    """Whether that was to commit it."""
     @property
     def error(self) -> penstock.v1.common_pb2.Error:
         """Absent on success."""
 
     @property
     def partitions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[penstock.v1.common_pb2.TopicPartition]:
-        """The partitions in it; once it is decided, those whose mark is not there yet."""
+        """The partitions in it; once it is decided, those whose mark is not there yet, and those kept."""
 
     def __init__(
         self,
@@ -515,9 +637,11 @@ class TransactionDescription(google.protobuf.message.Message):
         transaction_timeout_ms: builtins.int = ...,
         start_ms: builtins.int = ...,
         partitions: collections.abc.Iterable[penstock.v1.common_pb2.TopicPartition] | None = ...,
+        last_cause: global___TransactionCause.ValueType = ...,
+        last_committed: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["error", b"error"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["error", b"error", "partitions", b"partitions", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "start_ms", b"start_ms", "state", b"state", "transaction_timeout_ms", b"transaction_timeout_ms", "transactional_id", b"transactional_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "last_cause", b"last_cause", "last_committed", b"last_committed", "partitions", b"partitions", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "start_ms", b"start_ms", "state", b"state", "transaction_timeout_ms", b"transaction_timeout_ms", "transactional_id", b"transactional_id"]) -> None: ...
 
 global___TransactionDescription = TransactionDescription
 
@@ -680,10 +804,16 @@ class AbortHangingRequest(google.protobuf.message.Message):
     PARTITION_FIELD_NUMBER: builtins.int
     PRODUCER_ID_FIELD_NUMBER: builtins.int
     START_OFFSET_FIELD_NUMBER: builtins.int
+    FORCE_FIELD_NUMBER: builtins.int
     producer_id: builtins.int
     """The producer id."""
     start_offset: builtins.int
     """Where the transaction begins: another one is not touched."""
+    force: builtins.bool
+    """Ask no coordinator. One that knows of the transaction, and commits it, will find it ended here:
+    it is in halves then (TRANSACTION_TORN). Only where a partition of __transaction_state is lost
+    for good.
+    """
     @property
     def partition(self) -> penstock.v1.common_pb2.TopicPartition:
         """Which partition."""
@@ -694,11 +824,55 @@ class AbortHangingRequest(google.protobuf.message.Message):
         partition: penstock.v1.common_pb2.TopicPartition | None = ...,
         producer_id: builtins.int = ...,
         start_offset: builtins.int = ...,
+        force: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["partition", b"partition"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["partition", b"partition", "producer_id", b"producer_id", "start_offset", b"start_offset"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["force", b"force", "partition", b"partition", "producer_id", b"producer_id", "start_offset", b"start_offset"]) -> None: ...
 
 global___AbortHangingRequest = AbortHangingRequest
+
+@typing.final
+class CheckHangingRequest(google.protobuf.message.Message):
+    """CheckHangingRequest names transactions by their places."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TRANSACTIONS_FIELD_NUMBER: builtins.int
+    @property
+    def transactions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___AbortHangingRequest]:
+        """The transactions; force means nothing here."""
+
+    def __init__(
+        self,
+        *,
+        transactions: collections.abc.Iterable[global___AbortHangingRequest] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["transactions", b"transactions"]) -> None: ...
+
+global___CheckHangingRequest = CheckHangingRequest
+
+@typing.final
+class CheckHangingResponse(google.protobuf.message.Message):
+    """CheckHangingResponse says which hang."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: builtins.int
+    @property
+    def results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[penstock.v1.common_pb2.Error]:
+        """One entry a transaction, in the request's order; code 0: it hangs. INVALID_TXN_STATE: it is not
+        open there, or a coordinator will end it. COORDINATOR_NOT_AVAILABLE: that can't be told now, since
+        a coordinator is away, or was perhaps another one a moment ago; ask again.
+        """
+
+    def __init__(
+        self,
+        *,
+        results: collections.abc.Iterable[penstock.v1.common_pb2.Error] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["results", b"results"]) -> None: ...
+
+global___CheckHangingResponse = CheckHangingResponse
 
 @typing.final
 class AbortHangingResponse(google.protobuf.message.Message):
@@ -709,7 +883,9 @@ class AbortHangingResponse(google.protobuf.message.Message):
     ERROR_FIELD_NUMBER: builtins.int
     @property
     def error(self) -> penstock.v1.common_pb2.Error:
-        """Absent on success. INVALID_TXN_STATE: no such transaction is open there."""
+        """Absent on success. INVALID_TXN_STATE, COORDINATOR_NOT_AVAILABLE: as in CheckHangingResponse; nothing
+        was done.
+        """
 
     def __init__(
         self,

@@ -83,6 +83,11 @@ class TransactionsStub(object):
                 request_serializer=penstock_dot_v1_dot_transactions__pb2.DescribeProducersRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_transactions__pb2.DescribeProducersResponse.FromString,
                 _registered_method=True)
+        self.CheckHanging = channel.unary_unary(
+                '/penstock.v1.Transactions/CheckHanging',
+                request_serializer=penstock_dot_v1_dot_transactions__pb2.CheckHangingRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_transactions__pb2.CheckHangingResponse.FromString,
+                _registered_method=True)
         self.AbortHanging = channel.unary_unary(
                 '/penstock.v1.Transactions/AbortHanging',
                 request_serializer=penstock_dot_v1_dot_transactions__pb2.AbortHangingRequest.SerializeToString,
@@ -165,9 +170,17 @@ class TransactionsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CheckHanging(self, request, context):
+        """CheckHanging says which transactions that are open in logs of partitions that this broker leads
+        hang: every coordinator was asked, and none knows of them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def AbortHanging(self, request, context):
         """AbortHanging ends a transaction that is open in the log of a partition that this broker leads,
-        and that its coordinator knows nothing of. Only for people: there is none unless data were lost.
+        and that hangs, as CheckHanging says. Only for people: there is none unless data were lost.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -220,6 +233,11 @@ def add_TransactionsServicer_to_server(servicer, server):
                     servicer.DescribeProducers,
                     request_deserializer=penstock_dot_v1_dot_transactions__pb2.DescribeProducersRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_transactions__pb2.DescribeProducersResponse.SerializeToString,
+            ),
+            'CheckHanging': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckHanging,
+                    request_deserializer=penstock_dot_v1_dot_transactions__pb2.CheckHangingRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_transactions__pb2.CheckHangingResponse.SerializeToString,
             ),
             'AbortHanging': grpc.unary_unary_rpc_method_handler(
                     servicer.AbortHanging,
@@ -474,6 +492,33 @@ class Transactions(object):
             '/penstock.v1.Transactions/DescribeProducers',
             penstock_dot_v1_dot_transactions__pb2.DescribeProducersRequest.SerializeToString,
             penstock_dot_v1_dot_transactions__pb2.DescribeProducersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckHanging(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Transactions/CheckHanging',
+            penstock_dot_v1_dot_transactions__pb2.CheckHangingRequest.SerializeToString,
+            penstock_dot_v1_dot_transactions__pb2.CheckHangingResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -88,12 +88,20 @@ class TransactionsStub:
     leads.
     """
 
+    CheckHanging: grpc.UnaryUnaryMultiCallable[
+        penstock.v1.transactions_pb2.CheckHangingRequest,
+        penstock.v1.transactions_pb2.CheckHangingResponse,
+    ]
+    """CheckHanging says which transactions that are open in logs of partitions that this broker leads
+    hang: every coordinator was asked, and none knows of them.
+    """
+
     AbortHanging: grpc.UnaryUnaryMultiCallable[
         penstock.v1.transactions_pb2.AbortHangingRequest,
         penstock.v1.transactions_pb2.AbortHangingResponse,
     ]
     """AbortHanging ends a transaction that is open in the log of a partition that this broker leads,
-    and that its coordinator knows nothing of. Only for people: there is none unless data were lost.
+    and that hangs, as CheckHanging says. Only for people: there is none unless data were lost.
     """
 
 class TransactionsAsyncStub:
@@ -166,12 +174,20 @@ class TransactionsAsyncStub:
     leads.
     """
 
+    CheckHanging: grpc.aio.UnaryUnaryMultiCallable[
+        penstock.v1.transactions_pb2.CheckHangingRequest,
+        penstock.v1.transactions_pb2.CheckHangingResponse,
+    ]
+    """CheckHanging says which transactions that are open in logs of partitions that this broker leads
+    hang: every coordinator was asked, and none knows of them.
+    """
+
     AbortHanging: grpc.aio.UnaryUnaryMultiCallable[
         penstock.v1.transactions_pb2.AbortHangingRequest,
         penstock.v1.transactions_pb2.AbortHangingResponse,
     ]
     """AbortHanging ends a transaction that is open in the log of a partition that this broker leads,
-    and that its coordinator knows nothing of. Only for people: there is none unless data were lost.
+    and that hangs, as CheckHanging says. Only for people: there is none unless data were lost.
     """
 
 class TransactionsServicer(metaclass=abc.ABCMeta):
@@ -263,13 +279,23 @@ class TransactionsServicer(metaclass=abc.ABCMeta):
         """
 
     @abc.abstractmethod
+    def CheckHanging(
+        self,
+        request: penstock.v1.transactions_pb2.CheckHangingRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[penstock.v1.transactions_pb2.CheckHangingResponse, collections.abc.Awaitable[penstock.v1.transactions_pb2.CheckHangingResponse]]:
+        """CheckHanging says which transactions that are open in logs of partitions that this broker leads
+        hang: every coordinator was asked, and none knows of them.
+        """
+
+    @abc.abstractmethod
     def AbortHanging(
         self,
         request: penstock.v1.transactions_pb2.AbortHangingRequest,
         context: _ServicerContext,
     ) -> typing.Union[penstock.v1.transactions_pb2.AbortHangingResponse, collections.abc.Awaitable[penstock.v1.transactions_pb2.AbortHangingResponse]]:
         """AbortHanging ends a transaction that is open in the log of a partition that this broker leads,
-        and that its coordinator knows nothing of. Only for people: there is none unless data were lost.
+        and that hangs, as CheckHanging says. Only for people: there is none unless data were lost.
         """
 
 def add_TransactionsServicer_to_server(servicer: TransactionsServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

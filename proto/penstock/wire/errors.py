@@ -444,6 +444,10 @@ class UnknownAttemptError(PenstockError, code=ErrorCode.UNKNOWN_ATTEMPT):
     """No attempt of this id is open: it timed out, or is of another group or epoch number."""
 
 
+class TransactionTornError(PenstockError, code=ErrorCode.TRANSACTION_TORN):
+    """A partition ended its part of the transaction the other way than its coordinator decided."""
+
+
 class ConfigurationError(PenstockError, code=ErrorCode.CONFIGURATION):
     """A setting is unknown, out of range or contradicts another."""
 

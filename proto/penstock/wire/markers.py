@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from penstock.wire.batch import Buffer
 from penstock.wire.errors import CorruptRecordError
-from penstock.wire.records import RecordData, decode_batch, encode_batch
+from penstock.wire.records import BatchHeader, RecordData, decode_batch, encode_batch
 
 _KEY: Final = struct.Struct(">hh")
 _VALUE: Final = struct.Struct(">hi")
@@ -63,6 +63,16 @@ def marker_type(batch: Buffer) -> MarkerType:
     is not sound, or is no such mark.
     """
     return decode_marker(batch).type
+
+
+def mark_of(header: BatchHeader, batch: Buffer) -> MarkerType | None:
+    """What a verified batch marks: None when it is no mark, or one of a kind not known here."""
+    if not header.is_control or header.producer_id < 0:
+        return None
+    try:
+        return marker_type(batch)
+    except CorruptRecordError:
+        return None
 
 
 class DecodedMarker(NamedTuple):

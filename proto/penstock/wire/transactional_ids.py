@@ -6,6 +6,12 @@ An attempt's id says what it is an attempt at::
 
 so that whoever sees one knows which coordinator keeps it (the group's), and nobody has to look it
 up. Programs may not choose ids that begin so.
+
+Where the same attempt begins again, the id stays and the producer id is another. What a writer
+hands to its driver says both, so that a commit never takes the work of the second for that of the
+first::
+
+    PRODUCER_ID@__attempt/EPOCH_NUMBER/TASK/ATTEMPT/GROUP
 """
 
 from __future__ import annotations
@@ -18,7 +24,13 @@ from penstock.wire.errors import InvalidTransactionalIdError
 MAX_TRANSACTIONAL_ID_BYTES: Final = 512
 ATTEMPT_PREFIX: Final = "__attempt/"
 
-_ATTEMPT: Final = re.compile(r"__attempt/(\d{1,19})/(\d{1,10})/(\d{1,19})/(.+)", re.DOTALL)
+# Numbers are written in one way, so that no two texts name one attempt.
+_NUMBER: Final = "(0|[1-9][0-9]{0,%d})"
+_LONG: Final = _NUMBER % 18
+_HANDLE: Final = re.compile(rf"{_LONG}@(.+)", re.DOTALL)
+_MAX_INT32: Final = 2**31 - 1
+_MAX_INT64: Final = 2**63 - 1
+_ATTEMPT: Final = re.compile(rf"__attempt/{_LONG}/{_NUMBER % 9}/{_LONG}/(.+)", re.DOTALL)
 _NUMBERS_BYTES: Final = len("__attempt/") + 19 + 10 + 19 + 3
 
 
@@ -43,6 +55,34 @@ def parse_attempt(transactional_id: str) -> Attempt | None:
         return None
     epoch_number, task, attempt, group = found.groups()
     return Attempt(group, int(epoch_number), int(task), int(attempt))
+
+
+class AttemptHandle(NamedTuple):
+    """One beginning of an attempt: what a writer hands to its driver. No two have a producer id."""
+
+    attempt: Attempt
+    producer_id: int
+
+    @property
+    def text(self) -> str:
+        """As programs have it; ``parse_handle`` reads it back."""
+        return f"{self.producer_id}@{self.attempt.transactional_id}"
+
+
+def parse_handle(text: str) -> AttemptHandle | None:
+    """The handle that was written so; None for any other text."""
+    found = _HANDLE.fullmatch(text)
+    attempt = None if found is None else parse_attempt(found[2])
+    if found is None or attempt is None:
+        return None
+    handle = AttemptHandle(attempt, int(found[1]))
+    fits = (
+        handle.producer_id <= _MAX_INT64
+        and attempt.epoch_number <= _MAX_INT64
+        and attempt.task <= _MAX_INT32
+        and attempt.attempt <= _MAX_INT64
+    )
+    return handle if fits else None
 
 
 def coordinating_key(transactional_id: str) -> str:

@@ -155,7 +155,7 @@ def test_killed_after_a_group_was_committed(cluster: Cluster) -> None:
     kill_another(cluster, "k-query")
     wait_in_sync(cluster, "k-engine", 2)
     request = transactions_pb2.CommitGroupRequest(
-        group="k-query", epoch_number=1, winners=[winner.name]
+        group="k-query", epoch_number=1, winners=[winner.winner]
     )
     assert code(ask(cluster, "k-query", "CommitGroup", request)) is None
     kill_coordinator(cluster, "k-query")

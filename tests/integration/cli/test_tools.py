@@ -266,18 +266,22 @@ def test_an_open_transaction_is_seen_and_ended(dev: DevCluster) -> None:
         producer.send("paid", b"never", partition=1).result(20)
         [listed] = dev.json("transactions", "list", "--state", "ongoing")
         assert listed["transactional_id"] == "till-1"
+        assert listed["since_ms"] > 0
         [described] = dev.json("transactions", "describe", "till-1")
         assert described["partitions"] == [{"topic": "paid", "partition": 1}]
-        assert dev.json("transactions", "hanging", "--longer-than", "0") == []
+        hanging = dev.json("transactions", "hanging", "--longer-than", "0")
+        assert hanging == {"hanging": [], "in_doubt": []}
         assert "till-1" in dev.ok("transactions", "abort", "till-1")
         with pytest.raises(TransactionAbortableError):
             producer.commit_transaction()
         producer.abort_transaction()
-        # By its place, as if its coordinator knew nothing of it.
+        assert "aborted by timeout_or_person" in dev.ok("transactions", "describe", "till-1")
+        # By its place, as if its coordinator were lost for good.
         producer.begin_transaction()
         producer.send("paid", b"neither", partition=1).result(20)
         place = ("--topic", "paid", "--partition", "1", "--producer-id", str(listed["producer_id"]))
-        dev.ok("transactions", "abort", *place)
+        assert "'till-1' has this transaction" in dev.refused("transactions", "abort", *place)
+        dev.ok("transactions", "abort", *place, "--force")
         with Producer(dev.bootstrap) as plain:
             plain.send("paid", b"plain", partition=1).result(20)
         with Consumer(
@@ -287,4 +291,12 @@ def test_an_open_transaction_is_seen_and_ended(dev: DevCluster) -> None:
             isolation_level="read_committed",
         ) as consumer:
             assert [record.value for record in consumer.poll(20_000)] == [b"plain"]
+    with Producer(dev.bootstrap, transactional_id="till-2") as producer, producer.transaction():
+        producer.send("paid", b"last", partition=1)
+    # Behind the last record there is a mark; in partition 0 there is nothing.
+    group = ("consume", "paid", "--group", "cashier", "--timeout", "1")
+    committed = ("--isolation-level", "read_committed")
+    assert dev.ok(*group, "--from-beginning", *committed).split() == ["plain", "last"]
+    [described] = dev.json("groups", "describe", "cashier")
+    assert {entry["lag"] for entry in described["partitions"]} == {0}
     dev.ok("topics", "delete", "paid")

@@ -129,6 +129,7 @@ async def test_what_was_aborted_is_left_out_and_gone_past(form: Form, topic: str
         await settle(consumer.commit())
         committed = (await settle(consumer.committed(partition)))[partition]
         assert committed.offset == end, "behind the marks, or the group would never catch up"
+        assert await settle(consumer.positions()) == {partition: committed}
 
 
 async def test_a_group_that_waits_for_the_next_record_has_committed_past_the_marks(

@@ -15,6 +15,7 @@ from penstock.client import (
     FencedMemberEpochError,
     GroupCommitConflictError,
     GroupCommits,
+    HangingSearch,
     InvalidTransactionTimeoutError,
     InvalidTxnStateError,
     Producer,
@@ -25,6 +26,7 @@ from penstock.client import (
     UnknownAttemptError,
     UnknownMemberIdError,
     UnstableOffsetCommitError,
+    aio_transaction_admin,
 )
 from tests.integration.client.forms import Form
 from tests.integration.client.group_members import settle
@@ -254,7 +256,7 @@ def test_a_driver_commits_attempts_once(cluster: Cluster, topic: str) -> None:
             writer.send(topic, b"never", partition=0)
             writer.flush()  # And not prepared: its block aborts it.
         with pytest.raises(UnknownAttemptError):
-            commits.commit(1, [writer.attempt_id])
+            commits.commit(1, [writer.handle])
         with commits.begin_attempt(1, 0, 1) as idle:
             nothing = idle.prepare()
         commits.commit(1, [nothing])
@@ -264,12 +266,37 @@ def test_a_driver_commits_attempts_once(cluster: Cluster, topic: str) -> None:
     ]
 
 
+def test_a_handle_does_not_stand_for_a_writer_that_began_the_same_attempt_again(
+    cluster: Cluster, topic: str
+) -> None:
+    with GroupCommits(cluster.bootstrap, f"group-{topic}") as commits:
+        with commits.begin_attempt(0, 0, 0) as first:
+            first.send(topic, b"first", partition=0)
+            handle = first.prepare()
+        with commits.begin_attempt(0, 0, 0) as second:
+            second.send(topic, b"half of the second", partition=0)
+            second.flush()
+            with pytest.raises(UnknownAttemptError, match="producer"):
+                commits.commit(0, [handle])
+            assert commits.last_committed().epoch_number == -1
+            second.send(topic, b"the other half", partition=0)
+            other = second.prepare()
+        assert commits.commit(0, [other]) is False
+        with pytest.raises(GroupCommitConflictError):
+            commits.commit(0, [handle])
+        assert commits.commit(0, [other]) is True
+    assert committed(cluster.bootstrap, topic, count=2) == [
+        b"half of the second",
+        b"the other half",
+    ]
+
+
 def test_what_a_group_has_decided_no_writer_changes(cluster: Cluster, topic: str) -> None:
     with GroupCommits(cluster.bootstrap, f"group-{topic}") as commits:
         winner, loser, late = (commits.begin_attempt(4, task, 0) for task in range(3))
         with winner, loser, late:
             for writer in (winner, loser, late):
-                writer.send(topic, writer.attempt_id.encode())
+                writer.send(topic, writer.handle.encode())
                 writer.flush()
             loser.prepare()
             commits.commit(4, [winner.prepare()])
@@ -279,7 +306,7 @@ def test_what_a_group_has_decided_no_writer_changes(cluster: Cluster, topic: str
             late.send(topic, b"too late")
             with pytest.raises((ProducerFencedError, TransactionAbortableError)):
                 late.prepare()
-    assert committed(cluster.bootstrap, topic, count=1) == [winner.attempt_id.encode()]
+    assert committed(cluster.bootstrap, topic, count=1) == [winner.handle.encode()]
 
 
 def test_people_see_and_abort_what_is_open(cluster: Cluster, topic: str) -> None:
@@ -297,19 +324,41 @@ def test_people_see_and_abort_what_is_open(cluster: Cluster, topic: str) -> None
         [described] = admin.describe_transactions([topic])
         assert (described.state, described.partitions) == ("ongoing", (place.topic_partition,))
         assert described.producer_id == listed.producer_id
+        assert listed.since_ms == described.start_ms
+        assert described.last_ended_by == "nobody"
         assert abs(described.start_ms - time.time() * 1000) < 60_000
         found = admin.describe_producers([place.topic_partition])[place.topic_partition]
         [writer] = [entry for entry in found.producers if entry.is_open]
         assert writer.producer_id == listed.producer_id
         assert (writer.transaction_start_offset, found.last_stable_offset) == (0, 0)
-        assert admin.find_hanging([place.topic_partition], older_than_ms=0) == []
+        assert admin.find_hanging([place.topic_partition], older_than_ms=0) == HangingSearch()
+        with pytest.raises(InvalidTxnStateError, match=f"transactional id '{topic}' has this"):
+            admin.abort_hanging(place.topic_partition, listed.producer_id)
         admin.abort_transaction(topic)
+        [described] = admin.describe_transactions([topic])
+        assert (described.last_committed, described.last_ended_by) == (False, "timeout_or_person")
         with pytest.raises(TransactionAbortableError):
             producer.commit_transaction()
         producer.abort_transaction()
         with producer.transaction():
             producer.send(topic, b"next", partition=1)
+        [described] = admin.describe_transactions([topic])
+        assert (described.last_committed, described.last_ended_by) == (True, "producer")
     assert committed(cluster.bootstrap, topic, count=1) == [b"next"]
+
+
+def test_ids_of_all_coordinators_are_listed_by_the_page(
+    cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aio_transaction_admin, "_LISTED_AT_ONCE", 2)
+    names = [f"{topic}-{number}" for number in range(9)]
+    for name in names:
+        with Producer(cluster.bootstrap, transactional_id=name) as producer:
+            producer.begin_transaction()
+            producer.abort_transaction()
+    with AdminClient(cluster.bootstrap) as admin:
+        listed = [entry.transactional_id for entry in admin.list_transactions()]
+    assert [name for name in listed if name.startswith(topic)] == names
 
 
 async def write(producer: Any, topic: str, value: bytes, *positions: Any) -> None:

@@ -136,7 +136,7 @@ async def asking() -> AsyncIterator[World]:
     async def no_marks(_: object) -> Any:
         raise AssertionError
 
-    servicer = CoordinationServicer(2, world.image, world.remote.add_partitions, no_marks)
+    servicer = CoordinationServicer(2, world.image, world.remote.add_partitions, no_marks, no_marks)
     add_CoordinationServicer_to_server(servicer, server)
     await server.start()
     try:
@@ -297,9 +297,8 @@ async def test_another_cluster_is_told_so_for_every_entry() -> None:
         request = coordination_pb2.AddPartitionsRequest(
             cluster_id="other", entries=[coordination_pb2.AddPartitionsEntry()] * 2
         )
-        servicer = CoordinationServicer(
-            1, world.image, world.local.add_partitions, world.local.add_partitions
-        )
+        nobody: Any = None
+        servicer = CoordinationServicer(1, world.image, world.local.add_partitions, nobody, nobody)
         answer = await servicer.AddPartitions(request, None)
         assert [one.error.code for one in answer.results] == [
             ErrorCode.INCONSISTENT_CLUSTER_ID,

@@ -10,19 +10,22 @@ from typing import Any
 
 import pytest
 from grpc import aio
+from structlog.testing import capture_logs
 
 from penstock.broker.coordinator.asking import CoordinatorQuestions
 from penstock.broker.coordinator.marking import MarkSender
+from penstock.broker.core.metadata_image import ImageChange
 from penstock.broker.core.transaction_events import Mark, MarkDone
 from penstock.broker.core.transaction_marks import Owner
 from penstock.broker.core.transaction_values import Participant
 from penstock.broker.core.verification import Question
 from penstock.broker.peers import Peers
-from penstock.v1 import coordination_pb2
+from penstock.v1 import cluster_pb2, common_pb2, coordination_pb2
 from penstock.v1.coordination_pb2_grpc import (
     CoordinationServicer,
     add_CoordinationServicer_to_server,
 )
+from penstock.wire.error_codes import ErrorCode
 from penstock.wire.errors import PenstockError
 from penstock.wire.ids import TopicId, TopicIdPartition
 from tests.support import eventually
@@ -84,6 +87,11 @@ class _World:
     def on_done(self, _owner: Owner, marks: Sequence[MarkDone]) -> None:
         self.done += marks
 
+    async def leads(self, request: Any) -> Any:
+        leader = _Leader()
+        leader.may_answer.set()
+        return await leader.WriteMarkers(request, None)
+
     async def nobody(self, _request: Any) -> Any:
         raise AssertionError("this broker leads nothing")
 
@@ -131,6 +139,74 @@ async def test_marks_on_a_channel_that_is_closed_are_sent_again(world: _World) -
     assert sorted(one.transactional_id for one in world.done) == ["first", "second"]
 
 
+async def test_a_torn_transaction_is_told_of_loudly_once_in_a_while(world: _World) -> None:
+    clock = SimpleNamespace(ms=0)
+    sent = 0
+
+    async def refuse(request: Any) -> Any:
+        nonlocal sent
+        sent += 1
+        torn = ErrorCode.TRANSACTION_TORN
+        codes = [torn if one.producer_id == 1 else 0 for one in request.markers]
+        return coordination_pb2.WriteMarkersResponse(
+            results=[
+                coordination_pb2.TransactionMarkerResult(
+                    outcomes=[common_pb2.Error(code=code, message="orders-0: in halves")]
+                )
+                for code in codes
+            ]
+        )
+
+    sender = MarkSender(
+        2, world.image, world.peers, refuse, clock_ms=lambda: clock.ms, on_done=world.on_done
+    )
+
+    def told() -> list[tuple[str, str, list[str]]]:
+        return [
+            (line["transactional_id"], line["decided"], line["reasons"])
+            for line in lines
+            if line["log_level"] == "error"
+        ]
+
+    async def ask_again(after_ms: int) -> None:
+        before = len(world.done)
+        clock.ms += after_ms
+        sender.send(Owner(0, 1), [_mark("other", 2 + sent, 0)])  # That wakes it.
+        await eventually(lambda: len(world.done) > before)
+
+    with capture_logs() as lines:
+        sender.send(Owner(0, 1), [_mark("torn", 1, 0)])
+        await eventually(told)
+        assert told() == [("torn", "commit", ["orders-0: in halves"])]
+        await ask_again(after_ms=5_000)
+        assert len(told()) == 1
+        await ask_again(after_ms=60_000)
+        assert len(told()) == 2
+        assert not [line for line in lines if line["event"].startswith("marks not written")]
+    await sender.stop()
+
+
+async def test_a_mark_does_not_wait_for_a_leader_before_that_stands_still(world: _World) -> None:
+    sender = MarkSender(
+        1,
+        world.image,
+        world.peers,
+        world.leads,
+        clock_ms=lambda: time.monotonic_ns() // 1_000_000,
+        on_done=world.on_done,
+    )
+    try:
+        sender.send(Owner(0, 1), [_mark("moved", 1, 0)])
+        async with asyncio.timeout(5):
+            await world.leader.heard.get()
+        world.image.partition_by_id(None).leader = 1
+        sender.on_metadata(ImageChange(1, False, (cluster_pb2.PartitionRecord(),), (), (), ()))
+        await eventually(lambda: len(world.done) == 1)
+        assert not world.leader.may_answer.is_set()
+    finally:
+        await sender.stop()
+
+
 async def test_questions_on_a_channel_that_is_closed_are_answered(world: _World) -> None:
     questions = CoordinatorQuestions(1, world.image, world.peers, world.nobody)
     answers: asyncio.Queue[PenstockError | None] = asyncio.Queue()
@@ -138,7 +214,9 @@ async def test_questions_on_a_channel_that_is_closed_are_answered(world: _World)
         questions.ask(Question(TopicIdPartition(_TOPIC, 0), "t", 1, 0), answers.put_nowait)
         async with asyncio.timeout(5):
             await world.leader.heard.get()
-        await world.peers.forget(2)  # As when marks for the same broker were not answered.
+        await world.peers.forget(
+            2, await world.peers.channel(2)
+        )  # As when marks for the same broker were not answered.
         async with asyncio.timeout(3):
             answer = await answers.get()
         assert answer is not None

@@ -71,9 +71,27 @@ async def test_who_waits_for_a_broker_that_moved_is_told_so() -> None:
     world.gate.clear()
     first = asyncio.ensure_future(world.peers.channel(2))
     await asyncio.sleep(0)
-    await world.peers.forget(2)
+    await world.peers.close()
     with pytest.raises(NetworkError, match="moved"):
         await first
+
+
+async def test_a_channel_that_failed_is_given_back_and_no_newer_one() -> None:
+    world = _World()
+    failed = await world.peers.channel(2)
+    await world.peers.forget(2, failed)
+    assert world.opened[0].is_closed
+    newer = await world.peers.channel(2)
+    await world.peers.forget(2, failed)  # Somebody else's call on it has failed as well.
+    assert await world.peers.channel(2) is newer
+    world.brokers[2].broker_epoch = 7
+    world.gate.clear()
+    opening = asyncio.ensure_future(world.peers.channel(2))
+    await asyncio.sleep(0)
+    await world.peers.forget(2, newer)
+    world.gate.set()
+    assert await opening is world.opened[2]  # type: ignore[comparison-overlap]
+    assert not world.opened[2].is_closed
 
 
 async def test_a_broker_out_of_reach_is_tried_anew() -> None:

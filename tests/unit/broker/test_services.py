@@ -486,14 +486,14 @@ def led_here(image: MetadataImage) -> LedTransactions:
     def nothing(topic: str, _topic_id: bytes, _partition: int, _epoch: int) -> Any:
         raise UnknownTopicOrPartitionError(f"no {topic}")
 
-    return LedTransactions(1, image, nothing, lambda: 0)
+    return LedTransactions(1, image, nothing, lambda: 0, on_mark=lambda mark: None)
 
 
 async def test_what_is_asked_of_producers_is_answered_by_what_is_led() -> None:
     async def never() -> int:
         raise AssertionError
 
-    servicer = TransactionsServicer(never, NOT_ASKED, led_here(image_with()))
+    servicer = TransactionsServicer(never, NOT_ASKED, led_here(image_with()), NOT_ASKED)
     where = common_pb2.TopicPartition(topic="orders")
     described = await servicer.DescribeProducers(
         transactions_pb2.DescribeProducersRequest(partitions=[where]), None
@@ -522,7 +522,9 @@ async def test_producer_ids_come_from_blocks_and_never_twice() -> None:
     async def allocate() -> cluster_pb2.AllocateProducerIdsResult:
         return cluster_pb2.AllocateProducerIdsResult(first_producer_id=next(blocks), count=2)
 
-    servicer = TransactionsServicer(ProducerIds(allocate).take, NOT_ASKED, led_here(image_with()))
+    servicer = TransactionsServicer(
+        ProducerIds(allocate).take, NOT_ASKED, led_here(image_with()), NOT_ASKED
+    )
     answers = await asyncio.gather(
         *(servicer.InitProducerId(transactions_pb2.InitProducerIdRequest(), None) for _ in range(7))
     )

@@ -23,7 +23,7 @@ from penstock.cli.consume import (
 from penstock.cli.interrupts import Interrupt
 from penstock.cli.output import OutputFormat
 from penstock.cli.settings import Settings
-from penstock.client.model import ConsumerRecord
+from penstock.client.model import ConsumerRecord, OffsetAndMetadata
 from penstock.wire.errors import (
     InvalidPartitionsError,
     LeaderNotAvailableError,
@@ -51,6 +51,8 @@ class FakeConsumer:
         self.at_end: Any = lambda: None
         self.closed = False
         self.hindered: PenstockError | None = None
+        self.places: dict[TopicPartition, int] = {}  # After what was handed out.
+        self.group_has: dict[TopicPartition, int] = {}
 
     def trouble(self) -> PenstockError | None:
         return self.hindered
@@ -84,8 +86,18 @@ class FakeConsumer:
         self.at_end()
         return []
 
-    def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-        self.commits.append(dict(offsets))
+    def positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        return {name: OffsetAndMetadata(offset) for name, offset in self.places.items()}
+
+    def committed(self, *names: TopicPartition) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        self.calls.append(("committed", *names))
+        return {
+            name: OffsetAndMetadata(self.group_has[name]) if name in self.group_has else None
+            for name in names
+        }
+
+    def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        self.commits.append({name: entry.offset for name, entry in offsets.items()})
 
     def close(self) -> None:
         self.closed = True
@@ -97,6 +109,7 @@ def session(
     out: Any = None,
     record_format: RecordFormat = RecordFormat.VALUE,
     commits: bool = True,
+    from_beginning: bool = False,
     interrupt: Interrupt | None = None,
 ) -> Session:
     return Session(
@@ -106,6 +119,7 @@ def session(
         out if out is not None else io.BytesIO(),
         interrupt or Interrupt(),
         commits=commits,
+        from_beginning=from_beginning,
     )
 
 
@@ -175,7 +189,7 @@ def test_the_wait_for_records_ends_when_a_commit_is_due() -> None:
     with interrupt.installed():
         run.run(None, None)
     first, second = consumer.waits
-    assert first == 60_000
+    assert first == 5_000
     assert 0 < second <= 1_000
 
 
@@ -186,6 +200,61 @@ def test_a_group_is_told_what_was_printed_before_a_partition_goes() -> None:
     assert run.consumer.commits == [{P0: 6}]  # type: ignore[attr-defined]
     run.end()
     assert run.consumer.commits == [{P0: 6}]  # type: ignore[attr-defined]
+
+
+def test_a_group_goes_past_the_marks_behind_what_was_printed() -> None:
+    consumer = FakeConsumer([record(0)])
+    consumer.places = {P0: 2}
+    run = session(consumer)
+    run.run(1, None)
+    run.end()
+    assert consumer.commits == [{P0: 2}]
+
+
+def test_marks_that_come_later_are_gone_past_without_a_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_COMMIT_SECONDS", 0.0)
+    consumer = FakeConsumer([record(0)])
+    run = session(consumer)
+    run.run(1, None)
+    assert consumer.commits == [{P0: 1}]
+    consumer.places = {P0: 2}
+    run.run(None, 0.0)
+    run.end()
+    assert consumer.commits == [{P0: 1}, {P0: 2}]
+
+
+@pytest.mark.parametrize(
+    ("group_has", "from_beginning", "commits"),
+    [(2, False, [{P0: 5}]), (5, False, []), (None, True, [{P0: 5}]), (None, False, [])],
+)
+def test_where_all_was_aborted_a_group_goes_past_it_if_it_began_before(
+    group_has: int | None, from_beginning: bool, commits: list[dict[TopicPartition, int]]
+) -> None:
+    """A group without a position, that is not to begin at the log's start, is given none: it
+    could not be asked to another time.
+    """
+    consumer = FakeConsumer()
+    consumer.places = {P0: 5}
+    if group_has is not None:
+        consumer.group_has = {P0: group_has}
+    run = session(consumer, from_beginning=from_beginning)
+    run.run(None, 0.0)
+    run.end()
+    assert consumer.commits == commits
+    assert consumer.calls == ([] if from_beginning else [("committed", P0)])
+
+
+def test_a_partition_that_went_and_came_back_is_asked_about_again() -> None:
+    consumer = FakeConsumer()
+    consumer.places = {P0: 5}
+    run = session(consumer)
+    run.run(None, 0.0)
+    for gone in (run.on_partitions_revoked, run.on_partitions_lost):
+        gone([P0])
+        run.run(None, 0.0)
+    assert consumer.calls == [("committed", P0)] * 3
 
 
 def test_what_was_lost_is_not_committed() -> None:
@@ -242,6 +311,7 @@ def test_a_signal_while_printing_leaves_the_rest_to_others() -> None:
 
     out = Interrupting()
     consumer = FakeConsumer([record(0), record(1), record(2)])
+    consumer.places = {P0: 4}
     run = session(consumer, out=out, interrupt=interrupt)
     with interrupt.installed():
         try:
@@ -318,9 +388,9 @@ def test_what_the_client_warns_of_is_said_with_what_to_do(
 
 def test_a_commit_that_failed_is_not_waited_for_again_at_the_end() -> None:
     consumer = FakeConsumer([record(0)])
-    asked: list[Mapping[TopicPartition, int]] = []
+    asked: list[Mapping[TopicPartition, OffsetAndMetadata]] = []
 
-    def fail(offsets: Mapping[TopicPartition, int]) -> None:
+    def fail(offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         asked.append(offsets)
         raise RequestTimedOutError("nobody answers")
 
@@ -348,3 +418,25 @@ def test_who_is_to_end_soon_waits_no_longer_for_one_answer(
         module._connect(settings, group, "latest", timeout, Isolation.READ_COMMITTED)
     assert [named["isolation_level"] for named in given] == ["read_committed"] * 2
     assert [named["default_api_timeout_ms"] for named in given] == [wanted_ms] * 2
+
+
+def test_what_a_signal_kept_from_being_printed_is_not_gone_past() -> None:
+    """It came when the records were handed out, and before anybody had them."""
+    out = io.BytesIO()
+    consumer = FakeConsumer([record(0)])
+    consumer.places = {P0: 1}
+    run = session(consumer, out=out)
+
+    def handed_out_and_interrupted() -> None:
+        consumer.places = {P0: 3}
+        os.kill(os.getpid(), signal.SIGINT)
+
+    consumer.at_end = handed_out_and_interrupted
+    with run.interrupt.installed():
+        run.run(None, None)
+    run.end()
+    assert run.interrupt.count == 1
+    assert out.getvalue() == b"v\n"
+    assert consumer.commits == [{P0: 1}]
+    run.on_partitions_revoked([P0])  # As closing does.
+    assert consumer.commits == [{P0: 1}]

@@ -29,6 +29,15 @@ def test_a_row_in_a_pipe_is_never_cut(capsys: pytest.CaptureFixture[str]) -> Non
     assert any(line.split() == ["a,b", "-"] for line in lines)
 
 
+def test_what_a_terminal_would_obey_is_shown_and_not_sent(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_table(("Name", "Names"), [("a\x1b[2Jb\x00ü💥", ["c\rd"])])
+    printed = capsys.readouterr().out
+    assert r"a\x1b[2Jb\x00ü💥" in printed
+    assert r"c\rd" in printed
+
+
 def test_text_that_looks_like_markup_is_printed_as_it_is(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -17,6 +17,7 @@ from penstock.cli import transactions
 from penstock.cli.app import app
 from penstock.cli.settings import Settings
 from penstock.client.descriptions import (
+    HangingSearch,
     HangingTransaction,
     TransactionDescription,
     TransactionListing,
@@ -26,20 +27,21 @@ from penstock.wire.ids import TopicPartition
 
 HANGING = HangingTransaction(TopicPartition("a", 1), 7, 3, 40, 1_000)
 DESCRIBED = TransactionDescription(
-    "billing", "ongoing", 7, 3, 60_000, 1_769_860_800_000, (TopicPartition("a", 1),)
-)
+    "billing", "ongoing", 7, 3, 60_000, 1_769_860_800_000, (TopicPartition("a", 1),),
+    False, "timeout_or_person",
+)  # fmt: skip
 
 
 class Admin:
     def __init__(self) -> None:
         self.asked: list[Any] = []
-        self.hanging = [HANGING]
+        self.hanging = HangingSearch((HANGING,))
 
     def list_transactions(
         self, states: Any = (), *, min_duration_ms: int = 0
     ) -> list[TransactionListing]:
         self.asked.append((list(states), min_duration_ms))
-        return [TransactionListing("billing", 7, "ongoing", 2)]
+        return [TransactionListing("billing", 7, "ongoing", 2, 1_769_860_800_000)]
 
     def describe_transactions(self, names: list[str]) -> list[TransactionDescription]:
         if names != ["billing"]:
@@ -50,11 +52,13 @@ class Admin:
         self.describe_transactions([name])
         self.asked.append(name)
 
-    def abort_hanging(self, where: Any, producer_id: int, start_offset: int | None) -> int:
-        self.asked.append((where, producer_id, start_offset))
+    def abort_hanging(
+        self, where: Any, producer_id: int, start_offset: int | None, *, force: bool
+    ) -> int:
+        self.asked.append((where, producer_id, start_offset, force))
         return 40
 
-    def find_hanging(self, partitions: Any, *, older_than_ms: int) -> list[HangingTransaction]:
+    def find_hanging(self, partitions: Any, *, older_than_ms: int) -> HangingSearch:
         self.asked.append((partitions, older_than_ms))
         return self.hanging
 
@@ -94,13 +98,17 @@ def test_ids_are_listed(admin: Admin) -> None:
     done = run("list", "--state", "ongoing", "--longer-than", "1.5")
     assert done.exit_code == 0
     assert done.output.split() == [
-        "TransactionalId", "State", "ProducerId", "Coordinator",
-        "─" * len(done.output.splitlines()[2].strip()), "billing", "ongoing", "7", "2",
+        "TransactionalId", "State", "Since", "ProducerId", "Coordinator",
+        "─" * len(done.output.splitlines()[2].strip()),
+        "billing", "ongoing", "2026-01-31T12:00:00.000+00:00", "7", "2",
     ]  # fmt: skip
     assert admin.asked == [(["ongoing"], 1_500)]
     assert json.loads(run("list", "--output", "json").output) == [
-        {"transactional_id": "billing", "producer_id": 7, "state": "ongoing", "coordinator": 2}
-    ]
+        {
+            "transactional_id": "billing", "producer_id": 7, "state": "ongoing", "coordinator": 2,
+            "since_ms": 1_769_860_800_000,
+        }
+    ]  # fmt: skip
 
 
 def test_a_state_that_is_none_is_refused_with_the_near_one(admin: Admin) -> None:
@@ -118,6 +126,20 @@ def test_an_id_is_described(admin: Admin) -> None:
     [shown] = json.loads(run("describe", "billing", "--output", "json").output)
     assert shown["partitions"] == [{"topic": "a", "partition": 1}]
     assert (shown["producer_epoch"], shown["transaction_timeout_ms"]) == (3, 60_000)
+    assert (shown["last_committed"], shown["last_ended_by"]) == (False, "timeout_or_person")
+
+
+@pytest.mark.parametrize(
+    ("committed", "by", "shown"),
+    [
+        (False, "nobody", None),
+        (True, "producer", "committed by producer"),
+        (False, "timeout_or_person", "aborted by timeout_or_person"),
+    ],
+)
+def test_how_the_last_one_ended_is_told(committed: bool, by: str, shown: str | None) -> None:
+    described = replace(DESCRIBED, last_committed=committed, last_ended_by=by)
+    assert transactions._last_end(described) == shown
 
 
 @pytest.mark.parametrize("command", ["describe", "abort"])
@@ -131,7 +153,9 @@ def test_an_id_that_there_is_not_is_told_the_near_one(admin: Admin, command: str
 
 
 def test_what_hangs_is_shown_with_how_to_end_it(admin: Admin) -> None:
-    admin.hanging = [replace(HANGING, last_timestamp_ms=int(time.time() * 1000) - 90_000)]
+    admin.hanging = HangingSearch(
+        (replace(HANGING, last_timestamp_ms=int(time.time() * 1000) - 90_000),)
+    )
     done = run("hanging")
     assert done.exit_code == 1
     assert (
@@ -141,16 +165,43 @@ def test_what_hangs_is_shown_with_how_to_end_it(admin: Admin) -> None:
     assert " 90 " in done.output
     every = [("a", 0), ("a", 1), ("__consumer_offsets", 0)]
     assert admin.asked == [(every, 900_000)]
-    [shown] = json.loads(run("hanging", "b", "--longer-than", "2", "--output", "json").output)
+    shown = json.loads(run("hanging", "b", "--longer-than", "2", "--output", "json").output)
+    assert not shown["in_doubt"]
+    [shown] = shown["hanging"]
     assert (shown["topic"], shown["partition"], shown["start_offset"]) == ("a", 1, 40)
     assert admin.asked[1] == ([("b", 0)], 2_000)
 
 
 def test_nothing_that_hangs_is_success(admin: Admin) -> None:
-    admin.hanging = []
+    admin.hanging = HangingSearch()
     done = run("hanging")
     assert (done.exit_code, done.output) == (0, "no transaction hangs\n")
-    assert json.loads(run("hanging", "--output", "json").output) == []
+    shown = json.loads(run("hanging", "--output", "json").output)
+    assert shown == {"hanging": [], "in_doubt": []}
+
+
+def test_what_is_in_doubt_is_no_success_and_has_no_command(admin: Admin) -> None:
+    reason = "__transaction_state-4 did not answer"
+    admin.hanging = HangingSearch(in_doubt=((HANGING, reason),))
+    done = run("hanging")
+    assert done.exit_code == 1
+    assert "of 1 open transaction it can't be told" in done.output
+    assert f"a-1, producer id 7, from offset 40: {reason}" in done.output
+    assert "penstock transactions abort" not in done.output
+    assert "no transaction hangs" not in done.output
+    done = run("hanging", "--output", "json")
+    assert done.exit_code == 1
+    shown = json.loads(done.output)
+    assert shown["hanging"] == []
+    assert [(one["start_offset"], one["reason"]) for one in shown["in_doubt"]] == [(40, reason)]
+
+
+def test_whoever_forces_an_abort_is_told_what_it_may_cost(admin: Admin) -> None:
+    place = ("--topic", "a", "--partition", "1", "--producer-id", "7", "--force")
+    done = run("abort", *place)
+    assert done.exit_code == 0
+    assert "no coordinator is asked" in done.stderr
+    assert admin.asked == [(("a", 1), 7, None, True)]
 
 
 def test_one_is_aborted_by_its_id_or_by_its_place(admin: Admin) -> None:
@@ -162,7 +213,7 @@ def test_one_is_aborted_by_its_id_or_by_its_place(admin: Admin) -> None:
     assert shown == {
         "topic": "a", "partition": 1, "producer_id": 7, "start_offset": 40, "aborted": True
     }  # fmt: skip
-    assert admin.asked == ["billing", (("a", 1), 7, None), (("a", 1), 7, 9)]
+    assert admin.asked == ["billing", (("a", 1), 7, None, False), (("a", 1), 7, 9, False)]
 
 
 @pytest.mark.parametrize(
@@ -174,6 +225,7 @@ def test_one_is_aborted_by_its_id_or_by_its_place(admin: Admin) -> None:
         (("--topic", "a"), "--partition, --producer-id"),
         (("--partition", "0", "--producer-id", "1"), "--topic"),
         (("--start-offset", "4"), "name one"),
+        (("billing", "--force"), "only a place can be forced"),
     ],
 )
 def test_half_a_place_is_none(admin: Admin, arguments: tuple[str, ...], message: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.v1 import groups_pb2, transactions_pb2
 from penstock.wire.errors import (
@@ -24,7 +24,7 @@ from penstock.wire.errors import (
 )
 from penstock.wire.ids import TopicPartition
 from penstock.wire.records import decode_batch, parse_header
-from penstock.wire.transactional_ids import Attempt
+from penstock.wire.transactional_ids import ATTEMPT_PREFIX, Attempt
 
 if TYPE_CHECKING:
     from tests.unit.client.fake_broker import FakeCluster, FakePartition
@@ -41,6 +41,15 @@ class FakeTransaction:
     partitions: list[FakePartition] = field(default_factory=list)
     offsets: dict[tuple[str, TopicPartition], Any] = field(default_factory=dict)
     last: tuple[int, bool, str] | None = None  # An epoch, its outcome, who decided.
+    kept_ms: int = 0
+
+
+class Winner(NamedTuple):
+    """An attempt that a commit of its group is for."""
+
+    task: int
+    attempt: int
+    producer_id: int
 
 
 class FakeTransactions:
@@ -50,14 +59,20 @@ class FakeTransactions:
         self.cluster = cluster
         self.ids: dict[str, FakeTransaction] = {}
         self.outcomes: dict[tuple[int, int], bool] = {}
-        self.groups: dict[str, tuple[int, list[str]]] = {}
+        self.groups: dict[str, tuple[int, list[Winner]]] = {}
         self.asked: list[Any] = []
+        self.kept_ms = 0  # So long what is named is kept; 0 as coordinators that keep nothing.
         # Tests replace these; an error is the answer. After all is done "lose" breaks the call, and
         # "hang" leaves it without an answer.
         self.on_ask: Callable[[str, Any], PenstockError | str | None] | None = None
 
     def init(self, request: Any) -> FakeTransaction:
         known = self.ids.get(request.transactional_id)
+        is_attempt = request.transactional_id.startswith(ATTEMPT_PREFIX)
+        if known is not None and is_attempt and known.instance != request.instance_id:
+            if known.last is None:
+                self.decide(known, commit=False, who="other")
+            known = None
         if known is None:
             self.cluster.next_producer_id += 1
             known = FakeTransaction(
@@ -80,7 +95,7 @@ class FakeTransactions:
         if commit:
             for (group, name), position in entry.offsets.items():
                 self.cluster.groups[group].offsets[name] = position
-        entry.partitions, entry.offsets = [], {}
+        entry.partitions, entry.offsets, entry.kept_ms = [], {}, 0
         entry.last = (entry.epoch, commit, who)
         entry.epoch += 1
 
@@ -91,8 +106,14 @@ class FakeTransactions:
         entry = self.ids.get(request.transactional_id)
         if entry is None:
             raise TransactionalIdNotFoundError(f"no id {request.transactional_id}")
+        if request.producer_id != entry.producer_id:
+            raise ProducerFencedError("another producer has the attempt")
         if request.producer_epoch == entry.epoch:
             self.decide(entry, commit=request.commit, who="producer")
+            if self.kept_ms and request.keep:
+                name = self.cluster.partition
+                entry.partitions = [name(one.topic, one.partition) for one in request.keep]
+                entry.kept_ms = self.kept_ms
         elif entry.last is None or entry.last[0] != request.producer_epoch:
             raise ProducerFencedError(f"epoch {request.producer_epoch} after {entry.epoch}")
         elif entry.last[2] == "other":
@@ -109,7 +130,8 @@ class FakeTransactions:
         if not header.is_transactional:
             raise InvalidTxnStateError("not a transactional batch")
         entry = self.ids.get(transactional_id)
-        if entry is None or header.producer_epoch != entry.epoch:
+        who = (header.producer_id, header.producer_epoch)
+        if entry is None or who != (entry.producer_id, entry.epoch):
             raise InvalidProducerEpochError(f"epoch {header.producer_epoch}")
         if all(partition is not known for known in entry.partitions):
             entry.partitions.append(partition)
@@ -140,20 +162,23 @@ class FakeTransactions:
 
     def commit_group(self, request: Any) -> bool:
         last, winners = self.groups.get(request.group, (-1, []))
+        wanted = sorted(Winner(one.task, one.attempt, one.producer_id) for one in request.winners)
         if request.epoch_number < last:
             raise StaleGroupCommitError(f"{request.group} has committed {last}")
         if request.epoch_number == last:
-            if sorted(request.winners) != winners:
+            if wanted != winners:
                 raise GroupCommitConflictError(f"the winners are {winners}")
             return True
-        for name in request.winners:
-            entry = self.ids.get(name)
-            if entry is None or entry.last is not None:
-                raise UnknownAttemptError(f"{name} is not open")
-        self.groups[request.group] = (request.epoch_number, sorted(request.winners))
+        for one in wanted:
+            named = Attempt(request.group, request.epoch_number, one.task, one.attempt)
+            entry = self.ids.get(named.transactional_id)
+            if entry is None or entry.last is not None or entry.producer_id != one.producer_id:
+                raise UnknownAttemptError(f"{named} is not open, or another producer's")
+        self.groups[request.group] = (request.epoch_number, wanted)
+        won = {one.producer_id for one in wanted}
         for name, entry in self.ids.items():
-            if name.startswith("__attempt/") and entry.last is None:
-                self.decide(entry, commit=name in request.winners, who="group")
+            if name.startswith(ATTEMPT_PREFIX) and entry.last is None:
+                self.decide(entry, commit=entry.producer_id in won, who="group")
         return False
 
 
@@ -190,12 +215,15 @@ class TransactionServices:
         if what == "LastCommitted":
             number, winners = transactions.groups.get(request.group, (-1, []))
             response.epoch_number = number
-            response.winners.extend(winners)
+            response.winners.extend(
+                transactions_pb2.Winner(**winner._asdict()) for winner in winners
+            )
             return
         if what == "BeginAttempt":
             response.attempt_id, entry = transactions.begin_attempt(request)
         elif what == "EndTransaction":
             entry = transactions.end(request)
+            response.kept_ms = entry.kept_ms
         else:
             entry = transactions.init(request)
         response.producer_id, response.producer_epoch = entry.producer_id, entry.epoch

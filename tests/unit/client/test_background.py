@@ -113,3 +113,24 @@ def test_an_interrupt_at_any_point_leaves_nothing_behind(thread: LoopThread) -> 
         if not isinstance(raised.value, KeyboardInterrupt):
             break
     assert count > 5
+
+
+def test_what_comes_late_for_a_closed_loop_is_not_reported_and_all_else_is(
+    thread: LoopThread, caplog: pytest.LogCaptureFixture
+) -> None:
+    of_poller = "Exception in callback PollerCompletionQueue._handle_events(<a loop>)()"
+
+    async def report() -> None:
+        for message, error in (
+            (of_poller, RuntimeError("Event loop is closed")),
+            (of_poller, ValueError("reported: not of a closed loop")),
+            ("Exception in callback mine()", RuntimeError("reported: not of the poller")),
+        ):
+            context = {"message": message, "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)
+
+    thread.run(report)
+    assert [str(entry.exc_info[1]) for entry in caplog.records if entry.exc_info] == [
+        "reported: not of a closed loop",
+        "reported: not of the poller",
+    ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -74,7 +76,7 @@ def write(commits: Any, number: int, task: int, attempt: int, value: bytes) -> s
     with commits.begin_attempt(number, task, attempt, linger_ms=0) as writer:
         writer.send("t", value)
         prepared: str = writer.prepare()
-        assert prepared == writer.attempt_id
+        assert prepared == writer.handle
         return prepared
 
 
@@ -83,10 +85,11 @@ def test_winners_are_there_and_nobody_else(commits: Any, fake: FakeTransactions)
     first = write(commits, 0, 0, 0, b"first")
     second = write(commits, 0, 0, 1, b"again")
     other = write(commits, 0, 1, 0, b"other")
-    assert second == "__attempt/0/0/1/q"
+    assert second.endswith("@__attempt/0/0/1/q")
+    assert pickle.loads(pickle.dumps(second)) == json.loads(json.dumps(second)) == second
     assert fake.committed("t") == []
     assert commits.commit(0, [second, other]) is False
-    assert commits.last_committed() == GroupCommit(0, tuple(sorted((second, other))))
+    assert commits.last_committed() == GroupCommit(0, (second, other))
     assert fake.committed("t") == [b"again", b"other"]
     assert commits.commit(0, (other, second)) is True
     with pytest.raises(GroupCommitConflictError):
@@ -117,10 +120,11 @@ def test_what_is_not_prepared_is_aborted_with_its_block(
         writer.send("t", b"v")
         writer.flush()
     with pytest.raises(UnknownAttemptError):
-        commits.commit(0, [writer.attempt_id])
+        commits.commit(0, [writer.handle])
     with commits.begin_attempt(0, 1, 0, linger_ms=0) as prepared:
         prepared.send("t", b"v")
-        prepared.prepare()
+        handle = prepared.prepare()
+        assert prepared.prepare() == handle, "whoever lost the answer may ask again"
         with pytest.raises(InvalidTxnStateError, match="it is prepared"):
             prepared.send("t", b"late")
         prepared.abort()
@@ -129,6 +133,17 @@ def test_what_is_not_prepared_is_aborted_with_its_block(
     ends = asked(fake, transactions_pb2.EndTransactionRequest)
     assert [end.transactional_id for end in ends] == ["__attempt/0/0/0/q", "__attempt/0/1/0/q"]
     assert not any(end.commit for end in ends)
+
+
+@pytest.mark.parametrize("sends", [False, True])
+def test_an_attempt_is_aborted_with_its_block_where_nothing_left_for_a_broker(
+    commits: Any, sends: bool
+) -> None:
+    with commits.begin_attempt(0, 0, 0, linger_ms=60_000) as writer:
+        if sends:
+            writer.send("t", b"v")
+    with pytest.raises(UnknownAttemptError):
+        commits.commit(0, [writer.handle])
 
 
 def test_an_attempt_of_which_a_record_failed_is_not_prepared(
@@ -150,11 +165,53 @@ def test_the_same_attempt_begun_again_fences_the_one_before(
     with commits.begin_attempt(0, 0, 0, linger_ms=0) as old:
         old.send("t", b"old")
         old.flush()
-        write_again = write(commits, 0, 0, 0, b"new")
-        assert write_again == old.attempt_id
+        assert write(commits, 0, 0, 0, b"new") != old.handle
         old.send("t", b"late")
         with pytest.raises(ProducerFencedError):
             old.prepare()
+
+
+def test_the_handle_of_a_writer_does_not_stand_for_one_that_began_the_same_attempt_again(
+    commits: Any, fake: FakeTransactions
+) -> None:
+    first = write(commits, 0, 0, 0, b"first")
+    with commits.begin_attempt(0, 0, 0, linger_ms=0) as second:
+        second.send("t", b"half of the second")
+        second.flush()
+        with pytest.raises(UnknownAttemptError):
+            commits.commit(0, [first])
+        assert commits.last_committed() == GroupCommit(-1)
+        second.send("t", b"the other half")
+        second.prepare()
+    commits.commit(0, [second.handle])
+    assert fake.committed("t") == [b"half of the second", b"the other half"]
+    assert commits.last_committed() == GroupCommit(0, (second.handle,))
+    assert commits.commit(0, [second.handle]) is True
+    with pytest.raises(GroupCommitConflictError):
+        commits.commit(0, [first])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "",
+        "orders",
+        "__attempt/0/0/0/q",
+        "-1@__attempt/0/0/0/q",
+        "01@__attempt/0/0/0/q",
+        "1@__attempt/0/2147483648/0/q",
+        "9223372036854775808@__attempt/0/0/0/q",
+    ],
+)
+def test_what_is_no_handle_is_refused_before_anything_is_asked(
+    commits: Any, fake: FakeTransactions, other: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=r"handles, as prepare\(\) returns them"):
+        commits.commit(0, [other])
+    for foreign in ("1@__attempt/0/0/0/other", "1@__attempt/1/0/0/q"):
+        with pytest.raises(UnknownAttemptError, match="another group or epoch number"):
+            commits.commit(0, [foreign])
+    assert not fake.asked
 
 
 def test_an_attempt_lasts_until_the_driver_commits(commits: Any, fake: FakeTransactions) -> None:
@@ -179,6 +236,8 @@ def test_arguments_are_looked_at_before_anything_is_asked(
         commits.commit(0, [7])
     with pytest.raises(ConfigurationError, match="transactional_id"):
         commits.begin_attempt(0, 0, 0, transactional="t")
+    with pytest.raises(ConfigurationError, match="leave it out"):
+        commits.begin_attempt(0, 0, 0, transactional_id="t")
     for make in (GroupCommits, AsyncGroupCommits):
         with pytest.raises(InvalidTransactionalIdError, match="must not be empty"):
             make(background.cluster.bootstrap, "")

@@ -43,7 +43,12 @@ from penstock.client.core.transaction_events import (
     IdentityGiven,
     InitWanted,
     Interrupted,
+    KeptUntil,
+    Renew,
+    RenewalRefused,
+    Renewed,
     Sent,
+    SwapIdentity,
     TakeIdentity,
     Wish,
 )
@@ -58,34 +63,56 @@ from penstock.wire.errors import (
     RequestTimedOutError,
     TransactionAbortableError,
 )
+from penstock.wire.ids import TopicPartition
 from penstock.wire.records import decode_batch, parse_header
 from tests.unit.client.test_sender_simulation import NODES, PARTITIONS, World
 
 PRODUCER = 7
+KEPT_MS = 15
+NONE: frozenset[TopicPartition] = frozenset()
 
 
 class Coordinator:
-    """Decides as docs/adr/0012-transactions.md says; its markers are in the logs at once."""
+    """Decides as docs/adr/0012-transactions.md says, and keeps partitions as 0013 does; its markers
+    are in the logs at once.
+    """
 
     def __init__(self, world: TransactionWorld) -> None:
         self.world = world
         self.epoch = 0
         self.partitions: set[int] = set()
+        self.kept: set[int] = set()  # While nothing else was asked for.
+        self.lapsed: int | None = None  # The epoch after the last one's, where it was only kept.
         self.last: tuple[int, bool, str] | None = None  # An epoch, its outcome, who decided.
         self.outcomes: dict[int, bool] = {}
 
-    def decide(self, commit: bool, who: str) -> None:
+    def decide(self, commit: bool, who: str, keep: frozenset[TopicPartition] = NONE) -> None:
         assert self.epoch not in self.outcomes, "decided twice"
         self.outcomes[self.epoch] = commit
         for partition in self.partitions:
             self.world.logs[partition].producers[PRODUCER] = (self.epoch + 1, [])
-        self.partitions = set()
-        self.last = (self.epoch, commit, who)
+        if self.kept and who == "timeout":
+            self.lapsed = self.epoch
+        else:
+            self.last = (self.epoch, commit, who)
+            self.lapsed = None
+        self.kept = self.partitions & {name.partition for name in keep}
+        self.partitions = set(self.kept)
         self.epoch += 1
 
-    def end(self, identity: Identity, commit: bool) -> Identity | PenstockError:
+    def add(self, partition: int) -> None:
+        """The leader asks, unless the partition was kept."""
+        if partition not in self.partitions:
+            self.partitions.add(partition)
+            self.kept = set()
+
+    def end(self, ask: AskEnd) -> Identity | PenstockError:
+        identity, commit = ask.identity, ask.commit
         if identity.epoch == self.epoch:
-            self.decide(commit, "producer")
+            self.decide(commit, "producer", ask.keep)
+        elif identity.epoch == self.lapsed:
+            if commit:
+                return TransactionAbortableError("it lapsed")
         elif self.last is None or identity.epoch != self.last[0] or self.last[2] == "other":
             return ProducerFencedError(f"epoch {identity.epoch}, and it is {self.epoch}")
         elif self.last[1] != commit:
@@ -109,6 +136,8 @@ class TransactionWorld(World):
         self.wish: tuple[Wish, int] | None = None  # What the application waits for.
         self.asked: AskEnd | None = None
         self.late: list[AskEnd] = []
+        self.renewing: AskEnd | None = None
+        self.renewed = self.kept = 0
         self.flushing = False
         self.wished = Wish.COMMIT
         self.seen: set[Phase] = set()
@@ -120,7 +149,8 @@ class TransactionWorld(World):
         failure: PenstockError | None = None
         for effect in self.sender.handle(event, self.now):
             if isinstance(effect, SendRequest):
-                self.machine.handle(Sent())
+                names = frozenset(entry.batch.partition for entry in effect.entries)
+                self.machine.handle(Sent(names))
                 for entry in effect.entries:
                     header = parse_header(entry.batch.encoded)
                     assert header.producer_epoch == self.machine.identity.epoch
@@ -142,6 +172,11 @@ class TransactionWorld(World):
                     self.feed(Dropped(error))
                 case TakeIdentity(identity):
                     self.feed(TransactionEnded(identity))
+                case SwapIdentity(identity):
+                    self.feed(TransactionEnded(identity))
+                case Renew(identity):
+                    assert self.renewing is None
+                    self.renewing = AskEnd(identity, commit=False)
                 case AwaitVerdicts():
                     self.flushing = True
                 case AskEnd():
@@ -172,7 +207,7 @@ class TransactionWorld(World):
 
     def begin(self) -> None:
         self.number += 1
-        self.carry(self.machine.handle(BeginWanted()))
+        self.carry(self.machine.handle(BeginWanted(self.now)))
 
     def add(self, partition: int) -> None:
         self.machine.check_sending()
@@ -209,7 +244,7 @@ class TransactionWorld(World):
         assert header.is_transactional
         log = self.logs[entry.batch.partition.partition]
         if log.leader == node and header.producer_epoch == self.coordinator.epoch:
-            self.coordinator.partitions.add(entry.batch.partition.partition)
+            self.coordinator.add(entry.batch.partition.partition)
         elif log.leader == node:
             return PartitionAnswer(InvalidProducerEpochError("the coordinator has another"))
         if self.chance.random() < 0.01:
@@ -220,7 +255,7 @@ class TransactionWorld(World):
         ask, self.asked = self.asked, None
         assert ask is not None
         fate = self.chance.random()
-        answer = self.coordinator.end(ask.identity, ask.commit) if fate < 0.8 else None
+        answer = self.coordinator.end(ask) if fate < 0.8 else None
         if fate < 0.2:
             assert answer is not None  # It is decided, and the answer lost.
             answer = None
@@ -228,13 +263,34 @@ class TransactionWorld(World):
             self.late.append(ask)
             self.carry(self.machine.handle(EndUnanswered(NetworkError("broke"))))
         elif isinstance(answer, Identity):
-            self.carry(self.machine.handle(EndAnswered(answer)))
+            kept_ms = KEPT_MS if self.coordinator.kept else 0
+            self.kept += kept_ms > 0
+            self.carry(self.machine.handle(EndAnswered(answer, self.now, kept_ms)))
         else:
             self.carry(self.machine.handle(EndRefused(answer)))
+
+    def answer_renewal(self) -> None:
+        ask = self.renewing
+        assert ask is not None
+        answer = self.coordinator.end(ask)
+        if self.chance.random() < 0.3:
+            self.late.append(ask)  # The answer is lost, and it is asked again.
+            return
+        self.renewing = None
+        if isinstance(answer, Identity):
+            self.renewed += 1
+            self.carry(self.machine.handle(Renewed(answer)))
+        else:
+            assert isinstance(answer, ProducerFencedError), answer
+            self.carry(self.machine.handle(RenewalRefused(answer)))
 
     def live(self, *, can_be_fenced: bool) -> None:
         self.seen.add(self.machine.phase)
         choice = self.chance.random()
+        if self.chance.random() < 0.2:
+            self.carry(self.machine.handle(KeptUntil(self.now)))
+        if self.renewing is not None and self.chance.random() < 0.1:
+            self.answer_renewal()
         if self.wish is None and choice < 0.4:
             self.go_on(choice)
         elif choice < 0.5 and self.asked is not None:
@@ -242,8 +298,7 @@ class TransactionWorld(World):
         elif 0.5 < choice < 0.503 and self.wish is not None:
             self.interrupt()
         elif 0.5 < choice < 0.52 and self.late:
-            late = self.chance.choice(self.late)
-            self.coordinator.end(late.identity, late.commit)
+            self.coordinator.end(self.chance.choice(self.late))
         elif 0.5 < choice < 0.523 and self.coordinator.partitions:
             self.coordinator.decide(commit=False, who="timeout")
         elif 0.5 < choice < 0.525 and can_be_fenced:
@@ -291,7 +346,7 @@ class TransactionWorld(World):
     def finish(self) -> None:
         """All that is late comes, and what is open times out."""
         for ask in self.late:
-            self.coordinator.end(ask.identity, ask.commit)
+            self.coordinator.end(ask)
         for node in NODES:
             for request in self.requests[node]:
                 self.arrive(node, request)
@@ -342,13 +397,17 @@ def test_the_worlds_come_to_every_end() -> None:
     """Else the above would check little."""
     seen: set[Phase] = set()
     told: Counter[Wish] = Counter()
+    kept = renewed = 0
     for seed in range(60):
         world = run(seed, 400)
         told.update(wish for number, wish in world.told.items() if world.named[number])
         seen |= world.seen
+        kept += world.kept
+        renewed += world.renewed
         assert world.machine.phase is not Phase.FAILED
     assert seen == set(Phase) - {Phase.NO_IDENTITY, Phase.PREPARED, Phase.FAILED}
-    assert min(told[Wish.COMMIT], told[Wish.ABORT]) > 100
+    assert min(told[Wish.COMMIT], told[Wish.ABORT], kept) > 100
+    assert renewed > 10
 
 
 def test_what_is_sent_between_two_transactions_is_refused() -> None:
@@ -378,3 +437,21 @@ def test_a_refusal_raises_no_epoch() -> None:
     [batch] = sequencer.outstanding()
     sequencer.refuse(batch, InvalidRecordError("the topic refuses it"))
     assert sequencer.identity == sequencer.lane(batch.partition).identity == Identity(PRODUCER, 0)
+
+
+@pytest.mark.parametrize(("now_ms", "is_late"), [(KEPT_MS - 1, False), (KEPT_MS, True)])
+def test_who_begins_too_late_goes_on_under_another_identity(now_ms: float, is_late: bool) -> None:
+    machine = Transactions("producer 'p'")
+    first, second, third = (Identity(PRODUCER, epoch) for epoch in range(3))
+    machine.handle(IdentityGiven(first))
+    for event in (BeginWanted(), Sent(), EndWanted(Wish.COMMIT), Flushed()):
+        effects = machine.handle(event)
+    assert effects == [AskEnd(first, commit=True)]
+    assert machine.handle(EndAnswered(second, 0, KEPT_MS)) == [TakeIdentity(second), Done()]
+    effects = machine.handle(BeginWanted(now_ms))
+    if is_late:
+        assert effects == [SwapIdentity(Identity()), Renew(second), Done()]
+        assert machine.handle(Renewed(third)) == [SwapIdentity(third)]
+    else:
+        assert effects == [Done()]
+    assert machine.phase is Phase.OPEN

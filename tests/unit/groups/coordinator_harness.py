@@ -22,7 +22,13 @@ from penstock.broker.core.transactions import Marker
 from penstock.broker.replication.appending import Target
 from penstock.broker.replication.led_transactions import MarkListener
 from penstock.v1 import cluster_pb2, common_pb2, groups_pb2
-from penstock.wire.errors import NotLeaderError, PenstockError, RequestTimedOutError
+from penstock.wire.errors import (
+    NotLeaderError,
+    PenstockError,
+    RecordTooLargeError,
+    RequestTimedOutError,
+)
+from penstock.wire.markers import mark_of
 from penstock.wire.records import Record, decode_batch, iter_batches, offset_patch, parse_header
 
 OFFSETS = "__consumer_offsets"
@@ -69,6 +75,7 @@ class FakeReplicas:
         self.hold_commits = False
         self.refuse_with: PenstockError | None = None  # Raised before anything is appended.
         self.fail_with: PenstockError | None = None  # Raised after the append.
+        self.max_batch_bytes = 1 << 23
         self.fenced: PenstockError | None = None  # The broker may not serve.
         self.break_reads_with: list[Exception] = []  # One for each read to come.
         self.append_count = 0
@@ -106,7 +113,7 @@ class FakeReplicas:
             seen_ms=0,
         )
         for header, data in batches:
-            log.producers.record(header, log.end, 0)
+            log.producers.record(header, log.end, 0, mark_of(header, data))
             log.data += data
             log.end = header.next_offset
         for listener in self.mark_listeners:
@@ -204,7 +211,9 @@ class FakeReplicas:
             self.refusal_count += 1
             raise self.refuse_with
         stage = ProducerStage(log.producers)
-        for header, _ in iter_batches(records):
+        for header, batch in iter_batches(records):
+            if len(batch) > self.max_batch_bytes:
+                raise RecordTooLargeError(f"a batch of {len(batch)} bytes")
             if header.producer_id >= 0:
                 stage.check(header)
                 stage.check_transaction(header, verified)
@@ -325,7 +334,13 @@ class World:
 
 
 def commit_request(
-    group: str, offset: int, *, partition: int = 0, member_id: str = "", epoch: int = -1
+    group: str,
+    offset: int,
+    *,
+    partition: int = 0,
+    member_id: str = "",
+    epoch: int = -1,
+    metadata: str = "",
 ) -> groups_pb2.CommitOffsetsRequest:
     return groups_pb2.CommitOffsetsRequest(
         group_id=group,
@@ -335,6 +350,7 @@ def commit_request(
             groups_pb2.OffsetCommit(
                 partition=common_pb2.TopicPartition(topic="orders", partition=partition),
                 offset=offset,
+                metadata=metadata,
             )
         ],
     )

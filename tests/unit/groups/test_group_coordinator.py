@@ -5,10 +5,9 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.broker.coordinator import hosted, writing
+from penstock.broker.coordinator import hosted
 from penstock.broker.core.group_codec import decode
 from penstock.broker.core.group_events import GroupSettings
-from penstock.broker.core.group_state import Change
 from penstock.v1 import groups_pb2
 from penstock.wire.errors import (
     BrokerFencedError,
@@ -25,7 +24,6 @@ from penstock.wire.errors import (
     StorageError,
     error_from_proto,
 )
-from penstock.wire.records import decode_batch, iter_batches
 from tests.support import eventually
 from tests.unit.groups.coordinator_harness import (
     FakeMember,
@@ -474,15 +472,6 @@ async def test_too_much_that_waits_to_be_written_is_not_added_to(
         w.replicas.commit()
         assert not any(answer.HasField("error") for answer in await asyncio.gather(*commits))
         assert await w.committed(GROUP) == {("orders", 0): 4}
-
-
-def test_many_records_are_several_batches_none_of_which_is_too_large_for_the_topic() -> None:
-    changes = [Change(GROUP, b"%d" % number, bytes(10_000), "a", None) for number in range(100)]
-    batches = list(iter_batches(writing.encode(writing.Write(1, changes=list(changes)), 1)))
-    assert len(batches) > 1
-    assert all(len(batch) < 300_000 for _, batch in batches)
-    keys = [record.key for _, batch in batches for record in decode_batch(batch)]
-    assert keys == [change.key for change in changes]
 
 
 async def test_a_bug_in_the_core_costs_a_reload_and_nothing_else(monkeypatch) -> None:

@@ -26,7 +26,13 @@ from penstock.wire.errors import (
 from penstock.wire.ids import TopicPartition
 from penstock.wire.records import iter_batches
 from tests.support import eventually
-from tests.unit.groups.coordinator_harness import PARTITIONS, World, commit_request, world
+from tests.unit.groups.coordinator_harness import (
+    PARTITIONS,
+    FakeMember,
+    World,
+    commit_request,
+    world,
+)
 
 GROUP = "billing"
 NUMBER = partition_for_group(GROUP, PARTITIONS)
@@ -181,6 +187,50 @@ async def test_a_commit_that_a_mark_overtook_is_refused_and_counts_for_nothing()
             ("orders", 1): 1,
             ("orders", 2): 2,
         }
+
+
+async def test_others_do_not_hear_that_a_producer_is_fenced_behind_whose_write_they_wait() -> None:
+    async with world() as w:
+        member = FakeMember(w, GROUP, "m")
+        await member.join()
+        epoch = (await member.next()).member_epoch
+
+        def positions(offset: int, producer_id: int) -> groups_pb2.CommitTransactionOffsetsRequest:
+            request = in_transaction(offset, producer_id=producer_id, member_id="m")
+            request.commit.member_epoch = epoch
+            return request
+
+        async def send(request: groups_pb2.CommitTransactionOffsetsRequest) -> None:
+            answer = await w.coordinator.commit_transaction_offsets(request)
+            assert not answer.commit.HasField("error"), answer.commit.error.message
+
+        await send(positions(5, producer_id=7))
+        w.replicas.hold_commits = True
+        end = w.log_of(GROUP).end
+        commit_of_member = w.commit(GROUP, 1, partition=1, member_id="m", epoch=epoch)
+        blocked = asyncio.create_task(commit_of_member)
+        await eventually(lambda: w.log_of(GROUP).end == end + 1)
+        late = asyncio.create_task(send(positions(6, producer_id=7)))  # It waits behind that.
+        await eventually(lambda: len(w.replicas.verified) == 2)
+        await asyncio.sleep(0)
+        # What tells of the group waits for what was written of it last.
+        await member.send(epoch)
+        asked = asyncio.create_task(w.committed(GROUP))
+        nothing_to_write = positions(7, producer_id=8)
+        nothing_to_write.commit.offsets[0].partition.topic = "nowhere"
+        other = asyncio.create_task(send(nothing_to_write))
+        await eventually(lambda: len(w.replicas.verified) == 3)
+        await asyncio.sleep(0)
+        mark(w)
+        w.replicas.hold_commits = False
+        w.replicas.commit()
+        await blocked
+        with pytest.raises(InvalidProducerEpochError):
+            await late
+        assert (await member.next()).error.code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+        for waiting in (asked, other):
+            with pytest.raises(CoordinatorNotAvailableError):
+                await waiting
 
 
 async def test_a_write_that_is_taken_back_after_a_mark_does_not_bring_the_past_back() -> None:

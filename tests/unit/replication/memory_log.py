@@ -27,7 +27,7 @@ from penstock.wire.errors import (
     StorageError,
 )
 from penstock.wire.ids import TopicIdPartition, TopicPartition
-from penstock.wire.markers import MarkerType, marker_type
+from penstock.wire.markers import MarkerType, mark_of, marker_type
 from penstock.wire.records import (
     decode_batch,
     iter_batches,
@@ -157,7 +157,7 @@ class MemoryLog:
     def _store(self, batch: bytes) -> None:
         self.batches.append(batch)
         header = parse_header(batch)
-        ended = self.producers.record(header, header.base_offset, 0)
+        ended = self.producers.record(header, header.base_offset, 0, mark_of(header, batch))
         if ended is not None and marker_type(batch) is MarkerType.ABORT:
             self.aborted.append(ended)
 

@@ -38,6 +38,7 @@ def begun(acks: common_pb2.Acks.ValueType) -> tuple[OffsetWaiters, Outcomes]:
         lambda *_: partition,
         lambda: 0,
         clock_ms=lambda: 0,
+        wall_clock_ms=lambda: 0,
         ask_coordinator=lambda *_: None,
     )
     timeout_ms = round(TIMEOUT_S * 1000)

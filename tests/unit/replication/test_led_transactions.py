@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.broker.core.ports import AppendInfo
 from penstock.broker.core.verification import Question
 from penstock.broker.replication.appending import Target
-from penstock.v1 import common_pb2, coordination_pb2, transactions_pb2
+from penstock.broker.replication.led_transactions import OpenPlace
+from penstock.v1 import common_pb2, transactions_pb2
 from penstock.wire.errors import (
     CoordinatorLoadInProgressError,
     ErrorCode,
@@ -26,110 +25,26 @@ from penstock.wire.errors import (
     ProducerFencedError,
     RequestTimedOutError,
 )
-from penstock.wire.markers import MarkerType, marker_type
-from penstock.wire.records import BatchBuilder, iter_batches
+from penstock.wire.markers import MarkerType
 from tests.support import eventually
 from tests.unit.replication.brokers import (
-    CLUSTER_ID,
     KEY,
     TOPIC,
     TOPIC_ID,
-    BrokerProcess,
     batch,
     running,
 )
-
-ALL = common_pb2.ACKS_ALL
-
-
-def part(
-    value: bytes, *, producer_id: int = 7, epoch: int = 0, sequence: int = 0, **more: Any
-) -> bytes:
-    """A batch of a transaction."""
-    builder = BatchBuilder()
-    builder.append(0, None, value)
-    return builder.build(
-        producer_id=producer_id,
-        producer_epoch=epoch,
-        base_sequence=sequence,
-        **{"is_transactional": True, **more},
-    )
-
-
-def produce(
-    broker: BrokerProcess, records: bytes, *, timeout_ms: int = 10_000, **more: Any
-) -> asyncio.Future[Any]:
-    """As from a client: begun when this returns."""
-    transactional_id, acks = more.pop("transactional_id", "t"), more.pop("acks", ALL)
-    target = Target(TOPIC, b"", more.pop("partition", 0))
-    answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-
-    def ended(outcome: Any) -> None:
-        if isinstance(outcome, AppendInfo):
-            answered.set_result(outcome)
-        else:
-            answered.set_exception(outcome)
-
-    if transactional_id:
-        begin = partial(
-            broker.manager.begin_transactional_append, transactional_id=transactional_id
-        )
-    else:
-        begin = broker.manager.begin_append
-    begin(target, records, acks, timeout_ms, ended, **more)
-    return answered
-
-
-async def asked(broker: BrokerProcess, count: int = 1) -> list[Question]:
-    await eventually(lambda: len(broker.asked) >= count)
-    return [question for question, _ in broker.asked]
-
-
-def answer(broker: BrokerProcess, error: PenstockError | None = None) -> None:
-    _, on_answer = broker.asked.pop(0)
-    on_answer(error)
-
-
-def markers(
-    *entries: tuple[int, int, bool], partition: int = 0, **more: Any
-) -> coordination_pb2.WriteMarkersRequest:
-    """Marks by producer id, epoch, and whether they commit."""
-    where = {"topic": TOPIC, "partition": partition, "topic_id": TOPIC_ID, **more}
-    return coordination_pb2.WriteMarkersRequest(
-        cluster_id=CLUSTER_ID,
-        markers=[
-            coordination_pb2.TransactionMarker(
-                producer_id=producer_id,
-                producer_epoch=epoch,
-                commit=commit,
-                coordinator_epoch=5,
-                partitions=[common_pb2.TopicPartition(**where)],
-            )
-            for producer_id, epoch, commit in entries
-        ],
-    )
-
-
-async def mark(
-    broker: BrokerProcess, *entries: tuple[int, int, bool], **more: Any
-) -> list[common_pb2.Error]:
-    """The outcome of each mark, which are all for one partition."""
-    response = await broker.manager.transactions.write_markers(markers(*entries, **more))
-    outcomes = []
-    for result in response.results:
-        (outcome,) = result.outcomes
-        outcomes.append(outcome)
-    return outcomes
-
-
-def marks_of(broker: BrokerProcess) -> list[tuple[int, int, MarkerType]]:
-    return [
-        (header.producer_id, header.producer_epoch, marker_type(data))
-        for stored in broker.log().batches
-        for header, data in iter_batches(stored)
-        if header.is_control
-    ]
-
+from tests.unit.replication.transacting import (
+    ALL,
+    answer,
+    asked,
+    mark,
+    markers,
+    marks_of,
+    open_transaction,
+    part,
+    produce,
+)
 
 # ---------------------------------------------------------------------- batches
 
@@ -311,14 +226,6 @@ async def test_a_coordinator_of_groups_has_its_partition_verified_as_any_leader(
 # ---------------------------------------------------------------------- marks
 
 
-async def open_transaction(broker: BrokerProcess, producer_id: int = 7, epoch: int = 0) -> int:
-    waiting = produce(broker, part(b"a", producer_id=producer_id, epoch=epoch))
-    await asked(broker)
-    answer(broker)
-    offset: int = (await waiting).base_offset
-    return offset
-
-
 async def test_marks_are_answered_when_they_are_committed() -> None:
     async with running(2) as brokers:
         brokers.create_topic(configs={"min.insync.replicas": "2"})
@@ -392,6 +299,20 @@ async def test_each_mark_is_refused_for_itself() -> None:
         assert here.partition == 0
 
 
+async def test_a_mark_that_contradicts_the_log_is_refused_for_itself() -> None:
+    async with running(1) as brokers:
+        brokers.create_topic()
+        await open_transaction(brokers[1])
+        await mark(brokers[1], (7, 1, False))
+        torn, other = await mark(brokers[1], (7, 1, True), (8, 1, True))
+        assert (torn.code, other.code) == (ErrorCode.TRANSACTION_TORN, 0)
+        assert f"{TOPIC}-0" in torn.message
+        assert "has the mark ABORT here, and its coordinator has decided COMMIT" in torn.message
+        assert marks_of(brokers[1]) == [(7, 1, MarkerType.ABORT), (8, 1, MarkerType.COMMIT)]
+        (again,) = await mark(brokers[1], (7, 1, False))
+        assert again.code == 0
+
+
 async def test_whoever_listens_hears_of_marks_before_they_are_committed() -> None:
     async with running(1) as brokers:
         brokers.create_topic()
@@ -447,6 +368,27 @@ async def test_what_is_open_is_told_and_can_be_ended_by_hand() -> None:
         assert marks_of(broker) == [(7, 4, MarkerType.ABORT)]
         told, _ = (await broker.manager.transactions.describe_producers(ask)).partitions
         assert told.last_stable_offset == broker.log().log_end_offset
+
+
+async def test_what_was_looked_at_is_ended_and_nothing_else() -> None:
+    async with running(1) as brokers:
+        brokers.create_topic()
+        led = brokers[1].manager.transactions
+        start = await open_transaction(brokers[1], epoch=3)
+        request = transactions_pb2.AbortHangingRequest(
+            partition=common_pb2.TopicPartition(topic=TOPIC), producer_id=7, start_offset=start
+        )
+        seen = led.look_at(request)
+        assert isinstance(seen, OpenPlace)
+        assert seen[2:] == (7, 3, start)
+        for other in (seen._replace(producer_epoch=2), seen._replace(start_offset=start + 1)):
+            answered = await led.abort_hanging(request, other)
+            assert answered.error.code == ErrorCode.INVALID_TXN_STATE
+        assert not marks_of(brokers[1])
+        assert not (await led.abort_hanging(request, seen)).HasField("error")
+        assert marks_of(brokers[1]) == [(7, 4, MarkerType.ABORT)]
+        gone = led.look_at(request)
+        assert isinstance(gone, InvalidTxnStateError)
 
 
 async def test_no_transaction_is_ended_that_has_the_last_epoch() -> None:

@@ -270,6 +270,7 @@ STEP = st.one_of(
     st.tuples(st.just("plain"), st.integers(0, 0), st.integers(0, 4), st.booleans()),
     st.tuples(st.just("clean"), st.integers(0, 0), st.integers(0, 3), st.booleans()),
     st.tuples(st.just("reopen"), st.integers(0, 0), st.integers(0, 3), st.booleans()),
+    st.tuples(st.just("copy"), st.integers(0, 0), st.integers(0, 0), st.booleans()),
 )
 
 
@@ -323,6 +324,8 @@ class Run:
                 self.clock.now_ms += RETENTION_MS * flag
             case "reopen":
                 self._reopen(key, save=flag)
+            case "copy":
+                self._copy()
 
     async def _clean(self) -> None:
         if self.count % 2:
@@ -342,6 +345,21 @@ class Run:
         self.log = open_in(self.root, config=COMPACTED, saved=saved)
         for writer in self.writers:
             writer.log = self.log
+
+    def _copy(self) -> None:
+        """Another broker copies what is left of the log, knows no more than that, and leads."""
+        root = self.root / f"{self.count}"
+        root.mkdir()
+        copy = open_in(root, config=COMPACTED)
+        for _, batch in iter_batches(read_all(self.log)):
+            copy.append_as_follower(bytes(batch))
+        end = self.log.log_end_offset
+        assert copy.log_end_offset == end
+        copy.note_committed(end)
+        self.log.close(save=False)
+        self.root, self.log = root, copy
+        for writer in self.writers:
+            writer.log = copy
 
     def check(self) -> None:
         assert values_in(self.log) == self.model.values()
@@ -364,6 +382,8 @@ def test_readers_see_no_difference(steps: list[tuple[str, int, int, bool]]) -> N
             run.do("clean", 0, 0, True)
             run.do("clean", 0, 0, True)
             run.check()
+        run.do("copy", 0, 0, True)
+        run.check()
     finally:
         run.log.close(save=False)
         shutil.rmtree(root)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from penstock.broker.core.ports import AppendInfo
 from penstock.broker.core.transactions import Marker, OpenTransaction
+from penstock.broker.storage.checkpoints import snapshots
 from penstock.broker.storage.log import PartitionLog
 from penstock.wire.errors import (
     FencedLeaderEpochError,
@@ -15,6 +17,7 @@ from penstock.wire.errors import (
     InvalidRecordError,
     InvalidTxnStateError,
     OutOfOrderSequenceError,
+    TransactionTornError,
 )
 from penstock.wire.ids import LeaderEpoch
 from penstock.wire.markers import MarkerType, encode_marker, marker_type
@@ -107,6 +110,117 @@ def test_a_mark_that_comes_again_does_nothing(tmp_path: Path) -> None:
     assert log.log_end_offset == 3
 
 
+@pytest.mark.parametrize("commit", [True, False])
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_mark_that_contradicts_the_one_that_is_there_is_refused(
+    tmp_path: Path, commit: bool, goes_on: bool
+) -> None:
+    log = opened(tmp_path)
+    end(log, 1, commit=commit)
+    if goes_on:  # What the epoch writes after its mark makes nobody forget what that said.
+        write(log, 0, epoch=1, verified=(7, 1))
+    before = log.log_end_offset
+    with pytest.raises(TransactionTornError, match="of producer 7 that ends under epoch 1"):
+        end(log, 1, commit=not commit)
+    with pytest.raises(TransactionTornError):
+        log.append_markers([Marker(8, 1, True, 3), Marker(7, 1, not commit, 3)], EPOCH, now_ms=6)
+    assert log.log_end_offset == before
+    assert end(log, 1, commit=commit) == AppendInfo(-1, -1, -1, 0)
+    assert end(log, 0, commit=not commit) == AppendInfo(-1, -1, -1, 0), "that is long over"
+
+
+def with_snapshot(log: PartitionLog, root: Path) -> PartitionLog:
+    log.roll()
+    log.flush()
+    return started(log, root)
+
+
+def started(log: PartitionLog, root: Path) -> PartitionLog:
+    log.close(save=False)
+    return open_in(root)
+
+
+def opened_beside(root: Path) -> PartitionLog:
+    other = root / "follower"
+    other.mkdir()
+    return open_in(other)
+
+
+def followed(log: PartitionLog, root: Path) -> PartitionLog:
+    other = opened_beside(root)
+    sent = b""
+    end_offset = 0
+    while end_offset < log.log_end_offset:
+        sent += log.read(end_offset, 10_000, below=log.log_end_offset)
+        end_offset = list(iter_batches(sent))[-1][0].next_offset
+    other.append_as_follower(sent)
+    return other
+
+
+def followed_over_segments(log: PartitionLog, root: Path) -> PartitionLog:
+    """A segment begins within the append, and what is known there is written down."""
+    for _ in range(10):
+        log.append_as_leader(batch("v" * 100), EPOCH, now_ms=5)
+    other = followed(log, root)
+    other.flush()
+    assert snapshots(other.directory)
+    return started(other, root / "follower")
+
+
+def handed_over(log: PartitionLog, root: Path) -> PartitionLog:
+    other, end_offset = opened_beside(root), log.log_end_offset
+    other.truncate_fully_and_start_at(end_offset, log.producers_below(end_offset))
+    return other
+
+
+def cut(log: PartitionLog, _root: Path) -> PartitionLog:
+    there = log.log_end_offset
+    write(log, 0, epoch=1, verified=(7, 1))
+    end(log, 2)
+    log.truncate_to(there)
+    return log
+
+
+def cut_after_a_start(log: PartitionLog, root: Path) -> PartitionLog:
+    there = log.log_end_offset
+    write(log, 0, epoch=1, verified=(7, 1))
+    end(log, 2)
+    log = started(log, root)
+    log.truncate_to(there)
+    return log
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        started,
+        with_snapshot,
+        followed,
+        followed_over_segments,
+        handed_over,
+        cut,
+        cut_after_a_start,
+    ],
+)
+@pytest.mark.parametrize("commit", [True, False])
+def test_what_a_mark_said_is_known_later(
+    tmp_path: Path, later: Callable[[PartitionLog, Path], PartitionLog], commit: bool
+) -> None:
+    log = opened(tmp_path)
+    end(log, 1, commit=commit)
+    log = later(log, tmp_path)
+    with pytest.raises(TransactionTornError):
+        end(log, 1, commit=not commit)
+    assert end(log, 1, commit=commit) == AppendInfo(-1, -1, -1, 0)
+
+
+def test_a_mark_that_was_cut_says_nothing(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    end(log, 1, commit=False)
+    log.truncate_to(1)
+    assert end(log, 1, commit=True).base_offset == 1
+
+
 def test_a_mark_is_taken_for_a_producer_that_never_wrote_here(tmp_path: Path) -> None:
     log = open_in(tmp_path)
     assert end(log, 4).last_offset == 0
@@ -119,7 +233,7 @@ def test_marks_go_into_one_append(tmp_path: Path) -> None:
     write(log, 0, producer_id=8, verified=(8, 0))
     markers = [
         Marker(7, 1, True, 3),
-        Marker(7, 1, False, 3),  # Known by the one before.
+        Marker(7, 1, True, 3),  # Known by the one before.
         Marker(8, 1, False, 3),
         Marker(9, 1, False, 3),
     ]

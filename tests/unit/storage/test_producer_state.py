@@ -2,16 +2,18 @@ from __future__ import annotations
 
 import hypothesis.strategies as st
 import pytest
+from crc32c import crc32c
 from hypothesis import given
 
-from penstock.broker.core.producer_stage import ProducerStage
+from penstock.broker.core.producer_entry import BATCHES_KEPT
+from penstock.broker.core.producer_stage import ProducerStage, check_marker
 from penstock.broker.core.producer_state import (
     ANY_PRODUCER,
-    BATCHES_KEPT,
     Append,
     Duplicate,
     ProducerState,
 )
+from penstock.broker.core.transactions import Marker
 from penstock.wire.errors import (
     CorruptRecordError,
     DuplicateSequenceError,
@@ -252,6 +254,85 @@ def test_a_snapshot_gives_the_state_back() -> None:
     state = big_state()
     assert ProducerState.decode(state.encode(12, 4)) == (state, 12, 4)
     assert ProducerState.decode(ProducerState().encode(0, -1)) == (ProducerState(), 0, -1)
+
+
+def ended_state() -> ProducerState:
+    """Producers with each kind of mark and with none, with and without batches after it."""
+    state = big_state()
+    for producer, kind in ((8, MarkerType.ABORT), (9, MarkerType.COMMIT), (10, MarkerType.COMMIT)):
+        state.record(parse_header(mark(kind, producer)), 20 + producer, 2, kind)
+    for sequence in range(7):
+        state.record(header(sequence, producer=10), 40 + sequence, 3)
+    return state
+
+
+def test_a_snapshot_keeps_what_marks_say() -> None:
+    state = ended_state()
+    found, *_ = ProducerState.decode(state.encode(50, 4))
+    assert found == state
+    assert [found.entry(one).mark for one in (7, 8, 9, 10)] == [  # type: ignore[union-attr]
+        None,
+        MarkerType.ABORT,
+        MarkerType.COMMIT,
+        MarkerType.COMMIT,
+    ]
+    below = ProducerState.decode(state.handed_over(45))[0]
+    assert below.entry(10).mark is MarkerType.COMMIT  # type: ignore[union-attr]
+    assert len(below.entry(10).batches) == 3  # type: ignore[union-attr]
+
+
+def test_a_mark_that_is_not_copied_yet_is_not_handed_over() -> None:
+    """The replica may lead before it comes: whoever sends it again must not be told it is there."""
+    state = ProducerState()
+    state.record(parse_header(transactional("a", producer=(8, 0, 0))), 5, 1)
+    ends = parse_header(mark(MarkerType.COMMIT, 8))._replace(producer_epoch=1)
+    state.record(ends, 6, 1, MarkerType.COMMIT)
+    copied = ProducerState.begun_at(5, state.handed_over(5), now_ms=2)
+    copied.record(parse_header(transactional("a", producer=(8, 0, 0))), 5, 2)
+    assert [one.first_offset for one in copied.open_transactions()] == [5]
+    again = Marker(8, 1, commit=True, coordinator_epoch=3)
+    assert check_marker(again, copied.entry(8))
+    # One that is committed comes before the replica can lead; one below is not copied at all.
+    assert ProducerState.begun_at(7, state.handed_over(7), now_ms=2).entry(8) is not None
+    state.transactions.committed(7)
+    assert ProducerState.begun_at(5, state.handed_over(5), now_ms=2).entry(8) is not None
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_snapshot_from_before_marks_were_remembered_is_read(version: int) -> None:
+    state = big_state() if version == 1 else ended_state()
+    data = bytearray(state.encode(50, 4))
+    assert data[4:6] == bytes((0, 1 if version == 1 else 3)), "where there is none, as before"
+    data[4:6] = version.to_bytes(2)
+    position = 34
+    for _ in range(len(state)):
+        data[position + 22] &= 0x0F
+        position += 23 + 24 * data[position + 22]
+    data[6:10] = crc32c(data[10:]).to_bytes(4)
+    found, *_ = ProducerState.decode(bytes(data))
+    assert found.epochs() == state.epochs()
+    assert found.transactions == state.transactions
+    for producer, entry in found.entries():
+        assert entry.mark is None
+        assert entry.batches == state.entry(producer).batches  # type: ignore[union-attr]
+
+
+def test_a_kind_of_mark_that_there_is_not_is_not_believed() -> None:
+    data = bytearray(ended_state().encode(50, 4))
+    data[34 + 22] |= 0x30
+    data[6:10] = crc32c(data[10:]).to_bytes(4)
+    with pytest.raises(CorruptRecordError, match="a mark of kind 3"):
+        ProducerState.decode(bytes(data))
+
+
+def test_a_mark_is_that_of_its_epoch() -> None:
+    state = state_after(header(0))
+    ended = parse_header(mark(MarkerType.ABORT, 7))._replace(producer_epoch=1)
+    state.record(ended, 1, 1, MarkerType.ABORT)
+    state.record(ended, 2, 1, MarkerType.COMMIT)  # By a leader that had forgotten the producer.
+    assert state.entry(7).mark is MarkerType.ABORT  # type: ignore[union-attr]
+    state.record(header(0, epoch=2), 3, 1)
+    assert state.entry(7).mark is None  # type: ignore[union-attr]
 
 
 @given(at=st.integers(0, 10_000), bit=st.integers(0, 7))

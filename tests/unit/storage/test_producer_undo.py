@@ -17,6 +17,11 @@ from tests.unit.storage.storage_kit import batch, mark, transactional
 NOW_MS = 1
 
 
+def mark_in(header: BatchHeader) -> MarkerType | None:
+    """What a mark says here, which its header does not tell: it depends on the offset."""
+    return MarkerType(header.base_offset % 2) if header.is_control else None
+
+
 class History:
     """A log's headers, its state and its undo, as a log keeps them."""
 
@@ -34,7 +39,7 @@ class History:
         stage, begin, end = ProducerStage(self.state), self.end, self.end
         for producer, kind in kinds:
             header = self._header(producer, kind, end)
-            stage.record(header, end, NOW_MS)
+            stage.record(header, end, NOW_MS, mark_in(header))
             self.headers.append(header)
             end = header.next_offset
         self.undo.note(begin, end, stage)
@@ -58,7 +63,7 @@ class History:
         assert offset <= end
         for header in self.headers:
             if offset <= header.base_offset < end:
-                state.record(header, header.base_offset, NOW_MS)
+                state.record(header, header.base_offset, NOW_MS, mark_in(header))
         self.state = state
         self.headers = [header for header in self.headers if header.base_offset < end]
         self.undo.cut(end)
@@ -68,7 +73,7 @@ class History:
         state = ProducerState()
         for header in self.headers:
             if header.base_offset < end:
-                state.record(header, header.base_offset, NOW_MS)
+                state.record(header, header.base_offset, NOW_MS, mark_in(header))
         return state
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.broker.core.transaction_values import Identity
+from penstock.broker.core import transaction_codec
+from penstock.broker.core.transaction_values import Cause, Identity, Winner
 from penstock.v1 import transactions_pb2
 from penstock.wire.errors import ErrorCode
 from tests.unit.transactions.transaction_harness import (
-    GROUP,
     TIMEOUT_MS,
     WAIT_MS,
     B,
@@ -22,6 +22,7 @@ from tests.unit.transactions.transaction_harness import (
 ONGOING = transactions_pb2.TRANSACTION_STATE_ONGOING
 EMPTY = transactions_pb2.TRANSACTION_STATE_EMPTY
 PREPARE_ABORT = transactions_pb2.TRANSACTION_STATE_PREPARE_ABORT
+PREPARE_COMMIT = transactions_pb2.TRANSACTION_STATE_PREPARE_COMMIT
 
 
 def begun(d: Driver, number: int, task: int = 0, attempt: int = 0, *partitions: str) -> Identity:
@@ -59,7 +60,8 @@ def test_a_commit_decides_about_all_attempts_up_to_its_number_in_one_record() ->
     }
     assert d.list() == {attempt_id(2): ONGOING}
     last = d.last_committed()
-    assert (last.epoch_number, list(last.winners)) == (1, winners)
+    assert last.epoch_number == 1
+    assert list(map(transaction_codec.winner, last.winners)) == list(map(d.winner, winners))
 
 
 def test_nothing_was_committed_of_a_group_that_never_did() -> None:
@@ -138,14 +140,15 @@ def test_a_decision_that_waits_too_long_is_refused_and_can_be_sent_again() -> No
         ([attempt_id(1), attempt_id(1)], ErrorCode.INVALID_REQUEST),
         ([attempt_id(1), attempt_id(1, 0, 1)], ErrorCode.INVALID_REQUEST),
         ([attempt_id(2)], ErrorCode.UNKNOWN_ATTEMPT),
-        ([attempt_id(1).replace(GROUP, "other")], ErrorCode.UNKNOWN_ATTEMPT),
-        (["plain"], ErrorCode.UNKNOWN_ATTEMPT),
-        (["__attempt/01/0/0/" + GROUP], ErrorCode.UNKNOWN_ATTEMPT),
         ([attempt_id(1, 9)], ErrorCode.UNKNOWN_ATTEMPT),
+        ([Winner(0, 0, 0)], ErrorCode.UNKNOWN_ATTEMPT),
+        ([Winner(0, 0, -1)], ErrorCode.INVALID_REQUEST),
+        ([Winner(0, -1, 0)], ErrorCode.INVALID_REQUEST),
+        ([Winner(-1, 0, 0)], ErrorCode.INVALID_REQUEST),
     ],
 )
 def test_winners_that_cannot_win_refuse_the_whole_commit(
-    winners: list[str], expected: ErrorCode
+    winners: list[str | Winner], expected: ErrorCode
 ) -> None:
     d = Driver()
     begun(d, 1, 0, 0)
@@ -213,6 +216,45 @@ def test_one_that_begins_again_fences_the_one_before() -> None:
     d.commit_group(1, attempt_id(1))
     (mark,) = d.write_marks()
     assert (mark.producer_id, mark.partitions) == (second.producer_id, {participant("sales-0")})
+
+
+def test_a_winner_is_the_one_that_began_and_none_that_began_again_under_its_numbers() -> None:
+    # An engine runs a stage anew: its driver has what the first wrote all of, the second has
+    # written a part.
+    d = Driver()
+    begun(d, 1, 1)
+    begun(d, 1)
+    first = d.winner(attempt_id(1))
+    d.begin(1, instance=B)
+    d.write_marks()
+    second = d.winner(attempt_id(1))
+    assert first.producer_id != second.producer_id
+    d.add(Identity(second.producer_id, 0), "orders-0", name=attempt_id(1))
+    written = len(d.log)
+    assert code(d.commit_group(1, first, attempt_id(1, 1))) is ErrorCode.UNKNOWN_ATTEMPT
+    assert len(d.log) == written, "nothing was decided"
+    assert not d.marks
+    assert code(d.commit_group(1, second, attempt_id(1, 1))) is None
+    for _ in range(2):
+        assert code(d.commit_group(1, first, attempt_id(1, 1))) is ErrorCode.GROUP_COMMIT_CONFLICT
+        assert d.commit_group(1, attempt_id(1, 1), second).is_replay
+        # It was aborted, whatever has become of the other.
+        before = Identity(first.producer_id, 0)
+        assert code(d.end(before, commit=True, name=attempt_id(1))) is not None
+        d.write_marks()
+        d.crash()
+    assert code(d.end(before, commit=False, name=attempt_id(1))) is None
+
+
+def test_a_begin_that_comes_late_does_not_take_the_attempt_from_another_one() -> None:
+    d = Driver()
+    begun(d, 1)
+    d.begin(1, instance=B)
+    d.write_marks()
+    second = identity_of(d.begin(1, instance=B))
+    d.crash()
+    assert code(d.begin(1)) is ErrorCode.PRODUCER_FENCED
+    assert code(d.add(second, "sales-0", name=attempt_id(1))) is None
 
 
 def test_one_that_begins_again_over_one_that_wrote_nothing() -> None:
@@ -334,6 +376,19 @@ def test_an_attempt_that_wrote_nothing_times_out_too() -> None:
     assert d.list() == {attempt_id(1): EMPTY}
 
 
+def test_it_is_told_how_a_group_ended_an_attempt_and_when() -> None:
+    d = Driver()
+    begun(d, 1, 0)
+    begun(d, 1, 1)
+    d.pass_ms(10)
+    assert d.since(attempt_id(1, 0)) == (ONGOING, 10)
+    d.commit_group(1, attempt_id(1, 0))
+    d.pass_ms(20)
+    assert d.since(attempt_id(1, 0)) == (PREPARE_COMMIT, 20)
+    assert d.last_end(attempt_id(1, 0)) == (Cause.GROUP, True)
+    assert d.last_end(attempt_id(1, 1)) == (Cause.GROUP, False)
+
+
 def test_a_person_aborts_an_attempt() -> None:
     d = Driver()
     begun(d, 1)
@@ -386,6 +441,22 @@ def test_a_decision_that_could_not_be_written_decided_nothing() -> None:
         participant("orders-0"),
         participant("sales-0"),
     }
+
+
+def test_a_commit_does_not_wait_on_for_one_that_was_taken_back() -> None:
+    d = Driver()
+    begun(d, 1)
+    begun(d, 2)
+    d.commits_at_once = False
+    assert d.commit_group(1, attempt_id(1)) is None
+    assert d.commit_group(2, attempt_id(2)) is None, "it waits for the attempts of the other"
+    waits = d.last_request
+    d.fail_writes()
+    d.commits_at_once = True
+    d.pass_ms(d.settings.retry_ms)
+    assert code(d.answer(waits)) is None
+    assert marks(d) == {attempt_id(1): False, attempt_id(2): True}
+    assert code(d.commit_group(1, attempt_id(1))) is ErrorCode.STALE_GROUP_COMMIT
 
 
 def test_marks_of_attempts_that_were_lost_with_another_record_are_sent_again() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -171,10 +172,66 @@ def test_marks_follow_the_leader() -> None:
     leaders.nodes[participant("stock-0")] = 4
     queue.rerouted()
     moved = queue.next_requests(1_000)
-    assert sent(moved) == {2: [("b", ["orders-0"])], 4: [("a", ["stock-0"])]}
+    assert sent(moved) == {2: [("b", ["orders-0"]), ("a", ["orders-0"])], 4: [("a", ["stock-0"])]}
     for request in moved:
         queue.answered(request, all_written(request), 1_000)
+    assert queue.count == 0, "whatever becomes of the first"
     queue.answered(first, none_written(first), 1_000)
+    assert not queue.next_requests(60_000)
+    assert queue.next_deadline_ms(60_000) is None
+
+
+@pytest.mark.parametrize("answer", ["written", "refused", "unknown"])
+def test_a_leader_before_may_still_answer(answer: str) -> None:
+    leaders = Leaders()
+    queue = MarkQueue(leaders)
+    queue.add(OWNER, [mark("a", "orders-0", "sales-0")])
+    (first,) = queue.next_requests(1_000)
+    leaders.nodes[participant("orders-0")] = 2
+    queue.rerouted()
+    (second,) = queue.next_requests(1_000)
+    assert sent([second]) == {2: [("a", ["orders-0"])]}
+    of_both = {"written": all_written(first), "refused": none_written(first), "unknown": None}
+    done = queue.answered(first, of_both[answer], 1_000)
+    told = {participant("orders-0"), participant("sales-0")} if answer == "written" else set()
+    assert {one for marks in done.values() for each in marks for one in each.partitions} == told
+    assert not queue.next_requests(1_049), "it has a rest"
+    # What it still leads it is sent again, and the rest to who leads that.
+    again = {} if answer == "written" else {1: [("a", ["sales-0"])]}
+    assert sent(queue.next_requests(5_000)) == again
+    queue.answered(second, all_written(second), 5_000)
+    assert queue.count == len(again)
+    assert not queue.next_requests(60_000)
+
+
+@pytest.mark.parametrize("answer", ["refused", "unknown"])
+def test_a_mark_that_has_moved_is_in_one_place(answer: str) -> None:
+    leaders = Leaders()
+    queue = MarkQueue(leaders)
+    queue.add(OWNER, [mark("a", "orders-0")])
+    (first,) = queue.next_requests(1_000)
+    leaders.nodes[participant("orders-0")] = 2
+    queue.rerouted()
+    (second,) = queue.next_requests(1_000)
+    queue.answered(second, none_written(second), 1_000)
+    queue.rerouted()
+    queue.answered(first, none_written(first) if answer == "refused" else None, 1_000)
+    assert not queue.next_requests(1_049), "the new leader is to be tried again then"
+    (again,) = queue.next_requests(1_050)
+    queue.answered(again, none_written(again), 1_050)
+    assert not queue.next_requests(1_149)
+
+
+def test_a_mark_has_no_leader_for_a_while() -> None:
+    leaders = Leaders()
+    queue = MarkQueue(leaders)
+    queue.add(OWNER, [mark("a", "orders-0")])
+    assert queue.next_requests(1_000)
+    del leaders.nodes[participant("orders-0")]
+    queue.rerouted()
+    assert not queue.next_requests(2_000)
+    leaders.nodes[participant("orders-0")] = 2
+    queue.rerouted()
     assert sent(queue.next_requests(2_000)) == {2: [("a", ["orders-0"])]}
 
 
@@ -257,9 +314,15 @@ class World:
             for one in marks:
                 self.written.setdefault(one.transactional_id, set()).update(one.partitions)
 
+    def leads(self, request: MarkRequest) -> bool:
+        partitions = {one for piece in request.pieces for one in piece.partitions}
+        return any(self.leaders.leader_of(one) == request.node_id for one in partitions)
+
     def finish(self) -> None:
         self.leaders.nodes.setdefault(participant("stock-0"), 1)
         self.queue.rerouted()
+        # Who leads nothing any more never answers.
+        self.under_way = [request for request in self.under_way if self.leads(request)]
         for _ in range(100):
             self.send()
             while self.under_way:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ from penstock.broker.coordinator.transaction_coordinator import TransactionCoord
 from penstock.broker.core.group_partition import partition_for_group
 from penstock.broker.core.metadata_image import MetadataImage
 from penstock.broker.core.transaction_events import TransactionSettings
+from penstock.broker.core.transaction_values import KEPT_PAUSE_MS
 from penstock.broker.peers import Peers
 from penstock.broker.service.transactions import TransactionsServicer
 from penstock.broker.topics import TRANSACTIONS_TOPIC
@@ -205,12 +206,15 @@ class World:
         response = await self.coordinator.add_partitions(request)
         return [code(result) for result in response.results]
 
-    async def end(self, identity: Identity, *, commit: bool, name: str = ID) -> Any:
+    async def end(
+        self, identity: Identity, *, commit: bool, name: str = ID, keep: Sequence[int] = ()
+    ) -> Any:
         request = transactions_pb2.EndTransactionRequest(
             transactional_id=name,
             producer_id=identity.producer_id,
             producer_epoch=identity.epoch,
             commit=commit,
+            keep=[common_pb2.TopicPartition(topic="orders", partition=one) for one in keep],
         )
         return await self.coordinator.end_transaction(request)
 
@@ -245,6 +249,17 @@ async def test_marks_go_to_the_leader_here_and_to_the_one_elsewhere() -> None:
         assert w.there.marks == [(after.epoch, True, [1])]
         assert w.there.requests[0].cluster_id == "c"
         assert await w.add((ID, after, [0])) == [None], "it waits for both"
+
+
+async def test_marks_say_which_of_their_partitions_are_kept() -> None:
+    async with world() as w:
+        identity = identity_of(await w.init())
+        await w.add((ID, identity, [0, 1]))
+        answer = await w.end(identity, commit=True, keep=[1])
+        assert answer.kept_ms == KEPT_PAUSE_MS
+        await eventually(lambda: w.here.marks and w.there.marks)
+        assert [list(mark.kept) for mark in w.here.requests[0].markers] == [[]]
+        assert [list(mark.kept) for mark in w.there.requests[0].markers] == [[0]]
 
 
 async def test_no_mark_leaves_before_the_decision_is_committed() -> None:
@@ -489,7 +504,7 @@ async def test_a_leader_that_went_away_leaves_nothing_behind() -> None:
 @asynccontextmanager
 async def served(w: World) -> AsyncIterator[Any]:
     server = aio.server(options=SERVER_OPTIONS)
-    servicer = TransactionsServicer(w._take, w.coordinator, NOT_ASKED)
+    servicer = TransactionsServicer(w._take, w.coordinator, NOT_ASKED, NOT_ASKED)
     add_TransactionsServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -549,7 +564,8 @@ async def test_what_is_listed_is_whole_or_an_error() -> None:
         for name in ("c", "a", "b"):
             await w.init(name=name)
         listed = await stub.ListTransactions(transactions_pb2.ListTransactionsRequest())
-        assert [one.transactional_id for one in listed.transactions] == ["a", "b", "c"]
+        assert {one.transactional_id for one in listed.transactions} == {"a", "b", "c"}
+        assert not listed.next_page_token
         w.replicas.break_reads_with = [RuntimeError("bug")] * 10_000
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("penstock.broker.coordinator.led_partitions._LOAD_TIMEOUT_S", 0.05)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.broker.core.transaction_events import TransactionSettings
-from penstock.broker.core.transaction_values import LAST_EPOCH, Identity
+from penstock.broker.core.transaction_values import LAST_EPOCH, Identity, State
 from penstock.v1 import transactions_pb2
 from penstock.wire.errors import ErrorCode
 from tests.unit.transactions.transaction_harness import (
@@ -77,6 +77,55 @@ def test_another_producer_is_given_a_higher_epoch_and_fences_the_first() -> None
     assert code(d.add(second, "orders-0")) is None
 
 
+def test_a_late_copy_of_a_request_does_not_take_the_id_back() -> None:
+    d = Driver()
+    identity_of(d.init(A))
+    second = identity_of(d.init(B))
+    d.add(second, "orders-0")
+    written = len(d.log)
+    assert code(d.init(A)) is ErrorCode.PRODUCER_FENCED
+    d.crash()
+    assert code(d.init(A)) is ErrorCode.PRODUCER_FENCED, "whoever coordinates"
+    assert len(d.log) == written
+    third = identity_of(d.end(second, commit=True))
+    d.write_marks()
+    assert code(d.init(A)) is ErrorCode.PRODUCER_FENCED
+    assert code(d.add(third, "orders-0")) is None
+
+
+def test_what_is_taken_back_of_one_id_is_nothing_of_another() -> None:
+    d = Driver()
+    one, other = d.open(name="one"), d.open(name="other")
+    d.commits_at_once = False
+    d.end(one, commit=True, name="one")
+    of_one = d.last_request
+    d.end(other, commit=True, name="other")
+    of_other = d.last_request
+    d.fail_writes("one")
+    assert state(d, "one") == ONGOING
+    assert d.shard.ledger.ids["other"].state is State.PREPARE_COMMIT
+    d.commit()
+    assert identity_of(d.answer(of_other)) == up(other)
+    assert of_one not in d.answers
+    d.pass_ms(5_000)
+    assert [mark.transactional_id for mark in d.marks] == ["other"], "once"
+    d.commits_at_once = True
+    assert identity_of(d.end(one, commit=True, name="one")) == up(one)
+    assert [mark.transactional_id for mark in d.marks] == ["other", "one"]
+
+
+def test_five_instances_before_the_last_are_remembered() -> None:
+    d = Driver()
+    instances = [bytes([number]) * 16 for number in range(7)]
+    for instance in instances[:6]:
+        identity_of(d.init(instance))
+    for instance in instances[:5]:
+        assert code(d.init(instance)) is ErrorCode.PRODUCER_FENCED
+    identity_of(d.init(instances[6]))
+    assert code(d.init(instances[1])) is ErrorCode.PRODUCER_FENCED
+    assert code(d.init(instances[0])) is None, "as a process that starts"
+
+
 def test_init_aborts_what_is_open_and_waits_for_its_marks() -> None:
     d = Driver()
     first = d.open("orders-0", "orders-1")
@@ -108,7 +157,7 @@ def test_two_that_take_an_id_over_get_two_identities() -> None:
     d.write_marks()
     assert identity_of(d.answer(b)) == up(first, 2)
     assert identity_of(d.answer(c)) == up(first, 3)
-    assert identity_of(d.answer(b_again)) == up(first, 4), "as a new one: C has it since"
+    assert code(d.answer(b_again)) is ErrorCode.PRODUCER_FENCED, "C has it since"
 
 
 def test_an_init_that_waits_too_long_is_refused_and_can_be_sent_again() -> None:
@@ -454,23 +503,6 @@ def test_an_id_with_a_transaction_is_not_forgotten() -> None:
 
 
 # ---------------------------------------------------------------------- telling
-
-
-def test_listing_by_state_and_duration() -> None:
-    d = Driver()
-    d.init(name="idle")
-    d.open(name="old")
-    d.pass_ms(5_000)
-    d.open(name="new")
-    ended = d.open("sales-0", name="ended")
-    d.end(ended, commit=True, name="ended")
-    assert d.list() == {
-        "ended": PREPARE_COMMIT, "idle": EMPTY, "new": ONGOING, "old": ONGOING
-    }  # fmt: skip
-    assert d.list(ONGOING, EMPTY) == {"idle": EMPTY, "new": ONGOING, "old": ONGOING}
-    assert d.list(min_duration_ms=5_000) == {"old": ONGOING}
-    d.write_marks()
-    assert d.list()["ended"] == EMPTY
 
 
 def test_describing_says_which_marks_are_not_there() -> None:

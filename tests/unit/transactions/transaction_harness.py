@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.broker.core import transaction_codec
 from penstock.broker.core.transaction_events import (
     AbortTransaction,
     AddPartitions,
@@ -33,11 +35,11 @@ from penstock.broker.core.transaction_events import (
     TransactionSettings,
 )
 from penstock.broker.core.transaction_shard import TransactionShard
-from penstock.broker.core.transaction_values import Identity, Participant
+from penstock.broker.core.transaction_values import Identity, Participant, Winner
 from penstock.v1 import common_pb2, coordination_pb2, transactions_pb2
 from penstock.wire.errors import CoordinatorNotAvailableError, ErrorCode
 from penstock.wire.ids import TopicId
-from penstock.wire.transactional_ids import Attempt
+from penstock.wire.transactional_ids import Attempt, parse_attempt
 
 ID = "orders-writer"
 GROUP = "query-1"
@@ -96,6 +98,7 @@ class Driver:
         self.gives_ids = True
         self.next_producer_id = 100
         self.ids_asked = 0
+        self.began: dict[str, int] = {}  # By attempt the producer id that was told last.
         self._request_id = 0
         self.load()
 
@@ -154,6 +157,8 @@ class Driver:
         else:
             assert effect.request_id not in self.answers
             self.answers[effect.request_id] = effect.response
+            if isinstance(effect.response, transactions_pb2.BeginAttemptResponse):
+                self.began[effect.response.attempt_id] = effect.response.producer_id
             self.told.append(effect.request_id)
 
     def commit(self, upto: int | None = None) -> None:
@@ -164,11 +169,20 @@ class Driver:
         for held in ready:
             self._deliver(held.effect)
 
-    def fail_writes(self) -> None:
-        """What was not committed could not be written."""
-        changes = self.log[self.committed :]
-        del self.log[self.committed :]
-        self.held = []
+    def fail_writes(self, subject: str | None = None) -> None:
+        """What was not committed could not be written: of one subject, or all of it."""
+        places = [
+            at
+            for at in range(self.committed, len(self.log))
+            if subject in (None, self.log[at].subject)
+        ]
+        changes = [self.log[at] for at in places]
+        self.held = [
+            Held(held.upto - sum(at < held.upto for at in places), held.effect)
+            for held in self.held
+            if subject is not None and held.effect.subject not in (None, subject)
+        ]
+        self.log = [change for at, change in enumerate(self.log) if at not in places]
         self.shard.revert(changes, self.now_ms)
         self.shard.validate()
 
@@ -244,12 +258,18 @@ class Driver:
         self.handle(AddPartitions(self._next(), request, self.now_ms + WAIT_MS))
         return self.answer()
 
-    def end(self, identity: Identity, *, commit: bool, name: str = ID) -> Any:
+    def end(
+        self, identity: Identity, *, commit: bool, name: str = ID, keep: Sequence[str] = ()
+    ) -> Any:
         request = transactions_pb2.EndTransactionRequest(
             transactional_id=name,
             producer_id=identity.producer_id,
             producer_epoch=identity.epoch,
             commit=commit,
+            keep=[
+                common_pb2.TopicPartition(topic=one.topic, partition=one.partition)
+                for one in map(participant, keep)
+            ],
         )
         self.handle(EndTransaction(self._next(), request, self.now_ms + WAIT_MS))
         return self.answer()
@@ -278,12 +298,24 @@ class Driver:
         self.handle(BeginAttempt(self._next(), request, self.now_ms + WAIT_MS))
         return self.answer()
 
-    def commit_group(self, epoch_number: int, *winners: str) -> Any:
+    def commit_group(self, epoch_number: int, *winners: str | Winner) -> Any:
+        """By ids of attempts, as they began last, or by winners."""
         request = transactions_pb2.CommitGroupRequest(
-            group=GROUP, epoch_number=epoch_number, winners=winners
+            group=GROUP,
+            epoch_number=epoch_number,
+            winners=[
+                transaction_codec.winner_proto(self.winner(one) if isinstance(one, str) else one)
+                for one in winners
+            ],
         )
         self.handle(CommitGroup(self._next(), request, self.now_ms + WAIT_MS))
         return self.answer()
+
+    def winner(self, name: str) -> Winner:
+        """What stands for the attempt of this id, as it began last."""
+        attempt = parse_attempt(name)
+        assert attempt is not None
+        return Winner(attempt.task, attempt.attempt, self.began.get(name, 0))
 
     def last_committed(self) -> Any:
         self.handle(LastCommitted(self._next(), GROUP))
@@ -293,8 +325,26 @@ class Driver:
         request = transactions_pb2.ListTransactionsRequest(
             states=states, min_duration_ms=min_duration_ms
         )
-        self.handle(ListTransactions(self._next(), request))
-        return {one.transactional_id: one.state for one in self.answer().transactions}
+        answer = self.list_page(request, "", 1_000)
+        assert not answer.next_page_token
+        return {one.transactional_id: one.state for one in answer.transactions}
+
+    def list_page(
+        self, request: transactions_pb2.ListTransactionsRequest, after: str, limit: int
+    ) -> Any:
+        self.handle(ListTransactions(self._next(), request, after, limit))
+        return self.answer()
+
+    def since(self, name: str = ID) -> tuple[int, int]:
+        """The id's state, and for how long it has been in it."""
+        answer = self.list_page(transactions_pb2.ListTransactionsRequest(), "", 1_000)
+        [found] = [one for one in answer.transactions if one.transactional_id == name]
+        return found.state, self.wall_ms - found.since_ms
+
+    def last_end(self, name: str = ID) -> tuple[int, bool]:
+        """Who decided about its last transaction, and whether to commit it."""
+        described = self.describe(name)
+        return described.last_cause, described.last_committed
 
     def describe(self, name: str = ID) -> Any:
         self.handle(DescribeTransaction(self._next(), name))

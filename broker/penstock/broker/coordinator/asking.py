@@ -30,7 +30,7 @@ from penstock.wire.transactional_ids import coordinating_key
 _TIMEOUT_S: Final = 2.0
 """So long a coordinator may take; then it is asked again, which may be another one by then."""
 
-_PATIENCE_S: Final = 0.1
+_PATIENCE_S: Final = 0.005
 _MAX_UNDER_WAY: Final = 8
 """What takes a coordinator longer (the marks of a transaction before are on their way) holds up
 what comes after it for so long, unless so many requests are under way to it."""
@@ -65,9 +65,9 @@ class _Asked(NamedTuple):
 class CoordinatorQuestions:
     """Asks the coordinators of transactions on behalf of what this broker leads (AskCoordinator).
 
-    Used on one event loop. A request is under way to each coordinator, and what comes meanwhile
-    goes with the next; what comes for one transaction goes as one entry of it. The coordinator of
-    this broker (``local``) is called directly.
+    Used on one event loop. What comes while a request is under way to a coordinator goes with the
+    next one, which waits for the answer only for a short while; what comes for one transaction goes
+    as one entry of it. The coordinator of this broker (``local``) is called directly.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class CoordinatorQuestions:
             )
         except aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
-                await self._peers.forget(node_id)
+                await self._peers.forget(node_id, channel)
             raise NetworkError(
                 f"broker {node_id}, which coordinates the transaction: {error.details()}"
             ) from error

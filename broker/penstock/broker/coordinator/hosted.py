@@ -15,15 +15,16 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 import structlog
 
-from penstock.broker.coordinator import loading, refusals, writing
+from penstock.broker.coordinator import loading, refusals
 from penstock.broker.coordinator.loading import Replayable
 from penstock.broker.coordinator.ports import ReplicaLog
-from penstock.broker.coordinator.writing import Held, Write, WriteQueue
+from penstock.broker.core.write_queue import Change, TakenBack, Write, WriteQueue, encode
 from penstock.v1 import common_pb2
 from penstock.wire.errors import (
     CoordinatorLoadInProgressError,
     CoordinatorNotAvailableError,
     PenstockError,
+    RecordTooLargeError,
     UnknownServerError,
 )
 from penstock.wire.ids import TopicPartition
@@ -80,6 +81,14 @@ class HostPorts:
     wall_clock_ms: Callable[[], int]
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What is told: ``deliver`` it when it is committed, or ``fail`` it."""
+
+    deliver: Callable[[], None]
+    fail: Callable[[PenstockError], None]
+
+
 class HostedShard(ABC, Generic[S]):
     """The state of one partition during one leadership. Used on one event loop.
 
@@ -95,7 +104,7 @@ class HostedShard(ABC, Generic[S]):
         self._shard: S | None = None  # None while it loads.
         self._closed = False
         self._loaded = asyncio.Event()
-        self._queue = WriteQueue()
+        self._queue = WriteQueue[Held]()
         self._requests: dict[int, asyncio.Future[Any]] = {}
         self._request_count = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -129,11 +138,13 @@ class HostedShard(ABC, Generic[S]):
     def _on_halted(self) -> None:
         """The state is served no more, for good or until it is loaded anew."""
 
-    def _on_appending(self, write: Write) -> None:
+    def _on_appending(self, write: Write[Held]) -> None:
         """The write is appended now; what is refused is taken back before anything else happens."""
 
-    def _may_revert(self, writes: Sequence[Write]) -> bool:
-        """Whether writes that were refused can be taken back; else all is loaded anew."""
+    def _may_revert(self, number: int) -> bool:
+        """Whether what was refused can be taken back, from the write of this number on; else all is
+        loaded anew.
+        """
         return True
 
     # ------------------------------------------------------------------ the life of it
@@ -211,7 +222,7 @@ class HostedShard(ABC, Generic[S]):
     def _persist(
         self,
         subject: str,
-        changes: Sequence[writing.Change],
+        changes: Sequence[Change],
         producer: tuple[int, int] | None = None,
     ) -> None:
         """Append records about ``subject``, with a producer those of its transaction."""
@@ -219,13 +230,28 @@ class HostedShard(ABC, Generic[S]):
 
     def _hold(self, subject: str | None, held: Held) -> None:
         """Deliver what tells of ``subject`` (None: of any) when all about it is committed."""
-        self._queue.hold(subject, held)
+        if not self._queue.hold(subject, held):
+            held.deliver()
 
-    def _respond(self, subject: str | None, request_id: int, response: Any) -> None:
-        """Answer a request that still waits, when what it tells is committed."""
+    def _respond(
+        self,
+        subject: str | None,
+        request_id: int,
+        response: Any,
+        refusal: Callable[[PenstockError], PenstockError] | None = None,
+    ) -> None:
+        """Answer a request that still waits, when what it tells is committed.
+
+        Where that fails it is told why, or what ``refusal`` makes of it.
+        """
         future = self._requests.get(request_id)
-        if future is not None:
-            self._hold(subject, Held(partial(_resolve, future, response), partial(_reject, future)))
+        if future is None:
+            return
+
+        def fail(error: PenstockError) -> None:
+            _reject(future, error if refusal is None else refusal(error))
+
+        self._hold(subject, Held(partial(_resolve, future, response), fail))
 
     # ------------------------------------------------------------------ writing
 
@@ -234,7 +260,7 @@ class HostedShard(ABC, Generic[S]):
         if write is not None:
             self._spawn(self._write(write), "write coordinator records")
 
-    async def _write(self, write: Write) -> None:
+    async def _write(self, write: Write[Held]) -> None:
         place = self.place
         self._on_appending(write)
         try:
@@ -242,7 +268,7 @@ class HostedShard(ABC, Generic[S]):
                 place.topic,
                 place.topic_id,
                 place.partition,
-                writing.encode(write, self._ports.wall_clock_ms()),
+                encode(write, self._ports.wall_clock_ms()),
                 acks=common_pb2.ACKS_ALL,
                 timeout_ms=_APPEND_TIMEOUT_MS,
                 current_leader_epoch=place.leader_epoch,
@@ -255,7 +281,8 @@ class HostedShard(ABC, Generic[S]):
             self._write_failed(UnknownServerError(f"records were not written: {error!r}"))
         else:
             self._retry_s, self._failing = 0.0, None
-            self._queue.committed()
+            for held in self._queue.committed():
+                held.deliver()
             self._write_next()
 
     def _write_failed(self, error: PenstockError) -> None:
@@ -266,18 +293,21 @@ class HostedShard(ABC, Generic[S]):
         if not isinstance(error, refusals.NOTHING_APPENDED) or self._shard is None:
             self._reload(told)
             return
-        writes = self._queue.drop()
-        refused, *others = writes
-        if not self._may_revert(writes):
-            _fail([refused], told)
-            self._reload(_not_for_itself(refused, told))
-            _fail(others, _not_for_itself(refused, told))
-            return
-        changes = [change for write in writes for change in write.changes]
-        self._shard.revert(changes, self._ports.clock_ms())
-        _fail([refused], told)
-        _fail(others, _not_for_itself(refused, told))
+        taken = self._queue.refused(too_large=isinstance(error, RecordTooLargeError))
+        if taken is not None:
+            self._take_back(self._shard, taken, told)
+        self._write_next()
         self._arm()
+
+    def _take_back(self, shard: S, taken: TakenBack[Held], told: PenstockError) -> None:
+        others_told = _try_again() if taken.for_itself else told
+        if self._may_revert(taken.number):
+            shard.revert(taken.changes, self._ports.clock_ms())
+            _fail(taken.refused, told)
+        else:
+            _fail(taken.refused, told)
+            self._reload(others_told)
+        _fail(taken.others, others_told)
 
     # ------------------------------------------------------------------ loading
 
@@ -379,18 +409,15 @@ class HostedShard(ABC, Generic[S]):
             self._log.error("coordination failed", task=task.get_name(), reason=repr(error))
 
 
-def _fail(writes: Sequence[Write], error: PenstockError) -> None:
-    for write in writes:
-        for answer in write.held:
-            answer.fail(error)
+def _fail(held: Sequence[Held], error: PenstockError) -> None:
+    for one in held:
+        one.fail(error)
 
 
-def _not_for_itself(refused: Write, told: PenstockError) -> PenstockError:
-    """What those are told whose writes were taken back with one that was refused."""
-    if refused.producer is None:
-        return told
+def _try_again() -> PenstockError:
+    """What those are told whose write was taken back with one that was refused for itself."""
     return CoordinatorNotAvailableError(
-        "a write was taken back with that of a transaction that has ended; try again"
+        "a write was taken back with one before it, which was refused; try again"
     )
 
 

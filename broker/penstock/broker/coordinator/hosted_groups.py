@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from penstock.broker.coordinator.hosted import HostedShard, HostPorts, Place
+from penstock.broker.coordinator import refusals
+from penstock.broker.coordinator.hosted import Held, HostedShard, HostPorts, Place
 from penstock.broker.coordinator.streams import MemberStream
-from penstock.broker.coordinator.writing import Held, Write
 from penstock.broker.core.group_events import (
     Effect,
     ExpireOffsets,
@@ -29,6 +29,7 @@ from penstock.broker.core.group_shard import GroupShard
 from penstock.broker.core.group_topics import TopicView
 from penstock.broker.core.group_values import Producer
 from penstock.broker.core.transactions import Marker
+from penstock.broker.core.write_queue import Write
 from penstock.v1 import groups_pb2
 from penstock.wire.errors import PenstockError
 from penstock.wire.ids import TopicPartition
@@ -128,7 +129,8 @@ class HostedGroups(HostedShard[GroupShard]):
             case Send():
                 self._send(effect)
             case Respond():
-                self._respond(effect.group_id, effect.request_id, effect.response)
+                refusal = None if effect.in_transaction else refusals.for_others
+                self._respond(effect.group_id, effect.request_id, effect.response, refusal)
 
     def _on_loaded(self, shard: GroupShard, record_count: int) -> None:
         # Streams stayed: their members are heard again.
@@ -144,13 +146,13 @@ class HostedGroups(HostedShard[GroupShard]):
             self._expiry.cancel()
             self._expiry = None
 
-    def _on_appending(self, write: Write) -> None:
+    def _on_appending(self, write: Write[Held]) -> None:
         if write.producer is not None and self._shard is not None:
             self._shard.note_appended(write.changes)
 
-    def _may_revert(self, writes: Sequence[Write]) -> bool:
+    def _may_revert(self, number: int) -> bool:
         # What was as it was before a mark is not what is to be gone back to.
-        return writes[0].number > self._marked_at
+        return number > self._marked_at
 
     # ------------------------------------------------------------------ marks
 
@@ -231,7 +233,8 @@ class HostedGroups(HostedShard[GroupShard]):
 
 
 def _refuse(stream: MemberStream, member_id: str, error: PenstockError) -> None:
-    stream.reply(groups_pb2.GroupHeartbeatResponse(error=error.to_proto(), member_id=member_id))
+    told = refusals.for_others(error).to_proto()
+    stream.reply(groups_pb2.GroupHeartbeatResponse(error=told, member_id=member_id))
 
 
 def _nothing(_error: PenstockError) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
-from penstock.broker.coordinator.hosted import HostedShard, HostPorts, Place
+from penstock.broker.coordinator.hosted import Held, HostedShard, HostPorts, Place
 from penstock.broker.coordinator.marking import MarkSender
-from penstock.broker.coordinator.writing import Held
+from penstock.broker.core import transaction_describe
 from penstock.broker.core.transaction_events import (
     Effect,
     Event,
@@ -30,8 +30,17 @@ from penstock.broker.core.transaction_events import (
 )
 from penstock.broker.core.transaction_marks import Owner
 from penstock.broker.core.transaction_shard import TransactionShard
-from penstock.wire.errors import PenstockError, UnknownServerError
-from penstock.wire.ids import TopicId
+from penstock.wire.errors import (
+    CoordinatorLoadInProgressError,
+    PenstockError,
+    UnknownServerError,
+)
+from penstock.wire.ids import TopicId, TopicIdPartition
+
+_LOOKED_AT_ONCE: Final = 2_000
+
+Holder = tuple[int, TopicIdPartition, str]
+"""A producer id, a partition, and the transactional id whose transaction will end there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +80,26 @@ class HostedTransactions(HostedShard[TransactionShard]):
             events.append(make_event(request_id))
         self._handle(*events)
         return futures
+
+    async def find(self, places: Mapping[int, Set[TopicIdPartition]]) -> list[Holder]:
+        """Who will end a transaction in one of these places, by producer id; see ``holders``.
+
+        Raises PenstockError unless this was the coordinator, and had loaded, from first to last.
+        """
+        self._check_serving()
+        shard = self._shard
+        assert shard is not None
+        found: list[Holder] = []
+        names = list(shard.ledger.ids)
+        for at in range(0, len(names), _LOOKED_AT_ONCE):
+            found += transaction_describe.holders(
+                shard.ledger, names[at : at + _LOOKED_AT_ONCE], places
+            )
+            await asyncio.sleep(0)
+        self._check_serving()
+        if self._shard is not shard:
+            raise CoordinatorLoadInProgressError(f"{self.place} was read again; ask again soon")
+        return found
 
     def marks_committed(self, marks: Sequence[MarkDone]) -> None:
         """Marks are there. While it loads nobody waits for them: they are sent again."""

@@ -17,6 +17,7 @@ from penstock.broker.core.transaction_values import Participant
 from penstock.broker.peers import Peers, answer_of
 from penstock.v1 import common_pb2, coordination_pb2
 from penstock.v1.coordination_pb2_grpc import CoordinationStub
+from penstock.wire.error_codes import ErrorCode
 from penstock.wire.errors import NetworkError, PenstockError, UnknownServerError
 from penstock.wire.ids import TopicIdPartition
 
@@ -24,6 +25,7 @@ _TIMEOUT_S: Final = 30.0
 """So long a leader may take, which gives up by itself before."""
 
 _TELL_EVERY_MS: Final = 10_000
+_TELL_TORN_EVERY_MS: Final = 60_000
 
 WriteMarkers = Callable[
     [coordination_pb2.WriteMarkersRequest], Awaitable[coordination_pb2.WriteMarkersResponse]
@@ -80,6 +82,7 @@ class MarkSender:
         self._stopped = False
         self._timer: asyncio.TimerHandle | None = None
         self._told_ms: dict[int, int] = {}  # By node when it was last said that it does not write.
+        self._told_torn_ms: dict[str, int] = {}  # The same, by transactional id that is torn.
 
     @property
     def count(self) -> int:
@@ -161,6 +164,7 @@ class MarkSender:
                     commit=piece.mark.commit,
                     coordinator_epoch=piece.coordinator_epoch,
                     partitions=transaction_codec.topic_partitions(piece.partitions),
+                    kept=transaction_codec.indexes(piece.partitions, piece.mark.kept),
                 )
                 for piece in request.pieces
             ],
@@ -171,14 +175,15 @@ class MarkSender:
     ) -> coordination_pb2.WriteMarkersResponse:
         if node_id == self._node_id:
             return await self._local(message)
-        stub: Any = CoordinationStub(await self._peers.channel(node_id))
+        channel = await self._peers.channel(node_id)
+        stub: Any = CoordinationStub(channel)
         try:
             response: coordination_pb2.WriteMarkersResponse = await answer_of(
                 stub.WriteMarkers(message, timeout=_TIMEOUT_S), node_id
             )
         except aio.AioRpcError as error:
             # Where it serves brokers may have changed with its process.
-            await self._peers.forget(node_id)
+            await self._peers.forget(node_id, channel)
             raise NetworkError(f"broker {node_id}: {error.details() or error.code()}") from error
         return response
 
@@ -193,12 +198,39 @@ class MarkSender:
                 f"broker {request.node_id} was sent {len(request.pieces)} marks, and its answer "
                 "is not about them"
             )
-        for result in response.results:
+        for piece, result in zip(request.pieces, response.results, strict=True):
             written.append([outcome.code == 0 for outcome in result.outcomes])
-            refusals += [outcome for outcome in result.outcomes if outcome.code]
+            refused = [outcome for outcome in result.outcomes if outcome.code]
+            torn = [one.message for one in refused if one.code == ErrorCode.TRANSACTION_TORN]
+            if torn:
+                self._tell_torn(piece.mark, torn)
+            refusals += [one for one in refused if one.code != ErrorCode.TRANSACTION_TORN]
         if refusals:
             self._tell(request.node_id, refusals[0].message, len(refusals))
         return written
+
+    def _tell_torn(self, mark: Mark, reasons: list[str]) -> None:
+        """That a transaction is in halves is for a person, who is told until it is settled."""
+        now_ms = self._clock_ms()
+        last_ms = {
+            name: told_ms
+            for name, told_ms in self._told_torn_ms.items()
+            if now_ms - told_ms < _TELL_TORN_EVERY_MS
+        }
+        self._told_torn_ms = last_ms
+        if mark.transactional_id not in last_ms:
+            last_ms[mark.transactional_id] = now_ms
+            log.error(
+                "transaction torn",
+                transactional_id=mark.transactional_id,
+                producer_id=mark.producer_id,
+                producer_epoch=mark.producer_epoch,
+                decided="commit" if mark.commit else "abort",
+                reasons=reasons,
+                next_step="see which records of it the partitions lack or have too many, and make "
+                "up for them; its transactional id stays where it is and can't be used: give the "
+                "producer another one",
+            )
 
     def _tell(self, node_id: int, reason: str, count: int | None = None) -> None:
         now_ms = self._clock_ms()

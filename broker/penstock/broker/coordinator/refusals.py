@@ -44,6 +44,8 @@ _ELSEWHERE: Final = (
     StorageError,
 )
 
+_OF_A_TRANSACTION: Final = (InvalidProducerEpochError, InvalidTxnStateError)
+
 NOTHING_APPENDED: Final = (
     NotEnoughReplicasError,
     DiskFullError,
@@ -81,5 +83,18 @@ def for_coordinated(error: PenstockError) -> PenstockError:
         return NotCoordinatorError(
             f"this broker is not the coordinator any more; look again. {error.message}",
             leader=error.leader,
+        )
+    return error
+
+
+def for_others(error: PenstockError) -> PenstockError:
+    """What it means to who waited behind a write of somebody else that was refused with it.
+
+    Only the producer of a transaction is to hear that it is fenced: whoever else hears that takes
+    it for the end of its own.
+    """
+    if isinstance(error, _OF_A_TRANSACTION):
+        return CoordinatorNotAvailableError(
+            "it was held up by a write of a transaction that has ended; try again"
         )
     return error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from penstock.broker.coordinator import refusals
@@ -36,8 +37,8 @@ from penstock.broker.core.transaction_marks import Owner
 from penstock.broker.peers import Peers
 from penstock.broker.topics import TRANSACTIONS_TOPIC
 from penstock.v1 import coordination_pb2, transactions_pb2
-from penstock.wire.errors import PenstockError
-from penstock.wire.ids import TopicId
+from penstock.wire.errors import InvalidRequestError, PenstockError
+from penstock.wire.ids import TopicId, TopicIdPartition
 from penstock.wire.transactional_ids import (
     check_commit_group,
     check_transactional_id,
@@ -50,6 +51,8 @@ DEFAULT_WAIT_MS: Final = 30_000
 
 _LEADER_WAIT_MS: Final = 1_000
 """A leader that asks is answered by then, that it ask again: it has others to ask for."""
+
+_LISTED_AT_ONCE: Final = 1_000
 
 
 def _monotonic_ms() -> int:
@@ -194,6 +197,30 @@ class TransactionCoordinator:
             ]
         )
 
+    async def find_transactions(
+        self, request: coordination_pb2.FindTransactionsRequest
+    ) -> coordination_pb2.FindTransactionsResponse:
+        """Which transactions that are open in logs will be ended from here. Raises nothing."""
+        response = coordination_pb2.FindTransactionsResponse()
+        indexes: dict[tuple[int, TopicIdPartition], list[int]] = {}
+        places: dict[int, set[TopicIdPartition]] = {}
+        for index, place in enumerate(request.places):
+            where = TopicIdPartition(TopicId(place.partition.topic_id), place.partition.partition)
+            indexes.setdefault((place.producer_id, where), []).append(index)
+            places.setdefault(place.producer_id, set()).add(where)
+        for number in request.coordinators:
+            result = response.results.add()
+            try:
+                hosted = self._led.get(number)
+                if hosted is None:
+                    raise refusals.not_coordinator(self._image, TRANSACTIONS_TOPIC, number)
+                for producer_id, where, name in await hosted.find(places):
+                    for index in indexes[producer_id, where]:
+                        result.transactions.add(place=index, transactional_id=name)
+            except PenstockError as error:
+                result.error.CopyFrom(error.to_proto())
+        return response
+
     def _present(self, transactional_id: str) -> HostedTransactions:
         """The partition that keeps the id, as of the metadata that this broker has now.
 
@@ -246,13 +273,29 @@ class TransactionCoordinator:
     async def list_transactions(
         self, request: transactions_pb2.ListTransactionsRequest
     ) -> transactions_pb2.ListTransactionsResponse:
-        """The ids that this broker coordinates, all of them or an error."""
+        """The ids that this broker coordinates, a page of them.
+
+        Each partition is asked for itself, and others get their turn in between.
+        """
+        first, after = _page_start(request.page_token)
+        left = min(request.max_count, _LISTED_AT_ONCE) or _LISTED_AT_ONCE
         answer = transactions_pb2.ListTransactionsResponse()
-        for hosted in await self._led.all_loaded():
-            if self._led.leads(hosted):
-                part = await hosted.ask(lambda request_id: ListTransactions(request_id, request))
-                answer.transactions.extend(part.transactions)
-        answer.transactions.sort(key=lambda listing: listing.transactional_id)
+        loaded = {hosted.place.partition: hosted for hosted in await self._led.all_loaded()}
+        for number in sorted(number for number in loaded if number >= first):
+            hosted = loaded[number]
+            if not self._led.leads(hosted):
+                continue
+            if not left:
+                answer.next_page_token = f"{number}:"
+                break
+            start = after if number == first else ""
+            part = await hosted.ask(partial(_listing, request, start, left))
+            answer.transactions.extend(part.transactions)
+            left -= len(part.transactions)
+            if part.next_page_token:
+                answer.next_page_token = f"{number}:{part.next_page_token}"
+                break
+            await asyncio.sleep(0)
         return answer
 
     async def describe_transaction(
@@ -280,6 +323,24 @@ class TransactionCoordinator:
         if parse_attempt(transactional_id) is None:
             check_transactional_id(transactional_id)
         return await self._led.route(coordinating_key(transactional_id))
+
+
+def _page_start(token: str) -> tuple[int, str]:
+    """The partition that a page begins in, and the id there that it begins after."""
+    number, colon, after = token.partition(":")
+    if not token:
+        return 0, ""
+    if not colon or not number.isdecimal():
+        raise InvalidRequestError(
+            f"page_token is {token!r}; it is the next_page_token of the answer before, or empty"
+        )
+    return int(number), after
+
+
+def _listing(
+    request: transactions_pb2.ListTransactionsRequest, after: str, limit: int, request_id: int
+) -> ListTransactions:
+    return ListTransactions(request_id, request, after, limit)
 
 
 def _adding(entry: coordination_pb2.AddPartitionsEntry, give_up_ms: int) -> Callable[[int], Event]:

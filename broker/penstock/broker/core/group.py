@@ -380,10 +380,13 @@ class Group:
             self.state, self._topics, self._settings, event
         )
         changes = self.state.take_changes()
-        written: list[Effect] = []
-        if changes:
-            written.append(Persist(self.state.group_id, changes, event.producer))
-        return [*written, Respond(self.state.group_id, event.request_id, answer)]
+        group_id = self.state.group_id
+        if not changes:
+            return [Respond(group_id, event.request_id, answer)]
+        return [
+            Persist(group_id, changes, event.producer),
+            Respond(group_id, event.request_id, answer, in_transaction=True),
+        ]
 
     def _delete(self) -> groups_pb2.DeleteGroupResult:
         result = groups_pb2.DeleteGroupResult(group_id=self.state.group_id)

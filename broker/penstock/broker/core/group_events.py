@@ -201,11 +201,16 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Respond:
-    """Answer a request. ``group_id`` is None when the answer is about all groups."""
+    """Answer a request. ``group_id`` is None when the answer is about all groups.
+
+    ``in_transaction``: it tells of what was just to be written in a transaction. Where that is
+    refused because the transaction has ended, its producer is told so, and nobody else.
+    """
 
     group_id: str | None
     request_id: int
     response: Message
+    in_transaction: bool = False
 
 
 Effect = Persist | Send | Respond

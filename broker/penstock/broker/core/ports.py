@@ -9,8 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.broker.core.producer_state import ProducerEntry
-from penstock.broker.core.transactions import EndedTransaction, Marker, OpenTransaction
+from penstock.broker.core.producer_entry import ProducerEntry
+from penstock.broker.core.transactions import (
+    EndedTransaction,
+    Marker,
+    OpenTransaction,
+    OpenTransactions,
+)
 from penstock.wire.errors import CorruptRecordError, ErrorCode, StorageError
 from penstock.wire.ids import LeaderEpoch
 
@@ -71,6 +76,15 @@ class TimestampedOffset:
 
 class KnownProducers(Protocol):
     """What a log knows of those that wrote to it."""
+
+    @property
+    def transactions(self) -> OpenTransactions:
+        """The transactions that are open at its end."""
+        ...
+
+    def entry(self, producer_id: int) -> ProducerEntry | None:
+        """What is known of a producer."""
+        ...
 
     def entries(self) -> Iterable[tuple[int, ProducerEntry]]:
         """Every producer id with what is known of it, in no particular order."""

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from penstock.broker.core.producer_entry import ProducerEntry, recorded
 from penstock.broker.core.producer_state import (
     Append,
     Duplicate,
-    ProducerEntry,
     ProducerState,
     StateUndo,
-    recorded,
 )
 from penstock.broker.core.transactions import EndedTransaction, Marker
-from penstock.wire.errors import InvalidTxnStateError
+from penstock.wire.errors import InvalidTxnStateError, TransactionTornError
 from penstock.wire.markers import MarkerType, encode_marker
 from penstock.wire.records import BatchHeader, parse_header
 
@@ -67,10 +66,16 @@ class ProducerStage:
                 f"here, so none of epoch {epoch} can begin: the mark that ends it is missing"
             )
 
-    def record(self, header: BatchHeader, base_offset: int, now_ms: int) -> None:
+    def record(
+        self,
+        header: BatchHeader,
+        base_offset: int,
+        now_ms: int,
+        mark: MarkerType | None = None,
+    ) -> None:
         """As ProducerState.record, on the stage."""
         producer_id = header.producer_id
-        entry = recorded(header, self.entry(producer_id), base_offset, now_ms)
+        entry = recorded(header, self.entry(producer_id), base_offset, now_ms, mark)
         if entry is None:
             return
         self._changed[producer_id] = entry
@@ -102,6 +107,28 @@ class ProducerStage:
         return [one for one in ended if one is not None]
 
 
+def check_marker(marker: Marker, entry: ProducerEntry | None) -> bool:
+    """Whether the mark is to be written, where ``entry`` is what is known of its producer.
+
+    False where its epoch, or a newer one, has written here: it is in the log already, and must not
+    end what began after it. Raises TransactionTornError when what is there under this very epoch
+    says the other thing. A newer epoch comes of a later decision, which its coordinator makes when
+    all marks of the one before are there; and what was written before kinds of marks were
+    remembered contradicts none.
+    """
+    if entry is None or entry.producer_epoch < marker.producer_epoch:
+        return True
+    there = entry.mark
+    if entry.producer_epoch > marker.producer_epoch or there in (None, marker.type):
+        return False
+    raise TransactionTornError(
+        f"the transaction of producer {marker.producer_id} that ends under epoch "
+        f"{marker.producer_epoch} has the mark {there.name} here, and its coordinator has decided "
+        f"{marker.type.name}: somebody ended it by hand, or data of its coordinator were lost; "
+        "nothing was written"
+    )
+
+
 def staged_markers(
     stage: ProducerStage,
     markers: Iterable[Marker],
@@ -113,17 +140,15 @@ def staged_markers(
 ) -> list[tuple[BatchHeader, bytes]]:
     """The control batches from ``base_offset`` on, once they are on the stage.
 
-    None for a marker whose epoch, or a newer one, its producer has written under here: it is in the
-    log already, and must not end what began after it.
+    None for a marker that is there already; see check_marker for what is raised.
     """
     batches = []
     offset = base_offset
     for marker in markers:
-        known = stage.entry(marker.producer_id)
-        if known is not None and known.producer_epoch >= marker.producer_epoch:
+        if not check_marker(marker, stage.entry(marker.producer_id)):
             continue
         data = encode_marker(
-            MarkerType.COMMIT if marker.commit else MarkerType.ABORT,
+            marker.type,
             producer_id=marker.producer_id,
             producer_epoch=marker.producer_epoch,
             coordinator_epoch=marker.coordinator_epoch,
@@ -132,7 +157,7 @@ def staged_markers(
             leader_epoch=leader_epoch,
         )
         header = parse_header(data)
-        stage.record(header, offset, seen_ms)
+        stage.record(header, offset, seen_ms, marker.type)
         batches.append((header, data))
         offset = header.next_offset
     return batches

@@ -50,11 +50,19 @@ import contextlib
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
+from penstock.broker.core.producer_entry import (
+    BATCHES_KEPT,
+    CONTIGUOUS_MAX,
+    SEQUENCE_MASK,
+    ProducerEntry,
+    decode_entries,
+    encode_entry,
+    recorded,
+)
 from penstock.broker.core.transactions import (
     EndedTransaction,
     OpenTransaction,
@@ -67,9 +75,9 @@ from penstock.wire.errors import (
     InvalidProducerEpochError,
     OutOfOrderSequenceError,
 )
+from penstock.wire.markers import MarkerType
 from penstock.wire.records import BatchHeader
 
-BATCHES_KEPT: Final = 5
 ANY_PRODUCER: Final = 2**63 - 1
 NEVER_FORGOT: Final = -1
 RESTART_GRACE_MS: Final = 3_600_000
@@ -78,73 +86,16 @@ RESTART_GRACE_MS: Final = 3_600_000
 _HANDED_MAX: Final = 5000
 """So many producers make a snapshot of 0.8 MB at most."""
 
-_SEQUENCE_MASK: Final = 2**31 - 1
-_CONTIGUOUS_MAX: Final = 2**30  # Half of the sequence space: further back is further ahead.
-
 _MAGIC: Final = b"PSPS"
 _VERSION: Final = 1
 # With open transactions behind the entries. Version 1 is written where there never was one, so that
 # earlier versions find what they know.
 _VERSION_WITH_TRANSACTIONS: Final = 2
+# With the marks of producers as well. It is written where there is one, or a transaction.
+_VERSION_WITH_MARKS: Final = 3
 # Magic, version, CRC of what follows, end offset, leader epoch, forgotten up to, entries.
 _HEAD: Final = struct.Struct(">4sHIqiqI")
 _CRC_FROM: Final = 10
-_ENTRY: Final = struct.Struct(">qhqIB")
-_BATCH: Final = struct.Struct(">qiiq")
-# An entry with its batches in one go, by how many these are: of thousands it is made at once.
-_ENTRIES: Final = [
-    struct.Struct(_ENTRY.format + _BATCH.format[1:] * kept).pack for kept in range(BATCHES_KEPT + 1)
-]
-
-
-class ProducerBatch(NamedTuple):
-    """One batch that a producer has in the log."""
-
-    base_offset: int
-    last_offset_delta: int
-    base_sequence: int
-    timestamp_ms: int
-
-    @property
-    def last_offset(self) -> int:
-        """The offset of its last record."""
-        return self.base_offset + self.last_offset_delta
-
-    @property
-    def last_sequence(self) -> int:
-        """The sequence number of its last record."""
-        return (self.base_sequence + self.last_offset_delta) & _SEQUENCE_MASK
-
-    @property
-    def next_sequence(self) -> int:
-        """The sequence number that must come after it."""
-        return (self.base_sequence + self.last_offset_delta + 1) & _SEQUENCE_MASK
-
-
-@dataclass(frozen=True, slots=True)
-class ProducerEntry:
-    """One producer id: its epoch, its last batches (oldest first) and when it last wrote.
-
-    ``contiguous``: so many sequence numbers right before the next one are known to be in the log.
-    """
-
-    producer_epoch: int
-    batches: tuple[ProducerBatch, ...]
-    last_seen_ms: int
-    contiguous: int
-
-    def after(self, batch: ProducerBatch, producer_epoch: int, now_ms: int) -> ProducerEntry:
-        """The entry once ``batch`` is in the log."""
-        count = batch.last_offset_delta + 1
-        if producer_epoch != self.producer_epoch:
-            return ProducerEntry(producer_epoch, (batch,), now_ms, count)
-        follows = bool(self.batches) and self.batches[-1].next_sequence == batch.base_sequence
-        return ProducerEntry(
-            producer_epoch,
-            (*self.batches[1 - BATCHES_KEPT :], batch),
-            now_ms,
-            min(self.contiguous + count, _CONTIGUOUS_MAX) if follows else count,
-        )
 
 
 class DoubtedBatch(NamedTuple):
@@ -164,7 +115,7 @@ class DoubtedBatch(NamedTuple):
 
     def may_be_before(self, header: BatchHeader) -> bool:
         """Whether the batch comes right after this one, going by what is damaged."""
-        expected = (self.header.last_sequence + 1) & _SEQUENCE_MASK
+        expected = (self.header.last_sequence + 1) & SEQUENCE_MASK
         return self._may_be_of(header) and header.base_sequence == expected
 
     def may_be(self, header: BatchHeader) -> bool:
@@ -330,7 +281,7 @@ class ProducerState:
         expected = entry.batches[-1].next_sequence
         if header.base_sequence == expected:
             return
-        behind = (expected - header.base_sequence) & _SEQUENCE_MASK
+        behind = (expected - header.base_sequence) & SEQUENCE_MASK
         what = (
             f"producer {header.producer_id} (epoch {header.producer_epoch}) sent sequences "
             f"{header.base_sequence} to {header.last_sequence}, but {expected} comes next"
@@ -344,13 +295,20 @@ class ProducerState:
             f"{what}; send what is missing first, or get a new producer epoch"
         )
 
-    def record(self, header: BatchHeader, base_offset: int, now_ms: int) -> EndedTransaction | None:
+    def record(
+        self,
+        header: BatchHeader,
+        base_offset: int,
+        now_ms: int,
+        mark: MarkerType | None = None,
+    ) -> EndedTransaction | None:
         """Note that the batch is in the log at ``base_offset``, whatever ``check`` would say.
 
         Followers and recovery call it with what the leader let in. A control batch fences older
         epochs and ends what the producer had in flight: the transaction that it ends is returned.
+        ``mark`` is what it says (markers.mark_of).
         """
-        entry = recorded(header, self._entries.get(header.producer_id), base_offset, now_ms)
+        entry = recorded(header, self._entries.get(header.producer_id), base_offset, now_ms, mark)
         if entry is not None:
             self._entries[header.producer_id] = entry
         return self.transactions.note(header, base_offset)
@@ -423,16 +381,18 @@ class ProducerState:
         whom none does nothing is known: what it goes on with is refused, as out of order, until
         what comes after is copied. Letting it go on anywhere would let it overtake itself, and
         those that never wrote as well.
+
+        Whoever has no batches has a mark, of which nobody knows where it is. Where one that ended a
+        transaction may be cut off, and lies there, all of these are left out: a replica would take
+        it for there, and, were it to lead before it is, refuse for ever to write it.
         """
         entries = {}
+        marks_may_come = self.transactions.may_lose_mark_from(offset)
         for producer_id, entry in self._entries.items():
-            if not entry.batches or entry.batches[-1].last_offset < offset:
-                entries[producer_id] = entry
-            elif batches := tuple(one for one in entry.batches if one.last_offset < offset):
-                count = batches[-1].last_offset_delta + 1
-                entries[producer_id] = ProducerEntry(
-                    entry.producer_epoch, batches, entry.last_seen_ms, count
-                )
+            if marks_may_come and not entry.batches:
+                continue
+            if (earlier := entry.below(offset)) is not None:
+                entries[producer_id] = earlier
         return ProducerState(entries, self.forgotten_up_to)
 
     def handed_over(self, offset: int) -> bytes:
@@ -495,24 +455,14 @@ class ProducerState:
         to there.
         """
         transactions = self.transactions.encode()
-        version = _VERSION_WITH_TRANSACTIONS if transactions else _VERSION
+        has_marks = any(entry.mark is not None for entry in self._entries.values())
+        version = _VERSION_WITH_MARKS if transactions or has_marks else _VERSION
         parts = [
             _HEAD.pack(
                 _MAGIC, version, 0, end_offset, leader_epoch, self.forgotten_up_to, len(self)
             )
         ]
-        for producer_id, entry in self._entries.items():
-            kept = len(entry.batches)
-            parts.append(
-                _ENTRIES[kept](
-                    producer_id,
-                    entry.producer_epoch,
-                    entry.last_seen_ms,
-                    entry.contiguous,
-                    kept,
-                    *chain.from_iterable(entry.batches),
-                )
-            )
+        parts += [encode_entry(*item) for item in self._entries.items()]
         parts.append(transactions)
         data = bytearray(b"".join(parts))
         struct.pack_into(">I", data, 6, crc32c(memoryview(data)[_CRC_FROM:]))
@@ -523,14 +473,14 @@ class ProducerState:
         """A snapshot's state, end offset and leader epoch. Raises CorruptRecordError for damage."""
         try:
             magic, version, crc, end_offset, epoch, forgotten, count = _HEAD.unpack_from(data)
-            known = version in (_VERSION, _VERSION_WITH_TRANSACTIONS)
+            known = _VERSION <= version <= _VERSION_WITH_MARKS
             if magic != _MAGIC or not known or crc != crc32c(data[_CRC_FROM:]):
                 raise CorruptRecordError("a producer snapshot has a bad magic, version or checksum")
-            entries, position = _decode_entries(data, count)
+            entries, position = decode_entries(data, _HEAD.size, count)
         except struct.error as error:
             raise CorruptRecordError(f"a producer snapshot is cut short: {error}") from None
         state = cls(entries, forgotten)
-        if version == _VERSION_WITH_TRANSACTIONS:
+        if version >= _VERSION_WITH_TRANSACTIONS:
             state.transactions = OpenTransactions.decode(data[position:])
         return state, end_offset, epoch
 
@@ -552,42 +502,6 @@ class ProducerState:
         for producer_id, entry in self._entries.items():
             assert producer_id >= 0, producer_id
             assert len(entry.batches) <= BATCHES_KEPT, entry
-            assert 0 <= entry.contiguous <= _CONTIGUOUS_MAX, entry
+            assert 0 <= entry.contiguous <= CONTIGUOUS_MAX, entry
             for older, newer in zip(entry.batches, entry.batches[1:], strict=False):
                 assert older.last_offset < newer.base_offset, entry
-
-
-def _decode_entries(data: bytes, count: int) -> tuple[dict[int, ProducerEntry], int]:
-    """The entries by producer id, and where they end."""
-    entries: dict[int, ProducerEntry] = {}
-    position = _HEAD.size
-    for _ in range(count):
-        producer_id, epoch, seen_ms, contiguous, kept = _ENTRY.unpack_from(data, position)
-        position += _ENTRY.size
-        end = position + kept * _BATCH.size
-        batches = tuple(
-            ProducerBatch(*_BATCH.unpack_from(data, at)) for at in range(position, end, _BATCH.size)
-        )
-        position = end
-        entries[producer_id] = ProducerEntry(epoch, batches, seen_ms, contiguous)
-    return entries, position
-
-
-def recorded(
-    header: BatchHeader, entry: ProducerEntry | None, base_offset: int, now_ms: int
-) -> ProducerEntry | None:
-    """The producer's entry once the batch is in the log; None when nothing is to be kept."""
-    if header.producer_id < 0:
-        return None
-    if entry is None:
-        entry = ProducerEntry(-1, (), now_ms, 0)
-    if header.producer_epoch < entry.producer_epoch:
-        return entry  # Let in by a leader that had forgotten the newer epoch.
-    if header.is_control or header.base_sequence < 0:
-        if header.producer_epoch == entry.producer_epoch:
-            return ProducerEntry(header.producer_epoch, entry.batches, now_ms, entry.contiguous)
-        return ProducerEntry(header.producer_epoch, (), now_ms, 0)
-    batch = ProducerBatch(
-        base_offset, header.last_offset_delta, header.base_sequence, header.max_timestamp_ms
-    )
-    return entry.after(batch, header.producer_epoch, now_ms)

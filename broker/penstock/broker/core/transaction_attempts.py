@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
+from penstock.broker.core import transaction_codec
 from penstock.broker.core import transaction_decisions as decisions
 from penstock.broker.core.transaction_events import (
     AddPartitions,
@@ -27,6 +28,7 @@ from penstock.broker.core.transaction_values import (
     Identity,
     State,
     Transaction,
+    Winner,
 )
 from penstock.v1 import transactions_pb2
 from penstock.wire.errors import (
@@ -56,35 +58,29 @@ def attempt_of(request: transactions_pb2.BeginAttemptRequest) -> Attempt:
     return Attempt(request.group, request.epoch_number, request.task, request.attempt)
 
 
-def winners_of(request: transactions_pb2.CommitGroupRequest) -> tuple[str, ...]:
+def winners_of(request: transactions_pb2.CommitGroupRequest) -> tuple[Winner, ...]:
     """The winners that a commit names. Raises a typed error when they cannot win together."""
     check_commit_group(request.group)
     where = f"the commit of epoch number {request.epoch_number} of group {request.group!r}"
     if request.epoch_number < 0:
         raise InvalidRequestError(f"{where}: count from 0")
+    if request.winner_ids:
+        raise InvalidRequestError(
+            f"{where} names its winners by their ids, as software of before did; update the "
+            "client, which names them by their handles"
+        )
     if len(request.winners) > _MAX_WINNERS:
         raise InvalidRequestError(
             f"{where} has {len(request.winners)} winners; {_MAX_WINNERS} are allowed"
         )
-    attempts = []
-    for winner in request.winners:
-        attempt = parse_attempt(winner)
-        if attempt is None or attempt.transactional_id != winner:
-            raise UnknownAttemptError(f"{where} names {winner[:100]!r}, which is no attempt's id")
-        if (attempt.group, attempt.epoch_number) != (request.group, request.epoch_number):
-            raise UnknownAttemptError(
-                f"{where} names {winner!r}, which is of another group or epoch number"
-            )
-        attempts.append(attempt)
-    tasks = Counter(attempt.task for attempt in set(attempts))
-    for attempt, count in Counter(attempts).items():
+    winners = tuple(map(transaction_codec.winner, request.winners))
+    for winner in winners:
+        if min(winner) < 0:
+            raise InvalidRequestError(f"{where} names {winner}; none of its numbers is below 0")
+    for task, count in Counter(winner.task for winner in winners).items():
         if count > 1:
-            raise InvalidRequestError(f"{where} names {attempt.transactional_id!r} twice")
-        if tasks[attempt.task] > 1:
-            raise InvalidRequestError(
-                f"{where} names {tasks[attempt.task]} attempts of task {attempt.task}; one can win"
-            )
-    return tuple(request.winners)
+            raise InvalidRequestError(f"{where} names {count} winners of task {task}; one can win")
+    return winners
 
 
 class Attempts:
@@ -108,10 +104,7 @@ class Attempts:
                 f"{attempt.epoch_number} comes too late"
             )
         value = ledger.ids.get(entry.transactional_id)
-        if value is not None and value.instance_id == instance_id:
-            if value.has_ended:
-                raise decisions.fenced(entry.transactional_id)
-        else:
+        if value is None or not decisions.is_had_by(entry.transactional_id, value, instance_id):
             if value is not None and value.state is State.ONGOING:
                 decisions.decide(ledger, entry, commit=False, cause=Cause.FENCED)
             if entry.is_ending:
@@ -126,6 +119,7 @@ class Attempts:
                 now_ms,
                 instance_id,
                 start_ms=now_ms,
+                superseded=() if value is None else value.superseding(),
             )
             ledger.put(entry, value)
             ledger.settle(entry)
@@ -175,22 +169,22 @@ class Attempts:
         assert attempt is not None
         value = ledger.ids.get(name)
         if value is None:
-            return self._why_unknown(attempt)
+            return self._why_unknown(attempt, identity)
         if value.state is not State.ONGOING:
             if value.was_last(identity):
                 return decisions.why_not_ended(name, value, commit=False)
             return decisions.foreign(name, value, identity)
         if identity != value.identity:
             return decisions.foreign(name, value, identity)
-        if ledger.won(attempt):
+        if ledger.won(attempt, identity.producer_id):
             return _committed(name)
         if not ledger.is_decided_by_group(attempt):
             decisions.decide(ledger, entry, commit=False, cause=Cause.PRODUCER)
         return None
 
-    def _why_unknown(self, attempt: Attempt) -> PenstockError | None:
+    def _why_unknown(self, attempt: Attempt, identity: Identity) -> PenstockError | None:
         """Why an attempt that was forgotten, since it ended, is not said to be aborted."""
-        if self._ledger.won(attempt):
+        if self._ledger.won(attempt, identity.producer_id):
             return _committed(attempt.transactional_id)
         commit = self._ledger.commits.get(attempt.group)
         if commit is not None and attempt.epoch_number < commit.epoch_number:
@@ -251,22 +245,27 @@ class Attempts:
             group.waiting.append(event)
             return
         for winner in winners:
-            self._check_winner(winner)
+            self._check_winner(_named(group.name, request.epoch_number, winner), winner)
         commit = GroupCommit(request.epoch_number, winners, ledger.wall_ms)
         ledger.put_group(group.name, commit)
         for name in sorted(group.attempts):
             ledger.settle(ledger.entry(name))
         ledger.respond(group.name, event.request_id, event.answer())
 
-    def _replay(self, event: CommitGroup, last: GroupCommit, winners: tuple[str, ...]) -> None:
+    def _replay(self, event: CommitGroup, last: GroupCommit, winners: tuple[Winner, ...]) -> None:
         request = event.request
         if request.epoch_number < last.epoch_number:
             raise StaleGroupCommitError(
                 f"group {request.group!r} has committed epoch number {last.epoch_number}; "
                 f"{request.epoch_number} comes too late, as from an old checkpoint"
             )
-        if set(winners) != set(last.winners):
-            others = ", ".join(map(repr, last.winners[:10])) or "none"
+        if not last.is_for(winners):
+            others = ", ".join(
+                f"{_named(request.group, last.epoch_number, winner)!r} of producer "
+                f"{winner.producer_id}"
+                for winner in last.winners[:10]
+            )
+            others = others or "none"
             more = f" and {len(last.winners) - 10} more" if len(last.winners) > 10 else ""
             raise GroupCommitConflictError(
                 f"group {request.group!r} has committed epoch number {last.epoch_number} with "
@@ -274,13 +273,18 @@ class Attempts:
             )
         self._ledger.respond(request.group, event.request_id, event.answer(is_replay=True))
 
-    def _check_winner(self, winner: str) -> None:
-        entry = self._ledger.entry(winner)
-        value = self._ledger.ids.get(winner)
-        if value is None or value.state is not State.ONGOING or entry.outcome is not None:
+    def _check_winner(self, name: str, winner: Winner) -> None:
+        value = self._ledger.ids.get(name)
+        if value is None or value.state is not State.ONGOING:
             raise UnknownAttemptError(
-                f"attempt {winner!r} is not open: it did not begin, or was aborted, as by its "
+                f"attempt {name!r} is not open: it did not begin, or was aborted, as by its "
                 "timeout; nothing was decided"
+            )
+        if value.producer_id != winner.producer_id:
+            raise UnknownAttemptError(
+                f"attempt {name!r} is that of producer {value.producer_id} now; that of producer "
+                f"{winner.producer_id} ended when this one began, if it ever did begin; nothing "
+                "was decided"
             )
 
     def is_held_up(self, group: Group) -> bool:
@@ -294,6 +298,11 @@ class Attempts:
         assert attempt is not None
         is_open = self._ledger.ids[name].state is State.ONGOING
         return is_open and attempt.epoch_number <= last.epoch_number
+
+
+def _named(group: str, epoch_number: int, winner: Winner) -> str:
+    """The id of a winner's transaction."""
+    return Attempt(group, epoch_number, winner.task, winner.attempt).transactional_id
 
 
 def _committed(transactional_id: str) -> PenstockError:

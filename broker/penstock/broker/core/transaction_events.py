@@ -12,7 +12,9 @@ from typing import Any, ClassVar, Protocol
 from google.protobuf.message import Message
 
 from penstock.broker.core.transaction_values import (
+    KEPT_PAUSE_MS,
     LAST_EPOCH,
+    NO_PARTICIPANTS,
     GroupCommit,
     Participants,
     Transaction,
@@ -31,6 +33,9 @@ class TransactionSettings:
     # That all marks of a transaction are there is written down with the next record of its id, or
     # after this.
     note_after_ms: int = 10_000
+    # A producer begins its next transaction so soon after the one before, where partitions were
+    # kept for it; see EndTransactionResponse.kept_ms.
+    kept_pause_ms: int = KEPT_PAUSE_MS
     # What could not be written, or had no producer id, is tried again after this.
     retry_ms: int = 500
     # The largest producer epoch; a simulation comes to the end of a smaller one.
@@ -118,10 +123,15 @@ class LastCommitted:
 
 @dataclass(frozen=True, slots=True)
 class ListTransactions:
-    """A question for all transactional ids in brief."""
+    """A question for transactional ids in brief: of the ``limit`` first ones after ``after``.
+
+    Where there are more, the answer's ``next_page_token`` is the last of these.
+    """
 
     request_id: int
     request: transactions_pb2.ListTransactionsRequest
+    after: str
+    limit: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,13 +250,17 @@ class Respond:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The end of one transaction, to be written to its partitions."""
+    """The end of one transaction, to be written to its partitions.
+
+    Those that were ``kept`` are in the one that follows.
+    """
 
     transactional_id: str
     producer_id: int
     producer_epoch: int
     commit: bool
     partitions: Participants
+    kept: Participants = NO_PARTICIPANTS
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,12 +27,16 @@ from penstock.broker.core.transaction_events import (
     TransactionSettings,
 )
 from penstock.broker.core.transaction_values import (
+    NO_PARTICIPANTS,
+    UNKNOWN_PRODUCER,
+    Cause,
     GroupCommit,
     Outcome,
     Participant,
     Participants,
     State,
     Transaction,
+    Winner,
 )
 from penstock.wire.errors import PenstockError
 from penstock.wire.transactional_ids import Attempt, parse_attempt
@@ -54,6 +58,8 @@ class Entry:
     """How its transaction ends; None while none is decided."""
     missing: set[Participant] = field(default_factory=set)
     """Where the marks of that are not there yet."""
+    behind: set[Participant] = field(default_factory=set)
+    """Those of them where the mark of the transaction before is not there, and goes first."""
     waiting: list[Request] = field(default_factory=list)
     """Who waits for these marks, in order."""
     note_ms: int = 0
@@ -61,7 +67,7 @@ class Entry:
     retry_ms: int | None = None
     """When to try again what could not be done."""
     opened: int | None = None
-    """The start of the transaction that ``expires_ms`` is about."""
+    """The deadline, by the wall clock, that ``expires_ms`` is about."""
     expires_ms: int = 0
     """When the open transaction is aborted."""
 
@@ -95,7 +101,7 @@ class Ledger:
         self._topics = topics
         self._ids: dict[str, Transaction] = {}
         self._commits: dict[str, GroupCommit] = {}
-        self._winners: dict[str, frozenset[str]] = {}  # By group, of the last commit.
+        self._winners: dict[str, frozenset[Winner]] = {}  # By group, of the last commit.
         self._entries: dict[str, Entry] = {}
         self._groups: dict[str, Group] = {}
         self._spare_ids: list[int] = []
@@ -132,6 +138,10 @@ class Ledger:
         """All groups of attempts, by name."""
         return iter([self._groups[name] for name in sorted(self._groups)])
 
+    def known(self, transactional_id: str) -> Entry | None:
+        """The entry, to be looked at only; None where there is none."""
+        return self._entries.get(transactional_id)
+
     def entry(self, transactional_id: str) -> Entry:
         """The entry; one of an id without a record is forgotten after the event."""
         entry = self._entries.get(transactional_id)
@@ -154,6 +164,17 @@ class Ledger:
         """Whether the attempt's group has committed its epoch number, or a higher one."""
         commit = self._commits.get(attempt.group)
         return commit is not None and attempt.epoch_number <= commit.epoch_number
+
+    def present(self, entry: Entry) -> Transaction | None:
+        """What is so: as the record says, but that what was kept is open once all marks are there.
+
+        That needs no record of its own: whoever loads this one sends the marks again, and then
+        comes to the same.
+        """
+        value = self._ids.get(entry.transactional_id)
+        if value is not None and value.kept and value.is_decided and entry.is_done:
+            return value.continued()
+        return value
 
     # ------------------------------------------------------------------ the event at hand
 
@@ -274,7 +295,8 @@ class Ledger:
     def settle(self, entry: Entry) -> None:
         """Go by what the records say of how the transaction ends.
 
-        Marks are asked for here, and nowhere else: after the record that decides, and behind it.
+        Marks are asked for here: after the record that decides, and behind it. Only those that wait
+        for the marks before them follow later (``go_on_behind``).
         A topic that does not exist is one that is gone, since no partition of one that is not known
         is taken into a transaction.
         """
@@ -282,36 +304,68 @@ class Ledger:
         outcome = None if value is None else self._outcome(entry, value)
         if outcome == entry.outcome:
             return
+        self.unsettle(entry)
         entry.outcome = outcome
-        entry.missing = set()
-        self.ending.discard(entry.transactional_id)
         if value is None or outcome is None:
             return
-        entry.missing = {one for one in value.partitions if self._topics.knows(one.topic_id)}
+        entry.missing = set(self.existing(value.partitions))
+        entry.behind = entry.missing & value.carried
         entry.note_ms = self.now_ms + self.settings.note_after_ms
         if entry.missing:
             self.ending.add(entry.transactional_id)
-            mark = Mark(entry.transactional_id, *outcome, frozenset(entry.missing))
+            self._send(entry, value.last_outcome, frozenset(entry.behind))
+            self._send(entry, outcome, frozenset(entry.missing - entry.behind), value.kept)
+
+    def go_on_behind(self, entry: Entry, partitions: Participants) -> None:
+        """The marks of the transaction before are there: send those that waited for them."""
+        assert entry.outcome is not None
+        free = frozenset(entry.behind & partitions)
+        entry.behind -= free
+        self._send(entry, entry.outcome, free)
+
+    def _send(
+        self,
+        entry: Entry,
+        outcome: Outcome,
+        where: Participants,
+        kept: Participants = NO_PARTICIPANTS,
+    ) -> None:
+        if where:
+            mark = Mark(entry.transactional_id, *outcome, where, kept & where)
             self._effects.append(SendMarks(entry.subject, (mark,)))
 
     def note_expiry(self, entry: Entry) -> None:
         """Find out when the open transaction is aborted: by what the wall clock says of its start.
 
-        That is never later than its timeout from now, whatever clocks of other brokers showed.
+        That is never later than its timeout from now, whatever clocks of other brokers showed. Of
+        what is only kept nobody knows when it began, or whether it did: that has the pause, too.
         """
         value = self._ids.get(entry.transactional_id)
+        if value is not None and value.kept and value.is_decided:
+            value = value.continued()  # It is open as well while marks are on their way.
         if value is None or value.state is not State.ONGOING:
             entry.opened = None
-        elif entry.opened != value.start_ms:
-            entry.opened = value.start_ms
-            left_ms = value.start_ms + value.timeout_ms - self.wall_ms
-            entry.expires_ms = self.now_ms + min(max(left_ms, 0), value.timeout_ms)
+            return
+        may_take_ms = self.may_take_ms(value)
+        if entry.opened != value.start_ms + may_take_ms:
+            entry.opened = value.start_ms + may_take_ms
+            left_ms = entry.opened - self.wall_ms
+            entry.expires_ms = self.now_ms + min(max(left_ms, 0), may_take_ms)
+
+    def may_take_ms(self, value: Transaction) -> int:
+        """How long after its start the open transaction is aborted."""
+        return value.timeout_ms + (self.settings.kept_pause_ms if value.kept else 0)
 
     def unsettle(self, entry: Entry) -> None:
         """Forget which marks are there: they were perhaps never sent."""
         entry.outcome = None
         entry.missing = set()
+        entry.behind = set()
         self.ending.discard(entry.transactional_id)
+
+    def existing(self, participants: Participants) -> Participants:
+        """Those whose topics the metadata have."""
+        return frozenset(one for one in participants if self._topics.knows(one.topic_id))
 
     def unknown_topic(self, participants: Participants) -> str | None:
         """The name of a topic that the metadata do not have, or None."""
@@ -320,9 +374,14 @@ class Ledger:
                 return participant.topic
         return None
 
-    def won(self, attempt: Attempt) -> bool:
-        """Whether the last commit of the attempt's group names it."""
-        return attempt.transactional_id in self._winners.get(attempt.group, ())
+    def won(self, attempt: Attempt, producer_id: int) -> bool:
+        """Whether the last commit of its group is for the attempt that began with this id."""
+        commit = self._commits.get(attempt.group)
+        if commit is None or commit.epoch_number != attempt.epoch_number:
+            return False
+        winners = self._winners[attempt.group]
+        named = Winner(attempt.task, attempt.attempt, producer_id)
+        return named in winners or named._replace(producer_id=UNKNOWN_PRODUCER) in winners
 
     def _outcome(self, entry: Entry, value: Transaction) -> Outcome | None:
         if value.is_decided:
@@ -330,7 +389,7 @@ class Ledger:
         attempt = entry.attempt
         if attempt is None or not self.is_decided_by_group(attempt):
             return None
-        won = entry.transactional_id in self._winners[attempt.group]
+        won = self.won(attempt, value.producer_id)
         return Outcome(value.producer_id, value.epoch + 1, won)
 
     # ------------------------------------------------------------------ for tests
@@ -350,9 +409,17 @@ class Ledger:
                 assert value.state is not State.EMPTY
             if value.state is State.EMPTY:
                 assert not value.partitions
+            if value.kept:
+                self._validate_kept(entry, value)
+            assert value.has_ended or not value.lapsed
+            if value.carried:
+                assert value.lapsed
+                assert value.state is State.PREPARE_ABORT
+                assert value.carried <= value.partitions
+            assert entry.behind <= entry.missing
             if value.is_decided:
                 assert value.has_ended
-                assert value.epoch == value.last.epoch + 1
+                assert value.epoch == value.last.epoch + 1 + value.lapsed
                 assert (value.next_producer_id != -1) == (value.epoch == self.settings.last_epoch)
             else:
                 assert value.epoch < self.settings.last_epoch
@@ -364,3 +431,15 @@ class Ledger:
         }
         for name in self._entries.keys() - self._ids.keys():
             assert self._entries[name].waiting, f"{name} is remembered for nothing"
+
+    def _validate_kept(self, entry: Entry, value: Transaction) -> None:
+        assert entry.attempt is None
+        assert value.is_owned
+        assert value.has_ended
+        assert value.next_producer_id == -1, "kept for an identity of another producer id"
+        if value.state is State.ONGOING:
+            assert value.kept == value.partitions
+        else:
+            assert value.is_decided
+            assert value.kept <= value.partitions
+            assert value.last_cause is Cause.PRODUCER

@@ -79,7 +79,8 @@ class _Lane:
     """What one leader is to write. ``busy`` are partitions that a request under way is about."""
 
     queued: dict[_Sending, set[Participant]] = field(default_factory=dict)
-    under_way: set[MarkRequest] = field(default_factory=set)
+    # With the partitions of each that have another leader since: their marks go to that one.
+    under_way: dict[MarkRequest, set[Participant]] = field(default_factory=dict)
     busy: set[Participant] = field(default_factory=set)
     sent_ms: int = 0
     rests_until_ms: int = 0
@@ -121,7 +122,11 @@ class MarkQueue:
                 self._forget(sending)
 
     def rerouted(self) -> None:
-        """Leaders or topics changed: go by them with all that no request is under way for."""
+        """Leaders or topics changed: go by them.
+
+        So do marks that are under way to who led before, which may stand still. What that one
+        answers later counts where it has written them.
+        """
         waiting = [self._homeless, *(lane.queued for lane in self._lanes.values())]
         self._homeless = {}
         for lane in self._lanes.values():
@@ -130,6 +135,19 @@ class MarkQueue:
             for sending, participants in queued.items():
                 for participant in participants:
                     self._route(sending, participant)
+        for node_id, lane in list(self._lanes.items()):
+            for request, moved in lane.under_way.items():
+                self._follow(node_id, request, moved)
+
+    def _follow(self, node_id: int, request: MarkRequest, moved: set[Participant]) -> None:
+        """Route anew what a request under way is about and its node does not lead any more."""
+        partitions = {one for piece in request.pieces for one in piece.partitions} - moved
+        moves = {one for one in partitions if self._leaders.leader_of(one) != node_id}
+        moved |= moves
+        for piece in request.pieces if moves else ():
+            assert isinstance(piece.sending, _Sending)
+            for participant in moves.intersection(piece.partitions):
+                self._route(piece.sending, participant)
 
     def next_requests(self, now_ms: int) -> list[MarkRequest]:
         """What to send now. Each is to be answered by :meth:`answered`, whatever comes of it."""
@@ -162,7 +180,7 @@ class MarkQueue:
         what is committed now, by owner.
         """
         lane = self._lanes[request.node_id]
-        lane.under_way.discard(request)
+        moved = lane.under_way.pop(request)
         done: dict[Owner, list[MarkDone]] = {}
         for index, piece in enumerate(request.pieces):
             lane.busy.difference_update(piece.partitions)
@@ -173,6 +191,8 @@ class MarkQueue:
             for at, participant in enumerate(piece.partitions):
                 if written is not None and written[index][at]:
                     committed.append(participant)
+                elif participant in moved:
+                    continue  # Its mark is somewhere else.
                 elif written is None:
                     self._route(sending, participant)
                 else:
@@ -272,5 +292,5 @@ class MarkQueue:
         for piece in pieces:
             lane.busy.update(piece.partitions)
         request = MarkRequest(node_id, tuple(pieces))
-        lane.under_way.add(request)
+        lane.under_way[request] = set()
         return request

@@ -12,16 +12,23 @@ EMPTY                    no transaction; the identity may be a producer's   firs
 ONGOING                  partitions are in the transaction (an attempt's    end, timeout, init,
                          is open from when it begins, without any)          a person: PREPARE_*
 PREPARE_COMMIT,          decided, for ever, under the next epoch already;   all marks are there:
-PREPARE_ABORT            marks are on their way                             as EMPTY; an attempt,
-                                                                            once its number is
-                                                                            decided -> no record
+PREPARE_ABORT            marks are on their way                             as EMPTY; where
+                                                                            partitions were
+                                                                            kept, as ONGOING; an
+                                                                            attempt, once its
+                                                                            number is decided
+                                                                            -> no record
 ONGOING, and the         decided by the group's record, as above            all marks are there:
 attempt's group is at                                                       no record
 its number or beyond
 ======================== ================================================== ====================
 
 That all marks are there is no state of the record: it is known, and is written down with what comes
-next, or by ``note_after_ms``. See docs/adr/0012-transactions.md.
+next, or by ``note_after_ms``. Partitions that the producer's EndTransaction keeps are in the next
+transaction from then on, which counts as open (docs/adr/0013): it has a deadline, and whatever ends
+it sends marks to all of them, since their leaders may append its batches without asking. Its
+timeout, or a person, does so before all marks of the transaction before are there: where they are
+not, they go first. See docs/adr/0012-transactions.md.
 """
 
 from __future__ import annotations
@@ -212,10 +219,15 @@ class TransactionShard:
 
     def _abort(self, entry: Entry, event: AbortTransaction) -> None:
         name = entry.transactional_id
-        value = self._ledger.ids.get(name)
+        value = self._ledger.present(entry)
         if value is None:
             raise TransactionalIdNotFoundError(f"there is no transactional id {name!r}")
-        if value.state is not State.ONGOING or entry.outcome is not None:
+        by_group = entry.attempt is not None and entry.outcome is not None
+        if entry.is_ending and value.kept:
+            decisions.give_up_kept(self._ledger, entry)
+            self._ledger.respond(entry.subject, event.request_id, event.answer())
+            return
+        if value.state is not State.ONGOING or by_group:
             raise InvalidTxnStateError(
                 f"no transaction of {name!r} is open, or it is decided; describe it to see which"
             )
@@ -233,9 +245,11 @@ class TransactionShard:
         if done.transactional_id not in self._ledger.ending:
             return
         entry = self._ledger.entry(done.transactional_id)
-        outcome = entry.outcome
-        if outcome is not None and outcome[:2] == (done.producer_id, done.producer_epoch):
+        under = done.producer_id, done.producer_epoch
+        if entry.outcome is not None and entry.outcome[:2] == under:
             self._there(entry, done.partitions)
+        elif entry.behind and self._ledger.ids[done.transactional_id].last_outcome[:2] == under:
+            self._ledger.go_on_behind(entry, done.partitions)
 
     def _topics_removed(self, event: TopicsRemoved) -> None:
         for name in sorted(self._ledger.ending):
@@ -244,7 +258,9 @@ class TransactionShard:
             self._there(entry, gone)
 
     def _there(self, entry: Entry, partitions: Iterable[Participant]) -> None:
-        entry.missing.difference_update(partitions)
+        partitions = frozenset(partitions)
+        entry.missing -= partitions
+        entry.behind -= partitions
         if not entry.missing:
             self._ledger.ending.discard(entry.transactional_id)
             entry.note_ms = self._ledger.now_ms + self._ledger.settings.note_after_ms
@@ -295,6 +311,9 @@ class TransactionShard:
             due_ms = self._of(one).deadline_ms(one) if one.retry_ms is None else one.retry_ms
             if due_ms is not None:
                 deadlines.append(due_ms)
+        elif deadlines and not self._attempts.is_held_up(one):
+            # What they waited for was taken back.
+            deadlines.append(self._ledger.now_ms + self._ledger.settings.retry_ms)
         return min(deadlines, default=None)
 
     # ------------------------------------------------------------------ time
@@ -351,10 +370,12 @@ class TransactionShard:
             if entry.waiting:
                 assert entry.is_ending or entry.retry_ms is not None
                 assert deadline_ms is not None
-            value = self._ledger.ids.get(entry.transactional_id)
-            if value is not None and value.state is State.ONGOING and entry.outcome is None:
+            value = self._ledger.present(entry)
+            by_group = entry.attempt is not None and entry.outcome is not None
+            if value is not None and value.state is State.ONGOING and not by_group:
                 assert deadline_ms is not None, "an open transaction without a deadline"
-                assert entry.expires_ms <= self._ledger.now_ms + value.timeout_ms
+                may_take_ms = self._ledger.may_take_ms(value)
+                assert entry.expires_ms <= self._ledger.now_ms + may_take_ms
             assert (entry.transactional_id in self._ledger.ending) == entry.is_ending
 
 

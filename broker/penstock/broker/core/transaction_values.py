@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -12,6 +13,13 @@ LAST_EPOCH: Final = 32_767
 """The largest producer epoch. Only marks are written under it: no producer is ever given it."""
 
 NO_START: Final = -1
+
+REMEMBERED_INSTANCES: Final = 5
+"""So many that had an id before are known: a late copy of a request of theirs is refused."""
+
+KEPT_PAUSE_MS: Final = 1_000
+"""What was kept of a transaction is aborted this and its timeout after that was decided: whoever
+begins within so long has the whole timeout for the next one."""
 
 
 class State(IntEnum):
@@ -62,7 +70,12 @@ class Transaction:
 
     ``producer_id`` and ``epoch`` are what the next batch is written under, or in PREPARE_* the
     marks. ``last`` is the last transaction that was decided since the producer got the id, or
-    NOBODY; ``last_committed`` and ``last_cause`` say how, and by whom.
+    NOBODY; ``last_committed`` and ``last_cause`` say how, and by whom. ``superseded`` are instances
+    that had the id before ``instance_id`` has, the newest last. ``kept`` are partitions of a
+    transaction that is decided which are in the next one already, or all of an open one that has
+    nothing else. Where such a one ``lapsed``, nobody but the coordinator having decided about it,
+    ``last`` is the one before it: its producer may not have heard of that one's end yet. Where the
+    mark of that one was not known to be there, it goes first: these partitions are ``carried``.
     """
 
     state: State
@@ -77,6 +90,14 @@ class Transaction:
     start_ms: int = NO_START
     partitions: Participants = NO_PARTICIPANTS
     next_producer_id: int = -1
+    superseded: tuple[bytes, ...] = ()
+    kept: Participants = NO_PARTICIPANTS
+    lapsed: bool = False
+    carried: Participants = NO_PARTICIPANTS
+
+    def superseding(self) -> tuple[bytes, ...]:
+        """``superseded`` of who takes the id from its instance."""
+        return (*self.superseded, self.instance_id)[-REMEMBERED_INSTANCES:]
 
     @property
     def identity(self) -> Identity:
@@ -100,6 +121,19 @@ class Transaction:
         return self.has_ended and self.last == identity
 
     @property
+    def last_outcome(self) -> Outcome:
+        """What the marks of the last transaction say, where the next one was kept or has lapsed."""
+        return Outcome(self.last.producer_id, self.last.epoch + 1, self.last_committed)
+
+    def has_lapsed(self, identity: Identity) -> bool:
+        """Whether that of ``identity`` lapsed, since the last one was decided."""
+        return self.lapsed and identity == (self.last.producer_id, self.last.epoch + 1)
+
+    def continued(self) -> Transaction:
+        """The transaction that has what was kept, once the marks of the one before are there."""
+        return replace(self, state=State.ONGOING, partitions=self.kept, start_ms=self.updated_ms)
+
+    @property
     def is_owned(self) -> bool:
         """Whether a producer has, or may ask for, ``identity``.
 
@@ -109,13 +143,37 @@ class Transaction:
         return self.last_cause is not Cause.FENCED
 
 
+UNKNOWN_PRODUCER: Final = -1
+
+
+class Winner(NamedTuple):
+    """An attempt that a commit of its group is for; its producer id is no other attempt's.
+
+    It is UNKNOWN_PRODUCER where the record is from before it was written down. Then the numbers are
+    enough: none began under them after the commit.
+    """
+
+    task: int
+    attempt: int
+    producer_id: int
+
+
 @dataclass(frozen=True, slots=True)
 class GroupCommit:
-    """The last commit of a group of attempts; ``winners`` are the ids of those that commit."""
+    """The last commit of a group of attempts; ``winners`` are those that commit."""
 
     epoch_number: int
-    winners: tuple[str, ...]
+    winners: tuple[Winner, ...]
     committed_ms: int
+
+    def is_for(self, winners: Iterable[Winner]) -> bool:
+        """Whether these are its winners, in any order."""
+        unnamed = {one[:2] for one in self.winners if one.producer_id == UNKNOWN_PRODUCER}
+        known = {
+            one._replace(producer_id=UNKNOWN_PRODUCER) if one[:2] in unnamed else one
+            for one in winners
+        }
+        return known == set(self.winners)
 
 
 class Outcome(NamedTuple):

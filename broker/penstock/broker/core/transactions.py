@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from penstock.wire.errors import CorruptRecordError
+from penstock.wire.markers import MarkerType
 from penstock.wire.records import BatchHeader
 
 _HEAD: Final = struct.Struct(">qII")  # The last offset, how many are open, and how many have ended.
@@ -37,6 +38,11 @@ class Marker(NamedTuple):
     producer_epoch: int
     commit: bool
     coordinator_epoch: int
+
+    @property
+    def type(self) -> MarkerType:
+        """What the mark says."""
+        return MarkerType.COMMIT if self.commit else MarkerType.ABORT
 
 
 class OpenTransaction(NamedTuple):
@@ -154,6 +160,10 @@ class OpenTransactions:
                 stable = min(stable, first_offset)
                 break  # Those after it began later.
         return min(stable, high_watermark)
+
+    def may_lose_mark_from(self, offset: int) -> bool:
+        """Whether a mark from there on ended a transaction, and is not known to be committed."""
+        return bool(self._ended) and self._ended[-1][1] >= offset
 
     # --- taking back -----------------------------------------------------------------------------
 

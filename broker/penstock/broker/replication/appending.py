@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from penstock.broker.core.ports import AppendInfo
-from penstock.broker.core.verification import Question
+from penstock.broker.core.verification import Marked, Question, is_behind
 from penstock.broker.replication.answers import not_enough_replicas
 from penstock.broker.replication.partition import Partition
 from penstock.broker.replication.ports import AskCoordinator
@@ -47,7 +47,8 @@ class Target(NamedTuple):
 class _Waiting(NamedTuple):
     """Who waits for a coordinator, and is called once.
 
-    ``go``: the transaction may write, because the coordinator said so (True) or because it is open.
+    ``go``: the transaction may write, because the coordinator said so, itself or by a mark (True),
+    or because it is open.
     """
 
     go: Callable[[bool], object]
@@ -57,14 +58,15 @@ class _Waiting(NamedTuple):
 class Appends:
     """Appends to what this broker leads. Used on one event loop.
 
-    ``locate`` gives the partition, or raises the typed refusal. ``ask_coordinator`` has partitions
-    taken into transactions.
+    ``locate`` gives the partition, or raises the typed refusal; ``find`` whatever is hosted.
+    ``ask_coordinator`` has partitions taken into transactions.
     """
 
     def __init__(
         self,
         node_id: int,
         locate: Callable[[str, bytes, int, int], Partition],
+        find: Callable[[TopicIdPartition], Partition | None],
         wall_clock_ms: Callable[[], int],
         *,
         clock_ms: Callable[[], int],
@@ -72,11 +74,13 @@ class Appends:
     ) -> None:
         self._node_id = node_id
         self._locate = locate
+        self._find = find
         self._wall_clock_ms = wall_clock_ms
         self._verifying: Verifying[_Waiting] = Verifying(
             ask_coordinator,
             append=lambda waiting, verified: waiting.go(verified),
             refuse=lambda waiting, error: waiting.refuse(error),
+            is_behind=self._is_behind,
             clock_ms=clock_ms,
         )
 
@@ -126,11 +130,11 @@ class Appends:
     ) -> None:
         """As ``begin`` with ACKS_ALL, for batches of one transaction.
 
-        They are appended now where the transaction is open in the log. Else its coordinator is
-        asked first, within the timeout, and what comes of that transaction meanwhile is appended
-        behind it. Raises to ``on_end`` what the coordinator refuses them with too;
-        InvalidRequiredAcksError, InvalidTransactionalIdError and InvalidRequestError for requests
-        that no transaction can have.
+        They are appended now where the transaction is open in the log, or a mark has said that the
+        partition is in it. Else its coordinator is asked first, within the timeout, and what comes
+        of that transaction meanwhile is appended behind it. Raises to ``on_end`` what the
+        coordinator refuses them with too; InvalidRequiredAcksError, InvalidTransactionalIdError and
+        InvalidRequestError for requests that no transaction can have.
         """
         kept = bytes(records)  # What it may be a part of is larger, and would not be counted.
         deadline_s = asyncio.get_running_loop().time() + timeout_ms / 1000
@@ -207,6 +211,10 @@ class Appends:
         self._verify(partition, transactional_id, producer, timeout_ms, _Waiting(go, refuse))
         await future
 
+    def marked(self, mark: Marked) -> None:
+        """A mark is in the log of a partition led here: what it lets in is appended now."""
+        self._verifying.marked(mark)
+
     def leadership_ended(self, key: TopicIdPartition, error: PenstockError) -> None:
         """What waits for a coordinator to write to the partition is refused."""
         self._verifying.leadership_ended(key, error)
@@ -237,6 +245,11 @@ class Appends:
             size_bytes=size_bytes,
             timeout_ms=timeout_ms,
         )
+
+    def _is_behind(self, question: Question) -> bool:
+        partition = self._find(question.partition)
+        producer = question.producer_id, question.producer_epoch
+        return partition is not None and is_behind(partition.log.producers, *producer)
 
     def _begin_verified(
         self,

@@ -44,6 +44,9 @@ takes to be sent and appended."""
 MARKS_LINGER_S: Final = 0.05
 """So long a high watermark waits for records to travel with before it goes alone."""
 
+RECORDS_LINGER_S: Final = 0.003
+"""So long records that nobody waits for as yet wait for others."""
+
 _MAX_MARKS: Final = 2000
 
 _MAX_PAUSE_MS: Final = 1000
@@ -157,6 +160,7 @@ class FollowerStream:
         self._marks: dict[Partition, None] = {}
         self._marks_timer: asyncio.TimerHandle | None = None
         self._marks_due = False
+        self._records_timer: asyncio.TimerHandle | None = None
         self._answers = FollowerAnswers(manager.not_leader)
         self.sequence = 0  # Pushes sent so far.
         self._unanswered = Unanswered(manager.clock_ms, manager.lag_max_ms, self._overdue)
@@ -190,12 +194,22 @@ class FollowerStream:
         self._answers.refuse(key, self._stated_epochs.get(key, -1), error)
         self._work.set()
 
-    def records_ready(self, partition: Partition, size_bytes: int) -> None:
+    def records_ready(
+        self, partition: Partition, size_bytes: int, *, may_wait: bool = False
+    ) -> None:
         """The log has grown."""
-        if partition in self._cursors:
-            if self._is_behind(partition):
-                self._budget.grew(size_bytes, self._manager.clock_ms())
-            self._give_turn(partition)
+        if partition not in self._cursors:
+            return
+        if self._is_behind(partition):
+            self._budget.grew(size_bytes, self._manager.clock_ms())
+        elif may_wait and partition not in self._behind and not self._work.is_set():
+            # Its turn comes with the next message, whatever that is about.
+            self._growing.setdefault(partition)
+            if self._records_timer is None:
+                loop = asyncio.get_running_loop()
+                self._records_timer = loop.call_later(RECORDS_LINGER_S, self._records_fall_due)
+            return
+        self._give_turn(partition)
 
     def membership_changed(self, partition: Partition) -> None:
         """Whose acknowledgements the high watermark waits for may be another."""
@@ -234,7 +248,7 @@ class FollowerStream:
 
     def _end(self) -> None:
         self.close()
-        for timer in (self._marks_timer, self._pause):
+        for timer in (self._marks_timer, self._records_timer, self._pause):
             if timer is not None:
                 timer.cancel()
         self._unanswered.clear()
@@ -344,6 +358,11 @@ class FollowerStream:
         self._marks.pop(partition, None)
         if partition.feeds.get(self.node_id) is self:
             del partition.feeds[self.node_id]
+
+    def _records_fall_due(self) -> None:
+        self._records_timer = None
+        if self._growing:
+            self._work.set()
 
     def _marks_fall_due(self) -> None:
         self._marks_timer = None

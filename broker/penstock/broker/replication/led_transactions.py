@@ -10,8 +10,10 @@ from typing import Final, NamedTuple
 import structlog
 
 from penstock.broker.core.metadata_image import MetadataImage
-from penstock.broker.core.producer_state import ProducerEntry
+from penstock.broker.core.producer_entry import ProducerEntry
+from penstock.broker.core.producer_stage import check_marker
 from penstock.broker.core.transactions import Marker, OpenTransaction
+from penstock.broker.core.verification import Marked
 from penstock.broker.replication.admitting import check_cluster
 from penstock.broker.replication.answers import not_enough_replicas
 from penstock.broker.replication.partition import Partition
@@ -22,8 +24,10 @@ from penstock.wire.errors import (
     InvalidTxnStateError,
     PenstockError,
     RequestTimedOutError,
+    TransactionTornError,
     UnknownServerError,
 )
+from penstock.wire.ids import TopicIdPartition, TopicPartition
 
 _COMMIT_TIMEOUT_S: Final = 2.0
 """So long the marks of one partition may hold up the answer about those of others."""
@@ -49,16 +53,21 @@ class _Place(NamedTuple):
 
 
 class _Wanted(NamedTuple):
-    """One mark of a request for one partition, and where its outcome goes."""
+    """One mark of a request for one partition, and where its outcome goes.
+
+    ``kept``: the partition is in the transaction after it.
+    """
 
     marker: Marker
     outcome: common_pb2.Error
+    kept: bool
 
 
 class LedTransactions:
     """Ends transactions in what this broker leads, and tells what is open. Used on one event loop.
 
-    ``locate`` gives the partition, or raises the typed refusal.
+    ``locate`` gives the partition, or raises the typed refusal. ``on_mark`` is told of every mark
+    that is in the log of a partition led here, and may append; it must not raise.
     """
 
     def __init__(
@@ -67,11 +76,14 @@ class LedTransactions:
         image: MetadataImage,
         locate: Callable[[str, bytes, int, int], Partition],
         wall_clock_ms: Callable[[], int],
+        *,
+        on_mark: Callable[[Marked], object],
     ) -> None:
         self._node_id = node_id
         self._image = image
         self._locate = locate
         self._wall_clock_ms = wall_clock_ms
+        self._on_mark = on_mark
         self._listeners: list[MarkListener] = []
 
     def add_mark_listener(self, listener: MarkListener) -> None:
@@ -98,9 +110,11 @@ class LedTransactions:
             marker = Marker(
                 entry.producer_id, entry.producer_epoch, entry.commit, entry.coordinator_epoch
             )
-            for where in entry.partitions:
+            kept = frozenset(entry.kept)
+            for index, where in enumerate(entry.partitions):
                 place = _Place(where.topic, where.topic_id, where.partition)
-                wanted.setdefault(place, []).append(_Wanted(marker, result.outcomes.add()))
+                one = _Wanted(marker, result.outcomes.add(), index in kept)
+                wanted.setdefault(place, []).append(one)
         try:
             check_cluster(self._node_id, self._image, request.cluster_id)
         except PenstockError as error:
@@ -121,7 +135,8 @@ class LedTransactions:
             return None
         try:
             partition = self._locate(place.topic, place.topic_id, place.partition, -1)
-            self._mark(partition, [one.marker for one in wanted])
+            wanted = list(_fitting(partition, wanted))
+            end_offset = self._mark(partition, wanted)
         except PenstockError as error:
             _refuse(wanted, error)
             return None
@@ -133,22 +148,33 @@ class LedTransactions:
             )
             _refuse(wanted, failed)
             return None
-        return _Commit(partition, partition.log.log_end_offset, wanted)
+        return _Commit(partition, end_offset, wanted)
 
-    def _mark(self, partition: Partition, markers: list[Marker]) -> None:
+    def _mark(self, partition: Partition, wanted: list[_Wanted]) -> int:
+        """Have the marks in the log, and what they let in behind them; where they end at most."""
+        markers = [one.marker for one in wanted]
         replica = partition.replica
         if replica.under_min_isr:
             raise not_enough_replicas(
                 partition.name, replica.isr, replica.min_isr, replica.replicas
             )
+        # Where the producer goes on here, its next batch is on its way and nobody waits before.
+        goes_on = all(one.kept for one in wanted)
         try:
-            info = partition.append_markers(markers, wall_ms=self._wall_clock_ms())
+            info = partition.append_markers(
+                markers, wall_ms=self._wall_clock_ms(), may_wait=goes_on
+            )
         except DiskFullError as error:
             raise DiskFullError(f"broker {self._node_id}: {error.message}") from error
         if info.size_bytes:
             topic, number = partition.name
             for listener in self._listeners:
                 listener(topic, number, replica.leader_epoch, markers, info.last_offset + 1)
+        end_offset = partition.log.log_end_offset
+        known, key = partition.log.producers, partition.key
+        for mark in [Marked.of(known, key, one.marker, kept=one.kept) for one in wanted]:
+            self._on_mark(mark)
+        return end_offset
 
     async def _wait(self, commit: _Commit) -> None:
         try:
@@ -186,12 +212,37 @@ class LedTransactions:
                 await asyncio.sleep(0)  # A log may know thousands.
         return response
 
-    async def abort_hanging(
-        self, request: transactions_pb2.AbortHangingRequest
-    ) -> transactions_pb2.AbortHangingResponse:
-        """End a transaction that no coordinator knows of with a mark of its own; when committed."""
+    def look_at(self, request: transactions_pb2.AbortHangingRequest) -> OpenPlace | PenstockError:
+        """The transaction that a request names, or why there is none."""
         where = request.partition
         try:
+            partition = self._locate(where.topic, where.topic_id, where.partition, -1)
+            found = _open_at(partition, request.producer_id, request.start_offset)
+        except PenstockError as error:
+            return error
+        return OpenPlace(partition.name, partition.key, *found)
+
+    async def abort_hanging(
+        self,
+        request: transactions_pb2.AbortHangingRequest,
+        checked: OpenPlace | None = None,
+    ) -> transactions_pb2.AbortHangingResponse:
+        """End a transaction that no coordinator knows of with a mark of its own; when committed.
+
+        ``checked`` is the one of which it was found out that it hangs: no other one is ended. None
+        where a person wants it ended whatever coordinators know.
+        """
+        where = request.partition
+        try:
+            if checked is not None and (now := self.look_at(request)) != checked:
+                raise (
+                    now
+                    if isinstance(now, PenstockError)
+                    else InvalidTxnStateError(
+                        f"{checked.name}: the transaction that hung has ended, and another one is "
+                        "open; nothing was done"
+                    )
+                )
             partition = self._locate(where.topic, where.topic_id, where.partition, -1)
             found = _open_at(partition, request.producer_id, request.start_offset)
             epoch = found.producer_epoch + 1
@@ -200,20 +251,32 @@ class LedTransactions:
                     f"{partition.name}: the transaction has the last epoch there is, and a mark "
                     "needs a later one; nothing was done"
                 )
-            self._mark(partition, [Marker(found.producer_id, epoch, False, _NO_COORDINATOR)])
+            marker = Marker(found.producer_id, epoch, False, _NO_COORDINATOR)
+            end_offset = self._mark(partition, [_Wanted(marker, common_pb2.Error(), kept=False)])
             logger.warning(
                 "hanging transaction aborted",
                 partition=str(partition.name),
                 producer_id=found.producer_id,
                 producer_epoch=found.producer_epoch,
                 start_offset=found.first_offset,
+                forced=checked is None,
                 next_step="look after what was lost: a transaction hangs only where records of "
                 "__transaction_state or of the partition are gone",
             )
-            await self._wait_committed(partition, partition.log.log_end_offset)
+            await self._wait_committed(partition, end_offset)
         except PenstockError as error:
             return transactions_pb2.AbortHangingResponse(error=error.to_proto())
         return transactions_pb2.AbortHangingResponse()
+
+
+class OpenPlace(NamedTuple):
+    """A transaction that is open in a log that is led here."""
+
+    name: TopicPartition
+    key: TopicIdPartition
+    producer_id: int
+    producer_epoch: int
+    start_offset: int
 
 
 class _Commit(NamedTuple):
@@ -236,6 +299,17 @@ def _sound(wanted: list[_Wanted]) -> Iterator[_Wanted]:
             f"ids begin at 0, and epochs are at most {_MAX_EPOCH}"
         )
         _refuse([one], error)
+
+
+def _fitting(partition: Partition, wanted: list[_Wanted]) -> Iterator[_Wanted]:
+    """The marks that the log does not contradict; the others are refused."""
+    for one in wanted:
+        try:
+            check_marker(one.marker, partition.log.producers.entry(one.marker.producer_id))
+        except TransactionTornError as error:
+            _refuse([one], TransactionTornError(f"{partition.name}: {error.message}"))
+        else:
+            yield one
 
 
 def _refuse(wanted: list[_Wanted], error: PenstockError) -> None:

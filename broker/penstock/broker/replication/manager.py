@@ -110,6 +110,7 @@ class ReplicaManager:
         self._appends = Appends(
             node_id,
             self._locate,
+            self._hosted,
             wall_clock_ms,
             clock_ms=clock_ms,
             ask_coordinator=ask_coordinator,
@@ -117,7 +118,9 @@ class ReplicaManager:
         self.begin_append = self._appends.begin  # ``append`` for who does not want to wait.
         self.begin_transactional_append = self._appends.begin_transactional
         self.verify_transaction = self._appends.verify
-        self.transactions = LedTransactions(node_id, image, self._locate, wall_clock_ms)
+        self.transactions = LedTransactions(
+            node_id, image, self._locate, wall_clock_ms, on_mark=self._appends.marked
+        )
         self.add_mark_listener = self.transactions.add_mark_listener
         self._deadlines = Deadlines(clock_ms, self._deadline_came)
         self._proposer = IsrProposer(node_id, broker_epoch, alter_partition, clock_ms)
@@ -553,6 +556,9 @@ class ReplicaManager:
     def _deadline_came(self, partition: Partition) -> None:
         if self._hosting.get(partition.key) is partition:
             partition.handle(Tick(self.clock_ms()))
+
+    def _hosted(self, key: TopicIdPartition) -> Partition | None:
+        return self._hosting.get(key)
 
     def _hosted_by_name(self, topic: str, partition: int) -> Partition | None:
         found = self._image.topic(topic)

@@ -71,8 +71,10 @@ class FollowerFeed(Protocol):
         """Tell the follower that it is not served, and forget it."""
         ...
 
-    def records_ready(self, partition: Partition, size_bytes: int) -> None:
-        """The log has grown by so much."""
+    def records_ready(
+        self, partition: Partition, size_bytes: int, *, may_wait: bool = False
+    ) -> None:
+        """The log has grown by so much. ``may_wait``: for what comes next, or some milliseconds."""
         ...
 
     def membership_changed(self, partition: Partition) -> None:
@@ -224,10 +226,13 @@ class Partition:
             self._appended(info)
         return info
 
-    def append_markers(self, markers: Sequence[Marker], *, wall_ms: int) -> AppendInfo:
+    def append_markers(
+        self, markers: Sequence[Marker], *, wall_ms: int, may_wait: bool = False
+    ) -> AppendInfo:
         """End transactions with marks, those that are there already left out.
 
-        As ``append_as_leader`` otherwise.
+        As ``append_as_leader`` otherwise. ``may_wait``: followers are sent them with what is
+        appended next, or a few milliseconds later.
         """
         try:
             info = self.log.append_markers(
@@ -237,14 +242,14 @@ class Partition:
             self._fail(error)
             raise
         if info.size_bytes:
-            self._appended(info)
+            self._appended(info, may_wait=may_wait)
         return info
 
-    def _appended(self, info: AppendInfo) -> None:
+    def _appended(self, info: AppendInfo, *, may_wait: bool = False) -> None:
         self.log_moved()
         self._host.appended(self, info)
         for feed in self.feeds.values():
-            feed.records_ready(self, info.size_bytes)
+            feed.records_ready(self, info.size_bytes, may_wait=may_wait)
 
     def advance_log_start(self, offset: int) -> None:
         """Delete what lies before ``offset``, and let the followers know."""

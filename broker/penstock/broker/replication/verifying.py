@@ -16,6 +16,7 @@ from penstock.broker.core.verification import (
     Ask,
     Event,
     LeadershipEnded,
+    Marked,
     Question,
     Refuse,
     Stopped,
@@ -36,7 +37,8 @@ class Verifying(Generic[T]):
 
     ``append`` is given a batch that may be appended, and whether the coordinator has said so (else
     its transaction is open in the log); ``refuse`` one that may not, with the error. Each batch
-    comes to one of them, once, perhaps before ``take`` returns. They must not raise.
+    comes to one of them, once, perhaps before ``take`` returns. They must not raise. ``is_behind``
+    says of a question whether a transaction before is open in the log now.
     """
 
     def __init__(
@@ -45,11 +47,13 @@ class Verifying(Generic[T]):
         *,
         append: Callable[[T, bool], object],
         refuse: Callable[[T, PenstockError], object],
+        is_behind: Callable[[Question], bool],
         clock_ms: Callable[[], int],
     ) -> None:
         self._ask = ask
         self._append = append
         self._refuse = refuse
+        self._is_behind = is_behind
         self._clock_ms = clock_ms
         self._core: Verification[T] = Verification()
         self._timer: asyncio.TimerHandle | None = None
@@ -59,7 +63,12 @@ class Verifying(Generic[T]):
     ) -> None:
         """A batch is to be appended; see penstock.broker.core.verification.Arrived."""
         deadline_ms = self._clock_ms() + timeout_ms
-        self._handle(Arrived(question, item, is_open, size_bytes, deadline_ms))
+        behind = not is_open and self._is_behind(question)
+        self._handle(Arrived(question, item, is_open, size_bytes, deadline_ms, behind))
+
+    def marked(self, mark: Marked) -> None:
+        """A mark is in the log; what it lets in is appended before this returns."""
+        self._handle(mark)
 
     def leadership_ended(self, partition: TopicIdPartition, error: PenstockError) -> None:
         """Refuse all that waits for the partition."""
@@ -91,7 +100,8 @@ class Verifying(Generic[T]):
             asyncio.get_running_loop().call_soon(answered, reason)
 
     def _answered(self, question: Question, attempt: int, error: PenstockError | None) -> None:
-        self._handle(Answered(question, attempt, error))
+        behind = error is None and self._is_behind(question)
+        self._handle(Answered(question, attempt, error, behind))
 
     def _arm(self) -> None:
         deadline_ms = self._core.next_deadline_ms

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 import grpc
@@ -12,15 +12,18 @@ from penstock.broker.coordinator.transaction_coordinator import (
     DEFAULT_WAIT_MS,
     TransactionCoordinator,
 )
-from penstock.broker.replication.led_transactions import LedTransactions
-from penstock.v1 import transactions_pb2
+from penstock.broker.replication.led_transactions import LedTransactions, OpenPlace
+from penstock.v1 import common_pb2, transactions_pb2
 from penstock.v1.transactions_pb2_grpc import TransactionsServicer as TransactionsServicerBase
-from penstock.wire.errors import PenstockError
+from penstock.wire.errors import InvalidRequestError, PenstockError
 
 _MAX_IDS_ASKED: Final = 1_000
 _MAX_PARTITIONS_ASKED: Final = 1_000
 _ANSWERS_BEFORE: Final = 0.9
 """A request that waits is answered before its sender gives up: who hears why asks better."""
+
+Judge = Callable[[Sequence[OpenPlace]], Awaitable[list[PenstockError | None]]]
+"""Whether no coordinator knows of transactions; see HangingJudge."""
 
 
 class TransactionsServicer(TransactionsServicerBase):
@@ -35,10 +38,12 @@ class TransactionsServicer(TransactionsServicerBase):
         take_producer_id: Callable[[], Awaitable[int]],
         coordinator: TransactionCoordinator,
         led: LedTransactions,
+        judge: Judge,
     ) -> None:
         self._take_producer_id = take_producer_id
         self._coordinator = coordinator
         self._led = led
+        self._judge = judge
 
     async def InitProducerId(
         self, request: transactions_pb2.InitProducerIdRequest, context: Any
@@ -91,9 +96,12 @@ class TransactionsServicer(TransactionsServicerBase):
     async def ListTransactions(
         self, request: transactions_pb2.ListTransactionsRequest, context: Any
     ) -> transactions_pb2.ListTransactionsResponse:
-        """The ids that this broker coordinates. UNAVAILABLE while some are still being read."""
+        """A page of the ids that this broker coordinates. UNAVAILABLE while some are being read."""
         try:
             return await self._coordinator.list_transactions(request)
+        except InvalidRequestError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+            raise AssertionError("abort raises") from None
         except PenstockError as error:
             # The answer has no place for a refusal, and half a list would be taken for all of it.
             await context.abort(grpc.StatusCode.UNAVAILABLE, error.message)
@@ -144,11 +152,51 @@ class TransactionsServicer(TransactionsServicerBase):
             )
         return await self._led.describe_producers(request)
 
+    async def CheckHanging(
+        self, request: transactions_pb2.CheckHangingRequest, context: Any
+    ) -> transactions_pb2.CheckHangingResponse:
+        """Which transactions, of those that are open in logs led here, no coordinator knows of."""
+        count = len(request.transactions)
+        if count > _MAX_PARTITIONS_ASKED:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"{count} transactions are asked about; {_MAX_PARTITIONS_ASKED} are allowed",
+            )
+        response = transactions_pb2.CheckHangingResponse()
+        for outcome in await self._check_hanging(request.transactions):
+            response.results.append(
+                outcome.to_proto() if isinstance(outcome, PenstockError) else common_pb2.Error()
+            )
+        return response
+
     async def AbortHanging(
         self, request: transactions_pb2.AbortHangingRequest, context: Any
     ) -> transactions_pb2.AbortHangingResponse:
         """End a transaction that no coordinator knows of."""
-        return await self._led.abort_hanging(request)
+        if request.force:
+            return await self._led.abort_hanging(request)
+        [outcome] = await self._check_hanging([request])
+        if isinstance(outcome, PenstockError):
+            return transactions_pb2.AbortHangingResponse(error=outcome.to_proto())
+        return await self._led.abort_hanging(request, outcome)
+
+    async def _check_hanging(
+        self, requests: Sequence[transactions_pb2.AbortHangingRequest]
+    ) -> list[OpenPlace | PenstockError]:
+        """What hangs, still open after all coordinators were asked; or why not.
+
+        Of one that is open there now, and was another one when they were asked, nothing is known:
+        ``abort_hanging`` refuses it, as it is given the one that was judged.
+        """
+        outcomes = [self._led.look_at(request) for request in requests]
+        places = [one for one in outcomes if isinstance(one, OpenPlace)]
+        verdicts = dict(zip(places, await self._judge(places) if places else [], strict=True))
+        return [
+            outcome
+            if isinstance(outcome, PenstockError)
+            else verdicts[outcome] or (now if isinstance(now, PenstockError) else outcome)
+            for outcome, now in zip(outcomes, map(self._led.look_at, requests), strict=True)
+        ]
 
 
 def _wait_ms(context: Any) -> int:

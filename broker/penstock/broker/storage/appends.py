@@ -274,9 +274,10 @@ def check_as_follower(
                     f"the batch at offset {offset} has leader epoch {header.leader_epoch}, but "
                     f"epoch {epoch} wrote before it"
                 )
-            stage.record(header, offset, seen_ms)
             is_mark = header.is_control and header.producer_id >= 0
-            if is_mark and marker_type(batch) is MarkerType.ABORT:
+            mark = marker_type(batch) if is_mark else None
+            stage.record(header, offset, seen_ms, mark)
+            if mark is MarkerType.ABORT:
                 aborts.append(header.last_offset)
             batches.append(Batch(header, (batch,)))
             position += header.size_bytes

@@ -25,6 +25,7 @@ from penstock.broker.storage.log_start import LogStart
 from penstock.broker.storage.walking import ChangedError, Source, batches_between
 from penstock.wire.batch import checksum_of
 from penstock.wire.errors import CorruptRecordError, ErrorCode, RequestTimedOutError
+from penstock.wire.markers import mark_of
 from penstock.wire.records import BatchHeader, Buffer, verify_batch
 
 _log = structlog.get_logger()
@@ -145,6 +146,7 @@ def _note(
     undo: ProducerUndo | None = None,
 ) -> None:
     """Bring the state up to the end of a batch that may be damaged; ``read`` gives all of it."""
+    mark = None
     if not state.expects(header):
         batch = read()
         try:
@@ -152,11 +154,12 @@ def _note(
         except CorruptRecordError:
             state.doubt(header, checksum_of(batch))
             return
+        mark = mark_of(header, batch)
     if undo is None:
-        state.record(header, header.base_offset, now_ms)
+        state.record(header, header.base_offset, now_ms, mark)
         return
     stage = ProducerStage(state)
-    stage.record(header, header.base_offset, now_ms)
+    stage.record(header, header.base_offset, now_ms, mark)
     undo.note(header.base_offset, header.next_offset, stage)
     stage.commit()
 
@@ -202,7 +205,10 @@ def states_at(
     for offset in offsets:
         while batches[at].header.base_offset < offset:
             header = batches[at].header
-            state.record(header, header.base_offset, seen_ms)
+            mark = None
+            if header.is_control:
+                mark = mark_of(header, b"".join(batches[at].buffers))
+            state.record(header, header.base_offset, seen_ms, mark)
             at += 1
         yield offset, state.copy()
 

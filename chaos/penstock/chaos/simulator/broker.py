@@ -50,7 +50,8 @@ _FAILED: Final = StorageError("the disk failed")
 @dataclass(frozen=True, slots=True)
 class BrokerPlace:
     """What a broker's process stands on. ``scrubs``: bits may flip, and somebody looks for it.
-    ``passes`` hears of steps of transactions, whose producers' last epoch is ``last_epoch``.
+    ``passes`` hears of steps of transactions, whose producers' last epoch is ``last_epoch``;
+    ``too_large`` is as in Plan.
     """
 
     scheduler: Scheduler
@@ -67,6 +68,7 @@ class BrokerPlace:
     passes: Callable[[int, str], None]
     scrubs: bool
     last_epoch: int
+    too_large: float
 
 
 class SimulatedBroker:
@@ -173,6 +175,7 @@ class SimulatedBroker:
         change = self.image.apply(delta)
         if change is None:
             return
+        self.transactions.groups.metadata_changed(change)
         if self._caught_up:
             self._follow(change)
         self._catch_up()
@@ -547,9 +550,12 @@ class SimulatedBroker:
     # What others ask.
 
     def accept(self, service: str, end: End) -> None:
-        """A follower opens its stream, or a producer that wants no answers."""
+        """A follower opens its stream, or a group's member, or a producer that wants no answers."""
         if service == "replication":
             self.feeds.accept(end)
+            return
+        if service == "group heartbeat":
+            self.transactions.groups.accept(end)
             return
         assert service == "produce"
         end.on_message = lambda request: self.serve("produce", request, lambda _: None)

@@ -147,6 +147,7 @@ class Cluster:
                 passes=self._passes,
                 scrubs="bit flip" in self._plan.kinds,
                 last_epoch=self._plan.last_epoch,
+                too_large=self._plan.too_large,
             ),
         )
         self.network.processes[node_id] = node.broker

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from penstock.broker.core.producer_state import ProducerState
 from penstock.wire.errors import PenstockError
+from penstock.wire.markers import mark_of
 from penstock.wire.records import BatchHeader, verify_batch
 
 
@@ -97,8 +98,8 @@ class Contents:
     def producers(self) -> ProducerState:
         """What is known of producers at the end."""
         state = self.before.copy()
-        for header, _ in self.batches:
-            state.record(header, header.base_offset, 0)
+        for header, data in self.batches:
+            state.record(header, header.base_offset, 0, mark_of(header, data))
         return state
 
     def apply(self, operation: Operation) -> None:
@@ -125,8 +126,8 @@ class Contents:
                 self.start = offset
                 keep = self.index_of(offset)
                 self.flipped.difference_update(b.header.base_offset for b in self.batches[:keep])
-                for header, _ in self.batches[:keep]:
-                    self.before.record(header, header.base_offset, 0)
+                for header, data in self.batches[:keep]:
+                    self.before.record(header, header.base_offset, 0, mark_of(header, data))
                 del self.batches[:keep]
 
     def index_of(self, offset: int) -> int:

@@ -80,7 +80,7 @@ class CommittedLog:
             return  # The marks of one coordinator are all the same.
         identity = header.producer_id, header.producer_epoch
         for record in decode_batch(data):
-            if record.key is not None and header.producer_id < 0:
+            if record.key is not None and header.base_sequence < 0:
                 continue  # A coordinator's: it may say the same again.
             value = bytes(record.value or b"")
             earlier = self.values.get(value, record.offset)

@@ -34,7 +34,7 @@ from penstock.wire.errors import (
     OffsetOutOfRangeError,
 )
 from penstock.wire.ids import LeaderEpoch
-from penstock.wire.markers import MarkerType, marker_type
+from penstock.wire.markers import MarkerType, mark_of, marker_type
 from penstock.wire.records import (
     decode_batch,
     iter_batches,
@@ -278,7 +278,7 @@ class MemoryLog:
                 raise CorruptRecordError(f"a batch at {header.base_offset} comes after {offset}")
             if header.leader_epoch < self._epochs.last_epoch and not batches:
                 raise CorruptRecordError(f"a batch of epoch {header.leader_epoch} comes late")
-            stage.record(header, offset, 0)
+            stage.record(header, offset, 0, mark_of(header, view))
             batches.append(Batch(header, bytes(view)))
             offset = header.next_offset
         if begin < start:

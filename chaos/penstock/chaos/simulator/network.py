@@ -25,6 +25,7 @@ _CHANGING = frozenset(  # The requests that change something.
         "commit group",
         "add partitions",
         "write markers",
+        "commit transaction offsets",
     }
 )
 _RETRY_MS = 50

@@ -190,10 +190,13 @@ class SimulatedPartition:
         else:
             self._committed.add(offset, waiter)
 
-    def append_marker(self, marker: Marker, on_done: Waiter) -> None:
+    def append_marker(
+        self, marker: Marker, on_done: Waiter, *, on_marked: Callable[[], object]
+    ) -> None:
         """Append the mark of a transaction, unless it is there; tell when it is committed.
 
-        Raises what Log.append_markers raises.
+        ``on_marked`` is called when it is in the log, before anything else gets there. Raises what
+        Log.append_markers raises.
         """
         info = self.log.append_markers(
             [marker], LeaderEpoch(self.replica.leader_epoch), now_ms=self.broker.now_ms
@@ -201,7 +204,9 @@ class SimulatedPartition:
         if info.base_offset >= 0:
             self._has_grown()
         # Also where it is there already: it may not be committed.
-        self.when_committed(self.log.log_end_offset, on_done)
+        end_offset = self.log.log_end_offset
+        on_marked()
+        self.when_committed(end_offset, on_done)
 
     def _has_grown(self) -> None:
         self.log_moved()

@@ -30,7 +30,8 @@ class Plan:
     that are overtaken; ``left_over``: of those to controllers and of what producers send, the share
     that arrives once more long after its call was given up. ``transactions``: what clients write
     are transactions, and nothing happens by which acknowledged records may be lost;
-    ``last_epoch``: of their producers; ``timeout_ms``: of each transaction.
+    ``last_epoch``: of their producers; ``timeout_ms``: of each transaction; ``too_large``: of the
+    records by which coordinators take partitions in the share that their log refuses.
     """
 
     nodes: tuple[int, ...]
@@ -45,6 +46,7 @@ class Plan:
     transactions: bool = False
     last_epoch: int = LAST_EPOCH
     timeout_ms: int = 1000
+    too_large: float = 0.0
 
     def __str__(self) -> str:
         unclean = ", unclean elections" if self.unclean else ""
@@ -100,4 +102,5 @@ def _for_transactions(rng: Random, kinds: Collection[str]) -> dict[str, object]:
         "left_over": rng.choice((0.02, 0.1, 0.3)),
         "timeout_ms": rng.choice((300, 1000, 3000)),
         "last_epoch": rng.choice((LAST_EPOCH, LAST_EPOCH, LAST_EPOCH, 4)),
+        "too_large": rng.choice((0.0, 0.0, 0.02)),
     }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from penstock.broker.core.producer_entry import ProducerEntry
 from penstock.broker.core.producer_stage import ProducerStage
-from penstock.broker.core.producer_state import Append, Duplicate, ProducerEntry, ProducerState
+from penstock.broker.core.producer_state import Append, Duplicate, ProducerState
 from penstock.broker.core.transactions import EndedTransaction
 from penstock.chaos.simulator.faults import Fault
 from penstock.chaos.simulator.known_bug import NO_LOSS, Bug

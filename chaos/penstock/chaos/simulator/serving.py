@@ -27,6 +27,8 @@ METHODS: Final = frozenset(
         "last committed",
         "add partitions",
         "write markers",
+        "commit transaction offsets",
+        "fetch offsets",
     }
 )
 """What a broker is asked about transactions, by clients and by other brokers."""

@@ -26,10 +26,15 @@ from penstock.chaos.simulator.faults import (
 )
 from penstock.chaos.simulator.plan import Plan, draw_plan
 from penstock.chaos.simulator.scheduler import Scheduler
-from penstock.chaos.simulator.strikes import REPLICATION_FACTOR, TOPIC, Strikes
+from penstock.chaos.simulator.strikes import REPLICATION_FACTOR, SECOND_TOPIC, TOPIC, Strikes
 from penstock.chaos.simulator.transactions.broker import TRANSACTIONS_TOPIC
 from penstock.chaos.simulator.transactions.history import History
 from penstock.chaos.simulator.transactions.observer import Observer
+from penstock.chaos.simulator.transactions.positions import (
+    OFFSETS_PARTITIONS,
+    OFFSETS_TOPIC,
+    OFFSETS_TOPIC_ID,
+)
 from penstock.chaos.simulator.transactions.scripts import ScriptPlace
 from penstock.chaos.simulator.transactions.workload import TransactionalClients
 from penstock.chaos.simulator.workload import ClientPlace
@@ -179,15 +184,25 @@ class Simulation:
             history=self.history,
             brokers=self.plan.nodes,
             coordinator_of=self._coordinator_of,
+            topic_of=self._topic_of,
         )
         observer = Observer(
             self.history, self.checkers.log_of, lambda key: key.topic_id == STATE_TOPIC_ID
         )
-        return TransactionalClients(place, scripts, observer, timeout_ms=self.plan.timeout_ms)
+        return TransactionalClients(
+            place, scripts, observer, TOPIC, timeout_ms=self.plan.timeout_ms
+        )
 
     def _coordinator_of(self, transactional_id: str) -> TopicIdPartition:
         partition = partition_for_group(coordinating_key(transactional_id), STATE_PARTITIONS)
         return TopicIdPartition(STATE_TOPIC_ID, partition)
+
+    def _topic_of(self, key: TopicIdPartition) -> str:
+        if key.topic_id == OFFSETS_TOPIC_ID:
+            return OFFSETS_TOPIC
+        topic = self.cluster.metadata().topic(TOPIC)
+        is_first = topic is not None and topic.topic_id == key.topic_id
+        return TOPIC if is_first else SECOND_TOPIC
 
     # The run.
 
@@ -265,6 +280,7 @@ class Simulation:
         topics = {TOPIC: (self.plan.partitions, b"")}
         if self.plan.transactions:
             topics[TRANSACTIONS_TOPIC] = STATE_PARTITIONS, STATE_TOPIC_ID
+            topics[OFFSETS_TOPIC] = OFFSETS_PARTITIONS, OFFSETS_TOPIC_ID
         missing = [name for name in topics if self.cluster.metadata().topic(name) is None]
         for name in missing:
             self._strikes.create_topic(name, *topics[name])

@@ -12,6 +12,7 @@ from penstock.chaos.simulator.faults import DAMAGED_LOG, Fault
 from penstock.chaos.simulator.forgetting import lose_tail
 from penstock.chaos.simulator.plan import Plan
 from penstock.chaos.simulator.transactions.broker import STEPS, TRANSACTIONS_TOPIC
+from penstock.chaos.simulator.transactions.positions import OFFSETS_TOPIC
 from penstock.v1 import cluster_pb2
 from penstock.wire.ids import TopicId, TopicIdPartition
 
@@ -141,9 +142,9 @@ class Strikes:
         return self._rng.sample(found, len(found))
 
     def _is_coordinators(self, key: TopicIdPartition) -> bool:
-        """Whether a partition is of the topic in which coordinators keep transactions."""
-        topic = self._cluster.metadata().topic(TRANSACTIONS_TOPIC)
-        return topic is not None and topic.topic_id == key.topic_id
+        """Whether a partition is of a topic in which coordinators keep transactions or groups."""
+        topics = map(self._cluster.metadata().topic, (TRANSACTIONS_TOPIC, OFFSETS_TOPIC))
+        return any(topic is not None and topic.topic_id == key.topic_id for topic in topics)
 
     def _trouble(self, node_id: int, fault: Fault) -> None:
         scheduler, node = self._cluster.scheduler, self._cluster.nodes[node_id]

@@ -11,7 +11,7 @@ UNSURE       asked again: ENDING
 
 Each end gives the producer another epoch, so (producer id, epoch) names one transaction: to ask
 again for the end of one, however late, can never end another (KIP-890). An epoch of which nothing
-was sent needs no end.
+was sent needs no end, but for an engine's attempt, which its coordinator takes for open.
 
 A SPOILED transaction can only be aborted. Where a leader refused a batch for its epoch, somebody
 has ended the transaction already: the coordinator, since it took too long, or another producer of
@@ -19,6 +19,13 @@ the name. Leaders can't tell which. An abort changes nothing then, and its answe
 is asked before a commit is refused.
 
 Errors are sorted as KIP-1050 does. FENCED and FAILED have no way out.
+
+A producer that goes from one transaction to the next names, in its commit, where it has written:
+the next one is open there at once, and its leaders let it in without asking anybody (ADR 13). So it
+counts for brokers before it has begun. Where it does not begin in time, or nothing is sent of it
+for so long, it is given up: an abort in the background, which gives another identity. Records wait
+for that. To come too late for it costs a transaction at most, which is abortable
+then.
 
 An engine's task attempt has such a transaction as well. It is not committed by its producer: it is
 PREPARED when all is acknowledged, and somebody else decides.
@@ -32,6 +39,7 @@ from typing import Final
 
 from penstock.client.core.sequencer import Identity
 from penstock.client.core.transaction_events import (
+    Answer,
     AskEnd,
     AskIdentity,
     AwaitVerdicts,
@@ -49,7 +57,12 @@ from penstock.client.core.transaction_events import (
     IdentityGiven,
     IdentityRefused,
     InitWanted,
+    Interrupted,
+    KeptUntil,
+    Renew,
+    Renewed,
     Sent,
+    SwapIdentity,
     TakeIdentity,
     Wish,
 )
@@ -62,6 +75,10 @@ from penstock.wire.errors import (
     RequestTimedOutError,
     TransactionAbortableError,
 )
+from penstock.wire.ids import TopicPartition
+
+GOES_ON_MS: Final = 1_000.0
+"""Who begins so soon after an end is taken to go from one transaction to the next."""
 
 
 class Phase(Enum):
@@ -103,6 +120,12 @@ class Transactions:
     _finding_out: bool = False  # While ENDING: who ended it; the wish is refused anyway.
     _is_over: bool = False  # While SPOILED: the coordinator has decided, the identity is new.
     _may_be_committed: bool = False  # A commit had no answer, and now it is to be aborted.
+    # While nothing was sent of it: it is open for brokers, and to be given up then.
+    kept_until_ms: float | None = None
+    is_renewing: bool = False  # It is being given up; records have no identity.
+    _ended_ms: float | None = None  # When the end of the last one was asked for.
+    _goes_on: bool = False  # It has begun right after the one before.
+    _partitions: frozenset[TopicPartition] = frozenset()  # That it has written to.
     _effects: list[Effect] = field(default_factory=list)
 
     def handle(self, event: Event) -> list[Effect]:
@@ -110,29 +133,39 @@ class Transactions:
         if isinstance(event, InitWanted):
             self._init()
         elif isinstance(event, BeginWanted):
-            self._begin()
+            self._begin(event.now_ms)
         elif isinstance(event, EndWanted):
             self._end(event.wish)
-        elif isinstance(event, IdentityGiven):
-            self._ready(event.identity)
-        elif isinstance(event, IdentityRefused):
-            self._refused_identity(event.error)
         elif isinstance(event, Sent):
-            self._touched = True
+            self._sent(event.partitions)
         elif isinstance(event, Failed):
             self._failed(event.error)
         elif isinstance(event, Flushed):
             self._flushed()
+        elif isinstance(event, KeptUntil):
+            self._give_up_kept(event.now_ms)
+        elif isinstance(event, Interrupted):
+            self._interrupted()
+        else:
+            self._take_answer(event)
+        effects, self._effects = self._effects, []
+        return effects
+
+    def _take_answer(self, event: Answer) -> None:
+        if isinstance(event, IdentityGiven):
+            self._ready(event.identity)
+        elif isinstance(event, IdentityRefused):
+            self._refused_identity(event.error)
         elif isinstance(event, EndAnswered):
-            self._answered(event.identity)
+            self._answered(event)
         elif isinstance(event, EndRefused):
             self._refused(event.error)
         elif isinstance(event, EndUnanswered):
             self._unanswered(event.error)
+        elif isinstance(event, Renewed):
+            self._renewed(event.identity)
         else:
-            self._interrupted()
-        effects, self._effects = self._effects, []
-        return effects
+            self._renewal_refused(event.error)
 
     @property
     def is_open(self) -> bool:
@@ -143,6 +176,20 @@ class Transactions:
     def left_open(self) -> bool:
         """Whether brokers may wait for the end of one that can still be aborted."""
         return self.is_open and self._touched and not self._is_over
+
+    @property
+    def is_unsettled(self) -> bool:
+        """Whether who began it has not heard how it ended, or that it can't.
+
+        One that somebody else is ending is not: they hear.
+        """
+        return self.phase in (
+            Phase.OPEN,
+            Phase.SPOILED,
+            Phase.UNSURE,
+            Phase.FENCED,
+            Phase.FAILED,
+        )
 
     def check_sending(self) -> None:
         """Raise why no record can be added to the transaction now, if none can.
@@ -167,11 +214,17 @@ class Transactions:
         else:
             self._effects.append(Done())
 
-    def _begin(self) -> None:
+    def _begin(self, now_ms: float) -> None:
         self._raise_unless_alive()
         if self.phase is not Phase.READY:
-            raise InvalidTxnStateError(f"{self.name} can't begin a transaction: {self._standing()}")
+            hint = _ONE_AT_A_TIME if self.phase in (Phase.OPEN, Phase.ENDING) else ""
+            raise InvalidTxnStateError(
+                f"{self.name} can't begin a transaction: {self._standing()}{hint}"
+            )
         self.phase = Phase.OPEN
+        self._touched = self.is_attempt  # A group's commit may name it from its beginning on.
+        self._goes_on = self._ended_ms is not None and now_ms - self._ended_ms < GOES_ON_MS
+        self._give_up_kept(now_ms)
         self._effects.append(Done())
 
     def _end(self, wish: Wish) -> None:
@@ -181,6 +234,8 @@ class Transactions:
         elif self.phase is Phase.UNSURE and self._wish is wish:
             self._may_be_committed = False
             self._ask(wish)
+        elif self.phase is Phase.PREPARED and wish is Wish.PREPARE:
+            self._effects.append(Done())  # Who was interrupted has not heard of it.
         elif self.phase is Phase.SPOILED:
             self._refuse_wish(wish)
         elif self.phase is Phase.OPEN:
@@ -214,10 +269,15 @@ class Transactions:
     def _ask(self, wish: Wish) -> None:
         self._enter_end(wish)
         self._asked = True
-        self._effects.append(AskEnd(self.identity, commit=wish is Wish.COMMIT))
+        commit = wish is Wish.COMMIT
+        keeps = commit and self._goes_on and not self.is_attempt
+        keep = self._partitions if keeps else frozenset[TopicPartition]()
+        self._effects.append(AskEnd(self.identity, commit, keep))
 
     def _flushed(self) -> None:
-        if self._cause is not None:
+        if self.phase in (Phase.FENCED, Phase.FAILED):
+            self._effects.append(Done(self._cause))
+        elif self._cause is not None:
             self.phase = Phase.SPOILED
             self._refuse_wish(self._wish)
         elif self._wish is Wish.PREPARE:
@@ -244,14 +304,16 @@ class Transactions:
         self.identity = identity
         self._cause = None
         self._touched = self._is_over = self._asked = self._may_be_committed = False
-        self._effects += [TakeIdentity(identity), Done()]
+        self._partitions = frozenset()
+        self._effects += [TakeIdentity(Identity() if self.is_renewing else identity), Done()]
 
     def _refused_identity(self, error: PenstockError) -> None:
         if isinstance(error, _FENCED):
             error = self._fence(error)
         self._effects.append(Done(error))
 
-    def _answered(self, identity: Identity) -> None:
+    def _answered(self, event: EndAnswered) -> None:
+        identity = event.identity
         if self._finding_out:
             self.phase = Phase.SPOILED
             self.identity = identity
@@ -260,6 +322,9 @@ class Transactions:
             return
         found_committed = self._may_be_committed and self._wish is Wish.COMMIT
         self._ready(identity)
+        self._ended_ms = event.asked_ms
+        if event.kept_ms > 0:
+            self.kept_until_ms = event.asked_ms + event.kept_ms
         if found_committed:
             self._effects[-1] = Done(
                 InvalidTxnStateError(
@@ -308,6 +373,36 @@ class Transactions:
         else:
             self.phase = Phase.UNSURE
 
+    # --- what was kept ----------------------------------------------------------------------
+
+    def _sent(self, partitions: frozenset[TopicPartition]) -> None:
+        assert not self.is_renewing
+        self._touched = True
+        self.kept_until_ms = None
+        if not partitions <= self._partitions:
+            self._partitions |= partitions
+
+    def _give_up_kept(self, now_ms: float) -> None:
+        if self.kept_until_ms is None or now_ms < self.kept_until_ms:
+            return
+        self.kept_until_ms = None
+        self.is_renewing = True
+        self._effects += [SwapIdentity(Identity()), Renew(self.identity)]
+
+    def _renewed(self, identity: Identity) -> None:
+        self.is_renewing = False
+        self.identity = identity
+        self._effects.append(SwapIdentity(identity))
+
+    def _renewal_refused(self, error: PenstockError) -> None:
+        self.is_renewing = False
+        if isinstance(error, _FENCED):
+            error = self._fence(error)
+        else:
+            self.phase = Phase.FAILED
+            self._cause = error
+        self._effects.append(DropRecords(error))
+
     # --- failures ---------------------------------------------------------------------------
 
     def _failed(self, error: PenstockError) -> None:
@@ -321,8 +416,8 @@ class Transactions:
         if not flushing:
             self.phase = Phase.SPOILED
         dropped = TransactionAbortableError(
-            f"not sent, for the transaction of {self.name} can't be committed any more: "
-            f"{error.message}"
+            f"not sent, for the transaction of {self.name} can't be committed any more; next: "
+            f"{self._call(Wish.ABORT)}, then begin anew; because: {error.message}"
         )
         dropped.__cause__ = error
         self._effects.append(DropRecords(dropped))
@@ -400,8 +495,15 @@ class Transactions:
             assert self._cause is None
         if self.phase is Phase.UNSURE:
             assert self._touched
+        if self._touched:
+            assert self.kept_until_ms is None
+            assert not self.is_renewing
+        assert not (self.is_renewing and self.kept_until_ms is not None)
 
 
+_ONE_AT_A_TIME: Final = (
+    "; where another thread or task began it, give each a producer with an id of its own"
+)
 _OVER: Final = (
     " (the cluster has aborted it: it took longer than transaction_timeout_ms, or a person had it "
     "aborted)"

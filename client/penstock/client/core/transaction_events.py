@@ -7,6 +7,7 @@ from enum import Enum
 
 from penstock.client.core.sequencer import Identity
 from penstock.wire.errors import PenstockError
+from penstock.wire.ids import TopicPartition
 
 
 class Wish(Enum):
@@ -27,7 +28,9 @@ class InitWanted:
 
 @dataclass(frozen=True, slots=True)
 class BeginWanted:
-    """The application begins a transaction."""
+    """The application begins a transaction, at this time by the clock of the ends."""
+
+    now_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,9 @@ class IdentityRefused:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Something of the transaction was sent to a broker."""
+    """Something of the transaction was sent to a broker, for these partitions."""
+
+    partitions: frozenset[TopicPartition] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +75,15 @@ class Flushed:
 
 @dataclass(frozen=True, slots=True)
 class EndAnswered:
-    """It is decided as was asked; the identity is the next transaction's."""
+    """It is decided as was asked; the identity is the next transaction's.
+
+    ``asked_ms``: when it was first asked for. ``kept_ms``: above 0, the next one is open already
+    where the producer wrote, and is to begin so long after that.
+    """
 
     identity: Identity
+    asked_ms: float = 0.0
+    kept_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,23 +101,52 @@ class EndUnanswered:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptUntil:
+    """It is this time; what was kept is given up if it has not begun."""
+
+    now_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """What was kept is given up, and this is the identity to go on with."""
+
+    identity: Identity
+
+
+@dataclass(frozen=True, slots=True)
+class RenewalRefused:
+    """The coordinator refused, for good."""
+
+    error: PenstockError
+
+
+@dataclass(frozen=True, slots=True)
 class Interrupted:
     """Who waits for what was wished was cancelled, or its time is over."""
 
+
+Answer = (
+    IdentityGiven
+    | IdentityRefused
+    | EndAnswered
+    | EndRefused
+    | EndUnanswered
+    | Renewed
+    | RenewalRefused
+)
+"""What the coordinator has said, or has not in time."""
 
 Event = (
     InitWanted
     | BeginWanted
     | EndWanted
-    | IdentityGiven
-    | IdentityRefused
     | Sent
     | Failed
     | Flushed
-    | EndAnswered
-    | EndRefused
-    | EndUnanswered
+    | KeptUntil
     | Interrupted
+    | Answer
 )
 
 
@@ -139,10 +179,34 @@ class TakeIdentity:
 
 @dataclass(frozen=True, slots=True)
 class AskEnd:
-    """Ask the coordinator; answered by EndAnswered, EndRefused or EndUnanswered."""
+    """Ask the coordinator; answered by EndAnswered, EndRefused or EndUnanswered.
+
+    ``keep``: where the next transaction is to be open from then on.
+    """
 
     identity: Identity
     commit: bool
+    keep: frozenset[TopicPartition] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class SwapIdentity:
+    """Records go under this identity from now on, numbered from 0; nothing of them was sent.
+
+    Where it is not real they wait for the next one.
+    """
+
+    identity: Identity
+
+
+@dataclass(frozen=True, slots=True)
+class Renew:
+    """Ask the coordinator to abort it, until it answers: by Renewed or RenewalRefused.
+
+    Whoever waits for a wish does not wait for this.
+    """
+
+    identity: Identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,4 +216,6 @@ class Done:
     error: PenstockError | None = None
 
 
-Effect = AskIdentity | AwaitVerdicts | DropRecords | TakeIdentity | AskEnd | Done
+Effect = (
+    AskIdentity | AwaitVerdicts | DropRecords | TakeIdentity | AskEnd | SwapIdentity | Renew | Done
+)

@@ -175,10 +175,10 @@ def stranded(batch: Batch[Any], partition_count: int) -> PenstockError:
 
 
 def torn(topic: str) -> PenstockError:
-    """A transaction has records in a topic that was made anew."""
+    """A transaction has records in a topic that is gone, or was made anew."""
     return UnknownTopicIdError(
-        f"topic {topic!r} was deleted and made anew while a transaction wrote to it, and what it "
-        "had written there is gone"
+        f"topic {topic!r} was deleted, and may have been made anew, while a transaction wrote to "
+        "it: what it had written there is gone"
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from penstock.chaos.simulator.transactions.history import Attempt, GroupTold
+from penstock.chaos.simulator.transactions.history import GroupTold
 from penstock.chaos.simulator.transactions.producer import (
     Fenced,
     MustAbort,
@@ -33,6 +33,7 @@ _CONTRADICTS = 0.08  # Of the transactions: their producer asks for the other en
 _REPEATS = 0.15  # Of the ends: they are asked for again, after seconds.
 _NOTHING_NEW = 0.2  # Of the commits of groups: the next one has no winners, and follows at once.
 _FLEETING = 0.3  # Of the transfers: they write to a topic as well that may be deleted.
+_RUN_ANEW = 0.2  # Of the attempts: the same numbers begin again, maybe when the first is done.
 _TASKS = 2
 _WINNERS_KNOWN = frozenset(
     {
@@ -47,11 +48,12 @@ _WINNERS_KNOWN = frozenset(
 class Stage:
     """What all actors of a run have in common.
 
-    ``partitions``: those that they write to. ``fleeting``: others, which may be deleted.
-    ``names``: the transactional ids that are in use.
+    ``topic``: what they write to, and ``partitions``: its partitions. ``fleeting``: others, which
+    may be deleted. ``names``: the transactional ids that are in use.
     """
 
     place: ScriptPlace
+    topic: str
     partitions: Callable[[], Sequence[TopicIdPartition]]
     fleeting: Callable[[], Sequence[TopicIdPartition]]
     txns: count[int]
@@ -138,6 +140,7 @@ class Transfers(Actor):
         yield from producer.start()
         while not self.stopped:
             yield Sleep(5, 80)
+            yield from producer.renew()
             producer.begin()
             if not self.contradicts or self.rng.random() >= _EMPTY:
                 yield from self._move(producer)
@@ -181,6 +184,7 @@ class Processor(Actor):
             taken = records[: self.rng.randint(1, 3)]
             if not taken:
                 continue
+            yield from producer.renew()
             producer.begin([bytes(record.value or b"") for record in taken])
             after = taken[-1].offset + 1
             producer.write(target, len(taken), record_key=b"%s:%d" % (self._mark, after))
@@ -247,25 +251,32 @@ class Driver(Actor):
         done: dict[int, list[str]] = {task: [] for task in range(_TASKS)}
         for task, of_task in done.items():
             for _ in range(self.rng.choice((1, 1, 2))):
-                self._busy += 1
-                self.run(self._attempt(number, task, of_task), self._idle)
+                attempt = next(self.stage.attempts)
+                named = transactional_ids.Attempt(self.name, number, task, attempt)
+                self._begin(named, of_task)
+                if self.rng.random() < _RUN_ANEW:
+                    self._begin(named, of_task, after_ms=200)
         while self._busy and not all(done.values()):
             yield Sleep(5, 20)
-        return [self.rng.choice(names) for names in done.values() if names]
+        return [self.rng.choice(handles) for handles in done.values() if handles]
 
-    def _attempt(self, number: int, task: int, done: list[str]) -> Script:
-        attempt = next(self.stage.attempts)
-        names = transactional_ids.Attempt(self.name, number, task, attempt)
-        what = Attempt(names.transactional_id, self.name, number, task)
+    def _begin(
+        self, named: transactional_ids.Attempt, done: list[str], *, after_ms: int = 0
+    ) -> None:
+        self._busy += 1
+        self.run(self._attempt(named, done, after_ms), self._idle)
+
+    def _attempt(self, named: transactional_ids.Attempt, done: list[str], after_ms: int) -> Script:
         producer = TransactionalProducer(
             self,
-            what.attempt_id,
+            named.transactional_id,
             lambda: next(self.stage.txns),
             timeout_ms=self.timeout_ms,
-            attempt=what,
+            attempt=named,
         )
         try:
-            yield from producer.start_attempt(attempt)
+            yield Sleep(0, after_ms)
+            yield from producer.start_attempt()
             producer.begin()
             for _ in range(self.rng.randint(1, 3)):
                 partitions = [*self.stage.partitions(), *self.stage.fleeting()]
@@ -273,7 +284,8 @@ class Driver(Actor):
             yield from self._dawdle()
             yield from producer.flush()
             if self.rng.random() < 0.9:
-                done.append(what.attempt_id)
+                assert producer.attempt is not None
+                done.append(producer.attempt.handle)
                 return
             # One that its driver never hears of: it gives up, or wants more than it may.
             if self.rng.random() < 0.3:
@@ -284,7 +296,7 @@ class Driver(Actor):
 
     def _commit(self, number: int, winners: Sequence[str]) -> Script:
         request = transactions_pb2.CommitGroupRequest(
-            group=self.name, epoch_number=number, winners=winners
+            group=self.name, epoch_number=number, winners=map(_winner, winners)
         )
         answer = yield from self._insist("commit group", request)
         if error_of(answer) is None:
@@ -299,3 +311,11 @@ class Driver(Actor):
             if code is None or code in _WINNERS_KNOWN:
                 return answer
             yield Sleep(20, 120)
+
+
+def _winner(handle: str) -> transactions_pb2.Winner:
+    found = transactional_ids.parse_handle(handle)
+    assert found is not None
+    return transactions_pb2.Winner(
+        task=found.attempt.task, attempt=found.attempt.attempt, producer_id=found.producer_id
+    )

@@ -28,8 +28,13 @@ from penstock.chaos.simulator.transactions.history import (
     LoggedBatch,
     Logs,
     Seen,
+    Taken,
 )
+from penstock.chaos.simulator.transactions.position_anomalies import OF_POSITIONS
 from penstock.wire.ids import TopicIdPartition
+
+_REMEMBERED: Final = 5
+"""So many instances that had a transactional id before the last one do not get it again."""
 
 
 def aborted_read(history: History, logs: Logs) -> None:
@@ -177,7 +182,7 @@ def read_of_a_loser(history: History, logs: Logs) -> None:
         attempt = txn.attempt
         if attempt is None:
             continue
-        if (attempt.group, attempt.epoch_number, attempt.attempt_id) not in won:
+        if (attempt.group, attempt.epoch_number, attempt.handle) not in won:
             found = txn.sent.keys() & (visible | seen)
             check(not found, f"{txn} did not win, but {sorted(found)} are read")
 
@@ -246,7 +251,7 @@ def group_commit_in_part(history: History, logs: Logs) -> None:
     visible = visible_values(logs)
     promised = history.promised()
     decisions = history.decisions()
-    by_attempt = {txn.attempt.attempt_id: txn for txn in history.transactions.values()
+    by_attempt = {txn.attempt.handle: txn for txn in history.transactions.values()
                   if txn.attempt is not None}  # fmt: skip
     events: list[GroupDecided | GroupTold] = [
         *(decided for _, decided in history.of_kind(GroupDecided)),
@@ -288,6 +293,21 @@ def identity_given_twice(history: History, logs: Logs) -> None:
         )
 
 
+def id_taken_back(history: History, logs: Logs) -> None:
+    """A copy of a request that came late has taken a transactional id from the instance that took
+    it since: that one is fenced, and nobody is there to go on.
+    """
+    had: dict[str, list[bytes]] = {}
+    for _, taken in history.of_kind(Taken):
+        before = had.setdefault(taken.transactional_id, [])
+        check(
+            taken.instance not in before[-_REMEMBERED - 1 :],
+            f"{taken.transactional_id} was taken back by {taken.instance.hex()}, which another "
+            f"instance had taken it from",
+        )
+        before.append(taken.instance)
+
+
 def money_made(history: History, logs: Logs) -> None:
     """What transfers moved does not add up to nothing: of some only one side is visible, or one
     is visible twice.
@@ -301,8 +321,8 @@ def money_made(history: History, logs: Logs) -> None:
 
 
 def processed_twice_or_never(history: History, logs: Logs) -> None:
-    """A record was processed in two committed transactions of the same transactional id, or one
-    was processed and one before it, of the same partition, never was.
+    """A record was processed in two committed transactions of the same transactional id, or of the
+    same group, or one was processed and one before it, of the same partition, never was.
 
     A process that reads, processes and writes keeps its positions in the transactions by which it
     writes: whatever takes its place goes on where the last committed one was.
@@ -315,7 +335,8 @@ def processed_twice_or_never(history: History, logs: Logs) -> None:
             continue
         txn = history.transactions[event.txn]
         for value in event.values:
-            other = consumed.setdefault((txn.transactional_id, value), txn.number)
+            name = event.group or txn.transactional_id
+            other = consumed.setdefault((name, value), txn.number)
             check(
                 other == txn.number,
                 f"{value!r} was processed by {history.transactions[other]} and by {txn}",
@@ -398,12 +419,14 @@ Anomaly = Callable[[History, Logs], None]
 
 AT_ALL_TIMES: Final[tuple[Anomaly, ...]] = (
     identity_given_twice,
+    id_taken_back,
     changed_decision,
     group_commits_out_of_order,
     aborted_read,
     precommitted_read,
     circular_information,
     torn_marks,
+    *OF_POSITIONS,
 )
 """What must not be there at any time."""
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.broker.core.group_partition import partition_for_group
 from penstock.chaos.simulator.serving import Answer, ProduceRequest
+from penstock.chaos.simulator.transactions import grouping
 from penstock.chaos.simulator.transactions.coordinating import HostedTransactions
 from penstock.chaos.simulator.transactions.leading import Leading
 from penstock.wire.errors import ErrorCode
@@ -27,6 +28,7 @@ STEPS: Final = (
     "mark sent",
     "mark appended",
     "mark answered",
+    *grouping.STEPS,
 )
 """What a transaction goes through, and a broker may end after."""
 
@@ -49,6 +51,7 @@ class Transactions:
         self._broker = broker
         self._leading = Leading(broker)
         self._hosted: dict[TopicIdPartition, HostedTransactions] = {}
+        self.groups = grouping.Groups(broker, self._leading)
 
     def passes(self, step: str) -> None:
         """A step is done at which it may be the broker's fate to end."""
@@ -59,6 +62,7 @@ class Transactions:
     def role_changed(self, partition: SimulatedPartition) -> None:
         """A replica leads or follows, or does so in another epoch."""
         self._leading.role_changed(partition)
+        self.groups.role_changed(partition)
         before = self._hosted.pop(partition.key, None)
         if before is not None:
             before.close()
@@ -70,6 +74,7 @@ class Transactions:
     def closed(self, partition: SimulatedPartition) -> None:
         """A replica is hosted here no longer."""
         self._leading.role_changed(partition)
+        self.groups.closed(partition)
         hosted = self._hosted.pop(partition.key, None)
         if hosted is not None:
             hosted.close()
@@ -145,6 +150,9 @@ class Transactions:
             return
         if not broker.may_serve():
             reply(Answer(ErrorCode.BROKER_FENCED))
+            return
+        if method in grouping.METHODS:
+            self.groups.serve(method, request, reply)
             return
         key = self._keeper(keyed_by(method, request))
         hosted = None if key is None else self._hosted.get(key)

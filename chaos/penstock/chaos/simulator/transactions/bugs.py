@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -18,19 +20,29 @@ from penstock.broker.core.transaction_events import (
 from penstock.broker.core.transaction_ids import TransactionalIds
 from penstock.broker.core.transaction_ledger import Entry, Ledger
 from penstock.broker.core.transaction_shard import TransactionShard
-from penstock.broker.core.transaction_values import NOBODY, Cause, GroupCommit, Identity, State
+from penstock.broker.core.transaction_values import (
+    NOBODY,
+    Cause,
+    GroupCommit,
+    Identity,
+    State,
+    Transaction,
+)
 from penstock.broker.core.transactions import Marker, OpenTransactions
 from penstock.broker.core.verification import Append, Arrived, Ask, Verification
+from penstock.broker.core.write_queue import TakenBack, Write, WriteQueue
 from penstock.chaos.simulator import memory_log, serving
 from penstock.chaos.simulator.known_bug import Bug
 from penstock.chaos.simulator.memory_log import MemoryLog
 from penstock.chaos.simulator.partition import SimulatedPartition, Waiter
 from penstock.chaos.simulator.transactions import coordinating, marking
 from penstock.chaos.simulator.transactions.coordinating import HostedTransactions
-from penstock.chaos.simulator.transactions.writing import Write, WriteQueue
+from penstock.chaos.simulator.transactions.group_bugs import GROUP_BUGS
+from penstock.chaos.simulator.transactions.kept_bugs import KEPT_BUGS
 from penstock.v1 import coordination_pb2
 from penstock.wire.errors import ErrorCode, InvalidTxnStateError, PenstockError
 from penstock.wire.ids import LeaderEpoch
+from penstock.wire.transactional_ids import Attempt
 
 TRANSACTIONS: Final[dict[str, object]] = {"transactions": True}
 
@@ -144,6 +156,10 @@ def _init_as_the_end_says(self: TransactionalIds, entry: Entry, event: InitProdu
 _init = TransactionalIds.init
 
 
+def _nobody_had_it_before(_: Transaction) -> tuple[bytes, ...]:
+    return ()
+
+
 def _nothing_is_gone(_: object, __: object) -> bool:
     return False
 
@@ -174,15 +190,25 @@ def _commit_in_two_records(self: Attempts, event: CommitGroup) -> None:
         ledger._effects += written
 
 
-def _one_record_at_a_time(self: WriteQueue) -> Write | None:
-    gathered = self._gathered
-    if self.in_flight is not None or not gathered.changes:
-        return None
-    [first, *rest] = gathered.changes
-    self.in_flight = Write([first], {first.subject}, [] if rest else gathered.held)
-    subjects = {change.subject for change in rest}
-    self._gathered = Write(rest, subjects, gathered.held if rest else [])
-    return self.in_flight
+def _commit_whoever_has_the_numbers(self: Attempts, event: CommitGroup) -> None:
+    request = event.request
+    for winner in request.winners:
+        named = Attempt(request.group, request.epoch_number, winner.task, winner.attempt)
+        value = self._ledger.ids.get(named.transactional_id)
+        if value is not None:
+            winner.producer_id = value.producer_id
+    _commit_group(self, event)
+
+
+_next = WriteQueue.next
+
+
+def _one_record_at_a_time(self: WriteQueue[Any]) -> Write[Any] | None:
+    write = _next(self)
+    while write is not None and len(write.entries) > 1:
+        self.refused(too_large=True)  # It is cut in two.
+        write = _next(self)
+    return write
 
 
 def _forget_what_has_ended(self: Attempts, entry: Entry) -> None:
@@ -192,6 +218,45 @@ def _forget_what_has_ended(self: Attempts, entry: Entry) -> None:
 
 def _never_held_up(_: Attempts, __: object) -> bool:
     return False
+
+
+# Writing.
+
+
+def _held_for_what_is_in_flight(self: WriteQueue[Any], subject: str | None, item: Any) -> bool:
+    write = self.in_flight
+    if write is None or subject not in {None, *(entry.subject for entry in write.entries)}:
+        return False
+    gathered, self._gathered = self._gathered, deque()
+    last, self._last = self._last, {}
+    self._index(write)
+    is_held = _hold(self, subject, item)
+    self._gathered, self._last = gathered, last
+    return is_held
+
+
+_hold = WriteQueue.hold
+_refused = WriteQueue.refused
+
+
+def _what_waits_stays(self: WriteQueue[Any], **why: Any) -> TakenBack[Any] | None:
+    gathered, last, count = list(self._gathered), dict(self._last), self.pending_count
+    taken = _refused(self, **why)
+    if taken is None or why.get("too_large"):
+        return taken
+    held = [waiting.item for write in gathered for waiting in write.held]
+    behind = sum(write.count for write in gathered)
+    self._gathered.extend(gathered)
+    self._last, self.pending_count = last, count
+    return taken._replace(
+        changes=taken.changes[: len(taken.changes) - behind],
+        others=[item for item in taken.others if item not in held],
+    )
+
+
+def _only_the_record_itself(self: WriteQueue[Any], write: Write[Any]) -> TakenBack[Any]:
+    held = [waiting.item for waiting in write.held]
+    return TakenBack(write.number, write.changes, held, [], for_itself=True)
 
 
 # Leading.
@@ -219,11 +284,14 @@ def _every_mark_is_written(stage: ProducerStage, markers: Any, **where: Any) -> 
     return found
 
 
-def _done_when_appended(self: SimulatedPartition, marker: Marker, on_done: Waiter) -> None:
+def _done_when_appended(
+    self: SimulatedPartition, marker: Marker, on_done: Waiter, *, on_marked: Callable[[], object]
+) -> None:
     epoch = LeaderEpoch(self.replica.leader_epoch)
     info = self.log.append_markers([marker], epoch, now_ms=self.broker.now_ms)
     if info.base_offset >= 0:
         self._has_grown()
+    on_marked()
     on_done(None if self.is_leader else ErrorCode.NOT_LEADER)
 
 
@@ -330,6 +398,14 @@ TRANSACTION_BUGS: Final[dict[str, Bug]] = {
         _init_as_the_end_says,
         given=TRANSACTIONS,
     ),
+    "one-instance-is-remembered": Bug(
+        "a copy of a request takes an id back from the instance that came between",
+        Transaction,
+        "superseding",
+        _nobody_had_it_before,
+        ("hold up a client",),
+        given=TRANSACTIONS | {"left_over": 0.5},
+    ),
     "group-commits-in-two-records": Bug(
         "the winners of a group's commit are decided in two records",
         Attempts,
@@ -337,6 +413,34 @@ TRANSACTION_BUGS: Final[dict[str, Bug]] = {
         _commit_in_two_records,
         given=TRANSACTIONS,
         also=((WriteQueue, "next", _one_record_at_a_time),),
+    ),
+    "answers-wait-for-what-is-in-flight": Bug(
+        "what tells of a record that is gathered behind a write is told before that is committed",
+        WriteQueue,
+        "hold",
+        _held_for_what_is_in_flight,
+        given=TRANSACTIONS,
+    ),
+    "what-waits-behind-a-refused-write-stays": Bug(
+        "what was made of a record that is not written is written",
+        WriteQueue,
+        "refused",
+        _what_waits_stays,
+        given=TRANSACTIONS | {"min_isr": 3},
+    ),
+    "what-follows-a-record-too-large-stays": Bug(
+        "as above, where one record alone is refused",
+        WriteQueue,
+        "_take_back_subject",
+        _only_the_record_itself,
+        given=TRANSACTIONS | {"too_large": 0.1},
+    ),
+    "winners-are-named-by-their-numbers": Bug(
+        "a commit takes the work of an attempt that began again under the numbers of its winner",
+        Attempts,
+        "commit",
+        _commit_whoever_has_the_numbers,
+        given=TRANSACTIONS,
     ),
     "group-commits-overtake-attempts": Bug(
         "a group commits although attempts of its last commit have not ended",
@@ -418,4 +522,6 @@ TRANSACTION_BUGS: Final[dict[str, Bug]] = {
         _all_that_is_committed,
         given=TRANSACTIONS,
     ),
+    **GROUP_BUGS,
+    **KEPT_BUGS,
 }

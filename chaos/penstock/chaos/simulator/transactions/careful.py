@@ -33,7 +33,11 @@ from penstock.client.core.transaction_events import (
     IdentityGiven,
     IdentityRefused,
     InitWanted,
+    KeptUntil,
+    Renew,
+    Renewed,
     Sent,
+    SwapIdentity,
     TakeIdentity,
     Wish,
 )
@@ -47,7 +51,7 @@ from penstock.wire.errors import (
     TransactionAbortableError,
     error_from_proto,
 )
-from penstock.wire.ids import TopicIdPartition
+from penstock.wire.ids import TopicIdPartition, TopicPartition
 
 _TRIES: Final = 4  # Of asking for an end, before it is said that nothing is known of it.
 _GIVES_UP_WAITING: Final = 0.3  # Of the commits of which nothing is known: they are to be aborted.
@@ -55,6 +59,10 @@ _GIVES_UP_WAITING: Final = 0.3  # Of the commits of which nothing is known: they
 
 def _error(code: ErrorCode) -> PenstockError:
     return error_from_proto(common_pb2.Error(code=code.value, message="simulated"))
+
+
+def _named(identity: ClientIdentity) -> Identity:
+    return Identity(identity.producer_id, identity.epoch)
 
 
 class CarefulProducer(TransactionalProducer):
@@ -68,11 +76,27 @@ class CarefulProducer(TransactionalProducer):
         """See TransactionalProducer."""
         yield from self._through(InitWanted())
 
-    def begin(self, consumed: Sequence[bytes] = ()) -> None:
+    def renew(self) -> Script:
+        """As the core says, which never goes on with what was kept for too long."""
+        for effect in self._handle(KeptUntil(self._now_ms)):
+            if isinstance(effect, Renew):
+                self.identity = _named(effect.identity)
+                yield from self._give_up_kept()
+                renewed = ClientIdentity(self.identity.producer_id, self.identity.producer_epoch)
+                [swap] = self._handle(Renewed(renewed))
+                assert swap == SwapIdentity(renewed), swap
+            else:
+                assert isinstance(effect, SwapIdentity), effect
+
+    @property
+    def _now_ms(self) -> int:
+        return self.process.place.scheduler.now_ms
+
+    def begin(self, consumed: Sequence[bytes] = (), group: str = "") -> None:
         """See TransactionalProducer."""
-        [done] = self._handle(BeginWanted())
+        [done] = self._handle(BeginWanted(self._now_ms))
         assert done == Done(), done
-        super().begin(consumed)
+        super().begin(consumed, group)
 
     def write(
         self,
@@ -90,7 +114,8 @@ class CarefulProducer(TransactionalProducer):
         except ProducerFencedError:
             raise Fenced from None
         super().write(key, count, amounts=amounts, record_key=record_key)
-        assert not self._handle(Sent())
+        written = TopicPartition(self.process.place.topic_of(key), key.partition)
+        assert not self._handle(Sent(frozenset({written})))
 
     def _give_up(self, code: ErrorCode) -> None:
         for effect in self._handle(Failed(_error(code))):
@@ -139,8 +164,8 @@ class CarefulProducer(TransactionalProducer):
             match effect:
                 case AskIdentity():
                     effects += self._handle((yield from self._ask_identity()))
-                case AskEnd(identity, commit):
-                    effects += self._handle((yield from self._ask_for(identity, commit=commit)))
+                case AskEnd():
+                    effects += self._handle((yield from self._ask_for(effect)))
                 case AwaitVerdicts():
                     while self._on_the_way and not self._failed:
                         yield Sleep(3, 15)
@@ -148,7 +173,7 @@ class CarefulProducer(TransactionalProducer):
                 case DropRecords():
                     self._failed = True
                 case TakeIdentity(identity):
-                    self.identity = Identity(identity.producer_id, identity.epoch)
+                    self.identity = _named(identity)
                 case Done(error):
                     if isinstance(error, ProducerFencedError):
                         raise Fenced
@@ -169,14 +194,19 @@ class CarefulProducer(TransactionalProducer):
         self._take(answer)
         return IdentityGiven(ClientIdentity(answer.producer_id, answer.producer_epoch))
 
-    def _ask_for(self, identity: ClientIdentity, *, commit: bool) -> Script:
-        named = Identity(identity.producer_id, identity.epoch)
+    def _ask_for(self, ask: AskEnd) -> Script:
+        keep = [
+            common_pb2.TopicPartition(topic=one.topic, partition=one.partition)
+            for one in sorted(ask.keep)
+        ]
+        named, asked_ms = _named(ask.identity), self._now_ms
         for _ in range(_TRIES):
-            answer = yield from self._ask_end(self.txn, named, commit=commit)
+            answer = yield from self._ask_end(self.txn, named, commit=ask.commit, keep=keep)
             code = error_of(answer)
             if code is None:
                 self._take(answer)
-                return EndAnswered(ClientIdentity(answer.producer_id, answer.producer_epoch))
+                following = ClientIdentity(answer.producer_id, answer.producer_epoch)
+                return EndAnswered(following, asked_ms, answer.kept_ms)
             error = _error(code)
             if not error.retriable:
                 return EndRefused(error)

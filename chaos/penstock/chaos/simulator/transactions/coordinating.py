@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
+from zlib import crc32
 
 from penstock.broker.core.transaction_events import (
     AbortTransaction,
     AddPartitions,
     BeginAttempt,
+    Change,
     CommitGroup,
     Effect,
     EndTransaction,
@@ -30,10 +33,15 @@ from penstock.broker.core.transaction_events import (
     TransactionSettings,
 )
 from penstock.broker.core.transaction_shard import TransactionShard
+from penstock.broker.core.write_queue import WriteQueue, encode
 from penstock.chaos.simulator.serving import ACKS_ALL, Answer
 from penstock.chaos.simulator.transactions.marking import Marks
-from penstock.chaos.simulator.transactions.writing import Held, WriteQueue
-from penstock.v1 import cluster_pb2, coordination_pb2
+from penstock.v1 import (
+    cluster_pb2,
+    coordination_pb2,
+    transaction_records_pb2,
+    transactions_pb2,
+)
 from penstock.wire.errors import CoordinatorNotAvailableError, ErrorCode, PenstockError
 from penstock.wire.ids import TopicId
 from penstock.wire.records import decode_batch
@@ -50,6 +58,8 @@ _RETRY_MS: Final = (20, 120)
 _NOTE_AFTER_MS: Final = 2000
 _RETRY_AFTER_MS: Final = 100
 
+KEPT_PAUSE_MS: Final = 80  # Some of the pauses of clients are longer, and some shorter.
+
 _EVENTS: Final[dict[str, Callable[..., Event]]] = {
     "init producer id": InitProducerId,
     "end transaction": EndTransaction,
@@ -59,11 +69,30 @@ _EVENTS: Final[dict[str, Callable[..., Event]]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """``deliver`` it when what it tells is committed, or ``fail`` it."""
+
+    deliver: Callable[[], None]
+    fail: Callable[[ErrorCode], None]
+
+
 def waits(effect: Respond | SendMarks) -> bool:
     """Whether an effect waits until what it tells of is committed. Tests of the checkers put bugs
     here.
     """
     return isinstance(effect, Respond | SendMarks)
+
+
+def is_too_large(change: Change, share: float) -> bool:
+    """Whether a record stands for one that the log refuses: of those that take partitions in, so
+    many, whenever they are tried.
+    """
+    if change.value is None or change.is_group:
+        return False
+    state = transaction_records_pb2.TransactionValue.FromString(change.value).state
+    opens = state == transactions_pb2.TRANSACTION_STATE_ONGOING
+    return opens and crc32(change.value) < share * 2**32
 
 
 def served_from(log: MemoryLog, high_watermark: int) -> int:
@@ -94,7 +123,7 @@ class HostedTransactions:
         self._shard: TransactionShard | None = None
         self._loads = 0  # What belongs to an earlier one counts for nothing.
         self._closed = False
-        self._queue = WriteQueue()
+        self._queue = WriteQueue[Held]()
         self._marks = Marks(broker, self._leader_epoch, self._mark_done)
         self._requests: dict[int, tuple[Callable[[Any], None], Callable[[ErrorCode], None]]] = {}
         self._request_count = 0
@@ -114,6 +143,7 @@ class HostedTransactions:
         log = self._partition.log
         settings = TransactionSettings(
             note_after_ms=_NOTE_AFTER_MS,
+            kept_pause_ms=KEPT_PAUSE_MS,
             retry_ms=_RETRY_AFTER_MS,
             last_epoch=self._broker.place.last_epoch,
         )
@@ -151,9 +181,7 @@ class HostedTransactions:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        _, held = self._queue.drop()
-        for one in held:
-            one.fail(code)
+        _fail(self._queue.drop(), code)
         requests, self._requests = self._requests, {}
         for _, fail in requests.values():
             fail(code)
@@ -208,7 +236,7 @@ class HostedTransactions:
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case Persist(subject, change):
-                self._queue.add(subject, change)
+                self._queue.add(subject, (change,))
             case Respond(_, request_id, response):
                 reply, fail = self._requests.pop(request_id)
                 self._hold(effect, Held(partial(self._reply, reply, response), fail))
@@ -219,9 +247,7 @@ class HostedTransactions:
                 self._take_producer_id(self._loads)
 
     def _hold(self, effect: Respond | SendMarks, held: Held) -> None:
-        if waits(effect):
-            self._queue.hold(effect.subject, held)
-        else:
+        if not (waits(effect) and self._queue.hold(effect.subject, held)):
             held.deliver()
 
     def _reply(self, reply: Callable[[Any], None], response: Any) -> None:
@@ -255,6 +281,9 @@ class HostedTransactions:
         if partition.replica.under_min_isr or not broker.may_serve():
             self._nothing_written(ErrorCode.COORDINATOR_NOT_AVAILABLE)
             return
+        if any(is_too_large(change, broker.place.too_large) for change in write.changes):
+            self._nothing_written(ErrorCode.MESSAGE_TOO_LARGE)
+            return
         is_over = False
 
         def done(_: int, why: ErrorCode | None) -> None:
@@ -264,7 +293,8 @@ class HostedTransactions:
             is_over = True
             if why is None:
                 broker.transactions.passes("record committed")
-                self._queue.committed()
+                for held in self._queue.committed():
+                    held.deliver()
                 self._write_next()
             else:
                 self._outcome_unknown(load)
@@ -273,7 +303,7 @@ class HostedTransactions:
             broker.after(0, lambda: done(base_offset, why))
 
         try:
-            records = write.records(broker.now_ms)
+            records = encode(write, broker.now_ms)
             # Not in the step of the event: what it does to the log may come back to the shard.
             partition.append(records, acks=ACKS_ALL, on_done=later)
         except PenstockError:
@@ -288,11 +318,13 @@ class HostedTransactions:
 
     def _nothing_written(self, code: ErrorCode) -> None:
         assert self._shard is not None
-        changes, held = self._queue.drop()
-        self._shard.revert(changes, self._broker.now_ms)
-        self._shard.validate()
-        for one in held:
-            one.fail(code)
+        taken = self._queue.refused(too_large=code is ErrorCode.MESSAGE_TOO_LARGE)
+        if taken is not None:
+            self._shard.revert(taken.changes, self._broker.now_ms)
+            self._shard.validate()
+            _fail(taken.refused, code)
+            _fail(taken.others, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        self._write_next()
         self._arm()
 
     # Time.
@@ -309,6 +341,11 @@ class HostedTransactions:
         self._timer = None
         if self._shard is not None:
             self._handle(Tick(self._broker.now_ms))
+
+
+def _fail(held: Iterable[Held], code: ErrorCode) -> None:
+    for one in held:
+        one.fail(code)
 
 
 def _nothing(_: ErrorCode) -> None:

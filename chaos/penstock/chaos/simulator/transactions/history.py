@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, TypeVar
 
+from penstock.chaos.simulator.transactions.positions import Moves, PositionTold
 from penstock.wire.ids import TopicIdPartition
 
 _E = TypeVar("_E")
@@ -35,6 +36,14 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
+class Taken:
+    """The coordinators' log has, committed, that another instance has the id from now on."""
+
+    transactional_id: str
+    instance: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Began:
     """A producer begins to write a transaction. ``txn`` numbers the transactions of a run.
 
@@ -49,9 +58,9 @@ class Began:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What an engine's attempt is for. ``attempt_id`` is what commits name it by."""
+    """What an engine's attempt is for. ``handle`` is what its driver has of it."""
 
-    attempt_id: str
+    handle: str
     group: str
     epoch_number: int
     task: int
@@ -77,10 +86,14 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
-    """What a transaction writes was made out of these records, read as committed ones."""
+    """What a transaction writes was made out of these records, read as committed ones.
+
+    ``group``: by a member of this group, which share the records; else by a process of its own.
+    """
 
     txn: int
     values: tuple[bytes, ...]
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +114,16 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """The coordinators' log has, committed, how the transaction of an identity ends."""
+    """The coordinators' log has, committed, how the transaction of an identity ends.
+
+    ``kept``: the same record keeps partitions for the next one. ``lapsed``: this one had nothing
+    but what was kept.
+    """
 
     identity: Identity
     commit: bool
+    kept: bool = False
+    lapsed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +163,7 @@ class Deleted:
 
 Event = (
     Given
+    | Taken
     | Began
     | Sent
     | Acknowledged
@@ -155,6 +175,8 @@ Event = (
     | GroupTold
     | Seen
     | Deleted
+    | Moves
+    | PositionTold
 )
 
 
@@ -174,7 +196,7 @@ class Transaction:
     told: bool | None = None
 
     def __str__(self) -> str:
-        who = self.transactional_id if self.attempt is None else self.attempt.attempt_id
+        who = self.transactional_id if self.attempt is None else self.attempt.handle
         producer_id, epoch = self.identity
         return f"transaction {self.number} of {who} (producer {producer_id}, epoch {epoch})"
 
@@ -260,7 +282,16 @@ class History:
         for _, told in self.of_kind(GroupTold):
             found["group commits told"] += 1
             found["group commits told again"] += told.is_replay
+        for _, position in self.of_kind(PositionTold):
+            found["positions told"] += 1
+            found["positions told that are stable"] += position.stable
+        for _, moves in self.of_kind(Moves):
+            decision = decisions.get(moves.txn)
+            found["positions committed"] += decision is not None and decision.commit
+            found["positions aborted"] += decision is not None and not decision.commit
         found["group commits"] = sum(1 for _ in self.of_kind(GroupDecided))
+        found["decisions that kept"] = sum(one.kept for _, one in self.of_kind(Decided))
+        found["kept and lapsed"] = sum(one.lapsed for _, one in self.of_kind(Decided))
         found["identities given"] = sum(1 for _ in self.of_kind(Given))
         return +found
 
@@ -285,7 +316,7 @@ class History:
                 for txn in by_group.get(event.group, ()):
                     assert txn.attempt is not None
                     if txn.attempt.epoch_number <= event.epoch_number:
-                        won = txn.attempt.attempt_id in event.winners
+                        won = txn.attempt.handle in event.winners
                         found.setdefault(txn.number, Decision(at, won))
         return found
 

@@ -15,10 +15,12 @@ from penstock.broker.core.verification import (
     Ask,
     Event,
     LeadershipEnded,
+    Marked,
     Question,
     Refuse,
     Tick,
     Verification,
+    is_behind,
 )
 from penstock.chaos.simulator.serving import ACKS_ALL, Answer, ProduceRequest
 from penstock.v1 import common_pb2, coordination_pb2
@@ -49,12 +51,19 @@ class _Held:
     reply: Callable[[Any], None]
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Who waits for the coordinator's word and appends by itself."""
+
+    done: Callable[[ErrorCode | None], None]
+
+
 class Leading:
     """The leader's part of one broker, as penstock.broker.replication has it in production."""
 
     def __init__(self, broker: SimulatedBroker) -> None:
         self._broker = broker
-        self._core: Verification[_Held] = Verification()
+        self._core: Verification[_Held | _Asked] = Verification()
         self._timer: Timer | None = None
 
     # Batches.
@@ -77,22 +86,45 @@ class Leading:
                 partition.log.has_open_transaction(header.producer_id, header.producer_epoch),
                 len(request.records),
                 self._broker.now_ms + _PRODUCE_TIMEOUT_MS,
+                self._is_behind(question),
             )
         )
+
+    def verify(
+        self,
+        partition: SimulatedPartition,
+        transactional_id: str,
+        producer: tuple[int, int],
+        done: Callable[[ErrorCode | None], None],
+    ) -> None:
+        """Tell when a transaction may write to a partition, or why it may not."""
+        if partition.replica.under_min_isr:
+            done(ErrorCode.NOT_ENOUGH_REPLICAS)  # What can't be appended is not asked for.
+            return
+        question = Question(partition.key, transactional_id, *producer)
+        is_open = partition.log.has_open_transaction(*producer)
+        give_up_ms = self._broker.now_ms + _PRODUCE_TIMEOUT_MS
+        self._handle(Arrived(question, _Asked(done), is_open, 0, give_up_ms))
 
     def role_changed(self, partition: SimulatedPartition) -> None:
         """Another leads, or this one in another epoch: what waits was for the one before."""
         self._handle(LeadershipEnded(partition.key, NotLeaderError("led by another, or anew")))
 
-    def _handle(self, event: Event[_Held]) -> None:
+    def _handle(self, event: Event[_Held | _Asked]) -> None:
         for effect in self._core.handle(event, self._broker.now_ms):
             match effect:
                 case Ask(question, attempt):
                     self._ask(question, attempt)
                 case Append(held, verified):
-                    self._append(held, verified=verified)
+                    if isinstance(held, _Asked):
+                        held.done(None)
+                    else:
+                        self._append(held, verified=verified)
                 case Refuse(held, error):
-                    held.reply(Answer(error.code))
+                    if isinstance(held, _Asked):
+                        held.done(error.code)
+                    else:
+                        held.reply(Answer(error.code))
         self._core.validate()
         self._arm()
 
@@ -117,11 +149,12 @@ class Leading:
 
     def _ask(self, question: Question, attempt: int) -> None:
         request = coordination_pb2.AddPartitionsRequest()
+        topic = self._broker.image.topic_by_id(question.partition.topic_id)
         request.entries.add(
             transactional_id=question.transactional_id,
             producer_id=question.producer_id,
             producer_epoch=question.producer_epoch,
-            partitions=[partition_message(question.partition)],
+            partitions=[partition_message(question.partition, "" if topic is None else topic.name)],
         )
         self._broker.transactions.passes("partition asked for")
         self._broker.transactions.ask_coordinator(
@@ -140,7 +173,14 @@ class Leading:
             [result] = response.results
             error = error_from_proto(result.error) if result.HasField("error") else None
         self._broker.transactions.passes("partition answered")
-        self._handle(Answered(question, attempt, error))
+        self._handle(Answered(question, attempt, error, self._is_behind(question)))
+
+    def _is_behind(self, question: Question) -> bool:
+        """Whether a transaction before is open in the log."""
+        partition = self._broker.partitions.get(question.partition)
+        return partition is not None and is_behind(
+            partition.log.producers, question.producer_id, question.producer_epoch
+        )
 
     def _arm(self) -> None:
         if self._timer is not None:
@@ -188,23 +228,33 @@ class Leading:
             mark = Marker(
                 marker.producer_id, marker.producer_epoch, marker.commit, marker.coordinator_epoch
             )
-            self._write_marker(key, mark, partial(done, at, within))
+            self._write_marker(key, mark, partial(done, at, within), kept=within in marker.kept)
 
     def _write_marker(
-        self, key: TopicIdPartition, marker: Marker, done: Callable[[ErrorCode | None], None]
+        self,
+        key: TopicIdPartition,
+        marker: Marker,
+        done: Callable[[ErrorCode | None], None],
+        *,
+        kept: bool,
     ) -> None:
         partition = self._broker.partitions.get(key)
         if partition is None or not partition.is_leader or not self._broker.may_serve():
             done(ErrorCode.NOT_LEADER)
             return
+
+        def on_marked() -> None:
+            self._handle(Marked.of(partition.log.producers, key, marker, kept=kept))
+
         try:
-            partition.append_marker(marker, done)
+            partition.append_marker(marker, done, on_marked=on_marked)
         except PenstockError as error:
             done(error.code)
         else:
+            self._broker.transactions.groups.marked(partition, marker)
             self._broker.transactions.passes("mark appended")
 
 
-def partition_message(key: TopicIdPartition) -> common_pb2.TopicPartition:
+def partition_message(key: TopicIdPartition, topic: str) -> common_pb2.TopicPartition:
     """A partition as messages name it."""
-    return common_pb2.TopicPartition(topic_id=key.topic_id, partition=key.partition)
+    return common_pb2.TopicPartition(topic=topic, topic_id=key.topic_id, partition=key.partition)

@@ -65,7 +65,8 @@ class Marks:
             producer_epoch=mark.producer_epoch,
             commit=mark.commit,
             coordinator_epoch=self._leader_epoch,
-            partitions=[partition_message(key)],
+            partitions=[partition_message(key, participant.topic)],
+            kept=[0] if participant in mark.kept else [],
         )
         broker.transactions.passes("mark sent")
 

@@ -15,11 +15,13 @@ from penstock.chaos.simulator.transactions.history import (
     Identity,
     Kind,
     LoggedBatch,
+    Taken,
 )
 from penstock.v1 import transaction_records_pb2, transactions_pb2
 from penstock.wire.ids import TopicIdPartition
 from penstock.wire.markers import MarkerType, marker_type
 from penstock.wire.records import decode_batch, parse_header
+from penstock.wire.transactional_ids import Attempt, AttemptHandle
 
 _DECIDED = {
     transactions_pb2.TRANSACTION_STATE_PREPARE_COMMIT: True,
@@ -38,6 +40,15 @@ def logged_batch(data: bytes) -> LoggedBatch:
         kind = Kind.DATA if header.is_transactional else Kind.PLAIN
         values = tuple(bytes(record.value or b"") for record in decode_batch(data))
     return LoggedBatch(header.base_offset, header.next_offset, identity, kind, values)
+
+
+def _handles(group: str, commit: transaction_records_pb2.GroupCommitValue) -> tuple[str, ...]:
+    """As drivers have them who won."""
+    number = commit.epoch_number
+    return tuple(
+        AttemptHandle(Attempt(group, number, won.task, won.attempt), won.producer_id).text
+        for won in commit.winners
+    )
 
 
 @dataclass(slots=True)
@@ -86,6 +97,7 @@ class Observer:
         self._stable: dict[TopicIdPartition, _Stable] = {}
         self._read: dict[TopicIdPartition, int] = {}  # How many batches were looked at.
         self._led: dict[tuple[TopicIdPartition, int], int] = {}
+        self._instances: dict[str, bytes] = {}  # By transactional id, who has it.
 
     def look(self, key: TopicIdPartition) -> None:
         """See what was committed of a partition since."""
@@ -110,12 +122,17 @@ class Observer:
             if key.WhichOneof("key") == "group":
                 commit = transaction_records_pb2.GroupCommitValue.FromString(bytes(record.value))
                 self.history.note(
-                    GroupDecided(key.group, commit.epoch_number, tuple(commit.winners))
+                    GroupDecided(key.group, commit.epoch_number, _handles(key.group, commit))
                 )
             else:
-                self._decision(
-                    transaction_records_pb2.TransactionValue.FromString(bytes(record.value))
-                )
+                value = transaction_records_pb2.TransactionValue.FromString(bytes(record.value))
+                self._instance(key.transactional_id, value.instance_id)
+                self._decision(value)
+
+    def _instance(self, transactional_id: str, instance: bytes) -> None:
+        if self._instances.get(transactional_id) != instance:
+            self._instances[transactional_id] = instance
+            self.history.note(Taken(transactional_id, instance))
 
     def _decision(self, value: transaction_records_pb2.TransactionValue) -> None:
         commit = _DECIDED.get(value.state)
@@ -123,7 +140,7 @@ class Observer:
             # The record that decides has the epoch of the marks, which is the next one.
             identity = Identity(value.producer_id, value.producer_epoch - 1)
             self.decided += bool(value.partitions)
-            self.history.note(Decided(identity, commit))
+            self.history.note(Decided(identity, commit, bool(value.kept), value.lapsed))
         if value.last_producer_id >= 0:
             identity = Identity(value.last_producer_id, value.last_producer_epoch)
             self.history.note(Decided(identity, value.last_committed))

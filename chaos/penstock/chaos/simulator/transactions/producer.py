@@ -23,13 +23,15 @@ from penstock.chaos.simulator.transactions.history import (
     Identity,
     Sent,
 )
+from penstock.chaos.simulator.transactions.positions import keeper_of
 from penstock.chaos.simulator.transactions.scripts import (
     Script,
     ScriptedProcess,
     Sleep,
     error_of,
 )
-from penstock.v1 import transactions_pb2
+from penstock.v1 import common_pb2, groups_pb2, transactions_pb2
+from penstock.wire import transactional_ids
 from penstock.wire.errors import ErrorCode
 from penstock.wire.ids import TopicIdPartition
 from penstock.wire.records import RecordData, encode_batch
@@ -52,11 +54,22 @@ _FORGOTTEN: Final = frozenset(
 )
 """A coordinator knows nothing of an identity: of one that was given it never says so."""
 
+_NO_MEMBER: Final = frozenset(
+    {
+        ErrorCode.UNKNOWN_MEMBER_ID,
+        ErrorCode.FENCED_MEMBER_EPOCH,
+        ErrorCode.STALE_MEMBER_EPOCH,
+    }
+)
+"""What positions are refused with of who is not, or not any more, the one to send them."""
+
 _NOT_FOR_LONG: Final = (
     ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
 )
 _PATIENCE: Final = 12
+_KEEPS: Final = 0.85  # Of the ends: they name partitions for the next transaction.
+_TOO_LATE: Final = 0.15  # Of the pauses that are too long: the producer goes on all the same.
 
 
 class Fenced(Exception):  # noqa: N818 - it is what happens to a producer, and no mistake.
@@ -81,11 +94,12 @@ class TransactionalProducer:
         new_txn: Callable[[], int],
         *,
         timeout_ms: int,
-        attempt: Attempt | None = None,
+        attempt: transactional_ids.Attempt | None = None,
     ) -> None:
         self.process = process
         self.transactional_id = transactional_id
-        self.attempt = attempt
+        self.attempt: Attempt | None = None
+        self._named = attempt
         self.identity = Identity(-1, -1)
         self.txn = -1
         self._new_txn = new_txn
@@ -93,6 +107,7 @@ class TransactionalProducer:
         self._instance = process.place.rng.randbytes(16)
         self._coordinator = process.place.coordinator_of(transactional_id)
         self._sequences: dict[TopicIdPartition, int] = {}
+        self._kept_until_ms: int | None = None  # What was kept is to be begun until then.
         self._on_the_way = 0
         self._failed = False
         self._asked: set[bool] = set()
@@ -115,22 +130,22 @@ class TransactionalProducer:
         answer = yield from self._insist("init producer id", request)
         return answer
 
-    def start_attempt(self, number: int) -> Script:
-        """Get an identity for attempt ``number`` at a task."""
-        assert self.attempt is not None
+    def start_attempt(self) -> Script:
+        """Get an identity for an attempt at a task, which has a handle then."""
+        named = self._named
+        assert named is not None
         request = transactions_pb2.BeginAttemptRequest(
-            group=self.attempt.group,
-            epoch_number=self.attempt.epoch_number,
-            task=self.attempt.task,
-            attempt=number,
+            **named._asdict(),
             transaction_timeout_ms=self._timeout_ms,
             instance_id=self._instance,
         )
         answer = yield from self._insist("begin attempt", request)
         if error_of(answer) is not None:
             raise Fenced
-        assert answer.attempt_id == self.attempt.attempt_id, answer
+        assert answer.attempt_id == self.transactional_id, answer
         self._take(answer)
+        handle = transactional_ids.AttemptHandle(named, answer.producer_id)
+        self.attempt = Attempt(handle.text, named.group, named.epoch_number, named.task)
 
     def _insist(self, method: str, request: Any) -> Script:
         """Ask until there is an answer that asking again would not change."""
@@ -147,10 +162,42 @@ class TransactionalProducer:
         self.identity = Identity(answer.producer_id, answer.producer_epoch)
         self.process.note(Given(self.transactional_id, self._instance, self.identity))
 
+    def renew(self) -> Script:
+        """After a pause that was too long for what was kept: have that aborted, and go on anew."""
+        process = self.process
+        kept_until_ms, self._kept_until_ms = self._kept_until_ms, None
+        if kept_until_ms is None or process.place.scheduler.now_ms < kept_until_ms:
+            return
+        if process.place.rng.random() < _TOO_LATE:
+            return  # As one that stood still after it had looked at its clock.
+        yield from self._give_up_kept()
+
+    def _give_up_kept(self) -> Script:
+        request = transactions_pb2.EndTransactionRequest(
+            transactional_id=self.transactional_id,
+            producer_id=self.identity.producer_id,
+            producer_epoch=self.identity.producer_epoch,
+        )
+        while True:
+            answer = yield from self.process.ask(self._coordinator, "end transaction", request)
+            code = error_of(answer)
+            if code is None:
+                self._take(answer)
+                return
+            if code is ErrorCode.PRODUCER_FENCED:
+                raise Fenced
+            check(
+                code not in _ENDED,
+                f"{self.transactional_id} has {self.identity}, and can't give it up: {code!r}",
+            )
+            yield Sleep(20, 120)
+
     # A transaction.
 
-    def begin(self, consumed: Sequence[bytes] = ()) -> None:
-        """Write under the identity from now on, what is made out of records that were read."""
+    def begin(self, consumed: Sequence[bytes] = (), group: str = "") -> None:
+        """Write under the identity from now on, what is made out of records that were read, maybe
+        by a member of a group.
+        """
         self.txn = self._new_txn()
         self._sequences.clear()
         self._failed = False
@@ -158,7 +205,7 @@ class TransactionalProducer:
         self._asked.clear()
         self.process.note(Began(self.txn, self.transactional_id, self.identity, self.attempt))
         if consumed:
-            self.process.note(Consumed(self.txn, tuple(consumed)))
+            self.process.note(Consumed(self.txn, tuple(consumed), group))
 
     def write(
         self,
@@ -215,16 +262,38 @@ class TransactionalProducer:
         if self._failed:
             raise MustAbort
 
+    def send_positions(self, commit: groups_pb2.CommitOffsetsRequest) -> Script:
+        """Have the transaction move positions of a group. Raises MustAbort if that is refused."""
+        request = groups_pb2.CommitTransactionOffsetsRequest(
+            commit=commit,
+            transactional_id=self.transactional_id,
+            producer_id=self.identity.producer_id,
+            producer_epoch=self.identity.producer_epoch,
+        )
+        keeper = keeper_of(commit.group_id)
+        while not self._failed:
+            answer = yield from self.process.ask(keeper, "commit transaction offsets", request)
+            code = error_of(answer)
+            if code is None and not any(one.HasField("error") for one in answer.results):
+                self._sequences.setdefault(keeper, 0)  # Which it may be kept for, too.
+                return
+            if code is None or code in _ENDED or code in _NO_MEMBER:
+                break
+            yield Sleep(20, 100)
+        raise MustAbort
+
     # Its end.
 
     def end(self, *, commit: bool) -> Script:
         """Have the transaction decided; whether it is committed. There is a next identity then."""
         while True:
+            asked_ms = self.process.place.scheduler.now_ms
             answer = yield from self._ask_end(self.txn, self.identity, commit=commit)
             code = error_of(answer)
             if code is None:
                 self.process.note(Ended(self.txn, commit))
                 self._take(answer)
+                self._kept_until_ms = asked_ms + answer.kept_ms if answer.kept_ms else None
                 self._failed = True  # Nothing is sent again.
                 return commit
             if code is ErrorCode.TRANSACTION_ABORTABLE:
@@ -263,7 +332,15 @@ class TransactionalProducer:
         if error_of(answer) is None:
             self.process.note(Ended(txn, commit))
 
-    def _ask_end(self, txn: int, identity: Identity, *, commit: bool, noted: bool = True) -> Script:
+    def _ask_end(
+        self,
+        txn: int,
+        identity: Identity,
+        *,
+        commit: bool,
+        noted: bool = True,
+        keep: Sequence[common_pb2.TopicPartition] | None = None,
+    ) -> Script:
         if noted:
             self._asked.add(commit)
             self.process.note(EndAsked(txn, commit))
@@ -272,6 +349,19 @@ class TransactionalProducer:
             producer_id=identity.producer_id,
             producer_epoch=identity.producer_epoch,
             commit=commit,
+            keep=self._keep() if keep is None else keep,
         )
         answer = yield from self.process.ask(self._coordinator, "end transaction", request)
         return answer
+
+    def _keep(self) -> list[common_pb2.TopicPartition]:
+        """What the next transaction is to have: mostly what this one has, or some of it."""
+        place = self.process.place
+        if place.rng.random() >= _KEEPS:
+            return []
+        written = sorted(self._sequences)
+        some = written if place.rng.random() < _KEEPS else written[1:]
+        return [
+            common_pb2.TopicPartition(topic=place.topic_of(key), partition=key.partition)
+            for key in some
+        ]

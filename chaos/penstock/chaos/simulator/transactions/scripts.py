@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from penstock.chaos.simulator.checkers import Checkers
 from penstock.chaos.simulator.network import End, Network
-from penstock.chaos.simulator.scheduler import Scheduler
+from penstock.chaos.simulator.scheduler import Scheduler, Timer
 from penstock.chaos.simulator.serving import Answer
 from penstock.chaos.simulator.transactions.history import Event, History
 from penstock.wire.errors import ErrorCode
@@ -48,6 +48,7 @@ class ScriptPlace:
     """What scripted processes stand on.
 
     ``coordinator_of``: the partition of the coordinators' topic that a transactional id is kept in.
+    ``topic_of``: the name of the topic that a partition is of.
     """
 
     scheduler: Scheduler
@@ -57,6 +58,7 @@ class ScriptPlace:
     history: History
     brokers: tuple[int, ...]
     coordinator_of: Callable[[str], TopicIdPartition]
+    topic_of: Callable[[TopicIdPartition], str]
 
 
 def error_of(answer: Any) -> ErrorCode | None:
@@ -121,7 +123,7 @@ class ScriptedProcess:
     def run(self, script: Script, finished: Callable[[], None] = lambda: None) -> None:
         """Begin a script, soon."""
         self.running += 1
-        self._later(0, lambda: self._go_on(script, None, finished))
+        self.later(0, lambda: self._go_on(script, None, finished))
 
     def _go_on(self, script: Script, value: Any, finished: Callable[[], None]) -> None:
         if not self.alive:
@@ -134,7 +136,7 @@ class ScriptedProcess:
             return
         if isinstance(step, Sleep):
             delay_ms = self.place.rng.randint(step.low_ms, step.high_ms)
-            self._later(delay_ms, lambda: self._go_on(script, None, finished))
+            self.later(delay_ms, lambda: self._go_on(script, None, finished))
             return
         self.place.network.call(
             self,
@@ -145,28 +147,32 @@ class ScriptedProcess:
             timeout_ms=_TIMEOUT_MS,
         )
 
-    def _later(self, delay_ms: int, action: Callable[[], None]) -> None:
-        self.place.scheduler.after(delay_ms, action, node=self.address)
+    def later(self, delay_ms: int, action: Callable[[], None]) -> Timer:
+        """Let something happen here, unless the process stands still by then."""
+        return self.place.scheduler.after(delay_ms, action, node=self.address)
 
     # Parts of scripts.
 
     def ask(self, key: TopicIdPartition, method: str, request: Any) -> Script:
         """Ask who is thought to lead a partition, once. After a refusal find out who does."""
-        leader, _ = self._leaders.get(key, (-1, -1))
-        if leader < 0:
-            leader = self.place.rng.choice(self.place.brokers)
-        answer = yield Ask(leader, method, request)
+        answer = yield Ask(self.leader(key), method, request)
         if error_of(answer) is not None:
             if isinstance(answer, Answer):
                 self._take_hint(key, answer)
-            self.run(self._find_leader(key))
+            self.run(self.find_leader(key))
         return answer
+
+    def leader(self, key: TopicIdPartition) -> int:
+        """Who is thought to lead a partition; anybody where that is not known."""
+        leader, _ = self._leaders.get(key, (-1, -1))
+        return leader if leader >= 0 else self.place.rng.choice(self.place.brokers)
 
     def leader_epoch(self, key: TopicIdPartition) -> int:
         """The newest leader epoch that the process has heard of."""
         return self._leaders.get(key, (-1, -1))[1]
 
-    def _find_leader(self, key: TopicIdPartition) -> Script:
+    def find_leader(self, key: TopicIdPartition) -> Script:
+        """Ask anybody who leads a partition."""
         answer = yield Ask(self.place.rng.choice(self.place.brokers), "metadata", key)
         if answer is not None:
             self._take_hint(key, answer)

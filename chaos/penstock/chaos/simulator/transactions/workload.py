@@ -19,8 +19,10 @@ from penstock.chaos.simulator.transactions.actors import (
     Transfers,
 )
 from penstock.chaos.simulator.transactions.careful import CarefulTransfers
+from penstock.chaos.simulator.transactions.group_actors import Onlooker, Worker
 from penstock.chaos.simulator.transactions.history import Deleted
 from penstock.chaos.simulator.transactions.observer import Observer
+from penstock.chaos.simulator.transactions.positions import OFFSETS_TOPIC_ID
 from penstock.chaos.simulator.transactions.reading import CommittedReader
 from penstock.chaos.simulator.transactions.scripts import ScriptPlace
 from penstock.chaos.simulator.workload import ClientPlace, Producer
@@ -33,6 +35,10 @@ _CAST: Final[tuple[tuple[type[Actor], str], ...]] = (
     (Processor, "processor-0"),
     (Processor, "processor-1"),
     (Driver, "group-0"),
+    (Worker, "worker-0"),
+    (Worker, "worker-1"),
+    (Worker, "worker-2"),
+    (Onlooker, "onlooker"),
     (Person, "somebody"),
 )
 _SUCCESSIONS: Final = 0.7  # Of the producers that are held up: another one takes their place.
@@ -42,7 +48,13 @@ class TransactionalClients:
     """Programs of every kind, readers of committed records, and producers without transactions."""
 
     def __init__(
-        self, place: ClientPlace, scripts: ScriptPlace, observer: Observer, *, timeout_ms: int
+        self,
+        place: ClientPlace,
+        scripts: ScriptPlace,
+        observer: Observer,
+        topic: str,
+        *,
+        timeout_ms: int,
     ) -> None:
         self._place = place
         self._timeout_ms = timeout_ms
@@ -53,8 +65,12 @@ class TransactionalClients:
         self._readers: dict[TopicIdPartition, CommittedReader] = {}
         self._producers: list[Producer] = []
         self._stopped = False
-        names = tuple(name for kind, name in _CAST if issubclass(kind, Transfers | Processor))
-        self._stage = Stage(scripts, self._lasting, self._fleeting, count(1), count(1), names)
+        names = tuple(
+            name for kind, name in _CAST if issubclass(kind, Transfers | Processor | Worker)
+        )
+        self._stage = Stage(
+            scripts, topic, self._lasting, self._fleeting, count(1), count(1), names
+        )
         self._first: TopicIdPartition | None = None
 
     def _lasting(self) -> Sequence[TopicIdPartition]:
@@ -75,7 +91,7 @@ class TransactionalClients:
                 if producer.key == key:
                     producer.retire()
         for key in sorted(known):
-            if self._observer.is_coordinators(key) or key in self._readers:
+            if self._is_internal(key) or key in self._readers:
                 continue
             self._first = self._first or key
             self._readers[key] = CommittedReader(
@@ -85,8 +101,12 @@ class TransactionalClients:
             self._producers.append(producer)
             if self._stopped:
                 producer.stop()
-        if self._readers and not self._actors and any(map(self._observer.is_coordinators, known)):
+        if self._readers and not self._actors and len(list(filter(self._is_internal, known))) > 3:
             self._begin()
+
+    def _is_internal(self, key: TopicIdPartition) -> bool:
+        """Whether only coordinators write to a partition."""
+        return self._observer.is_coordinators(key) or key.topic_id == OFFSETS_TOPIC_ID
 
     def _begin(self) -> None:
         for kind, name in _CAST:
