@@ -68,6 +68,7 @@ def test_whatever_a_client_may_hear_can_be_caught_by_name() -> None:
         "NewLeaderElectedError",
         "StaleBrokerEpochError",
         "StaleControllerEpochError",
+        "TransactionTornError",
     }
     table = {error.__name__ for error in errors.every_error().values()}
     assert table - between_nodes <= set(errors.__all__)
