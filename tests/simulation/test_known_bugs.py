@@ -12,6 +12,8 @@ from penstock.chaos.simulator.simulation import Simulation
 ENOUGH_SEEDS = 40
 RARELY = {  # It takes one of dozens of seeds: these are for ``make sim-mutants``.
     "leader-epoch-stays-when-replicas-leave",
+    # A broker's own hosting of groups has it in tests/unit/groups/test_transaction_offsets.py.
+    "others-hear-that-a-producer-is-fenced",
 }
 
 

@@ -120,6 +120,6 @@ GROUP_BUGS: Final[dict[str, Bug]] = {
         group_hosting,
         "told_to_others",
         _everybody_hears_it,
-        given=_TRANSACTIONS | {"timeout_ms": 300},
+        given=_TRANSACTIONS | {"timeout_ms": 250},
     ),
 }
