@@ -191,6 +191,43 @@ async def test_it_waits_for_room_and_loses_nothing(cluster: FakeCluster) -> None
     assert sum(len(cluster.values("t", number)) for number in range(2)) == len(VALUES)
 
 
+async def test_what_comes_at_once_goes_in_few_batches(cluster: FakeCluster) -> None:
+    cluster.add_topic("t", 3)
+    batches = 0
+
+    async def count(_: FakeNode, request: log_pb2.ProduceRequest) -> Any:
+        nonlocal batches
+        batches += len(request.partitions)
+        return None
+
+    async with AsyncProducer(cluster.bootstrap) as producer:
+        await (await producer.send("t", b"warm"))
+        cluster.on_produce = count
+        await producer.send_many("t", [b"v" * 100] * 10_000)
+        await producer.flush()
+    assert 3 <= batches <= 16
+
+
+async def test_others_have_their_turn_while_many_are_queued(cluster: FakeCluster) -> None:
+    cluster.add_topic("t", 3)
+    turns, queued = 0, asyncio.Event()
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while not queued.is_set():
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with AsyncProducer(cluster.bootstrap) as producer:
+        await (await producer.send("t", b"warm"))
+        others = asyncio.create_task(count_turns())
+        await producer.send_many("t", [b"v" * 100] * 50_000)
+        queued.set()
+        await others
+        assert turns >= 10
+        await producer.flush()
+
+
 def test_a_bulk_that_is_looked_at_after_it_failed_is_not_unheard(background: Background) -> None:
     cluster = background.cluster
     background.run(lambda: cluster.add_topic("t"))
