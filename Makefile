@@ -56,7 +56,14 @@ $(VENV)/.installed-broker: $(BUILT_FROM) | $(BIN)/python
 	@$(PIP) --editable '.[broker]'
 	@touch $@
 
-$(VENV)/.installed-dev: $(BUILT_FROM) | $(BIN)/python
+$(VENV)/.installed-proto-tools: proto/requirements.txt | $(BIN)/python
+	@echo "Installing what generates code from .proto files"
+	@$(BIN)/python -m venv $(VENV)/proto-tools
+	@$(VENV)/proto-tools/bin/python -m pip install --quiet --disable-pip-version-check \
+		--requirement proto/requirements.txt
+	@touch $@
+
+$(VENV)/.installed-dev: $(BUILT_FROM) $(VENV)/.installed-proto-tools | $(BIN)/python
 	@echo "Installing Penstock with what its development needs"
 	@$(PIP) --editable '.[dev]'
 	@touch $(VENV)/.installed-broker $@
@@ -196,13 +203,13 @@ fuzz-codec: $(VENV)/.installed-dev ## Hammer the compiled codec under an address
 	@$(BIN)/python -m tests.fuzzing --rounds $(ROUNDS) --seed $(SEED)
 
 # --- Generated code -------------------------------------------------------------------------------
-# grpcio-tools 1.67.1 and mypy-protobuf 3.6.0 (pinned in pyproject.toml): stubs of these run on
-# every later runtime, and not the other way round. Protos without a service get no gRPC files.
+# By the tools of proto/requirements.txt. Protos without a service get no gRPC files.
+PROTO_BIN := $(VENV)/proto-tools/bin
 
 define generate
-PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc --proto_path=proto \
+PATH="$(CURDIR)/$(PROTO_BIN):$$PATH" $(PROTO_BIN)/python -m grpc_tools.protoc --proto_path=proto \
 	--python_out=$(1) --mypy_out=quiet:$(1) $(PROTO_FILES)
-PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc --proto_path=proto \
+PATH="$(CURDIR)/$(PROTO_BIN):$$PATH" $(PROTO_BIN)/python -m grpc_tools.protoc --proto_path=proto \
 	--grpc_python_out=$(1) --mypy_grpc_out=quiet:$(1) $(SERVICE_FILES)
 endef
 
