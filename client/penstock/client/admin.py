@@ -361,7 +361,7 @@ class AdminClient:
         With ``start_offset`` no other one of the producer is touched. Raises InvalidTxnStateError
         when none is open there, or a coordinator will end it, and CoordinatorNotAvailableError when
         that can't be told. ``force`` asks no coordinator: of a transaction that one commits later
-        this partition then has nothing, and the transactional id can't be used any more.
+        this partition then has nothing, which brokers log as an error, and nobody else is told.
         """
         return self._run(
             self._client.abort_hanging, partition, producer_id, start_offset, force=force
