@@ -9,7 +9,20 @@ Importing this needs no Spark: whatever needs it says so when it is used (SparkM
 where there is no Java for it (JavaMissingError).
 """
 
-from penstock.pipeline.errors import JavaMissingError, PipelineError, SparkMissingError
+from penstock.pipeline.errors import (
+    DataLossError,
+    JavaMissingError,
+    OptionError,
+    PipelineError,
+    SparkMissingError,
+)
 from penstock.pipeline.session import session
 
-__all__ = ["JavaMissingError", "PipelineError", "SparkMissingError", "session"]
+__all__ = [
+    "DataLossError",
+    "JavaMissingError",
+    "OptionError",
+    "PipelineError",
+    "SparkMissingError",
+    "session",
+]

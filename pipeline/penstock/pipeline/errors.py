@@ -1,10 +1,18 @@
-"""What pipelines raise on purpose: a message says what, where, and after ``next:`` what to do."""
+"""What goes wrong in pipelines. Each message says what, where, and after ``next:`` what to do."""
 
 from __future__ import annotations
 
 
 class PipelineError(Exception):
-    """The base of every error that pipelines raise on purpose."""
+    """Any of them."""
+
+
+class OptionError(PipelineError, ValueError):
+    """An option of a source or sink is unknown, wrong, missing, or contradicts another one."""
+
+
+class DataLossError(PipelineError):
+    """Records that a query was to read are gone, or never were there."""
 
 
 class JavaMissingError(PipelineError):
