@@ -19,6 +19,9 @@ from google.protobuf import descriptor_pb2
 ROOT = Path(__file__).resolve().parents[1] / "proto"
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("penstock/v1/*.proto"))
 
+# What generates code has an environment of its own; see the Makefile.
+TOOLS = Path(sys.prefix) / "proto-tools" / "bin" / "python"
+
 PASCAL = re.compile(r"([A-Z][a-z0-9]*)+")
 SNAKE = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 UPPER = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)*")
@@ -39,7 +42,7 @@ def protos(tmp_path_factory) -> dict[str, descriptor_pb2.FileDescriptorProto]:
     out = tmp_path_factory.mktemp("descriptors") / "all.binpb"
     result = subprocess.run(
         [
-            *(sys.executable, "-m", "grpc_tools.protoc", f"--proto_path={ROOT}"),
+            *(TOOLS, "-m", "grpc_tools.protoc", f"--proto_path={ROOT}"),
             *("--include_source_info", f"--descriptor_set_out={out}", *FILES),
         ],
         capture_output=True,

@@ -9,11 +9,15 @@ from contextlib import contextmanager
 from penstock.cli.errors import OWN_STEP, as_options, report
 
 
+def say(message: str, level: str = "warning") -> None:
+    """Say what the client has to say, on standard error, as the command's own."""
+    what, _, step = as_options(message).partition(OWN_STEP)
+    report(f"{level}: {what}" + (f"\nnext: {step}" if step else ""))
+
+
 class _Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        what, _, step = as_options(record.getMessage()).partition(OWN_STEP)
-        level = "error" if record.levelno >= logging.ERROR else "warning"
-        report(f"{level}: {what}" + (f"\nnext: {step}" if step else ""))
+        say(record.getMessage(), "error" if record.levelno >= logging.ERROR else "warning")
 
 
 @contextmanager

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Final
 
 import typer
 
-from penstock.cli.client_warnings import client_warnings
+from penstock.cli.client_warnings import client_warnings, say
 from penstock.cli.errors import with_step
 from penstock.cli.interrupts import Interrupt
 from penstock.cli.settings import Bootstrap, Output, Settings, resolve
 from penstock.wire.errors import InvalidPartitionsError, PenstockError
 from penstock.wire.ids import TopicPartition
+from penstock.wire.stalls import StallReason
 
 if TYPE_CHECKING:
     from penstock.client import Consumer, ConsumerRecord
@@ -201,6 +202,9 @@ class Session:
             if timeout is not None and not records and time.monotonic() - last_record >= timeout:
                 trouble = self.consumer.trouble()
                 if trouble is None or self.interrupt.count:
+                    return
+                if trouble.reason is StallReason.OPEN_TRANSACTION:
+                    say(trouble.message)  # All is read that is committed.
                     return
                 # A leadership that moves just now is in the way for a moment only.
                 if time.monotonic() - last_record >= timeout + _PASSING_SECONDS:

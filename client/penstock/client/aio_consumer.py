@@ -284,8 +284,10 @@ class AsyncConsumer:
         """Why something that is to be read is not being read now; None when all is well.
 
         Its ``reason`` is a StallReason. A LeaderNotAvailableError names the partitions that have no
-        leader. Ask it before you take
-        an empty ``poll`` for the end: what cannot be read now is no end.
+        leader. Ask it before you take an empty ``poll`` for the end: what cannot be read now is no
+        end. Of ``read_committed`` that is OPEN_TRANSACTION too, once a transaction has been open
+        for a second where reading stands; the message names the partition, its last stable offset,
+        and how long this consumer has seen it there.
         """
         self._check_open()
         return await self._engine.trouble()

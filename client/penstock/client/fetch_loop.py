@@ -244,4 +244,5 @@ def _to_result(
         diverging,
         entry.records_crc if entry.HasField("records_crc") else None,
         tuple((one.producer_id, one.first_offset) for one in entry.aborted_transactions),
+        entry.high_watermark,
     )

@@ -40,6 +40,8 @@ class Troubles:
         trouble = self._fetcher.trouble()
         if trouble is None and self._group is not None:
             trouble = self._group.trouble or self._group.waiting
+        if trouble is None:
+            trouble = self._fetcher.held_back(now_ms())
         return _with_reason(trouble)
 
     def any(self) -> PenstockError | None:

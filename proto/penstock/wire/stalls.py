@@ -22,6 +22,8 @@ class StallReason(enum.Enum):
     """The group or the transactional id has no coordinator now, or one that is loading."""
     WAITING_FOR_TRANSACTION = "waiting for transaction"
     """The transaction before has not ended everywhere yet."""
+    OPEN_TRANSACTION = "open transaction"
+    """What comes next is behind a transaction that is open, and only what is committed is read."""
     WAITING_FOR_REBALANCE = "waiting for rebalance"
     """The group has not told this member yet what it has."""
     WAITING_FOR_POSITION = "waiting for position"

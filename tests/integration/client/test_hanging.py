@@ -11,10 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from penstock.client import AdminClient, HangingSearch, InvalidTxnStateError
+from penstock.client import (
+    AdminClient,
+    HangingSearch,
+    InvalidTxnStateError,
+    TransactionAbortableError,
+)
+from penstock.client import Producer as SdkProducer
 from penstock.wire.ids import TopicPartition
 from tests.integration.cluster import Cluster, running_cluster
-from tests.integration.transacting import Producer, committed, describe, given
+from tests.integration.transacting import Producer, committed, given
 from tests.support import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
@@ -124,13 +130,39 @@ def test_what_is_forced_on_a_living_transaction_tears_it_loudly(cluster: Cluster
         done = penstock(cluster, "abort", *place, "--force")
         assert done.returncode == 0, done.stderr
         assert "no coordinator is asked" in done.stderr
-        given(living.end(commit=True, adopt=False))
+        given(living.end(commit=True))
         wait_until(lambda: torn(cluster), "it is told", TIMEOUT_S)
         assert "error" in torn(cluster)[0]
         assert "transactional_id=living" in torn(cluster)[0]
         wait_until(lambda: committed(cluster, "t", 1) == [b"living"], "half of it", TIMEOUT_S)
         assert committed(cluster, "t") == []
-        described = describe(cluster, "living")
-        assert [one.partition for one in described.partitions] == [0], "it does not count as done"
+        # What is lost was told. The id goes on: the producer that has it, and the one after that.
+        assert living.send("t", [b"more"], partition=0) is None
+        given(living.end(commit=True))
+        wait_until(lambda: committed(cluster, "t") == [b"more"], "it goes on", TIMEOUT_S)
+        commit(cluster, "living")
+        wait_until(lambda: committed(cluster, "t") == [b"more", b"living"], "so does the next")
         commit(cluster, "next")
-        wait_until(lambda: committed(cluster, "t") == [b"next"], "others go on", TIMEOUT_S)
+        wait_until(lambda: committed(cluster, "t")[2:] == [b"next"], "others go on", TIMEOUT_S)
+        assert len(torn(cluster)) == 1, "once"
+
+
+def test_who_writes_on_where_its_part_was_ended_by_force_begins_anew(cluster: Cluster) -> None:
+    with AdminClient(cluster.bootstrap) as admin:
+        admin.create_topic("t", 2)
+        with SdkProducer(cluster.bootstrap, transactional_id="living") as living:
+            living.begin_transaction()
+            for partition in (0, 1):
+                living.send("t", b"lost", partition=partition).result(TIMEOUT_S)
+            [found] = admin.describe_producers([T0])[T0].producers
+            admin.abort_hanging(T0, found.producer_id, force=True)
+            living.send("t", b"lost", partition=0)
+            with pytest.raises(TransactionAbortableError):
+                living.commit_transaction()
+            living.abort_transaction()
+            with living.transaction():
+                for partition in (0, 1):
+                    living.send("t", b"anew", partition=partition)
+        for partition in (0, 1):
+            assert committed(cluster, "t", partition) == [b"anew"]
+    assert not torn(cluster), "both ended it the same way"

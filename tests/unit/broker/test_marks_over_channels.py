@@ -20,7 +20,7 @@ from penstock.broker.core.transaction_marks import Owner
 from penstock.broker.core.transaction_values import Participant
 from penstock.broker.core.verification import Question
 from penstock.broker.peers import Peers
-from penstock.v1 import cluster_pb2, common_pb2, coordination_pb2
+from penstock.v1 import cluster_pb2, coordination_pb2
 from penstock.v1.coordination_pb2_grpc import (
     CoordinationServicer,
     add_CoordinationServicer_to_server,
@@ -139,51 +139,44 @@ async def test_marks_on_a_channel_that_is_closed_are_sent_again(world: _World) -
     assert sorted(one.transactional_id for one in world.done) == ["first", "second"]
 
 
-async def test_a_torn_transaction_is_told_of_loudly_once_in_a_while(world: _World) -> None:
-    clock = SimpleNamespace(ms=0)
-    sent = 0
+async def test_a_torn_transaction_is_told_of_once_and_is_over_where_it_is_torn(
+    world: _World,
+) -> None:
+    asked: list[list[int]] = []
 
     async def refuse(request: Any) -> Any:
-        nonlocal sent
-        sent += 1
-        torn = ErrorCode.TRANSACTION_TORN
-        codes = [torn if one.producer_id == 1 else 0 for one in request.markers]
-        return coordination_pb2.WriteMarkersResponse(
-            results=[
-                coordination_pb2.TransactionMarkerResult(
-                    outcomes=[common_pb2.Error(code=code, message="orders-0: in halves")]
+        asked.append([one.producer_id for one in request.markers])
+        response = coordination_pb2.WriteMarkersResponse()
+        for marker in request.markers:
+            result = response.results.add()
+            for where in marker.partitions:
+                code = {0: ErrorCode.TRANSACTION_TORN, 1: 0}.get(
+                    where.partition, 0 if len(asked) > 1 else ErrorCode.REQUEST_TIMED_OUT
                 )
-                for code in codes
-            ]
-        )
+                result.outcomes.add(code=code, message=f"orders-{where.partition}: refused")
+        return response
 
     sender = MarkSender(
-        2, world.image, world.peers, refuse, clock_ms=lambda: clock.ms, on_done=world.on_done
+        2, world.image, world.peers, refuse, clock_ms=lambda: 1_000_000, on_done=world.on_done
     )
-
-    def told() -> list[tuple[str, str, list[str]]]:
-        return [
-            (line["transactional_id"], line["decided"], line["reasons"])
-            for line in lines
-            if line["log_level"] == "error"
+    whole = Mark(
+        "torn", 1, 1, True, frozenset(Participant(_TOPIC, at, "orders") for at in range(3))
+    )
+    try:
+        with capture_logs() as lines:
+            sender.send(Owner(0, 1), [whole])
+            await eventually(lambda: world.done)
+            [done] = world.done
+            assert {one.partition for one in done.partitions} == {0, 1}
+            assert sender.count == 1, "the others still get theirs"
+            [told] = [line for line in lines if line["log_level"] == "error"]
+        assert (told["transactional_id"], told["decided"]) == ("torn", "commit")
+        assert told["reasons"] == ["orders-0: refused"]
+        assert [line["reason"] for line in lines if line["log_level"] == "warning"] == [
+            "orders-2: refused"
         ]
-
-    async def ask_again(after_ms: int) -> None:
-        before = len(world.done)
-        clock.ms += after_ms
-        sender.send(Owner(0, 1), [_mark("other", 2 + sent, 0)])  # That wakes it.
-        await eventually(lambda: len(world.done) > before)
-
-    with capture_logs() as lines:
-        sender.send(Owner(0, 1), [_mark("torn", 1, 0)])
-        await eventually(told)
-        assert told() == [("torn", "commit", ["orders-0: in halves"])]
-        await ask_again(after_ms=5_000)
-        assert len(told()) == 1
-        await ask_again(after_ms=60_000)
-        assert len(told()) == 2
-        assert not [line for line in lines if line["event"].startswith("marks not written")]
-    await sender.stop()
+    finally:
+        await sender.stop()
 
 
 async def test_a_mark_does_not_wait_for_a_leader_before_that_stands_still(world: _World) -> None:

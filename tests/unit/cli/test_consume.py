@@ -31,6 +31,7 @@ from penstock.wire.errors import (
     RequestTimedOutError,
 )
 from penstock.wire.ids import TopicPartition
+from penstock.wire.stalls import StallReason
 
 P0 = TopicPartition("orders", 0)
 
@@ -364,6 +365,16 @@ def test_a_trouble_at_the_end_that_passes_is_no_failure_and_what_comes_after_it_
     consumer.at_end = it_passes
     session(consumer, out=out).run(None, 0.0)
     assert out.getvalue() == b"a\nb\n"
+
+
+def test_the_end_by_timeout_before_an_open_transaction_is_the_end_of_what_is_committed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    consumer = FakeConsumer([record(0, b"a")])
+    consumer.hindered = RequestTimedOutError("a transaction is open at 1; next: look whose")
+    consumer.hindered.reason = StallReason.OPEN_TRANSACTION
+    session(consumer).run(None, 0.0)
+    assert capsys.readouterr().err == "warning: a transaction is open at 1\nnext: look whose\n"
 
 
 def test_the_records_asked_for_are_enough_whatever_else_cannot_be_read() -> None:

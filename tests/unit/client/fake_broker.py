@@ -53,6 +53,7 @@ class FakePartition:
     batches: list[tuple[int, int, bytes]] = field(default_factory=list)  # Base, next, bytes.
     start: int = 0
     end: int = 0
+    open_at: int | None = None  # Where a transaction begins that is open: nothing is stable behind.
     # Producer id: its epoch and its last batches as (first sequence, last, offset).
     producers: dict[int, tuple[int, list[tuple[int, int, int]]]] = field(default_factory=dict)
 

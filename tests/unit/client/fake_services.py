@@ -205,10 +205,14 @@ class FakeServices(
                 result.error.CopyFrom(error.to_proto())
                 size += request.min_bytes
                 continue
-            result.high_watermark = result.last_stable_offset = partition.end
+            result.high_watermark = result.last_stable_offset = readable = partition.end
+            if partition.open_at is not None:
+                result.last_stable_offset = partition.open_at
+                if request.isolation_level == common_pb2.ISOLATION_LEVEL_READ_COMMITTED:
+                    readable = partition.open_at
             data = b""
             for _, following, batch in partition.batches:
-                if following > entry.fetch_offset and (
+                if entry.fetch_offset < following <= readable and (
                     not data or len(data) + len(batch) <= entry.partition_max_bytes
                 ):
                     data += batch

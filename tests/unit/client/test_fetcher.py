@@ -39,6 +39,7 @@ from penstock.wire.errors import (
 )
 from penstock.wire.ids import TopicPartition
 from penstock.wire.records import RecordData, encode_batch, offset_patch
+from penstock.wire.stalls import StallReason
 
 T0 = TopicPartition("t", 0)
 T1 = TopicPartition("t", 1)
@@ -105,6 +106,61 @@ def test_it_fetches_ahead_and_hands_out_in_order() -> None:
     assert [record.offset for record in take(fetcher, 99, 0)] == [5, 6, 7, 8, 9]
     assert fetcher.cursor(T0) == 10
     fetcher.validate()
+
+
+def test_what_stands_behind_an_open_transaction_says_so_when_it_lasts() -> None:
+    fetcher, _ = make((1, 0), (1, 0))
+
+    def answer(fetch: SendFetch, end: int, high: int, *, at: float, count: int = 0) -> SendFetch:
+        begin = fetch.wanted[0].offset
+        data = batch(begin, count) if count else b""
+        result = Fetched(T0, None, data, end, high_watermark=high)
+        [following] = fetcher.handle(FetchAnswered(fetch.fetch_id, (result,)), at)
+        assert isinstance(following, SendFetch)
+        return following
+
+    [fetch] = start(fetcher)
+    fetch = answer(fetch, 5, 9, at=0, count=5)
+    assert fetcher.held_back(60_000) is None  # There is something to hand out.
+    assert len(take(fetcher, 99, 0)) == 5
+    assert fetcher.held_back(999) is None  # Transactions come and go.
+    trouble = fetcher.held_back(12_000)
+    assert trouble is not None
+    assert trouble.retriable
+    assert trouble.reason is StallReason.OPEN_TRANSACTION
+    assert "partition t-0" in trouble.message
+    assert "its last stable offset 5 " in trouble.message
+    assert "12 s" in trouble.message
+
+    fetch = answer(fetch, 5, 30, at=13_000)  # What is appended behind it changes nothing.
+    assert "20 s" in str(fetcher.held_back(20_000))
+    fetcher.set_paused((T0,), paused=True)
+    assert fetcher.held_back(20_000) is None
+    fetcher.set_paused((T0,), paused=False)
+
+    fetch = answer(fetch, 6, 30, at=21_000, count=1)  # The mark, and the next that is open.
+    assert len(take(fetcher, 99, 0)) == 1
+    assert fetcher.held_back(21_999) is None
+    assert "2 s" in str(fetcher.held_back(23_000))
+    fetch = answer(fetch, 30, 30, at=24_000, count=24)
+    assert len(take(fetcher, 99, 0)) == 24
+    assert fetcher.held_back(60_000) is None
+
+    fetch = answer(fetch, 30, 31, at=60_000)
+    assert fetcher.held_back(70_000) is not None
+    fetcher.handle(PositionFound(T0, Position(10)), 70_000)  # Somebody seeks back: all is to come.
+    assert fetcher.held_back(80_000) is None
+
+
+def test_of_several_that_are_held_back_the_one_that_is_for_longest_is_named() -> None:
+    fetcher, _ = make((1, 0), (1, 0))
+    [first] = start(fetcher, T0)
+    held = Fetched(T0, None, b"", 0, high_watermark=1)
+    fetcher.handle(FetchAnswered(first.fetch_id, (held,)), 5_000)
+    [second] = [one for one in start(fetcher, T1) if one.wanted[0].partition == T1]
+    held = Fetched(T1, None, b"", 0, high_watermark=1)
+    fetcher.handle(FetchAnswered(second.fetch_id, (held,)), 2_000)
+    assert "partition t-1 (and 1 more)" in str(fetcher.held_back(9_000))
 
 
 def test_more_than_was_asked_for_is_handed_out_while_it_is_little() -> None:

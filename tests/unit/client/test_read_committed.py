@@ -276,3 +276,22 @@ def test_nothing_is_gone_past_before_what_is_kept_is_handed_out() -> None:
     assert handout.delivered()[T0].offset == 1
     handout.take(1, 1.0)
     assert handout.delivered()[T0] == Position(4, 3)
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_reading_stands_behind_what_is_open_until_its_mark(committed: bool) -> None:
+    history = History()
+    history.do(0, "plain")
+    history.do(1, "write")
+    history.do(0, "plain")
+    fetcher, _ = make((1, 0))
+    [fetch] = start(fetcher)
+    for at_ms in (0, 1_000):
+        [effect] = fetcher.handle(answer(history.log, fetch, committed=committed), at_ms)
+        assert isinstance(effect, SendFetch)
+        fetch = effect
+        values_of(fetcher, "records")
+    assert (fetcher.held_back(5_000) is not None) == committed
+    history.do(1, "commit")
+    fetcher.handle(answer(history.log, fetch, committed=committed), 6_000)
+    assert fetcher.held_back(9_000) is None

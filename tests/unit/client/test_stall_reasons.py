@@ -119,6 +119,35 @@ async def test_a_coordinator_that_is_not_there_and_a_group_that_says_nothing(
         assert await consumer.trouble() is None
 
 
+async def test_a_transaction_that_is_open(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("penstock.client.core.fetcher._HELD_BACK_MS", 0.0)
+    monkeypatch.setattr("penstock.client.stalls._STALL_MS", 50.0)
+    cluster.add_topic("t")
+    fill(cluster, "t", 0, numbers(0, 3))
+    partition = cluster.topics["t"].partitions[0]
+    partition.open_at = 1
+    committed: Any = {**SETTINGS, "isolation_level": "read_committed"}
+    async with AsyncConsumer(cluster.bootstrap, topics="t", **committed) as consumer:
+        assert (await anext(consumer)).value == b"0"
+        trouble = await trouble_of(consumer, StallReason.OPEN_TRANSACTION)
+        assert trouble.retriable
+        assert "partition t-0" in trouble.message
+        assert "last stable offset 1 " in trouble.message
+        assert await consumer.poll(400) == []
+        assert "no record for" in caplog.text
+        assert trouble.message.partition(" for ")[0] in caplog.text
+        partition.open_at = None
+        assert (await anext(consumer)).value == b"1"
+        assert await consumer.trouble() is None
+    async with AsyncConsumer(cluster.bootstrap, topics="t", **SETTINGS) as consumer:
+        partition.open_at = 1
+        assert [(await anext(consumer)).value for _ in range(3)] == numbers(0, 3)
+        await consumer.poll(20)
+        assert await consumer.trouble() is None  # It reads what is not decided too.
+
+
 @pytest.mark.parametrize(
     ("error", "reason"),
     [

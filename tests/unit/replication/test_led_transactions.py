@@ -313,6 +313,55 @@ async def test_a_mark_that_contradicts_the_log_is_refused_for_itself() -> None:
         assert again.code == 0
 
 
+async def test_a_transaction_is_torn_only_once_the_mark_that_is_there_is_committed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("penstock.broker.replication.led_transactions._COMMIT_TIMEOUT_S", 0.05)
+    async with running(2) as brokers:
+        brokers.create_topic(configs={"min.insync.replicas": "2"})
+        await open_transaction(brokers[1])
+        brokers[2].logs.hold = True
+        await mark(brokers[1], (7, 1, False))
+        # Who leads next may not have it: then the coordinator's own is to be written.
+        (early,) = await mark(brokers[1], (7, 1, True))
+        assert early.code == ErrorCode.REQUEST_TIMED_OUT
+        brokers[2].logs.release()
+        (torn,) = await mark(brokers[1], (7, 1, True))
+        assert torn.code == ErrorCode.TRANSACTION_TORN
+        brokers.change(isr=[1])
+        (unsure,) = await mark(brokers[1], (7, 1, True))
+        assert unsure.code == ErrorCode.NOT_ENOUGH_REPLICAS
+        brokers.change(isr=[1, 2])
+
+
+async def test_what_was_begun_behind_a_mark_that_contradicts_is_not_left_open() -> None:
+    async with running(1) as brokers:
+        brokers.create_topic()
+        await open_transaction(brokers[1])
+        await mark(brokers[1], (7, 1, False))
+        start = await open_transaction(brokers[1], epoch=1)
+        # Nobody would end it: its coordinator has not heard of it.
+        (unknown,) = await mark(brokers[1], (7, 1, True))
+        assert unknown.code == ErrorCode.INVALID_TXN_STATE
+        assert f"open at offset {start}," in unknown.message
+        # The coordinator says that it goes on here.
+        request = markers((7, 1, True))
+        request.markers[0].kept.append(0)
+        response = await brokers[1].manager.transactions.write_markers(request)
+        assert response.results[0].outcomes[0].code == ErrorCode.TRANSACTION_TORN
+        # A person ends it, and the next mark comes after both.
+        end = transactions_pb2.AbortHangingRequest(
+            partition=common_pb2.TopicPartition(topic=TOPIC), producer_id=7, start_offset=start
+        )
+        await brokers[1].manager.transactions.abort_hanging(end)
+        (over,) = await mark(brokers[1], (7, 1, True))
+        assert over.code == 0
+        assert [one[1:] for one in marks_of(brokers[1])] == [
+            (1, MarkerType.ABORT),
+            (2, MarkerType.ABORT),
+        ]
+
+
 async def test_whoever_listens_hears_of_marks_before_they_are_committed() -> None:
     async with running(1) as brokers:
         brokers.create_topic()

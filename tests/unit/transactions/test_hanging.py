@@ -94,6 +94,26 @@ async def test_what_nobody_knows_hangs_when_it_was_looked_at_for_long_enough() -
     assert isinstance(other, CoordinatorNotAvailableError), "another one, which is new here"
 
 
+async def test_what_is_asked_about_again_is_remembered_among_any_number_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("penstock.broker.coordinator.hanging._MAX_REMEMBERED", 10)
+    w = World()
+    for number in range(30):  # They come and go, as where somebody asks about all that is open.
+        passing = [PLACE._replace(producer_id=100 + 8 * number + one) for one in range(8)]
+        verdicts = await w.judge.judge([PLACE, *passing])
+        w.now_ms += SESSION_MS // 5
+    assert verdicts[0] is None
+    assert None not in verdicts[1:]
+    assert len(w.judge._seen_ms) == 10
+    # More at once than are remembered are all looked at, if it takes longer to be sure of them.
+    many = [PLACE._replace(producer_id=1_000 + one) for one in range(25)]
+    assert None not in await w.judge.judge(many)
+    assert len(w.judge._seen_ms) == 10
+    w.now_ms += 3 * SESSION_MS
+    assert (await w.judge.judge(many)).count(None) == 10
+
+
 async def test_what_a_coordinator_knows_does_not_hang() -> None:
     w = World()
     await w.settle()

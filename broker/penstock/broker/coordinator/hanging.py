@@ -32,7 +32,8 @@ from penstock.wire.errors import (
 )
 
 _TIMEOUT_S: Final = 10.0
-_REMEMBERED_MS: Final = 3_600_000
+_MAX_REMEMBERED: Final = 10_000
+"""Places. Those that were asked about last stay: that is what a person waits for."""
 _SESSIONS: Final = 3
 """A lease lasts a session from a heartbeat that was sent up to a session after news that the broker
 did not take, and such news may wait for the next heartbeat."""
@@ -65,7 +66,8 @@ class HangingJudge:
         self._local = local
         self._settled_ms = _SESSIONS * session_timeout_ms
         self._clock_ms = clock_ms
-        self._seen_ms: dict[OpenPlace, int] = {}  # When each was first seen open.
+        # When each was first seen open; who was asked about last is last.
+        self._seen_ms: dict[OpenPlace, int] = {}
 
     async def judge(self, places: Sequence[OpenPlace]) -> list[PenstockError | None]:
         """For each place that is open now: None where it hangs, or why it does not.
@@ -74,20 +76,19 @@ class HangingJudge:
         holds for as long as this very transaction is open there.
         """
         now_ms = self._clock_ms()
-        self._seen_ms = {
-            place: seen_ms
-            for place, seen_ms in self._seen_ms.items()
-            if now_ms - seen_ms < _REMEMBERED_MS
-        }
-        for place in places:
-            self._seen_ms.setdefault(place, now_ms)
+        since_ms = [self._first_seen_ms(place, now_ms) for place in places]
+        while len(self._seen_ms) > _MAX_REMEMBERED:
+            del self._seen_ms[next(iter(self._seen_ms))]
         found, silent = await self._ask(places)
         return [
-            found.get(index)
-            or silent
-            or self._too_early(place, now_ms - self._seen_ms.get(place, now_ms))
+            found.get(index) or silent or self._too_early(place, now_ms - since_ms[index])
             for index, place in enumerate(places)
         ]
+
+    def _first_seen_ms(self, place: OpenPlace, now_ms: int) -> int:
+        """When it was first asked about, which it is again now."""
+        seen_ms = self._seen_ms[place] = self._seen_ms.pop(place, now_ms)
+        return seen_ms
 
     def _too_early(self, place: OpenPlace, known_ms: int) -> PenstockError | None:
         if known_ms >= self._settled_ms:

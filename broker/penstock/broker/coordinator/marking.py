@@ -24,7 +24,6 @@ from penstock.wire.errors import NetworkError, PenstockError, UnknownServerError
 from penstock.wire.ids import TopicIdPartition
 
 _TELL_EVERY_MS: Final = 10_000
-_TELL_TORN_EVERY_MS: Final = 60_000
 
 WriteMarkers = Callable[
     [coordination_pb2.WriteMarkersRequest], Awaitable[coordination_pb2.WriteMarkersResponse]
@@ -84,7 +83,6 @@ class MarkSender:
         self._stopped = False
         self._timer: asyncio.TimerHandle | None = None
         self._told_ms: dict[int, int] = {}  # By node when it was last said that it does not write.
-        self._told_torn_ms: dict[str, int] = {}  # The same, by transactional id that is torn.
 
     @property
     def count(self) -> int:
@@ -224,6 +222,12 @@ class MarkSender:
     def _read(
         self, request: MarkRequest, response: coordination_pb2.WriteMarkersResponse
     ) -> list[list[bool]]:
+        """By mark and partition, whether the transaction has ended there; people hear why not.
+
+        A partition that is torn has ended its part the other way, for ever, so that no mark will
+        ever get there. To wait for that would keep the id, or the group of the attempt, where it is
+        and save nothing: it is told as an error, and counts.
+        """
         refusals: list[common_pb2.Error] = []
         written = []
         shapes = [len(result.outcomes) for result in response.results]
@@ -233,38 +237,17 @@ class MarkSender:
                 "is not about them"
             )
         for piece, result in zip(request.pieces, response.results, strict=True):
-            written.append([outcome.code == 0 for outcome in result.outcomes])
+            written.append(
+                [outcome.code in (0, ErrorCode.TRANSACTION_TORN) for outcome in result.outcomes]
+            )
             refused = [outcome for outcome in result.outcomes if outcome.code]
             torn = [one.message for one in refused if one.code == ErrorCode.TRANSACTION_TORN]
             if torn:
-                self._tell_torn(piece.mark, torn)
+                _tell_torn(piece.mark, torn)
             refusals += [one for one in refused if one.code != ErrorCode.TRANSACTION_TORN]
         if refusals:
             self._tell(request.node_id, refusals[0].message, len(refusals))
         return written
-
-    def _tell_torn(self, mark: Mark, reasons: list[str]) -> None:
-        """That a transaction is in halves is for a person, who is told until it is settled."""
-        now_ms = self._clock_ms()
-        last_ms = {
-            name: told_ms
-            for name, told_ms in self._told_torn_ms.items()
-            if now_ms - told_ms < _TELL_TORN_EVERY_MS
-        }
-        self._told_torn_ms = last_ms
-        if mark.transactional_id not in last_ms:
-            last_ms[mark.transactional_id] = now_ms
-            log.error(
-                "transaction torn",
-                transactional_id=mark.transactional_id,
-                producer_id=mark.producer_id,
-                producer_epoch=mark.producer_epoch,
-                decided="commit" if mark.commit else "abort",
-                reasons=reasons,
-                next_step="see which records of it the partitions lack or have too many, and make "
-                "up for them; its transactional id stays where it is and can't be used: give the "
-                "producer another one",
-            )
 
     def _tell(self, node_id: int, reason: str, count: int | None = None) -> None:
         now_ms = self._clock_ms()
@@ -274,3 +257,20 @@ class MarkSender:
             log.warning(
                 "marks not written; trying again", leader=node_id, reason=reason, refused=count
             )
+
+
+def _tell_torn(mark: Mark, reasons: list[str]) -> None:
+    """That a transaction is in halves is for a person.
+
+    It is told once, and again where the transaction is loaded before it was noted that it ended.
+    """
+    log.error(
+        "transaction torn",
+        transactional_id=mark.transactional_id,
+        producer_id=mark.producer_id,
+        producer_epoch=mark.producer_epoch,
+        decided="commit" if mark.commit else "abort",
+        reasons=reasons,
+        next_step="see which records of it the partitions lack or have too many, and make up for "
+        "them; nobody else is told, and its transactional id goes on",
+    )

@@ -154,7 +154,10 @@ Question = LastCommitted | ListTransactions | DescribeTransaction
 
 @dataclass(frozen=True, slots=True)
 class MarkDone:
-    """The marks of one transaction are committed in these partitions."""
+    """The marks of one transaction are committed in these partitions, or never will be.
+
+    The latter where one that says the opposite is: see MarkSender.
+    """
 
     transactional_id: str
     producer_id: int

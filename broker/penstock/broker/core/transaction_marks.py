@@ -174,10 +174,10 @@ class MarkQueue:
     def answered(
         self, request: MarkRequest, written: Sequence[Sequence[bool]] | None, now_ms: int
     ) -> dict[Owner, list[MarkDone]]:
-        """A request was answered: by piece and partition, whether the mark is committed there.
+        """A request was answered: by piece and partition, whether the transaction has ended there.
 
-        None where nobody knows: it is sent again, and what is there already costs nothing. Returns
-        what is committed now, by owner.
+        That is where the mark is committed, or one that says the opposite. None where nobody knows:
+        it is sent again, and what is there already costs nothing. Returns what is over, by owner.
         """
         lane = self._lanes[request.node_id]
         moved = lane.under_way.pop(request)

@@ -119,7 +119,9 @@ class LedTransactions:
 
         The marks of a request for one partition are appended together, before this returns. One
         that is there already is not appended again, but answered only when it is committed as well.
-        As with a producer's acks=all nothing is appended where too few replicas are in sync. After
+        As with a producer's acks=all nothing is appended where too few replicas are in sync. One
+        that contradicts the mark under its epoch is refused with TRANSACTION_TORN once that one is
+        committed, when this partition's part has ended the other way for ever. After
         RequestTimedOutError, NotLeaderError and NotEnoughReplicasAfterAppendError a mark may be in
         the log: it is to be sent again in any case. Raises nothing.
         """
@@ -155,8 +157,7 @@ class LedTransactions:
             return None
         try:
             partition = self._locate(place.topic, place.topic_id, place.partition, -1)
-            wanted = list(_fitting(partition, wanted))
-            end_offset = self._mark(partition, wanted)
+            end_offset = self._mark(partition, list(_fitting(partition, wanted)))
         except PenstockError as error:
             _refuse(wanted, error)
             return None
@@ -365,14 +366,31 @@ def _sound(wanted: list[_Wanted]) -> Iterator[_Wanted]:
 
 
 def _fitting(partition: Partition, wanted: list[_Wanted]) -> Iterator[_Wanted]:
-    """The marks that the log does not contradict; the others are refused."""
+    """The marks that the log does not contradict; the others are refused.
+
+    Their coordinator takes them for done. So it is not TRANSACTION_TORN where the producer has gone
+    on since without its coordinator's knowledge: what is open then nobody would end.
+    """
     for one in wanted:
         try:
             check_marker(one.marker, partition.log.producers.entry(one.marker.producer_id))
         except TransactionTornError as error:
-            _refuse([one], TransactionTornError(f"{partition.name}: {error.message}"))
+            message = f"{partition.name}: {error.message}"
+            begun = None if one.kept else _open_of(partition, one.marker.producer_id)
+            if begun is None:
+                _refuse([one], TransactionTornError(message))
+            else:
+                _refuse([one], _begun_behind(message, begun))
         else:
             yield one
+
+
+def _begun_behind(message: str, begun: OpenTransaction) -> InvalidTxnStateError:
+    return InvalidTxnStateError(
+        f"{message}. The producer has another one open at offset {begun.first_offset}, and its "
+        "coordinator does not say that it goes on here; next: end that one with `penstock "
+        "transactions abort --force` and its place, and find out what was lost"
+    )
 
 
 def _refuse(wanted: list[_Wanted], error: PenstockError) -> None:
@@ -380,14 +398,22 @@ def _refuse(wanted: list[_Wanted], error: PenstockError) -> None:
         one.outcome.CopyFrom(error.to_proto())
 
 
+def _open_of(partition: Partition, producer_id: int) -> OpenTransaction | None:
+    """What a producer has open."""
+    opened = partition.log.open_transactions()
+    return next((one for one in opened if one.producer_id == producer_id), None)
+
+
 def _open_at(partition: Partition, producer_id: int, start_offset: int) -> OpenTransaction:
     """The transaction that begins there. Raises InvalidTxnStateError when none is open."""
-    started = "it has none open"
-    for found in partition.log.open_transactions():
-        if found.producer_id == producer_id:
-            if found.first_offset == start_offset:
-                return found
-            started = f"its open one begins at offset {found.first_offset}"
+    found = _open_of(partition, producer_id)
+    if found is not None and found.first_offset == start_offset:
+        return found
+    started = (
+        "it has none open"
+        if found is None
+        else f"its open one begins at offset {found.first_offset}"
+    )
     raise InvalidTxnStateError(
         f"{partition.name}: no transaction of producer {producer_id} that begins at offset "
         f"{start_offset} is open: {started}; nothing was done, see DescribeProducers"

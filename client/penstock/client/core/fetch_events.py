@@ -69,6 +69,7 @@ class Fetched:
     diverging_offset: int = -1
     records_crc: int | None = None  # The CRC-32C that the broker says; older ones say none.
     aborted: tuple[tuple[int, int], ...] = ()  # Transactions, as producer id and first offset.
+    high_watermark: int = -1  # Beyond ``end_offset`` where a transaction is open there.
 
 
 @dataclass(frozen=True, slots=True)

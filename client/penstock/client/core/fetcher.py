@@ -44,12 +44,16 @@ from penstock.wire.errors import (
     NetworkError,
     OffsetOutOfRangeError,
     PenstockError,
+    RequestTimedOutError,
     UnknownTopicOrPartitionError,
 )
 from penstock.wire.ids import TopicPartition
+from penstock.wire.stalls import StallReason
 
 _MAX_FETCHES_PER_NODE: Final = 3
 _SLOW_MARGIN_MS: Final = 1_000.0
+_HELD_BACK_MS: Final = 1_000.0
+"""Transactions are open for less all the time where somebody writes: that is no news."""
 _AHEAD_RECORDS: Final = 10_000
 """No more than this is decoded ahead, however few bytes they were fetched as."""
 
@@ -154,6 +158,30 @@ class Fetcher:
             for partition, lane in self._lanes.items()
             if not lane.paused and (led := leader_of(partition)) is not None and led.node_id < 0
         ]
+
+    def held_back(self, now_ms: float) -> PenstockError | None:
+        """That reading stands behind a transaction that is open, and has for a while."""
+        held = [
+            (lane.end_held_ms, partition)
+            for partition, lane in self._lanes.items()
+            if lane.end_held_ms is not None
+            and now_ms - lane.end_held_ms >= _HELD_BACK_MS
+            and lane.is_at_end
+            and not lane.paused
+        ]
+        if not held:
+            return None
+        since_ms, partition = min(held)
+        more = f" (and {len(held) - 1} more)" if len(held) > 1 else ""
+        error = RequestTimedOutError(
+            f"partition {partition}{more} has more than can be read: a transaction is open at "
+            f"its last stable offset {self._lanes[partition].end_offset} and has been for "
+            f"{(now_ms - since_ms) / 1000:.0f} s, as far as this consumer saw; next: `penstock "
+            "transactions list --state ongoing` shows whose it is, which ends at its timeout at "
+            "the latest; `penstock transactions hanging` finds one that nobody will end"
+        )
+        error.reason = StallReason.OPEN_TRANSACTION
+        return error
 
     def unplaced(self) -> list[TopicPartition]:
         """The partitions that are to be read and have no position yet."""
@@ -351,7 +379,7 @@ class Fetcher:
             return
         lane.attempts = 0
         lane.last_error = None
-        lane.end_offset = result.end_offset
+        lane.note_end(result.end_offset, result.high_watermark, now_ms)
         assert lane.position is not None
         if result.diverging_offset >= 0:
             why = OffsetOutOfRangeError(

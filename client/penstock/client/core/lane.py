@@ -111,17 +111,35 @@ class Lane:
     failed_epoch: int = -1
     last_error: PenstockError | None = None
     end_offset: int = -1  # Of what can be read, as the last answer since ``clear`` said.
+    end_held_ms: float | None = None  # Since when an open transaction keeps it where it is.
 
     def clear(self) -> None:
         """Drop what was fetched; an answer on its way is none of ours."""
         self.drop_fetched()
         self.end_offset = -1
+        self.end_held_ms = None
         self.is_outside = False
         self.error = None
         self.damage = None
         self.complaint = None
         self.attempts = 0
         self.retry_at_ms = float("-inf")
+
+    def note_end(self, end_offset: int, high_watermark: int, now_ms: float) -> None:
+        """What an answer said of where reading ends, and where what is committed to the log does.
+
+        There is more than can be read where a transaction is open, which begins at the end.
+        """
+        if high_watermark <= end_offset:
+            self.end_held_ms = None
+        elif self.end_held_ms is None or end_offset != self.end_offset:
+            self.end_held_ms = now_ms
+        self.end_offset = end_offset
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether all was handed out that can be read."""
+        return self.position is not None and 0 <= self.end_offset <= self.cursor.offset
 
     def drop_fetched(self) -> None:
         """Drop what was fetched and not taken; an answer on its way is none of ours."""
