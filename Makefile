@@ -25,7 +25,7 @@ ifeq ($(MAKELEVEL),0)
 .NOTPARALLEL:
 endif
 .PHONY: help venv install demo test lint types format test-unit test-simulation test-integration \
-	test-integration-brokers test-integration-clients proto proto-check bench-failover \
+	test-integration-brokers test-integration-clients test-pipeline proto proto-check bench-failover \
 	bench-group-failover bench-idle bench-quorum bench-controller-failover bench-metadata \
 	bench-latency bench-catch-up bench-throughput \
 	bench-recovery bench-partitions bench-tls bench-codec bench-client bench-consume bench-transactions soak \
@@ -128,10 +128,12 @@ bench-transactions: $(VENV)/.installed-dev ## Measure what transactions cost who
 # --- Checking -------------------------------------------------------------------------------------
 
 # Simulations take one core, and no time of the clock's: they run beside the unit tests. Integration
-# tests mostly wait: half of them run beside the other half, each with ports of its own.
+# tests mostly wait: half of them run beside the other half, each with ports of its own. Spark wants
+# all cores: its tests run alone.
 test: lint types ## Run every check and test there is
 	@$(MAKE) --jobs=2 --output-sync=target test-unit test-simulation
 	@$(MAKE) --jobs=2 --output-sync=target test-integration-brokers test-integration-clients
+	@$(MAKE) test-pipeline
 
 lint: $(VENV)/.installed-dev proto-check ## Check style, formatting, layering and generated code
 	$(BIN)/ruff check .
@@ -146,7 +148,8 @@ format: $(VENV)/.installed-dev ## Format the code and mend what ruff can
 	$(BIN)/ruff format .
 
 test-unit: $(VENV)/.installed-dev ## Run the unit, typing, tidiness and packaging tests
-	$(PYTEST) tests --ignore=tests/simulation --ignore=tests/integration --ignore=tests/chaos $(ARGS)
+	$(PYTEST) tests --ignore=tests/simulation --ignore=tests/integration --ignore=tests/chaos \
+		--ignore=tests/pipeline $(ARGS)
 
 test-simulation: $(VENV)/.installed-dev ## Run the seeded simulations of whole clusters
 	$(PYTEST) tests/simulation --basetemp=$(VENV)/simulation-tmp $(ARGS)
@@ -161,6 +164,9 @@ test-integration-brokers: $(VENV)/.installed-dev ## Of these the half of brokers
 
 test-integration-clients: $(VENV)/.installed-dev ## Of these all others
 	$(PYTEST) tests/integration $(BROKERS_HALF:%=--ignore=%) --basetemp=$(VENV)/clients-tmp $(ARGS)
+
+test-pipeline: $(VENV)/.installed-dev ## Run the tests that start Spark
+	$(PYTEST) tests/pipeline --basetemp=$(VENV)/pipeline-tmp $(ARGS)
 
 # Nodes killed and started again under load: make kill-loop ROUNDS=100 SEED=7
 ROUNDS     ?= 30

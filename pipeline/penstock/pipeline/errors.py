@@ -1,4 +1,4 @@
-"""What goes wrong in pipelines. Each message says what, where, and what to do next."""
+"""What goes wrong in pipelines. Each message says what, where, and after ``next:`` what to do."""
 
 from __future__ import annotations
 
@@ -13,3 +13,11 @@ class OptionError(PipelineError, ValueError):
 
 class DataLossError(PipelineError):
     """Records that a query was to read are gone, or never were there."""
+
+
+class JavaMissingError(PipelineError):
+    """No Java that Spark runs on was found."""
+
+
+class SparkMissingError(PipelineError):
+    """PySpark is not installed, or a part of what it needs."""

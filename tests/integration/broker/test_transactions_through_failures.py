@@ -231,6 +231,10 @@ def test_only_what_is_open_there_is_ended_by_hand(cluster: Cluster) -> None:
         assert code(stub.AbortHanging(request, timeout=10)) is ErrorCode.INVALID_TXN_STATE
         assert open_in(cluster, "by-hand") == [found.producer_id]
         request.start_offset = found.transaction_start_offset
+        # Its coordinator knows of it, so it does not hang.
+        assert code(stub.AbortHanging(request, timeout=10)) is ErrorCode.INVALID_TXN_STATE
+        assert open_in(cluster, "by-hand") == [found.producer_id]
+        request.force = True
         assert code(stub.AbortHanging(request, timeout=10)) is None
     assert committed(cluster, "by-hand") == []
     assert producer.send("by-hand", [b"more"]) is not None, "its epoch has ended here"

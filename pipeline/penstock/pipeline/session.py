@@ -1,0 +1,114 @@
+"""Spark as pipelines need it: a session, and the same as plain settings for Spark's own tools.
+
+Importing this starts nothing and needs no Spark.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from penstock.pipeline.errors import SparkMissingError
+from penstock.pipeline.java import find_java, java_at, usable_home
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DEFAULT_MASTER: Final = "local[2,4]"
+"""Two tasks at a time, each with four attempts: of a plain ``local[2]`` a task has one."""
+
+_LOCAL: Final = re.compile(r"local(?:\[(?P<cores>\d+|\*)(?:,\d+)?\])?")
+_LOOPBACK: Final = "127.0.0.1"
+
+_EVERYWHERE: Final = {
+    # The Arrow batches of a sink are bounded by their rows. By Spark's default they are cut at
+    # 64 MiB too, measured row by row, and that costs a sink most of its speed.
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+    "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
+}
+_ON_ONE_MACHINE: Final = {
+    # Nobody else is to reach it, and the machine's name need not resolve.
+    "spark.driver.host": _LOOPBACK,
+    "spark.driver.bindAddress": _LOOPBACK,
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+
+def settings(
+    *, master: str = DEFAULT_MASTER, more: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """What ``session`` sets, as Spark's settings: for spark-defaults.conf and spark-submit --conf.
+
+    With ``more`` over them. Only a local ``master`` ("local", "local[N]", "local[N,ATTEMPTS]")
+    is held to the loopback interface, goes without the web page, and shuffles into as many
+    partitions as it has cores: into Spark's 200 it would mostly start tasks.
+    """
+    values = {"spark.master": master, **_EVERYWHERE}
+    if (local := _LOCAL.fullmatch(master)) is not None:
+        values |= _ON_ONE_MACHINE
+        cores = local["cores"] or "1"
+        count = str(os.cpu_count() or 1) if cores == "*" else cores
+        values["spark.sql.shuffle.partitions"] = count
+    return values | dict(more or {})
+
+
+def prepare_environment(java: Path | None = None) -> None:
+    """Have the Java that Spark will start found, and Spark's Python processes be this Python.
+
+    Sets JAVA_HOME, and PYSPARK_PYTHON unless it is set. ``java`` is a Java's home; without it one
+    is found (``penstock.pipeline.java``). Raises JavaMissingError and SparkMissingError.
+    """
+    require_spark()
+    found = find_java() if java is None else java_at(java)
+    os.environ["JAVA_HOME"] = str(usable_home(found))
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+
+
+def require_spark() -> None:
+    """Raise SparkMissingError unless PySpark is installed. Imports none of it."""
+    missing = [
+        name for name in ("pyspark", "pyarrow", "pandas") if importlib.util.find_spec(name) is None
+    ]
+    if missing:
+        raise SparkMissingError(
+            f"pipelines need packages that are not installed: {', '.join(missing)}; "
+            "next: pip install 'penstock[pipeline]'"
+        )
+
+
+def session(
+    name: str = "penstock",
+    *,
+    master: str = DEFAULT_MASTER,
+    settings: Mapping[str, str] | None = None,
+    java: Path | None = None,
+) -> SparkSession:
+    """A Spark session that knows the source and the sink "penstock"; the one there is, if any.
+
+    ``name`` is the application's. ``settings`` are Spark's, over those of ``settings()``; of a
+    session that there was before, those that Spark fixes at its start stay as they were. ``java``
+    is the home of a Java; without it one is found. The first session of a process starts a Java
+    process, which takes some seconds and ends with this process, or by ``stop()``.
+
+    Raises JavaMissingError, SparkMissingError, and what Spark raises.
+    """
+    prepare_environment(java)
+    if _LOCAL.fullmatch(master):
+        os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - it takes a second, and may be missing.
+
+    builder = SparkSession.builder.appName(name)
+    for key, value in _settings(master=master, more=settings).items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+# The parameter of the same name hides it in ``session``.
+_settings = settings

@@ -1,0 +1,46 @@
+"""One Spark session and one real cluster for all tests of pipelines: to start takes seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from penstock.pipeline import session
+from tests.integration.cluster import Cluster, running_cluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A small session; whatever Spark writes lies in pytest's directory."""
+    directory = tmp_path_factory.mktemp("spark")
+    temporary = directory / "tmp"
+    temporary.mkdir()
+    made = session(
+        "penstock-tests",
+        master="local[2,4]",
+        settings={
+            "spark.driver.memory": "600m",
+            "spark.driver.extraJavaOptions": (
+                f"-Djava.io.tmpdir={temporary} -Dderby.system.home={directory} -XX:-UsePerfData"
+            ),
+            "spark.local.dir": str(temporary),
+            "spark.sql.warehouse.dir": str(directory / "warehouse"),
+            "spark.sql.shuffle.partitions": "2",
+        },
+    )
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture(scope="session")
+def penstock_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Three real nodes. Tests share them: a topic's name is its test's alone."""
+    with running_cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
