@@ -60,7 +60,7 @@ class World:
         }
         return SimpleNamespace(partitions=partitions) if partitions else None
 
-    async def channel(self, node_id: int) -> Any:
+    async def ask(self, node_id: int, _method: str, _request: Any, _timeout_s: float) -> Any:
         raise NetworkError(f"broker {node_id} can't be reached")
 
     async def find(

@@ -13,20 +13,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, NamedTuple
-
-from grpc import aio
+from typing import Final, NamedTuple
 
 from penstock.broker.core.metadata_image import MetadataImage
-from penstock.broker.peers import Peers, answer_of
+from penstock.broker.peers import Peers
 from penstock.broker.replication.led_transactions import OpenPlace
 from penstock.broker.topics import TRANSACTIONS_TOPIC
 from penstock.v1 import common_pb2, coordination_pb2
-from penstock.v1.coordination_pb2_grpc import CoordinationStub
 from penstock.wire.errors import (
     CoordinatorNotAvailableError,
     InvalidTxnStateError,
-    NetworkError,
     PenstockError,
     error_from_proto,
 )
@@ -170,7 +166,7 @@ class HangingJudge:
         try:
             response = await self._send(node_id, request)
         except (PenstockError, TimeoutError) as error:
-            return dict.fromkeys(numbers, f"broker {node_id}: {error}")
+            return dict.fromkeys(numbers, str(error) or f"broker {node_id}: too late")
         if len(response.results) != len(numbers):
             return dict.fromkeys(numbers, f"broker {node_id} answered something else")
         return {
@@ -186,13 +182,7 @@ class HangingJudge:
         if node_id == self._node_id:
             async with asyncio.timeout(_TIMEOUT_S):
                 return await self._local(request)
-        channel = await self._peers.channel(node_id)
-        stub: Any = CoordinationStub(channel)
-        try:
-            response: coordination_pb2.FindTransactionsResponse = await answer_of(
-                stub.FindTransactions(request, timeout=_TIMEOUT_S), node_id
-            )
-        except aio.AioRpcError as error:
-            await self._peers.forget(node_id, channel)
-            raise NetworkError(f"{error.details() or error.code()}") from error
+        response: coordination_pb2.FindTransactionsResponse = await self._peers.ask(
+            node_id, "FindTransactions", request, _TIMEOUT_S
+        )
         return response
