@@ -6,6 +6,8 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from penstock.pipeline.errors import OptionError
+from penstock.pipeline.sink.plan import SinkPlan
+from penstock.pipeline.sink.writers import BatchWriter, StreamWriter
 from penstock.pipeline.source.batch_reader import BatchReader
 from penstock.pipeline.source.columns import schema as source_schema
 from penstock.pipeline.source.stream_reader import StreamReader
@@ -43,3 +45,15 @@ class PenstockDataSource(DataSource):
                 "was given: leave .schema() out, and select or cast what was read"
             )
         return options
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        """For ``df.write``. Raises OptionError and SchemaError."""
+        return BatchWriter(SinkPlan.of(self.options, schema, overwrite=overwrite))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's.
+        """For ``df.writeStream``. Raises OptionError and SchemaError.
+
+        ``overwrite`` says that the output mode is complete: each batch has the whole result, and is
+        appended, as with Spark's sink for Kafka.
+        """
+        return StreamWriter(SinkPlan.of(self.options, schema))
