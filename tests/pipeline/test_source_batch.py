@@ -13,7 +13,7 @@ from tests.integration.cluster import Cluster
 from tests.pipeline.source_tools import Topics, numbers
 from tests.support import wait_until
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 
 
 # Retention goes by the records' own times, which are old in some of these tests.

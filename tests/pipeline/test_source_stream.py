@@ -12,7 +12,7 @@ from tests.integration.cluster import Cluster
 from tests.pipeline.source_tools import Batches, Topics
 from tests.support import wait_until
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
