@@ -21,3 +21,11 @@ class JavaMissingError(PipelineError):
 
 class SparkMissingError(PipelineError):
     """PySpark is not installed, or a part of what it needs."""
+
+
+class TransformError(PipelineError, ValueError):
+    """A transform was asked for what the records' columns cannot give, such as a missing field."""
+
+
+class ConverterError(PipelineError, ValueError):
+    """A schema cannot be used, or bytes are not what their schema says."""
