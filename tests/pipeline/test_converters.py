@@ -213,3 +213,9 @@ def test_csv_both_ways(spark: SparkSession) -> None:
 def test_a_schema_that_is_no_struct_is_refused(spark: SparkSession) -> None:
     with pytest.raises(ConverterError, match="the fields of a struct"):
         from_json("value", "int")
+
+
+def test_big_endian_numbers_as_connects_own_converters_write_them(spark: SparkSession) -> None:
+    data = [n.to_bytes(8, "big", signed=True) for n in (7, -7, 2**63 - 1)]
+    column = sf.conv(sf.hex("value"), 16, -10).cast("bigint")
+    assert read(spark, [*data, None], column) == [7, -7, 2**63 - 1, None]
