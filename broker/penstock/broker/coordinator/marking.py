@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import structlog
-from grpc import aio
 
 from penstock.broker.coordinator.mark_streams import TIMEOUT_MS, MarkStreams
 from penstock.broker.core import transaction_codec
@@ -16,11 +15,10 @@ from penstock.broker.core.metadata_image import ImageChange, MetadataImage
 from penstock.broker.core.transaction_events import Mark, MarkDone
 from penstock.broker.core.transaction_marks import MarkQueue, MarkRequest, Owner
 from penstock.broker.core.transaction_values import Participant
-from penstock.broker.peers import Peers, answer_of
+from penstock.broker.peers import Peers
 from penstock.v1 import common_pb2, coordination_pb2
-from penstock.v1.coordination_pb2_grpc import CoordinationStub
 from penstock.wire.error_codes import ErrorCode
-from penstock.wire.errors import NetworkError, PenstockError, UnknownServerError
+from penstock.wire.errors import PenstockError, UnknownServerError
 from penstock.wire.ids import TopicIdPartition
 
 _TELL_EVERY_MS: Final = 10_000
@@ -207,16 +205,9 @@ class MarkSender:
     ) -> coordination_pb2.WriteMarkersResponse:
         if node_id == self._node_id:
             return await self._local(message)
-        channel = await self._peers.channel(node_id)
-        stub: Any = CoordinationStub(channel)
-        try:
-            response: coordination_pb2.WriteMarkersResponse = await answer_of(
-                stub.WriteMarkers(message, timeout=TIMEOUT_MS / 1000), node_id
-            )
-        except aio.AioRpcError as error:
-            # Where it serves brokers may have changed with its process.
-            await self._peers.forget(node_id, channel)
-            raise NetworkError(f"broker {node_id}: {error.details() or error.code()}") from error
+        response: coordination_pb2.WriteMarkersResponse = await self._peers.ask(
+            node_id, "WriteMarkers", message, TIMEOUT_MS / 1000
+        )
         return response
 
     def _read(
