@@ -10,6 +10,7 @@ where there is no Java for it (JavaMissingError).
 """
 
 from penstock.pipeline.errors import (
+    ConnectorError,
     DataLossError,
     JavaMissingError,
     OptionError,
@@ -19,6 +20,7 @@ from penstock.pipeline.errors import (
 from penstock.pipeline.session import session
 
 __all__ = [
+    "ConnectorError",
     "DataLossError",
     "JavaMissingError",
     "OptionError",

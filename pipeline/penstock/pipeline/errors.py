@@ -21,3 +21,7 @@ class JavaMissingError(PipelineError):
 
 class SparkMissingError(PipelineError):
     """PySpark is not installed, or a part of what it needs."""
+
+
+class ConnectorError(PipelineError):
+    """A system that a connector reads or writes cannot be reached, or refuses for good."""

@@ -1,0 +1,4 @@
+"""Sources and sinks for other systems, each a format of Spark's of its own.
+
+Importing this needs none of their libraries.
+"""
