@@ -10,21 +10,31 @@ where there is no Java for it (JavaMissingError).
 """
 
 from penstock.pipeline.errors import (
+    ConcurrentQueryError,
     ConnectorError,
     DataLossError,
     JavaMissingError,
     OptionError,
     PipelineError,
+    RowError,
+    SchemaError,
+    SharedSinkIdError,
     SparkMissingError,
+    StaleCheckpointError,
 )
 from penstock.pipeline.session import session
 
 __all__ = [
+    "ConcurrentQueryError",
     "ConnectorError",
     "DataLossError",
     "JavaMissingError",
     "OptionError",
     "PipelineError",
+    "RowError",
+    "SchemaError",
+    "SharedSinkIdError",
     "SparkMissingError",
+    "StaleCheckpointError",
     "session",
 ]
