@@ -41,3 +41,11 @@ class SharedSinkIdError(PipelineError):
 
 class ConcurrentQueryError(PipelineError):
     """The same query, or another one with its checkpoint, has written the same batch meanwhile."""
+
+
+class TransformError(PipelineError, ValueError):
+    """A transform was asked for what the records' columns cannot give, such as a missing field."""
+
+
+class ConverterError(PipelineError, ValueError):
+    """A schema cannot be used, or bytes are not what their schema says."""
