@@ -1,0 +1,1 @@
+"""Connectors beyond Spark's own that work out of the pip install: databases, object stores."""
