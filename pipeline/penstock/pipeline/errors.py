@@ -49,3 +49,7 @@ class TransformError(PipelineError, ValueError):
 
 class ConverterError(PipelineError, ValueError):
     """A schema cannot be used, or bytes are not what their schema says."""
+
+
+class ConnectorError(PipelineError):
+    """A system that a connector reads or writes cannot be reached, or refuses for good."""
