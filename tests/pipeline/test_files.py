@@ -1,4 +1,4 @@
-"""Files by Spark's own formats, with topics at the other end."""
+"""Files both ways by Spark's own formats, with topics at the other end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyspark.sql import functions as sf
 
 from penstock.client import AdminClient, Consumer
 from penstock.pipeline.datasource import PenstockDataSource
-from penstock.pipeline.functions import to_json
+from penstock.pipeline.functions import from_json, to_json
 from tests.integration.cluster import Cluster
 from tests.support import wait_until
 
@@ -68,7 +68,7 @@ def values(cluster: Cluster, topic: str, count: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("kind", ["csv", "json", "parquet", "text"])
-def test_a_watched_directory_goes_to_a_topic(
+def test_a_watched_directory_goes_to_a_topic_and_back_to_files(
     spark: SparkSession, penstock_cluster: Cluster, tmp_path: Path, kind: str
 ) -> None:
     topic = f"files-{kind}"
@@ -91,6 +91,23 @@ def test_a_watched_directory_goes_to_a_topic(
     if kind != "text":
         written = [f'{{"id":{one},"name":"{two}"}}'.encode() for one, two in ROWS]
     assert values(penstock_cluster, topic, 3) == written
+
+    records = (
+        spark.readStream.format("penstock")
+        .option("penstock.bootstrap.servers", penstock_cluster.bootstrap)
+        .option("subscribe", topic).option("startingOffsets", "earliest").load()
+    )  # fmt: skip
+    if kind == "text":
+        rows = records.select(sf.col("value").cast("string").alias("value"))
+        wanted: list[tuple[Any, ...]] = [(each.decode(),) for each in written]
+    else:
+        rows = records.select(from_json("value", SCHEMA).alias("value")).select("value.*")
+        wanted = list(ROWS)
+    outgoing = str(tmp_path / "outgoing")
+    for _ in range(2):
+        run(rows.writeStream.format(kind).option("path", outgoing), tmp_path / "out")
+    found = spark.read.schema(rows.schema).format(kind).load(outgoing).collect()
+    assert sorted(map(tuple, found)) == wanted
 
 
 def test_hadoop_paths_go_by_their_scheme(spark: SparkSession, tmp_path: Path) -> None:
