@@ -206,12 +206,12 @@ def _run_on(spark: SparkSession, pipeline: Pipeline, interval: str, *, as_json: 
     from penstock.pipeline.declarative.continuous import start, stop, watch  # noqa: PLC0415 - as above.
     from penstock.pipeline.declarative.definitions import run  # noqa: PLC0415 - imports Spark.
 
-    for event in run(spark, pipeline, dry=True):
-        report(event.message)
-    flows = start(spark, pipeline, interval=interval)
     interrupt = Interrupt()
     pause = threading.Event()
     with interrupt.installed():
+        for event in run(spark, pipeline, dry=True):
+            report(event.message)
+        flows = start(spark, pipeline, interval=interval)
         try:
             for flow in flows:
                 if as_json:

@@ -43,6 +43,8 @@ def local_connection(
         name,
         master=settings.get("spark.master", master),
         settings={
+            # What fails is said by the command; warnings of Spark's would stand between its lines.
+            "spark.log.level": "ERROR",
             **settings,
             "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
             "spark.connect.grpc.binding.address": "127.0.0.1",
@@ -53,7 +55,8 @@ def local_connection(
 
     def quiet() -> None:
         # The client's last calls race with its end, and the server would complain of them.
-        server.sparkContext.setLogLevel("OFF")
+        with contextlib.suppress(Exception):
+            server.sparkContext.setLogLevel("OFF")
 
     try:
         # Spark's own way to start a local server takes one port for all of a machine.
@@ -62,9 +65,14 @@ def local_connection(
         # Only "localhost" may have a token without TLS.
         url = f"sc://localhost:{port}"
         with _variables({_MODE: "1", _TOKEN: token}), _opened(url, quiet) as opened:
+            # A server in a process of ours does not come back: to ask again takes ten minutes.
+            client: Any = opened
+            client.client.set_retry_policies([])
             yield opened
     finally:
-        server.stop()
+        # A signal to all processes of a group ends Java as well, which has then stopped itself.
+        with contextlib.suppress(Exception):
+            server.stop()
 
 
 @contextlib.contextmanager

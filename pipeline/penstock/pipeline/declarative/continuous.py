@@ -67,13 +67,24 @@ def start(
 def watch(flows: list[RunningFlow], wait: Callable[[float], bool]) -> None:
     """Return when ``wait(seconds)`` says that it is time to stop.
 
-    Raises DefinitionError as soon as one of the queries has ended by itself.
+    Raises DefinitionError as soon as one of the queries has ended by itself, unless that time comes
+    just then: what tells us to stop may have told Spark's own process as well.
     """
     while not wait(_POLL_S):
         for flow in flows:
-            if not flow.query.isActive:
-                error = flow.query.exception()
-                raise failed(error or RuntimeError("it ended"), f"the flow {flow.name} failed")
+            if (error := _failure(flow)) is not None and not wait(_POLL_S):
+                raise failed(error, f"the flow {flow.name} failed") from error
+
+
+def _failure(flow: RunningFlow) -> Exception | None:
+    """Why a flow runs no more; None while it runs."""
+    try:
+        if flow.query.isActive:
+            return None
+        ended: Exception | None = flow.query.exception()
+    except Exception as error:  # Spark itself has gone.
+        return error
+    return ended or RuntimeError("its query was stopped by somebody else")
 
 
 def stop(flows: list[RunningFlow]) -> None:
@@ -121,8 +132,10 @@ def _checkpoint(spark: SparkSession, storage: str, target: str, flow: str) -> st
     root = f"{storage.rstrip('/')}/_checkpoints/{target}/{flow}"
     from pyspark.errors import AnalysisException  # noqa: PLC0415 - it may be missing.
 
+    # Named twice, since of one path alone Spark complains, at length, that it is not there yet.
+    paths = [f"{root}/*/metadata"] * 2
     try:
-        files = spark.read.format("binaryFile").load(f"{root}/*/metadata").select("path").collect()
+        files = spark.read.format("binaryFile").load(paths).select("path").collect()
     except AnalysisException as error:
         if "PATH_NOT_FOUND" not in str(error):
             raise
