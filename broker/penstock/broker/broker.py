@@ -197,7 +197,12 @@ class Broker:
         await cleaner.start()
         self._undo.append(cleaner.stop)
         self._coordinators = Coordinators(
-            self._config, self._image, self._link, self._replicas, peers
+            self._config,
+            self._image,
+            self._link,
+            self._replicas,
+            peers,
+            open_markers=replication.open_markers,
         )
         self._undo.append(self._coordinators.stop)
         if self._config.metrics_listen:
@@ -345,7 +350,9 @@ class Broker:
         self._add_replication(
             server,
             replication_pb2.LocateResponse(
-                port=await self._listen_for_followers(), frames_port=await self._listen_for_frames()
+                port=await self._listen_for_followers(),
+                frames_port=(frames_port := await self._listen_for_frames()),
+                marks_in_frames=frames_port > 0,
             ),
         )
         metadata_pb2_grpc.add_MetadataServicer_to_server(self._metadata, guarded)
@@ -409,6 +416,7 @@ class Broker:
             self._replicas,
             self._authentication,
             (lambda: None) if contexts is None else contexts.server,
+            self._replicas.transactions.begin_markers,
             cluster_id=self._cluster_id,
             node_id=self._config.node_id,
             count_refused=self._metrics.stream_refused,

@@ -8,6 +8,7 @@ from penstock.broker.config import NodeConfig
 from penstock.broker.controller_link import ControllerLink
 from penstock.broker.coordinator.coordinator import GroupCoordinator
 from penstock.broker.coordinator.hanging import HangingJudge
+from penstock.broker.coordinator.mark_streams import MarkStreams
 from penstock.broker.coordinator.producer_ids import ProducerIds
 from penstock.broker.coordinator.transaction_coordinator import TransactionCoordinator
 from penstock.broker.core.group_events import GroupSettings
@@ -15,12 +16,17 @@ from penstock.broker.core.metadata_image import ImageChange, MetadataImage
 from penstock.broker.core.transaction_events import TransactionSettings
 from penstock.broker.peers import Peers
 from penstock.broker.replication.manager import ReplicaManager
+from penstock.broker.replication.ports import MarkersOpener
 from penstock.broker.topics import (
     OFFSETS_TOPIC,
     TRANSACTIONS_TOPIC,
     InternalTopic,
     InternalTopics,
 )
+
+
+def _monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
 
 
 class Coordinators:
@@ -33,6 +39,8 @@ class Coordinators:
         link: ControllerLink,
         replicas: ReplicaManager,
         peers: Peers,
+        *,
+        open_markers: MarkersOpener,
     ) -> None:
         offsets = InternalTopic(
             OFFSETS_TOPIC,
@@ -72,6 +80,13 @@ class Coordinators:
             ensure_topic=transactions.ensure,
             take_producer_id=self.producer_ids.take,
             write_markers=replicas.transactions.write_markers,
+            mark_streams=MarkStreams(
+                config.node_id,
+                image,
+                open_markers,
+                broker_epoch=lambda: link.broker_epoch,
+                clock_ms=_monotonic_ms,
+            ),
             settings=TransactionSettings(
                 max_timeout_ms=config.transaction_max_timeout_ms,
                 id_expiration_ms=config.transactional_id_expiration_ms,
@@ -84,7 +99,7 @@ class Coordinators:
             peers,
             self.transactions.find_transactions,
             session_timeout_ms=config.broker_session_timeout_ms,
-            clock_ms=lambda: time.monotonic_ns() // 1_000_000,
+            clock_ms=_monotonic_ms,
         )
 
     async def stop(self) -> None:

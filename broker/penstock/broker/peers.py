@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from grpc import aio
+from grpc import StatusCode, aio
 
 from penstock.broker.core.metadata_image import MetadataImage
 from penstock.broker.replication.ports import ChannelFactory
+from penstock.v1.coordination_pb2_grpc import CoordinationStub
 from penstock.wire.errors import NetworkError
 
 
@@ -22,26 +22,7 @@ class _Address(NamedTuple):
     broker_epoch: int
 
 
-T = TypeVar("T")
-
 _Known = tuple[_Address, asyncio.Task[aio.Channel]]
-
-
-async def answer_of(call: Awaitable[T], node_id: int) -> T:
-    """What a call on a peer's channel is answered. Raises AioRpcError, as the call does.
-
-    NetworkError where the channel was given back meanwhile: gRPC tells it as a cancellation, and
-    who waits was not cancelled. It must not end as if it had been, with its work undone.
-    """
-    try:
-        return await call
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise
-        raise NetworkError(
-            f"the connection to broker {node_id} was given up before it answered"
-        ) from None
 
 
 class Peers:
@@ -86,6 +67,31 @@ class Peers:
 
     async def _open(self, address: _Address) -> aio.Channel:
         return await self._open_channel(address.node_id, address.host, address.port)
+
+    async def ask(self, node_id: int, method: str, request: Any, timeout_s: float) -> Any:
+        """What another broker's Coordination answers; NetworkError, naming it, where it does not.
+
+        A channel whose call failed is given back; not one whose answer is only late, since it is
+        the way of others' calls too. (One that is dead is found out by its keepalive.)
+        """
+        channel = await self.channel(node_id)
+        call = getattr(CoordinationStub(channel), method)
+        try:
+            return await call(request, timeout=timeout_s)
+        except aio.AioRpcError as error:
+            if error.code() is not StatusCode.DEADLINE_EXCEEDED:
+                # Where it serves brokers may have changed with its process.
+                await self.forget(node_id, channel)
+            raise NetworkError(f"broker {node_id}: {error.details() or error.code()}") from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # The channel was given back meanwhile, which gRPC tells as a cancellation. Who waits
+            # was not cancelled, and must not end as if, with its work undone.
+            raise NetworkError(
+                f"the connection to broker {node_id} was given up before it answered"
+            ) from None
 
     async def forget(self, node_id: int, failed: aio.Channel) -> None:
         """Give a channel back that failed; the next one begins with what may be another port.

@@ -245,7 +245,7 @@ def abort(
             if force:
                 print(
                     "no coordinator is asked: if one knows of this transaction and commits it, "
-                    f"{where} keeps nothing of it, and its transactional id can't be used any more",
+                    f"{where} keeps nothing of it, and only the log of its broker will say so",
                     file=sys.stderr,
                     flush=True,
                 )

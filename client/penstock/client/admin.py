@@ -343,8 +343,8 @@ class AdminClient:
 
         There are none unless data were lost. Leaders have every coordinator asked, and say that a
         transaction hangs when they have looked at it for a few of ``broker.session.timeout.ms``;
-        with one in sight, this waits for that, for half a minute at most. What can't be told by
-        then is ``in_doubt``.
+        with one in sight, this waits for that, for ``default_api_timeout_ms`` at most, and half a
+        minute for who does not answer. What can't be told by then is ``in_doubt``.
         """
         return self._run(self._client.find_hanging, partitions, older_than_ms=older_than_ms)
 
@@ -361,7 +361,7 @@ class AdminClient:
         With ``start_offset`` no other one of the producer is touched. Raises InvalidTxnStateError
         when none is open there, or a coordinator will end it, and CoordinatorNotAvailableError when
         that can't be told. ``force`` asks no coordinator: of a transaction that one commits later
-        this partition then has nothing, and the transactional id can't be used any more.
+        this partition then has nothing, which brokers log as an error, and nobody else is told.
         """
         return self._run(
             self._client.abort_hanging, partition, producer_id, start_offset, force=force

@@ -17,6 +17,7 @@ from penstock.client.descriptions import (
     TransactionDescription,
     TransactionListing,
 )
+from penstock.client.leader_calls import HangingVerdicts
 from penstock.v1 import transactions_pb2, transactions_pb2_grpc
 from penstock.wire.errors import (
     InvalidTxnStateError,
@@ -27,7 +28,10 @@ from penstock.wire.transactional_ids import coordinating_key
 
 _LISTED_AT_ONCE: Final = 1_000
 _JUDGED_WITHIN_MS: Final = 30_000
-_ASKED_EVERY_S: Final = 1.0
+"""So long a coordinator that does not answer may take to come back."""
+_ASKED_EVERY_MS: Final = 1_000
+_GRACE_MS: Final = 2_000
+"""For the answer that follows when leaders are sure."""
 TRANSACTION_STATES: Final = admin_values.TRANSACTION_STATES
 
 
@@ -150,17 +154,21 @@ class TransactionAdmin(AdminCalls):
         """Transactions that nobody will end. See ``AdminClient.find_hanging``."""
         older_than_ms = arguments.whole_number("older_than_ms", older_than_ms, 0)
         candidates = await self._open_for_long(arguments.partitions(partitions), older_than_ms)
-        timeout_ms = self.config.default_api_timeout_ms
-        deadline_ms = now_ms() + min(_JUDGED_WITHIN_MS, timeout_ms)
+        most_ms = now_ms() + self.config.default_api_timeout_ms
+        deadline_ms = min(now_ms() + _JUDGED_WITHIN_MS, most_ms)
         verdicts: dict[HangingTransaction, PenstockError | None] = {}
         left = candidates
         while left:
-            verdicts |= await self._check_hanging(left, timeout_ms)
+            judged = await self._check_hanging(left, max(1.0, deadline_ms - now_ms()))
+            verdicts |= judged.verdicts
             left = [one for one in left if (why := verdicts[one]) is not None and why.retriable]
-            if now_ms() >= deadline_ms:
+            if judged.sure_in_ms:  # Only time is wanting, and it is known how much.
+                sure_ms = now_ms() + judged.sure_in_ms + _GRACE_MS
+                deadline_ms = max(deadline_ms, min(sure_ms, most_ms))
+            left_ms = deadline_ms - now_ms()
+            if not left or left_ms <= 0:
                 break
-            if left:
-                await asyncio.sleep(_ASKED_EVERY_S)
+            await asyncio.sleep(min(judged.sure_in_ms or _ASKED_EVERY_MS, left_ms) / 1000)
         return HangingSearch(
             tuple(one for one in candidates if verdicts[one] is None),
             tuple(
@@ -172,7 +180,7 @@ class TransactionAdmin(AdminCalls):
 
     async def _check_hanging(
         self, candidates: Sequence[HangingTransaction], timeout_ms: float
-    ) -> dict[HangingTransaction, PenstockError | None]:
+    ) -> HangingVerdicts:
         return await self._leaders.check_hanging(candidates, timeout_ms)
 
     async def _open_for_long(

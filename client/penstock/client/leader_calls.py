@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, Final, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeVar
 
 from penstock.client import admin_values
-from penstock.client.cluster import Cluster, now_ms
+from penstock.client.cluster import Cluster, gather_all, now_ms
 from penstock.client.core.leader_watch import no_leader
 from penstock.client.descriptions import HangingTransaction, PartitionProducers
 from penstock.client.metadata_keeper import MetadataKeeper
@@ -31,11 +32,25 @@ from penstock.wire.ids import TopicPartition
 
 Q = TypeVar("Q")
 A = TypeVar("A")
+W = TypeVar("W")
 Outcome = dict[TopicPartition, A | PenstockError]
 TopicIds = Mapping[TopicPartition, bytes]
 
-_DESCRIBED_AT_ONCE: Final = 100
-"""Partitions of one DescribeProducers: of each a leader may know thousands of producers."""
+_ASKED_AT_ONCE: Final = 100
+"""Partitions of one DescribeProducers: of each a leader may know thousands of producers. And
+transactions of one CheckHanging, about which all coordinators are asked."""
+_REQUESTS_AT_ONCE: Final = 4
+"""To one leader, where it is asked about more."""
+
+
+class HangingVerdicts(NamedTuple):
+    """Of each transaction None where it hangs, or what its leader says of it.
+
+    Of those where only time is wanting leaders are sure in ``sure_in_ms``; 0 where there are none.
+    """
+
+    verdicts: dict[HangingTransaction, PenstockError | None]
+    sure_in_ms: int = 0
 
 
 class LeaderCalls:
@@ -98,52 +113,85 @@ class LeaderCalls:
         self, partitions: Iterable[TopicPartition], timeout_ms: float
     ) -> dict[TopicPartition, PartitionProducers]:
         """What the partitions' logs know of producers."""
-        questions = dict.fromkeys(partitions)
-        return await self._ask_leaders(questions, self._describe_producers_at, timeout_ms)
+
+        async def ask(
+            node_id: int, part: Mapping[TopicPartition, None], remaining_ms: float
+        ) -> Outcome[PartitionProducers]:
+            describe = partial(self._describe_producers_at, node_id)
+            outcome: Outcome[PartitionProducers] = {}
+            for some, found in await _in_parts(list(part), describe, remaining_ms):
+                if isinstance(found, PenstockError):
+                    outcome |= dict.fromkeys(some, found)
+                else:
+                    outcome |= found
+            return outcome
+
+        return await self._ask_leaders(dict.fromkeys(partitions), ask, timeout_ms)
 
     async def check_hanging(
-        self, transactions: Iterable[HangingTransaction], timeout_ms: float
-    ) -> dict[HangingTransaction, PenstockError | None]:
-        """Of each whether it hangs: None, or what its leader says of it."""
+        self, transactions: Sequence[HangingTransaction], timeout_ms: float
+    ) -> HangingVerdicts:
+        """Which of them hang; see HangingVerdicts.
+
+        Those whose leaders don't answer in time have the reason for that as their verdict.
+        """
         questions: dict[TopicPartition, list[HangingTransaction]] = {}
         for one in transactions:
             questions.setdefault(one.partition, []).append(one)
-        answers = await self._ask_leaders(questions, self._check_hanging_at, timeout_ms)
-        return {one: verdict for found in answers.values() for one, verdict in found.items()}
+        verdicts: dict[HangingTransaction, PenstockError | None] = {}
+        sure_in_ms = 0
+
+        async def ask(
+            node_id: int,
+            part: Mapping[TopicPartition, list[HangingTransaction]],
+            remaining_ms: float,
+        ) -> Outcome[None]:
+            nonlocal sure_in_ms
+            asked = [one for candidates in part.values() for one in candidates]
+            outcome: Outcome[None] = dict.fromkeys(part)
+            check = partial(self._check_hanging_at, node_id)
+            for some, judged in await _in_parts(asked, check, remaining_ms):
+                if isinstance(judged, PenstockError):
+                    outcome |= {one.partition: judged for one in some}
+                    continue
+                sure_in_ms = max(sure_in_ms, judged.sure_in_ms)
+                for one, error in judged.verdicts.items():
+                    if error is not None and error.refresh_metadata:
+                        outcome[one.partition] = error  # Another broker leads it.
+                    else:
+                        verdicts[one] = error
+            return outcome
+
+        try:
+            await self._ask_leaders(questions, ask, timeout_ms)
+        except PenstockError as error:
+            if not error.retriable:
+                raise
+            for one in transactions:
+                verdicts.setdefault(one, error)
+        return HangingVerdicts(verdicts, sure_in_ms)
 
     async def _check_hanging_at(
-        self,
-        node_id: int,
-        part: Mapping[TopicPartition, list[HangingTransaction]],
-        remaining_ms: float,
-    ) -> Outcome[dict[HangingTransaction, PenstockError | None]]:
-        asked = [one for candidates in part.values() for one in candidates]
-        outcome: Outcome[dict[HangingTransaction, PenstockError | None]] = {}
-        for at in range(0, len(asked), _DESCRIBED_AT_ONCE):
-            request = transactions_pb2.CheckHangingRequest(
-                transactions=[
-                    transactions_pb2.AbortHangingRequest(
-                        partition=self._cluster.metadata.to_proto(one.partition),
-                        producer_id=one.producer_id,
-                        start_offset=one.start_offset,
-                    )
-                    for one in asked[at : at + _DESCRIBED_AT_ONCE]
-                ]
-            )
-            response = await self._call_transactions(node_id, "CheckHanging", request, remaining_ms)
-            if len(response.results) != len(request.transactions):
-                raise UnknownServerError(
-                    f"broker {node_id} was asked about {len(request.transactions)} transactions "
-                    f"and answered for {len(response.results)}"
+        self, node_id: int, asked: Sequence[HangingTransaction], remaining_ms: float
+    ) -> HangingVerdicts:
+        request = transactions_pb2.CheckHangingRequest(
+            transactions=[
+                transactions_pb2.AbortHangingRequest(
+                    partition=self._cluster.metadata.to_proto(one.partition),
+                    producer_id=one.producer_id,
+                    start_offset=one.start_offset,
                 )
-            for one, result in zip(asked[at:], response.results, strict=False):
-                error = error_from_proto(result) if result.code else None
-                known = outcome.setdefault(one.partition, {})
-                if error is not None and error.refresh_metadata:
-                    outcome[one.partition] = error  # Another broker leads it.
-                elif not isinstance(known, PenstockError):
-                    known[one] = error
-        return outcome
+                for one in asked
+            ]
+        )
+        response = await self._call_transactions(node_id, "CheckHanging", request, remaining_ms)
+        if len(response.results) != len(asked):
+            raise UnknownServerError(
+                f"broker {node_id} was asked about {len(asked)} transactions and answered for "
+                f"{len(response.results)}"
+            )
+        errors = [error_from_proto(one) if one.code else None for one in response.results]
+        return HangingVerdicts(dict(zip(asked, errors, strict=True)), response.sure_in_ms)
 
     async def abort_hanging(
         self,
@@ -287,28 +335,20 @@ class LeaderCalls:
         )
 
     async def _describe_producers_at(
-        self, node_id: int, partitions: Mapping[TopicPartition, None], remaining_ms: float
+        self, node_id: int, partitions: Sequence[TopicPartition], remaining_ms: float
     ) -> Outcome[PartitionProducers]:
-        wanted = list(partitions)
-        deadline_ms = now_ms() + remaining_ms
-        found: dict[TopicPartition, PartitionProducers | PenstockError] = {}
-        for at in range(0, len(wanted), _DESCRIBED_AT_ONCE):
-            request = transactions_pb2.DescribeProducersRequest(
-                partitions=[
-                    self._cluster.metadata.to_proto(entry)
-                    for entry in wanted[at : at + _DESCRIBED_AT_ONCE]
-                ]
-            )
-            response = await self._call_transactions(
-                node_id, "DescribeProducers", request, max(1.0, deadline_ms - now_ms())
-            )
-            for entry in response.partitions:
-                found[admin_values.partition(entry.partition)] = (
-                    error_from_proto(entry.error)
-                    if entry.HasField("error")
-                    else admin_values.partition_producers(entry)
-                )
-        return found
+        request = transactions_pb2.DescribeProducersRequest(
+            partitions=[self._cluster.metadata.to_proto(entry) for entry in partitions]
+        )
+        response = await self._call_transactions(
+            node_id, "DescribeProducers", request, remaining_ms
+        )
+        return {
+            admin_values.partition(entry.partition): error_from_proto(entry.error)
+            if entry.HasField("error")
+            else admin_values.partition_producers(entry)
+            for entry in response.partitions
+        }
 
     async def _call(self, node_id: int, method: str, request: Any, remaining_ms: float) -> Any:
         return await self._cluster.call(
@@ -365,3 +405,31 @@ class LeaderCalls:
             else entry.low_watermark
             for entry in response.partitions
         }
+
+
+async def _in_parts(
+    wanted: Sequence[W],
+    ask: Callable[[Sequence[W], float], Awaitable[A]],
+    remaining_ms: float,
+) -> list[tuple[Sequence[W], A | PenstockError]]:
+    """Ask a leader about so many at a time, in some requests at once.
+
+    Each part has its answer, or why it has none: one that fails takes nothing from the others.
+    Raises PenstockError where none was answered.
+    """
+    deadline_ms = now_ms() + remaining_ms
+    turn = asyncio.Semaphore(_REQUESTS_AT_ONCE)
+
+    async def ask_one(part: Sequence[W]) -> tuple[Sequence[W], A | PenstockError]:
+        async with turn:
+            try:
+                return part, await ask(part, max(1.0, deadline_ms - now_ms()))
+            except PenstockError as error:
+                return part, error
+
+    starts = range(0, len(wanted), _ASKED_AT_ONCE)
+    answers = await gather_all([ask_one(wanted[at : at + _ASKED_AT_ONCE]) for at in starts])
+    errors = [answer for _, answer in answers if isinstance(answer, PenstockError)]
+    if errors and len(errors) == len(answers):
+        raise errors[0]
+    return answers

@@ -259,11 +259,17 @@ class Producer:
 
         The block's exception is raised again; ProducerFencedError instead where another producer
         has the transactional id. Raises what ``begin_transaction`` and ``commit_transaction`` do,
-        and ClientClosedError where the producer was closed in the block. A block may end its
-        transaction itself; where none of this is raised, it was committed, or aborted by the block.
-        After TransactionAbortableError the transaction is aborted, and another may be begun with
-        the same work. After RequestTimedOutError of the commit its outcome is not known: call
+        and ClientClosedError where the producer was closed in the block. After
+        TransactionAbortableError the transaction is aborted, and another may be begun with the same
+        work. After RequestTimedOutError of the commit its outcome is not known: call
         ``commit_transaction`` again.
+
+        A producer has one transaction at a time, of all threads and tasks, and a block has none of
+        its own: its end commits, or aborts, what is open then. A block may end its transaction
+        itself, and so may another thread: then the block's end does nothing, and where nothing is
+        raised it was committed, or aborted by whoever ended it. Where another one was begun since
+        by whomever, it is that one that is ended. So only where nobody else ends or begins any does
+        a block that raises nothing mean that what was sent in it is committed.
         """
         self.begin_transaction()
         try:

@@ -10,19 +10,29 @@ where there is no Java for it (JavaMissingError).
 """
 
 from penstock.pipeline.errors import (
+    ConcurrentQueryError,
     DataLossError,
     JavaMissingError,
     OptionError,
     PipelineError,
+    RowError,
+    SchemaError,
+    SharedSinkIdError,
     SparkMissingError,
+    StaleCheckpointError,
 )
 from penstock.pipeline.session import session
 
 __all__ = [
+    "ConcurrentQueryError",
     "DataLossError",
     "JavaMissingError",
     "OptionError",
     "PipelineError",
+    "RowError",
+    "SchemaError",
+    "SharedSinkIdError",
     "SparkMissingError",
+    "StaleCheckpointError",
     "session",
 ]

@@ -21,3 +21,31 @@ class JavaMissingError(PipelineError):
 
 class SparkMissingError(PipelineError):
     """PySpark is not installed, or a part of what it needs."""
+
+
+class SchemaError(PipelineError, ValueError):
+    """The columns of a write are not those of records."""
+
+
+class RowError(PipelineError, ValueError):
+    """A row can be no record: its topic is null, or a header of it has no name."""
+
+
+class StaleCheckpointError(PipelineError):
+    """A query is to write a batch again that is older than what it has committed last."""
+
+
+class SharedSinkIdError(PipelineError):
+    """Two writes of one batch have the same sink id, so a replay could not tell them apart."""
+
+
+class ConcurrentQueryError(PipelineError):
+    """The same query, or another one with its checkpoint, has written the same batch meanwhile."""
+
+
+class TransformError(PipelineError, ValueError):
+    """A transform was asked for what the records' columns cannot give, such as a missing field."""
+
+
+class ConverterError(PipelineError, ValueError):
+    """A schema cannot be used, or bytes are not what their schema says."""

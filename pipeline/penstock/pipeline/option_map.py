@@ -151,13 +151,15 @@ class OptionMap:
         self,
         *kinds: type[CommonConfig],
         ours: Mapping[str, str] | None = None,
+        assumed: Mapping[type[CommonConfig], Mapping[str, Any]] | None = None,
         prefix: str = _PREFIX,
     ) -> ClientSettings:
         """What is given under ``prefix``, for clients of these kinds (ConsumerConfig, ...).
 
         ``penstock.bootstrap.servers`` is required. Any setting that one of the kinds has may be
         given, with dots or with underscores, and is checked as that client checks it. ``ours`` has
-        settings that this source or sink sets by itself, each with what to do instead.
+        settings that this source or sink sets by itself, each with what to do instead. ``assumed``
+        has, by kind, what will be set where the client is made, as far as others are checked by it.
         """
         servers_name = prefix + _SERVERS
         servers = self.required(servers_name, "write host:port, or several with commas")
@@ -186,7 +188,7 @@ class OptionMap:
         found = ClientSettings(servers, settings)
         for kind in kinds:
             try:
-                kind.load(servers, found.of(kind))
+                kind.load(servers, {**(assumed or {}).get(kind, {}), **found.of(kind)})
             except ConfigurationError as error:
                 raise OptionError(f"{self._where}, options {prefix}*: {error}") from error
         return found

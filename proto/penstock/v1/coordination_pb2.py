@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from penstock.v1 import common_pb2 as penstock_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1epenstock/v1/coordination.proto\x12\x0bpenstock.v1\x1a\x18penstock/v1/common.proto\"\\\n\x14\x41\x64\x64PartitionsRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x30\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x1f.penstock.v1.AddPartitionsEntry\"\x8c\x01\n\x12\x41\x64\x64PartitionsEntry\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12\x13\n\x0bproducer_id\x18\x02 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x03 \x01(\x05\x12/\n\npartitions\x18\x04 \x03(\x0b\x32\x1b.penstock.v1.TopicPartition\"J\n\x15\x41\x64\x64PartitionsResponse\x12\x31\n\x07results\x18\x01 \x03(\x0b\x32 .penstock.v1.AddPartitionsResult\"8\n\x13\x41\x64\x64PartitionsResult\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\"Z\n\x13WriteMarkersRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12/\n\x07markers\x18\x02 \x03(\x0b\x32\x1e.penstock.v1.TransactionMarker\"\xaa\x01\n\x11TransactionMarker\x12\x13\n\x0bproducer_id\x18\x01 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x02 \x01(\x05\x12\x0e\n\x06\x63ommit\x18\x03 \x01(\x08\x12\x19\n\x11\x63oordinator_epoch\x18\x04 \x01(\x05\x12/\n\npartitions\x18\x05 \x03(\x0b\x32\x1b.penstock.v1.TopicPartition\x12\x0c\n\x04kept\x18\x06 \x03(\x05\"M\n\x14WriteMarkersResponse\x12\x35\n\x07results\x18\x01 \x03(\x0b\x32$.penstock.v1.TransactionMarkerResult\"?\n\x17TransactionMarkerResult\x12$\n\x08outcomes\x18\x01 \x03(\x0b\x32\x12.penstock.v1.Error\"v\n\x17\x46indTransactionsRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x14\n\x0c\x63oordinators\x18\x02 \x03(\x05\x12\x31\n\x06places\x18\x03 \x03(\x0b\x32!.penstock.v1.OpenTransactionPlace\"[\n\x14OpenTransactionPlace\x12\x13\n\x0bproducer_id\x18\x01 \x01(\x03\x12.\n\tpartition\x18\x02 \x01(\x0b\x32\x1b.penstock.v1.TopicPartition\"K\n\x18\x46indTransactionsResponse\x12/\n\x07results\x18\x01 \x03(\x0b\x32\x1e.penstock.v1.FoundTransactions\"k\n\x11\x46oundTransactions\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x33\n\x0ctransactions\x18\x02 \x03(\x0b\x32\x1d.penstock.v1.FoundTransaction\";\n\x10\x46oundTransaction\x12\r\n\x05place\x18\x01 \x01(\x05\x12\x18\n\x10transactional_id\x18\x02 \x01(\t2\x9c\x02\n\x0c\x43oordination\x12V\n\rAddPartitions\x12!.penstock.v1.AddPartitionsRequest\x1a\".penstock.v1.AddPartitionsResponse\x12S\n\x0cWriteMarkers\x12 .penstock.v1.WriteMarkersRequest\x1a!.penstock.v1.WriteMarkersResponse\x12_\n\x10\x46indTransactions\x12$.penstock.v1.FindTransactionsRequest\x1a%.penstock.v1.FindTransactionsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1epenstock/v1/coordination.proto\x12\x0bpenstock.v1\x1a\x18penstock/v1/common.proto\"\\\n\x14\x41\x64\x64PartitionsRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x30\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x1f.penstock.v1.AddPartitionsEntry\"\x8c\x01\n\x12\x41\x64\x64PartitionsEntry\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12\x13\n\x0bproducer_id\x18\x02 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x03 \x01(\x05\x12/\n\npartitions\x18\x04 \x03(\x0b\x32\x1b.penstock.v1.TopicPartition\"J\n\x15\x41\x64\x64PartitionsResponse\x12\x31\n\x07results\x18\x01 \x03(\x0b\x32 .penstock.v1.AddPartitionsResult\"8\n\x13\x41\x64\x64PartitionsResult\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\"Z\n\x13WriteMarkersRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12/\n\x07markers\x18\x02 \x03(\x0b\x32\x1e.penstock.v1.TransactionMarker\"\xaa\x01\n\x11TransactionMarker\x12\x13\n\x0bproducer_id\x18\x01 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x02 \x01(\x05\x12\x0e\n\x06\x63ommit\x18\x03 \x01(\x08\x12\x19\n\x11\x63oordinator_epoch\x18\x04 \x01(\x05\x12/\n\npartitions\x18\x05 \x03(\x0b\x32\x1b.penstock.v1.TopicPartition\x12\x0c\n\x04kept\x18\x06 \x03(\x05\"M\n\x14WriteMarkersResponse\x12\x35\n\x07results\x18\x01 \x03(\x0b\x32$.penstock.v1.TransactionMarkerResult\"?\n\x17TransactionMarkerResult\x12$\n\x08outcomes\x18\x01 \x03(\x0b\x32\x12.penstock.v1.Error\"U\n\x0eMarkersRequest\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x31\n\x07request\x18\x02 \x01(\x0b\x32 .penstock.v1.WriteMarkersRequest\"V\n\rMarkersAnswer\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x33\n\x08response\x18\x02 \x01(\x0b\x32!.penstock.v1.WriteMarkersResponse\"v\n\x17\x46indTransactionsRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x14\n\x0c\x63oordinators\x18\x02 \x03(\x05\x12\x31\n\x06places\x18\x03 \x03(\x0b\x32!.penstock.v1.OpenTransactionPlace\"[\n\x14OpenTransactionPlace\x12\x13\n\x0bproducer_id\x18\x01 \x01(\x03\x12.\n\tpartition\x18\x02 \x01(\x0b\x32\x1b.penstock.v1.TopicPartition\"K\n\x18\x46indTransactionsResponse\x12/\n\x07results\x18\x01 \x03(\x0b\x32\x1e.penstock.v1.FoundTransactions\"k\n\x11\x46oundTransactions\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x33\n\x0ctransactions\x18\x02 \x03(\x0b\x32\x1d.penstock.v1.FoundTransaction\";\n\x10\x46oundTransaction\x12\r\n\x05place\x18\x01 \x01(\x05\x12\x18\n\x10transactional_id\x18\x02 \x01(\t2\x9c\x02\n\x0c\x43oordination\x12V\n\rAddPartitions\x12!.penstock.v1.AddPartitionsRequest\x1a\".penstock.v1.AddPartitionsResponse\x12S\n\x0cWriteMarkers\x12 .penstock.v1.WriteMarkersRequest\x1a!.penstock.v1.WriteMarkersResponse\x12_\n\x10\x46indTransactions\x12$.penstock.v1.FindTransactionsRequest\x1a%.penstock.v1.FindTransactionsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -48,16 +48,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WRITEMARKERSRESPONSE']._serialized_end=786
   _globals['_TRANSACTIONMARKERRESULT']._serialized_start=788
   _globals['_TRANSACTIONMARKERRESULT']._serialized_end=851
-  _globals['_FINDTRANSACTIONSREQUEST']._serialized_start=853
-  _globals['_FINDTRANSACTIONSREQUEST']._serialized_end=971
-  _globals['_OPENTRANSACTIONPLACE']._serialized_start=973
-  _globals['_OPENTRANSACTIONPLACE']._serialized_end=1064
-  _globals['_FINDTRANSACTIONSRESPONSE']._serialized_start=1066
-  _globals['_FINDTRANSACTIONSRESPONSE']._serialized_end=1141
-  _globals['_FOUNDTRANSACTIONS']._serialized_start=1143
-  _globals['_FOUNDTRANSACTIONS']._serialized_end=1250
-  _globals['_FOUNDTRANSACTION']._serialized_start=1252
-  _globals['_FOUNDTRANSACTION']._serialized_end=1311
-  _globals['_COORDINATION']._serialized_start=1314
-  _globals['_COORDINATION']._serialized_end=1598
+  _globals['_MARKERSREQUEST']._serialized_start=853
+  _globals['_MARKERSREQUEST']._serialized_end=938
+  _globals['_MARKERSANSWER']._serialized_start=940
+  _globals['_MARKERSANSWER']._serialized_end=1026
+  _globals['_FINDTRANSACTIONSREQUEST']._serialized_start=1028
+  _globals['_FINDTRANSACTIONSREQUEST']._serialized_end=1146
+  _globals['_OPENTRANSACTIONPLACE']._serialized_start=1148
+  _globals['_OPENTRANSACTIONPLACE']._serialized_end=1239
+  _globals['_FINDTRANSACTIONSRESPONSE']._serialized_start=1241
+  _globals['_FINDTRANSACTIONSRESPONSE']._serialized_end=1316
+  _globals['_FOUNDTRANSACTIONS']._serialized_start=1318
+  _globals['_FOUNDTRANSACTIONS']._serialized_end=1425
+  _globals['_FOUNDTRANSACTION']._serialized_start=1427
+  _globals['_FOUNDTRANSACTION']._serialized_end=1486
+  _globals['_COORDINATION']._serialized_start=1489
+  _globals['_COORDINATION']._serialized_end=1773
 # @@protoc_insertion_point(module_scope)

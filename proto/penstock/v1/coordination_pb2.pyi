@@ -222,6 +222,58 @@ class TransactionMarkerResult(google.protobuf.message.Message):
 global___TransactionMarkerResult = TransactionMarkerResult
 
 @typing.final
+class MarkersRequest(google.protobuf.message.Message):
+    """MarkersRequest is what a coordinator sends on a framed connection (ReplicationFetchRequest has its
+    hello): a WriteMarkers without gRPC.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: builtins.int
+    REQUEST_FIELD_NUMBER: builtins.int
+    sequence: builtins.int
+    """Counts the requests of this connection; echoed in the answer."""
+    @property
+    def request(self) -> global___WriteMarkersRequest:
+        """The marks."""
+
+    def __init__(
+        self,
+        *,
+        sequence: builtins.int = ...,
+        request: global___WriteMarkersRequest | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["request", b"request"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["request", b"request", "sequence", b"sequence"]) -> None: ...
+
+global___MarkersRequest = MarkersRequest
+
+@typing.final
+class MarkersAnswer(google.protobuf.message.Message):
+    """MarkersAnswer answers one MarkersRequest. Answers come in any order."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: builtins.int
+    RESPONSE_FIELD_NUMBER: builtins.int
+    sequence: builtins.int
+    """Of the request."""
+    @property
+    def response(self) -> global___WriteMarkersResponse:
+        """What became of the marks."""
+
+    def __init__(
+        self,
+        *,
+        sequence: builtins.int = ...,
+        response: global___WriteMarkersResponse | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["response", b"response"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["response", b"response", "sequence", b"sequence"]) -> None: ...
+
+global___MarkersAnswer = MarkersAnswer
+
+@typing.final
 class FindTransactionsRequest(google.protobuf.message.Message):
     """FindTransactionsRequest asks coordinators for transactions that a leader has open."""
 

@@ -26,7 +26,7 @@ from penstock.v1 import common_pb2 as penstock_dot_v1_dot_common__pb2
 from penstock.v1 import log_pb2 as penstock_dot_v1_dot_log__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dpenstock/v1/replication.proto\x12\x0bpenstock.v1\x1a\x18penstock/v1/common.proto\x1a\x15penstock/v1/log.proto\"\xaf\x01\n\x17ReplicationFetchRequest\x12+\n\x05hello\x18\x01 \x01(\x0b\x32\x1a.penstock.v1.FollowerHelloH\x00\x12\x33\n\tpositions\x18\x02 \x01(\x0b\x32\x1e.penstock.v1.FollowerPositionsH\x00\x12\'\n\x03\x61\x63k\x18\x03 \x01(\x0b\x32\x18.penstock.v1.FollowerAckH\x00\x42\t\n\x07message\"J\n\rFollowerHello\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x03 \x01(\x03\"n\n\x11\x46ollowerPositions\x12,\n\x05start\x18\x01 \x03(\x0b\x32\x1d.penstock.v1.FollowerPosition\x12+\n\x04stop\x18\x02 \x03(\x0b\x32\x1d.penstock.v1.ReplicaPartition\"7\n\x10ReplicaPartition\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\"\xbc\x01\n\x10\x46ollowerPosition\x12\x30\n\tpartition\x18\x01 \x01(\x0b\x32\x1d.penstock.v1.ReplicaPartition\x12\x14\n\x0cleader_epoch\x18\x02 \x01(\x05\x12\x16\n\x0elog_end_offset\x18\x03 \x01(\x03\x12\x12\n\nlast_epoch\x18\x04 \x01(\x05\x12\x18\n\x10log_start_offset\x18\x05 \x01(\x03\x12\x1a\n\x12knows_no_producers\x18\x06 \x01(\x08\"V\n\x0b\x46ollowerAck\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x35\n\npartitions\x18\x02 \x03(\x0b\x32!.penstock.v1.FollowerAckPartition\"\x90\x01\n\x14\x46ollowerAckPartition\x12\x30\n\tpartition\x18\x01 \x01(\x0b\x32\x1d.penstock.v1.ReplicaPartition\x12\x14\n\x0cleader_epoch\x18\x02 \x01(\x05\x12\x16\n\x0elog_end_offset\x18\x03 \x01(\x03\x12\x18\n\x10log_start_offset\x18\x04 \x01(\x03\"V\n\x18ReplicationFetchResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12(\n\x06pushes\x18\x0f \x03(\x0b\x32\x18.penstock.v1.ReplicaPush\"\x99\x02\n\x0bReplicaPush\x12\x30\n\tpartition\x18\x01 \x01(\x0b\x32\x1d.penstock.v1.ReplicaPartition\x12\x14\n\x0cleader_epoch\x18\x02 \x01(\x05\x12\x16\n\x0ehigh_watermark\x18\x03 \x01(\x03\x12\x18\n\x10log_start_offset\x18\x04 \x01(\x03\x12\x13\n\x0b\x62\x61se_offset\x18\x05 \x01(\x03\x12\x34\n\x0f\x64iverging_epoch\x18\x06 \x01(\x0b\x32\x1b.penstock.v1.EpochEndOffset\x12!\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x11\n\tproducers\x18\x08 \x01(\x0c\x12\x0f\n\x07records\x18\x0f \x01(\x0c\"\xaa\x01\n\x12ReadBatchesRequest\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x1a.penstock.v1.FollowerHello\x12\x30\n\tpartition\x18\x02 \x01(\x0b\x32\x1d.penstock.v1.ReplicaPartition\x12\x14\n\x0cleader_epoch\x18\x03 \x01(\x05\x12\x0e\n\x06offset\x18\x04 \x01(\x03\x12\x11\n\tmax_bytes\x18\x05 \x01(\x05\"}\n\x13ReadBatchesResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x1d\n\x10log_start_offset\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x0f\n\x07records\x18\x0f \x01(\x0c\x42\x13\n\x11_log_start_offset\"\x0f\n\rLocateRequest\"3\n\x0eLocateResponse\x12\x0c\n\x04port\x18\x01 \x01(\x05\x12\x13\n\x0b\x66rames_port\x18\x02 \x01(\x05\"4\n\rLeaderWelcome\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\x05\"+\n\tStreamEnd\x12\x0e\n\x06status\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t2\xfc\x01\n\x0bReplication\x12X\n\x05\x46\x65tch\x12$.penstock.v1.ReplicationFetchRequest\x1a%.penstock.v1.ReplicationFetchResponse(\x01\x30\x01\x12P\n\x0bReadBatches\x12\x1f.penstock.v1.ReadBatchesRequest\x1a .penstock.v1.ReadBatchesResponse\x12\x41\n\x06Locate\x12\x1a.penstock.v1.LocateRequest\x1a\x1b.penstock.v1.LocateResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dpenstock/v1/replication.proto\x12\x0bpenstock.v1\x1a\x18penstock/v1/common.proto\x1a\x15penstock/v1/log.proto\"\xe2\x01\n\x17ReplicationFetchRequest\x12+\n\x05hello\x18\x01 \x01(\x0b\x32\x1a.penstock.v1.FollowerHelloH\x00\x12\x33\n\tpositions\x18\x02 \x01(\x0b\x32\x1e.penstock.v1.FollowerPositionsH\x00\x12\'\n\x03\x61\x63k\x18\x03 \x01(\x0b\x32\x18.penstock.v1.FollowerAckH\x00\x12\x31\n\x0b\x63oordinator\x18\x04 \x01(\x0b\x32\x1a.penstock.v1.FollowerHelloH\x00\x42\t\n\x07message\"J\n\rFollowerHello\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x03 \x01(\x03\"n\n\x11\x46ollowerPositions\x12,\n\x05start\x18\x01 \x03(\x0b\x32\x1d.penstock.v1.FollowerPosition\x12+\n\x04stop\x18\x02 \x03(\x0b\x32\x1d.penstock.v1.ReplicaPartition\"7\n\x10ReplicaPartition\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\"\xbc\x01\n\x10\x46ollowerPosition\x12\x30\n\tpartition\x18\x01 \x01(\x0b\x32\x1d.penstock.v1.ReplicaPartition\x12\x14\n\x0cleader_epoch\x18\x02 \x01(\x05\x12\x16\n\x0elog_end_offset\x18\x03 \x01(\x03\x12\x12\n\nlast_epoch\x18\x04 \x01(\x05\x12\x18\n\x10log_start_offset\x18\x05 \x01(\x03\x12\x1a\n\x12knows_no_producers\x18\x06 \x01(\x08\"V\n\x0b\x46ollowerAck\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x35\n\npartitions\x18\x02 \x03(\x0b\x32!.penstock.v1.FollowerAckPartition\"\x90\x01\n\x14\x46ollowerAckPartition\x12\x30\n\tpartition\x18\x01 \x01(\x0b\x32\x1d.penstock.v1.ReplicaPartition\x12\x14\n\x0cleader_epoch\x18\x02 \x01(\x05\x12\x16\n\x0elog_end_offset\x18\x03 \x01(\x03\x12\x18\n\x10log_start_offset\x18\x04 \x01(\x03\"V\n\x18ReplicationFetchResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12(\n\x06pushes\x18\x0f \x03(\x0b\x32\x18.penstock.v1.ReplicaPush\"\x99\x02\n\x0bReplicaPush\x12\x30\n\tpartition\x18\x01 \x01(\x0b\x32\x1d.penstock.v1.ReplicaPartition\x12\x14\n\x0cleader_epoch\x18\x02 \x01(\x05\x12\x16\n\x0ehigh_watermark\x18\x03 \x01(\x03\x12\x18\n\x10log_start_offset\x18\x04 \x01(\x03\x12\x13\n\x0b\x62\x61se_offset\x18\x05 \x01(\x03\x12\x34\n\x0f\x64iverging_epoch\x18\x06 \x01(\x0b\x32\x1b.penstock.v1.EpochEndOffset\x12!\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x11\n\tproducers\x18\x08 \x01(\x0c\x12\x0f\n\x07records\x18\x0f \x01(\x0c\"\xaa\x01\n\x12ReadBatchesRequest\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x1a.penstock.v1.FollowerHello\x12\x30\n\tpartition\x18\x02 \x01(\x0b\x32\x1d.penstock.v1.ReplicaPartition\x12\x14\n\x0cleader_epoch\x18\x03 \x01(\x05\x12\x0e\n\x06offset\x18\x04 \x01(\x03\x12\x11\n\tmax_bytes\x18\x05 \x01(\x05\"}\n\x13ReadBatchesResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x1d\n\x10log_start_offset\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x0f\n\x07records\x18\x0f \x01(\x0c\x42\x13\n\x11_log_start_offset\"\x0f\n\rLocateRequest\"L\n\x0eLocateResponse\x12\x0c\n\x04port\x18\x01 \x01(\x05\x12\x13\n\x0b\x66rames_port\x18\x02 \x01(\x05\x12\x17\n\x0fmarks_in_frames\x18\x03 \x01(\x08\"4\n\rLeaderWelcome\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\x05\"+\n\tStreamEnd\x12\x0e\n\x06status\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t2\xfc\x01\n\x0bReplication\x12X\n\x05\x46\x65tch\x12$.penstock.v1.ReplicationFetchRequest\x1a%.penstock.v1.ReplicationFetchResponse(\x01\x30\x01\x12P\n\x0bReadBatches\x12\x1f.penstock.v1.ReadBatchesRequest\x1a .penstock.v1.ReadBatchesResponse\x12\x41\n\x06Locate\x12\x1a.penstock.v1.LocateRequest\x1a\x1b.penstock.v1.LocateResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,35 +34,35 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.v1.replication_pb2
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_REPLICATIONFETCHREQUEST']._serialized_start=96
-  _globals['_REPLICATIONFETCHREQUEST']._serialized_end=271
-  _globals['_FOLLOWERHELLO']._serialized_start=273
-  _globals['_FOLLOWERHELLO']._serialized_end=347
-  _globals['_FOLLOWERPOSITIONS']._serialized_start=349
-  _globals['_FOLLOWERPOSITIONS']._serialized_end=459
-  _globals['_REPLICAPARTITION']._serialized_start=461
-  _globals['_REPLICAPARTITION']._serialized_end=516
-  _globals['_FOLLOWERPOSITION']._serialized_start=519
-  _globals['_FOLLOWERPOSITION']._serialized_end=707
-  _globals['_FOLLOWERACK']._serialized_start=709
-  _globals['_FOLLOWERACK']._serialized_end=795
-  _globals['_FOLLOWERACKPARTITION']._serialized_start=798
-  _globals['_FOLLOWERACKPARTITION']._serialized_end=942
-  _globals['_REPLICATIONFETCHRESPONSE']._serialized_start=944
-  _globals['_REPLICATIONFETCHRESPONSE']._serialized_end=1030
-  _globals['_REPLICAPUSH']._serialized_start=1033
-  _globals['_REPLICAPUSH']._serialized_end=1314
-  _globals['_READBATCHESREQUEST']._serialized_start=1317
-  _globals['_READBATCHESREQUEST']._serialized_end=1487
-  _globals['_READBATCHESRESPONSE']._serialized_start=1489
-  _globals['_READBATCHESRESPONSE']._serialized_end=1614
-  _globals['_LOCATEREQUEST']._serialized_start=1616
-  _globals['_LOCATEREQUEST']._serialized_end=1631
-  _globals['_LOCATERESPONSE']._serialized_start=1633
-  _globals['_LOCATERESPONSE']._serialized_end=1684
-  _globals['_LEADERWELCOME']._serialized_start=1686
-  _globals['_LEADERWELCOME']._serialized_end=1738
-  _globals['_STREAMEND']._serialized_start=1740
-  _globals['_STREAMEND']._serialized_end=1783
-  _globals['_REPLICATION']._serialized_start=1786
-  _globals['_REPLICATION']._serialized_end=2038
+  _globals['_REPLICATIONFETCHREQUEST']._serialized_end=322
+  _globals['_FOLLOWERHELLO']._serialized_start=324
+  _globals['_FOLLOWERHELLO']._serialized_end=398
+  _globals['_FOLLOWERPOSITIONS']._serialized_start=400
+  _globals['_FOLLOWERPOSITIONS']._serialized_end=510
+  _globals['_REPLICAPARTITION']._serialized_start=512
+  _globals['_REPLICAPARTITION']._serialized_end=567
+  _globals['_FOLLOWERPOSITION']._serialized_start=570
+  _globals['_FOLLOWERPOSITION']._serialized_end=758
+  _globals['_FOLLOWERACK']._serialized_start=760
+  _globals['_FOLLOWERACK']._serialized_end=846
+  _globals['_FOLLOWERACKPARTITION']._serialized_start=849
+  _globals['_FOLLOWERACKPARTITION']._serialized_end=993
+  _globals['_REPLICATIONFETCHRESPONSE']._serialized_start=995
+  _globals['_REPLICATIONFETCHRESPONSE']._serialized_end=1081
+  _globals['_REPLICAPUSH']._serialized_start=1084
+  _globals['_REPLICAPUSH']._serialized_end=1365
+  _globals['_READBATCHESREQUEST']._serialized_start=1368
+  _globals['_READBATCHESREQUEST']._serialized_end=1538
+  _globals['_READBATCHESRESPONSE']._serialized_start=1540
+  _globals['_READBATCHESRESPONSE']._serialized_end=1665
+  _globals['_LOCATEREQUEST']._serialized_start=1667
+  _globals['_LOCATEREQUEST']._serialized_end=1682
+  _globals['_LOCATERESPONSE']._serialized_start=1684
+  _globals['_LOCATERESPONSE']._serialized_end=1760
+  _globals['_LEADERWELCOME']._serialized_start=1762
+  _globals['_LEADERWELCOME']._serialized_end=1814
+  _globals['_STREAMEND']._serialized_start=1816
+  _globals['_STREAMEND']._serialized_end=1859
+  _globals['_REPLICATION']._serialized_start=1862
+  _globals['_REPLICATION']._serialized_end=2114
 # @@protoc_insertion_point(module_scope)

@@ -23,6 +23,7 @@ class ReplicationFetchRequest(google.protobuf.message.Message):
     HELLO_FIELD_NUMBER: builtins.int
     POSITIONS_FIELD_NUMBER: builtins.int
     ACK_FIELD_NUMBER: builtins.int
+    COORDINATOR_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> global___FollowerHello:
         """The first message of a stream, and only that."""
@@ -35,16 +36,23 @@ class ReplicationFetchRequest(google.protobuf.message.Message):
     def ack(self) -> global___FollowerAck:
         """The answer to one push, once what it carried is as durable as the flush policy asks."""
 
+    @property
+    def coordinator(self) -> global___FollowerHello:
+        """In place of the hello, on a framed connection alone: a coordinator, not a follower. Marks go on
+        it from then on (MarkersRequest and MarkersAnswer), and nothing is pushed.
+        """
+
     def __init__(
         self,
         *,
         hello: global___FollowerHello | None = ...,
         positions: global___FollowerPositions | None = ...,
         ack: global___FollowerAck | None = ...,
+        coordinator: global___FollowerHello | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["ack", b"ack", "hello", b"hello", "message", b"message", "positions", b"positions"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ack", b"ack", "hello", b"hello", "message", b"message", "positions", b"positions"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "positions", "ack"] | None: ...
+    def HasField(self, field_name: typing.Literal["ack", b"ack", "coordinator", b"coordinator", "hello", b"hello", "message", b"message", "positions", b"positions"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["ack", b"ack", "coordinator", b"coordinator", "hello", b"hello", "message", b"message", "positions", b"positions"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "positions", "ack", "coordinator"] | None: ...
 
 global___ReplicationFetchRequest = ReplicationFetchRequest
 
@@ -403,6 +411,7 @@ class LocateResponse(google.protobuf.message.Message):
 
     PORT_FIELD_NUMBER: builtins.int
     FRAMES_PORT_FIELD_NUMBER: builtins.int
+    MARKS_IN_FRAMES_FIELD_NUMBER: builtins.int
     port: builtins.int
     """The port, on the host that the broker was asked at; 0: this one. A port of its own asks every
     peer for a certificate, where the one for clients asks nobody (tls.client.auth=none).
@@ -411,19 +420,24 @@ class LocateResponse(google.protobuf.message.Message):
     """The port, on that host, where followers are served the messages of Fetch in frames on a plain
     TCP connection (docs/internals/replication.md); 0: nowhere, and Fetch is the only way.
     """
+    marks_in_frames: builtins.bool
+    """Whether coordinators may bring their marks to frames_port. A leader of an earlier version takes
+    them by Coordination.WriteMarkers alone.
+    """
     def __init__(
         self,
         *,
         port: builtins.int = ...,
         frames_port: builtins.int = ...,
+        marks_in_frames: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["frames_port", b"frames_port", "port", b"port"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["frames_port", b"frames_port", "marks_in_frames", b"marks_in_frames", "port", b"port"]) -> None: ...
 
 global___LocateResponse = LocateResponse
 
 @typing.final
 class LeaderWelcome(google.protobuf.message.Message):
-    """LeaderWelcome is what a leader sends first on a framed connection, once it lets the follower in."""
+    """LeaderWelcome is what a leader sends first on a framed connection, once it lets the other end in."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

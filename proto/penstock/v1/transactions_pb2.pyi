@@ -858,6 +858,11 @@ class CheckHangingResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RESULTS_FIELD_NUMBER: builtins.int
+    SURE_IN_MS_FIELD_NUMBER: builtins.int
+    sure_in_ms: builtins.int
+    """In so many milliseconds, asked again, it can be told of all of which it can't yet for want of time
+    alone; 0 where there are none.
+    """
     @property
     def results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[penstock.v1.common_pb2.Error]:
         """One entry a transaction, in the request's order; code 0: it hangs. INVALID_TXN_STATE: it is not
@@ -869,8 +874,9 @@ class CheckHangingResponse(google.protobuf.message.Message):
         self,
         *,
         results: collections.abc.Iterable[penstock.v1.common_pb2.Error] | None = ...,
+        sure_in_ms: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["results", b"results"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["results", b"results", "sure_in_ms", b"sure_in_ms"]) -> None: ...
 
 global___CheckHangingResponse = CheckHangingResponse
 

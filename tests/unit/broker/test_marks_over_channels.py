@@ -26,7 +26,7 @@ from penstock.v1.coordination_pb2_grpc import (
     add_CoordinationServicer_to_server,
 )
 from penstock.wire.error_codes import ErrorCode
-from penstock.wire.errors import PenstockError
+from penstock.wire.errors import NetworkError, PenstockError
 from penstock.wire.ids import TopicId, TopicIdPartition
 from tests.support import eventually
 
@@ -216,3 +216,18 @@ async def test_questions_on_a_channel_that_is_closed_are_answered(world: _World)
         assert answer.retriable
     finally:
         await questions.stop()
+
+
+async def test_an_answer_that_is_late_takes_the_channel_from_nobody(world: _World) -> None:
+    request = coordination_pb2.WriteMarkersRequest()
+    channel = await world.peers.channel(2)
+    waiting = asyncio.create_task(world.peers.ask(2, "WriteMarkers", request, 10.0))
+    with pytest.raises(NetworkError, match="broker 2: "):
+        await world.peers.ask(2, "WriteMarkers", request, 0.05)
+    world.leader.may_answer.set()
+    assert isinstance(await waiting, coordination_pb2.WriteMarkersResponse)
+    assert await world.peers.channel(2) is channel
+    # Any other failure may be that of another process, which has the port now.
+    with pytest.raises(NetworkError, match="broker 2: "):
+        await world.peers.ask(2, "FindTransactions", request, 10.0)
+    assert await world.peers.channel(2) is not channel

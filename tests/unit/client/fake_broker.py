@@ -126,6 +126,10 @@ class FakeGroup:
 ProduceHook = Callable[["FakeNode", log_pb2.ProduceRequest], Awaitable[Any]]
 
 
+async def nobody_asks(node: FakeNode, request: Any) -> Any:
+    raise AssertionError("no test said what leaders know of transactions")
+
+
 class FakeCluster:
     """``node_count`` brokers, numbered from 1, on free ports of 127.0.0.1."""
 
@@ -142,6 +146,7 @@ class FakeCluster:
         self.on_produce: ProduceHook | None = None
         self.no_producer_ids: PenstockError | None = None  # Why none are given.
         self.on_fetch: Callable[[FakeNode, log_pb2.FetchRequest], Awaitable[Any]] | None = None
+        self.on_leader_asked: Callable[[FakeNode, Any], Awaitable[Any]] = nobody_asks
         self.on_describe: Callable[[FakeNode], Awaitable[Any]] | None = None
         self.on_heartbeat: (
             Callable[[groups_pb2.GroupHeartbeatRequest], PenstockError | None] | None

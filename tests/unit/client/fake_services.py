@@ -252,6 +252,14 @@ class FakeServices(
             response.partitions.add(partition=entry.partition, low_watermark=partition.start)
         return response
 
+    # --- what people ask of leaders about transactions --------------------------------------
+
+    async def DescribeProducers(self, request: Any, context: Any) -> Any:
+        return await self.cluster.on_leader_asked(self.node, request)
+
+    async def CheckHanging(self, request: Any, context: Any) -> Any:
+        return await self.cluster.on_leader_asked(self.node, request)
+
     # --- groups -----------------------------------------------------------------------------
 
     async def Heartbeat(self, request_iterator: Any, context: Any) -> Any:

@@ -21,6 +21,7 @@ from penstock.client.descriptions import (
     PartitionProducers,
     ProducerState,
 )
+from penstock.client.leader_calls import HangingVerdicts
 from penstock.v1 import transactions_pb2
 from penstock.wire.errors import (
     CoordinatorNotAvailableError,
@@ -52,12 +53,10 @@ class Admin(AsyncAdminClient):
     async def describe_producers(self, partitions: Any) -> dict[TopicPartition, PartitionProducers]:
         return {name: PartitionProducers(0, self.open.get(name, ())) for name in partitions}
 
-    async def _check_hanging(
-        self, candidates: Any, timeout_ms: float
-    ) -> dict[HangingTransaction, PenstockError | None]:
+    async def _check_hanging(self, candidates: Any, timeout_ms: float) -> HangingVerdicts:
         assert candidates == [OLD]
         verdict = self.verdicts.pop(0) if len(self.verdicts) > 1 else self.verdicts[0]
-        return dict.fromkeys(candidates, verdict)
+        return HangingVerdicts(dict.fromkeys(candidates, verdict))
 
 
 OLD = HangingTransaction(A0, 1, 3, 5, NOW_MS - 7_200_000)
@@ -65,7 +64,7 @@ OLD = HangingTransaction(A0, 1, 3, 5, NOW_MS - 7_200_000)
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aio_transaction_admin, "_ASKED_EVERY_S", 0)
+    monkeypatch.setattr(aio_transaction_admin, "_ASKED_EVERY_MS", 0)
 
 
 async def search(admin: Admin) -> HangingSearch:
@@ -76,7 +75,8 @@ async def test_what_no_coordinator_knows_hangs() -> None:
     assert await search(Admin(None)) == HangingSearch((OLD,))
 
 
-async def test_what_is_refused_for_good_is_in_doubt() -> None:
+async def test_what_is_refused_for_good_is_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aio_transaction_admin, "_JUDGED_WITHIN_MS", 50)
     refusal = UnknownTopicOrPartitionError("the topic is gone")
     assert await search(Admin(refusal)) == HangingSearch((), ((OLD, "the topic is gone"),))
 

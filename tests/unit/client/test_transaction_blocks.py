@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -125,4 +127,71 @@ def test_a_block_says_that_it_has_aborted_what_could_not_be_committed(
         assert raised.value.__notes__ == ["the block has aborted it: begin anew with the same work"]
         fake.cluster.on_produce = None
         in_block(producer, lambda: producer.send("a", b"1", partition=0))
+    assert fake.committed("a") == [b"1"]
+
+
+# --- another thread, which shares the producer ----------------------------------------------------
+
+
+def elsewhere(*steps: Callable[[], object]) -> None:
+    """Take the steps in another thread."""
+    with ThreadPoolExecutor(1) as pool:
+        for step in steps:
+            pool.submit(step).result(15)
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_block_whose_transaction_another_thread_ended_says_nothing(
+    make: Any, fake: FakeTransactions, commit: bool
+) -> None:
+    with make() as producer:
+        in_block(
+            producer,
+            lambda: producer.send("a", b"1", partition=0),
+            lambda: elsewhere(
+                producer.commit_transaction if commit else producer.abort_transaction
+            ),
+        )
+        in_block(producer, lambda: producer.send("a", b"2", partition=0))
+    assert fake.committed("a") == ([b"1", b"2"] if commit else [b"2"])
+
+
+def test_a_block_commits_what_another_thread_has_begun_since(
+    make: Any, fake: FakeTransactions
+) -> None:
+    with make() as producer:
+        in_block(
+            producer,
+            lambda: producer.send("a", b"1", partition=0),
+            lambda: elsewhere(
+                producer.abort_transaction,
+                producer.begin_transaction,
+                lambda: producer.send("a", b"2", partition=0),
+            ),
+        )
+        with pytest.raises(InvalidTxnStateError, match="nothing to commit"):
+            elsewhere(producer.commit_transaction)
+    assert fake.committed("a") == [b"2"]
+
+
+def test_a_block_that_raises_aborts_what_another_thread_has_begun_since(
+    make: Any, fake: FakeTransactions
+) -> None:
+    def fail() -> None:
+        raise KeyError("the work")
+
+    with make() as producer:
+        with pytest.raises(KeyError):
+            in_block(
+                producer,
+                lambda: producer.send("a", b"1", partition=0),
+                lambda: elsewhere(
+                    producer.commit_transaction,
+                    producer.begin_transaction,
+                    lambda: producer.send("a", b"2", partition=0),
+                ),
+                fail,
+            )
+        with pytest.raises(InvalidTxnStateError, match="nothing to commit"):
+            elsewhere(producer.commit_transaction)
     assert fake.committed("a") == [b"1"]

@@ -108,6 +108,7 @@ class BrokerProcess:
             self.manager,
             authentication,
             lambda: None,
+            self.manager.transactions.begin_markers,
             cluster_id=CLUSTER_ID,
             node_id=node_id,
             count_refused=self.refusals.append,
@@ -125,6 +126,7 @@ class BrokerProcess:
         self.port = self.server.add_insecure_port("127.0.0.1:0")
         if self.cluster.frames:
             self.located.frames_port = await self.frames.start("127.0.0.1", 0)
+            self.located.marks_in_frames = True
         await self.server.start()
         await self.manager.start()
 

@@ -258,6 +258,7 @@ async def test_a_port_that_is_taken_is_said_to_be() -> None:
             None,  # type: ignore[arg-type]
             None,  # type: ignore[arg-type]
             lambda: None,
+            lambda _request, _on_end: None,
             cluster_id=CLUSTER_ID,
             node_id=1,
             count_refused=lambda _: None,

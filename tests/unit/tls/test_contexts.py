@@ -30,6 +30,9 @@ CLUSTER = "kT_b-C"
 AUTHORITY = Authority()
 HELLO = replication_pb2.FollowerHello(cluster_id=CLUSTER, node_id=2, broker_epoch=1)
 
+KINDS = ["hello", "coordinator"]
+"""What a connection may be opened for: to follow, or to bring marks."""
+
 
 def node(directory: Path, node_id: int, issued: Issued | None = None) -> tuple[TlsFiles, NodeTls]:
     issued = issued or issue_node(AUTHORITY, node_id, CLUSTER)
@@ -47,6 +50,7 @@ class Leading:
             self,  # type: ignore[arg-type]
             PeerAuthentication(CLUSTER, tls=True),
             contexts.server,
+            lambda _request, _on_end: None,
             cluster_id=CLUSTER,
             node_id=1,
             count_refused=self.refused.append,
@@ -69,20 +73,26 @@ async def leading(tls: NodeTls) -> AsyncIterator[Leading]:
         await leader.server.stop()
 
 
-async def follow(leader: Leading, connector: NodeConnector, said: Any = HELLO) -> StreamBrokenError:
-    """How it ends for a follower: nobody is let in for good here."""
+async def follow(
+    leader: Leading, connector: NodeConnector, said: Any = HELLO, *, kind: str = "hello"
+) -> StreamBrokenError:
+    """How it ends for who connects: nobody is let in for good here."""
+    first = replication_pb2.ReplicationFetchRequest(**{kind: said})
+    connecting = ReplicationConnector(connector)
     with pytest.raises(StreamBrokenError) as caught:
-        await ReplicationConnector(connector)._connect(1, "127.0.0.1", leader.port, said)
+        await connecting._connect(1, "127.0.0.1", leader.port, first, bytes)
     return caught.value
 
 
-async def test_a_node_speaks_for_itself_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_node_speaks_for_itself_alone(tmp_path: Path, kind: str) -> None:
     connector = NodeConnector(node(tmp_path, 2)[1])
     async with leading(node(tmp_path, 1)[1]) as leader:
-        assert (await follow(leader, connector)).reason == "known, and that was all"
+        refusal = await follow(leader, connector, kind=kind)
+        assert refusal.reason == "known, and that was all"
         assert leader.asked == [2]
         forged = replication_pb2.FollowerHello(cluster_id=CLUSTER, node_id=3)
-        refusal = await follow(leader, connector, forged)
+        refusal = await follow(leader, connector, forged, kind=kind)
         assert refusal.status is StatusCode.PERMISSION_DENIED
         assert "may not speak as node 3" in refusal.reason
         assert leader.asked == [2]
@@ -105,14 +115,15 @@ class Forged(NodeConnector):
         return self._forged
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("names", [["client"], [node_name(2, "other")], [f"*.{CLUSTER}.penstock"]])
 async def test_whoever_is_no_node_of_the_cluster_is_told_so(
-    tmp_path: Path, names: list[str]
+    tmp_path: Path, names: list[str], kind: str
 ) -> None:
     tls = node(tmp_path, 2)[1]
     connector = Forged(tls, tmp_path, AUTHORITY.issue("x", names), AUTHORITY.pem)
     async with leading(node(tmp_path, 1)[1]) as leader:
-        refusal = await follow(leader, connector)
+        refusal = await follow(leader, connector, kind=kind)
         assert refusal.status is StatusCode.UNAUTHENTICATED
         assert leader.refused == ["certificate"]
         assert leader.asked == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.broker.core import transaction_codec
+from penstock.broker.core.transaction_events import TransactionSettings
 from penstock.broker.core.transaction_values import Cause, Identity, Winner
 from penstock.v1 import transactions_pb2
 from penstock.wire.errors import ErrorCode
@@ -62,6 +63,44 @@ def test_a_commit_decides_about_all_attempts_up_to_its_number_in_one_record() ->
     last = d.last_committed()
     assert last.epoch_number == 1
     assert list(map(transaction_codec.winner, last.winners)) == list(map(d.winner, winners))
+
+
+def test_the_marks_of_a_commit_are_sent_a_few_at_a_time() -> None:
+    d = Driver(TransactionSettings(settled_at_once=2))
+    for task in range(7):
+        begun(d, 1, task)
+    fenced = identity_of(d.begin(1, 7))
+    assert code(d.commit_group(1, *[attempt_id(1, task) for task in range(7)])) is None
+    assert len(d.marks) == 2
+    assert d.shard.next_deadline_ms == d.now_ms, "the others follow at once"
+    # Whatever comes meanwhile finds all of them decided.
+    assert code(d.end(fenced, commit=False, name=attempt_id(1, 7))) is None
+    assert code(d.begin(1, 6, 1)) is ErrorCode.STALE_GROUP_COMMIT
+    assert code(d.add(fenced, "orders-0", name=attempt_id(1, 7))) is not None
+    d.commit_group(2)
+    assert d.answer() is None
+    waiting = d.last_request
+    d.pass_ms(0)
+    assert marks(d) == {attempt_id(1, task): True for task in range(7)}
+    assert code(d.answer(waiting)) is None
+    assert d.list() == {}
+
+
+def test_a_commit_that_could_not_be_written_settles_nothing_later() -> None:
+    d = Driver(TransactionSettings(settled_at_once=2))
+    for task in range(7):
+        begun(d, 1, task)
+    d.commits_at_once = False
+    winners = [attempt_id(1, task) for task in range(7)]
+    d.commit_group(1, *winners)
+    d.fail_writes()
+    d.commits_at_once = True
+    d.pass_ms(d.settings.retry_ms)
+    assert not d.marks
+    assert d.list() == dict.fromkeys(winners, ONGOING)
+    assert code(d.commit_group(1, *winners)) is None
+    d.pass_ms(0)
+    assert marks(d) == dict.fromkeys(winners, True)
 
 
 def test_nothing_was_committed_of_a_group_that_never_did() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.coordinator.hanging import HangingJudge
+from penstock.broker.coordinator.hanging import HangingJudge, Judgement
 from penstock.broker.core.group_partition import partition_for_group
 from penstock.broker.core.transaction_describe import holders
 from penstock.broker.core.transaction_events import TransactionSettings
@@ -60,7 +60,7 @@ class World:
         }
         return SimpleNamespace(partitions=partitions) if partitions else None
 
-    async def channel(self, node_id: int) -> Any:
+    async def ask(self, node_id: int, _method: str, _request: Any, _timeout_s: float) -> Any:
         raise NetworkError(f"broker {node_id} can't be reached")
 
     async def find(
@@ -83,14 +83,16 @@ class World:
 
 async def test_what_nobody_knows_hangs_when_it_was_looked_at_for_long_enough() -> None:
     w = World()
+    begun_ms = w.now_ms
     for wait_ms in (0, SESSION_MS, 2 * SESSION_MS - 1):
         w.now_ms += wait_ms
-        [verdict] = await w.judge.judge([PLACE])
+        [verdict], sure_in_ms = await w.judge.judge([PLACE])
         assert isinstance(verdict, CoordinatorNotAvailableError)
+        assert sure_in_ms == 3 * SESSION_MS - (w.now_ms - begun_ms)
         assert "ask again after 18 s" in verdict.message
     w.now_ms += 1
-    assert await w.judge.judge([PLACE]) == [None]
-    [other] = await w.judge.judge([PLACE._replace(start_offset=41)])
+    assert await w.judge.judge([PLACE]) == ([None], 0)
+    [other], _ = await w.judge.judge([PLACE._replace(start_offset=41)])
     assert isinstance(other, CoordinatorNotAvailableError), "another one, which is new here"
 
 
@@ -101,24 +103,24 @@ async def test_what_is_asked_about_again_is_remembered_among_any_number_of_other
     w = World()
     for number in range(30):  # They come and go, as where somebody asks about all that is open.
         passing = [PLACE._replace(producer_id=100 + 8 * number + one) for one in range(8)]
-        verdicts = await w.judge.judge([PLACE, *passing])
+        verdicts, _ = await w.judge.judge([PLACE, *passing])
         w.now_ms += SESSION_MS // 5
     assert verdicts[0] is None
     assert None not in verdicts[1:]
     assert len(w.judge._seen_ms) == 10
     # More at once than are remembered are all looked at, if it takes longer to be sure of them.
     many = [PLACE._replace(producer_id=1_000 + one) for one in range(25)]
-    assert None not in await w.judge.judge(many)
+    assert None not in (await w.judge.judge(many)).verdicts
     assert len(w.judge._seen_ms) == 10
     w.now_ms += 3 * SESSION_MS
-    assert (await w.judge.judge(many)).count(None) == 10
+    assert (await w.judge.judge(many)).verdicts.count(None) == 10
 
 
 async def test_what_a_coordinator_knows_does_not_hang() -> None:
     w = World()
     await w.settle()
     w.known[2] = [(1, "billing")]
-    free, known = await w.judge.judge([PLACE, OTHER])
+    (free, known), _ = await w.judge.judge([PLACE, OTHER])
     assert free is None
     assert isinstance(known, InvalidTxnStateError)
     assert "'billing' has this transaction of producer 8" in known.message
@@ -139,7 +141,8 @@ async def test_a_coordinator_that_does_not_answer_leaves_a_doubt(
     await w.settle()
     break_it(w)
     w.known[2] = [(1, "billing")]
-    doubtful, known = await w.judge.judge([PLACE, OTHER])
+    (doubtful, known), sure_in_ms = await w.judge.judge([PLACE, OTHER])
+    assert not sure_in_ms, "time alone does not help"
     assert isinstance(doubtful, CoordinatorNotAvailableError)
     assert "__transaction_state-1 did not answer" in doubtful.message
     assert why.removeprefix("broker 2: NOT") in doubtful.message
@@ -259,8 +262,8 @@ class Led:
 
 
 def servicer(led: Led, verdict: PenstockError | None) -> TransactionsServicer:
-    async def judge(places: Any) -> list[PenstockError | None]:
-        return [verdict] * len(places)
+    async def judge(places: Any) -> Judgement:
+        return Judgement([verdict] * len(places), 700)
 
     nobody: Any = None
     return TransactionsServicer(nobody, nobody, led, judge)  # type: ignore[arg-type]
@@ -285,9 +288,14 @@ async def test_only_what_hangs_is_ended_unless_that_is_forced() -> None:
 async def test_what_ended_while_coordinators_were_asked_does_not_hang() -> None:
     gone = InvalidTxnStateError("it is not open")
     request = transactions_pb2.CheckHangingRequest(transactions=[REQUEST])
-    for led, code in ((Led(PLACE), 0), (Led(PLACE, gone), gone.code), (Led(gone), gone.code)):
-        [result] = (await servicer(led, None).CheckHanging(request, None)).results
-        assert result.code == code
+    for led, code, sure_in_ms in (
+        (Led(PLACE), 0, 700),
+        (Led(PLACE, gone), gone.code, 700),
+        (Led(gone), gone.code, 0),
+    ):
+        response = await servicer(led, None).CheckHanging(request, None)
+        assert [result.code for result in response.results] == [code]
+        assert response.sure_in_ms == sure_in_ms
     led = Led(PLACE, gone)
     assert (await servicer(led, None).AbortHanging(REQUEST, None)).error.code == gone.code
     assert not led.ended

@@ -369,3 +369,31 @@ def test_many_partitions_that_refuse_at_once_wait_no_longer_than_one() -> None:
         queue.answered(request, none_written(request), now_ms)
         assert not queue.next_requests(next_ms - 1)
         assert queue.next_deadline_ms(next_ms - 1) == next_ms
+
+
+def test_many_marks_are_looked_at_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transaction_marks, "_ROUTED_AT_ONCE", 2)
+    leaders = Leaders()
+    queue = MarkQueue(leaders)
+    other = Owner(4, 1)
+    queue.add(OWNER, [mark(name, "orders-0") for name in "abc"])
+    queue.add(other, [mark("d", "orders-1")])
+    queue.add(OWNER, [mark("e", "orders-1"), mark("a", "orders-0")])
+    assert queue.count == 5
+    assert queue.next_deadline_ms(1_000) == 1_000
+    requests = queue.next_requests(1_000)
+    assert sent(requests) == {
+        1: [("a", ["orders-0"]), ("b", ["orders-0"]), ("c", ["orders-0"])],
+        2: [("d", ["orders-1"])],
+    }
+    assert queue.next_deadline_ms(1_000) == 1_000, "one is left"
+    leaders.nodes[participant("orders-1")] = 5
+    assert sent(queue.next_requests(1_000)) == {5: [("e", ["orders-1"])]}
+    assert queue.next_deadline_ms(1_000) is None
+    # What is dropped before it was looked at goes nowhere.
+    queue.add(other, [mark(name, "sales-0") for name in "fgh"])
+    queue.drop(other)
+    for now_ms in (2_000, 2_001):
+        assert sent(queue.next_requests(now_ms)) == {}
+    queue.add(other, [mark("h", "sales-0")])
+    assert sent(queue.next_requests(2_200)) == {1: [("h", ["sales-0"])]}

@@ -77,7 +77,7 @@ class Transactions(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.d = Driver(TransactionSettings(id_expiration_ms=400_000))
+        self.d = Driver(TransactionSettings(id_expiration_ms=400_000, settled_at_once=1))
         self.d.commits_at_once = False
         self.asked: dict[int, Asked] = {}
         self.sent: list[Mark] = []

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-import grpc
 import structlog
-from grpc import aio
 
 from penstock.broker.core.group_partition import partition_for_group
 from penstock.broker.core.metadata_image import MetadataImage
 from penstock.broker.core.verification import Question
-from penstock.broker.peers import Peers, answer_of
+from penstock.broker.peers import Peers
 from penstock.broker.topics import TRANSACTIONS_TOPIC
 from penstock.v1 import common_pb2, coordination_pb2
-from penstock.v1.coordination_pb2_grpc import CoordinationStub
 from penstock.wire.errors import (
     CoordinatorNotAvailableError,
-    NetworkError,
     PenstockError,
     UnknownServerError,
     UnknownTopicOrPartitionError,
@@ -131,18 +127,9 @@ class CoordinatorQuestions:
         if node_id == self._node_id:
             async with asyncio.timeout(_TIMEOUT_S):
                 return await self._local(request)
-        channel = await self._peers.channel(node_id)
-        stub: Any = CoordinationStub(channel)
-        try:
-            response: coordination_pb2.AddPartitionsResponse = await answer_of(
-                stub.AddPartitions(request, timeout=_TIMEOUT_S), node_id
-            )
-        except aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNAVAILABLE:
-                await self._peers.forget(node_id, channel)
-            raise NetworkError(
-                f"broker {node_id}, which coordinates the transaction: {error.details()}"
-            ) from error
+        response: coordination_pb2.AddPartitionsResponse = await self._peers.ask(
+            node_id, "AddPartitions", request, _TIMEOUT_S
+        )
         return response
 
 

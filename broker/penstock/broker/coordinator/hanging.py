@@ -13,20 +13,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final
-
-from grpc import aio
+from typing import Final, NamedTuple
 
 from penstock.broker.core.metadata_image import MetadataImage
-from penstock.broker.peers import Peers, answer_of
+from penstock.broker.peers import Peers
 from penstock.broker.replication.led_transactions import OpenPlace
 from penstock.broker.topics import TRANSACTIONS_TOPIC
 from penstock.v1 import common_pb2, coordination_pb2
-from penstock.v1.coordination_pb2_grpc import CoordinationStub
 from penstock.wire.errors import (
     CoordinatorNotAvailableError,
     InvalidTxnStateError,
-    NetworkError,
     PenstockError,
     error_from_proto,
 )
@@ -42,6 +38,18 @@ FindTransactions = Callable[
     [coordination_pb2.FindTransactionsRequest],
     Awaitable[coordination_pb2.FindTransactionsResponse],
 ]
+
+
+class Judgement(NamedTuple):
+    """Of each place None where it hangs, or why it does not.
+
+    CoordinatorNotAvailableError where that can't be told, now or yet. The verdict that it hangs
+    holds for as long as this very transaction is open there. Of those where only time is wanting
+    it is sure in ``sure_in_ms``; 0 where there are none.
+    """
+
+    verdicts: list[PenstockError | None]
+    sure_in_ms: int = 0
 
 
 class HangingJudge:
@@ -69,30 +77,31 @@ class HangingJudge:
         # When each was first seen open; who was asked about last is last.
         self._seen_ms: dict[OpenPlace, int] = {}
 
-    async def judge(self, places: Sequence[OpenPlace]) -> list[PenstockError | None]:
-        """For each place that is open now: None where it hangs, or why it does not.
-
-        CoordinatorNotAvailableError where that can't be told, now or yet. The verdict that it hangs
-        holds for as long as this very transaction is open there.
-        """
+    async def judge(self, places: Sequence[OpenPlace]) -> Judgement:
+        """Which of these places, that are open now, hang; see Judgement."""
         now_ms = self._clock_ms()
         since_ms = [self._first_seen_ms(place, now_ms) for place in places]
         while len(self._seen_ms) > _MAX_REMEMBERED:
             del self._seen_ms[next(iter(self._seen_ms))]
         found, silent = await self._ask(places)
-        return [
-            found.get(index) or silent or self._too_early(place, now_ms - since_ms[index])
-            for index, place in enumerate(places)
-        ]
+        verdicts: list[PenstockError | None] = []
+        sure_in_ms = 0
+        for index, place in enumerate(places):
+            verdict = found.get(index) or silent
+            left_ms = self._settled_ms - (now_ms - since_ms[index])
+            if verdict is None and left_ms > 0:
+                verdict = self._too_early(place, left_ms)
+                sure_in_ms = max(sure_in_ms, left_ms)
+            verdicts.append(verdict)
+        return Judgement(verdicts, sure_in_ms)
 
     def _first_seen_ms(self, place: OpenPlace, now_ms: int) -> int:
         """When it was first asked about, which it is again now."""
         seen_ms = self._seen_ms[place] = self._seen_ms.pop(place, now_ms)
         return seen_ms
 
-    def _too_early(self, place: OpenPlace, known_ms: int) -> PenstockError | None:
-        if known_ms >= self._settled_ms:
-            return None
+    def _too_early(self, place: OpenPlace, left_ms: int) -> PenstockError:
+        known_ms = self._settled_ms - left_ms
         return CoordinatorNotAvailableError(
             f"{place.name}: no coordinator knows of the transaction of producer "
             f"{place.producer_id}, which this broker has looked at for {known_ms / 1000:g} s; ask "
@@ -157,7 +166,7 @@ class HangingJudge:
         try:
             response = await self._send(node_id, request)
         except (PenstockError, TimeoutError) as error:
-            return dict.fromkeys(numbers, f"broker {node_id}: {error}")
+            return dict.fromkeys(numbers, str(error) or f"broker {node_id}: too late")
         if len(response.results) != len(numbers):
             return dict.fromkeys(numbers, f"broker {node_id} answered something else")
         return {
@@ -173,13 +182,7 @@ class HangingJudge:
         if node_id == self._node_id:
             async with asyncio.timeout(_TIMEOUT_S):
                 return await self._local(request)
-        channel = await self._peers.channel(node_id)
-        stub: Any = CoordinationStub(channel)
-        try:
-            response: coordination_pb2.FindTransactionsResponse = await answer_of(
-                stub.FindTransactions(request, timeout=_TIMEOUT_S), node_id
-            )
-        except aio.AioRpcError as error:
-            await self._peers.forget(node_id, channel)
-            raise NetworkError(f"{error.details() or error.code()}") from error
+        response: coordination_pb2.FindTransactionsResponse = await self._peers.ask(
+            node_id, "FindTransactions", request, _TIMEOUT_S
+        )
         return response

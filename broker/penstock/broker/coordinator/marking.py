@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
 import structlog
-from grpc import aio
 
+from penstock.broker.coordinator.mark_streams import TIMEOUT_MS, MarkStreams
 from penstock.broker.core import transaction_codec
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage
 from penstock.broker.core.transaction_events import Mark, MarkDone
 from penstock.broker.core.transaction_marks import MarkQueue, MarkRequest, Owner
 from penstock.broker.core.transaction_values import Participant
-from penstock.broker.peers import Peers, answer_of
+from penstock.broker.peers import Peers
 from penstock.v1 import common_pb2, coordination_pb2
-from penstock.v1.coordination_pb2_grpc import CoordinationStub
 from penstock.wire.error_codes import ErrorCode
-from penstock.wire.errors import NetworkError, PenstockError, UnknownServerError
+from penstock.wire.errors import PenstockError, UnknownServerError
 from penstock.wire.ids import TopicIdPartition
-
-_TIMEOUT_S: Final = 30.0
-"""So long a leader may take, which gives up by itself before."""
 
 _TELL_EVERY_MS: Final = 10_000
 
@@ -56,7 +53,8 @@ class ImageLeaders:
 class MarkSender:
     """Sends marks until they are committed, and says so to ``on_done``. Used on one event loop.
 
-    What to send, where and when is MarkQueue's to say. A leader on this broker is called directly.
+    What to send, where and when is MarkQueue's to say. A leader on this broker is called directly,
+    another one by ``streams``, and where these have no connection by a unary call.
     """
 
     def __init__(
@@ -68,6 +66,7 @@ class MarkSender:
         *,
         clock_ms: Callable[[], int],
         on_done: OnDone,
+        streams: MarkStreams | None = None,
     ) -> None:
         self._node_id = node_id
         self._image = image
@@ -75,6 +74,7 @@ class MarkSender:
         self._local = local
         self._clock_ms = clock_ms
         self._on_done = on_done
+        self._streams = streams
         self._queue = MarkQueue(ImageLeaders(image))
         self._tasks: set[asyncio.Task[None]] = set()
         self._woken = False
@@ -98,6 +98,8 @@ class MarkSender:
 
     def on_metadata(self, change: ImageChange) -> None:
         """Go by what has just been applied to the image."""
+        if self._streams is not None:
+            self._streams.on_metadata()
         if change.partitions or change.topics or change.removed_topics or change.snapshot:
             self._queue.rerouted()
             self._wake()
@@ -111,6 +113,8 @@ class MarkSender:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._streams is not None:
+            await self._streams.stop()
 
     def _wake(self) -> None:
         """Send soon: what else comes in this turn of the loop goes together."""
@@ -124,11 +128,7 @@ class MarkSender:
             return
         now_ms = self._clock_ms()
         for request in self._queue.next_requests(now_ms):
-            task = asyncio.create_task(
-                self._send(request), name=f"marks for broker {request.node_id}"
-            )
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._send(request)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -137,16 +137,48 @@ class MarkSender:
             after_s = max(deadline_ms - now_ms, 1) / 1000
             self._timer = asyncio.get_running_loop().call_later(after_s, self._wake)
 
-    async def _send(self, request: MarkRequest) -> None:
-        written: list[list[bool]] | None = None
+    def _send(self, request: MarkRequest) -> None:
+        message = self._message(request)
+        streams = self._streams if request.node_id != self._node_id else None
+        if streams is not None and streams.ask(
+            request.node_id, message, partial(self._ended, request)
+        ):
+            return
+        task = asyncio.create_task(
+            self._call(request, message), name=f"marks for broker {request.node_id}"
+        )
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _call(
+        self, request: MarkRequest, message: coordination_pb2.WriteMarkersRequest
+    ) -> None:
+        answer: coordination_pb2.WriteMarkersResponse | PenstockError
         try:
-            response = await self._ask(request.node_id, self._message(request))
-            written = self._read(request, response)
+            answer = await self._ask(request.node_id, message)
         except PenstockError as error:
-            self._tell(request.node_id, error.message)
+            answer = error
         except Exception as error:
             log.exception("marks not written; trying again", leader=request.node_id)
-            self._tell(request.node_id, repr(error))
+            answer = UnknownServerError(repr(error))
+        self._ended(request, answer)
+
+    def _ended(
+        self,
+        request: MarkRequest,
+        answer: coordination_pb2.WriteMarkersResponse | PenstockError,
+    ) -> None:
+        """A request has its answer, or nobody knows what became of it: then it is sent again."""
+        if self._stopped:
+            return
+        written: list[list[bool]] | None = None
+        if isinstance(answer, PenstockError):
+            self._tell(request.node_id, answer.message)
+        else:
+            try:
+                written = self._read(request, answer)
+            except PenstockError as error:
+                self._tell(request.node_id, error.message)
         done = self._queue.answered(request, written, self._clock_ms())
         for owner, marks in done.items():
             self._on_done(owner, marks)
@@ -173,16 +205,9 @@ class MarkSender:
     ) -> coordination_pb2.WriteMarkersResponse:
         if node_id == self._node_id:
             return await self._local(message)
-        channel = await self._peers.channel(node_id)
-        stub: Any = CoordinationStub(channel)
-        try:
-            response: coordination_pb2.WriteMarkersResponse = await answer_of(
-                stub.WriteMarkers(message, timeout=_TIMEOUT_S), node_id
-            )
-        except aio.AioRpcError as error:
-            # Where it serves brokers may have changed with its process.
-            await self._peers.forget(node_id, channel)
-            raise NetworkError(f"broker {node_id}: {error.details() or error.code()}") from error
+        response: coordination_pb2.WriteMarkersResponse = await self._peers.ask(
+            node_id, "WriteMarkers", message, TIMEOUT_MS / 1000
+        )
         return response
 
     def _read(

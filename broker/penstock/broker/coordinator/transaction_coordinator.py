@@ -15,6 +15,7 @@ from penstock.broker.coordinator.hosted_transactions import (
     TransactionContext,
 )
 from penstock.broker.coordinator.led_partitions import LedPartitions
+from penstock.broker.coordinator.mark_streams import MarkStreams
 from penstock.broker.coordinator.marking import MarkSender, WriteMarkers
 from penstock.broker.coordinator.ports import ReplicaLog
 from penstock.broker.core.metadata_image import ImageChange, MetadataImage
@@ -79,9 +80,10 @@ class TransactionCoordinator:
 
     Construct it before the replicas take their first metadata, call :meth:`on_metadata` after each
     change was applied to ``image``, and :meth:`stop` before the replicas stop. Used on one event
-    loop. ``write_markers`` writes marks to what this broker leads. Requests raise PenstockError
-    where this broker does not coordinate or serve, and answer other refusals in their response; no
-    answer is given before what it tells is committed.
+    loop. ``write_markers`` writes marks to what this broker leads, ``mark_streams`` has connections
+    to leaders elsewhere; without it they are called. Requests raise PenstockError where this broker
+    does not coordinate or serve, and answer other refusals in their response; no answer is given
+    before what it tells is committed.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class TransactionCoordinator:
         ensure_topic: Callable[[], Awaitable[object]],
         take_producer_id: Callable[[], Awaitable[int]],
         write_markers: WriteMarkers,
+        mark_streams: MarkStreams | None = None,
         settings: TransactionSettings | None = None,
         clock_ms: Callable[[], int] = _monotonic_ms,
         wall_clock_ms: Callable[[], int] = _wall_ms,
@@ -101,7 +104,13 @@ class TransactionCoordinator:
         self._image = image
         self._clock_ms = clock_ms
         self._sender = MarkSender(
-            node_id, image, peers, write_markers, clock_ms=clock_ms, on_done=self._marks_committed
+            node_id,
+            image,
+            peers,
+            write_markers,
+            clock_ms=clock_ms,
+            on_done=self._marks_committed,
+            streams=mark_streams,
         )
         ports = HostPorts(replicas, clock_ms, wall_clock_ms)
         context = TransactionContext(

@@ -248,9 +248,20 @@ class Attempts:
             self._check_winner(_named(group.name, request.epoch_number, winner), winner)
         commit = GroupCommit(request.epoch_number, winners, ledger.wall_ms)
         ledger.put_group(group.name, commit)
-        for name in sorted(group.attempts):
-            ledger.settle(ledger.entry(name))
+        group.unsettled.extend(sorted(group.attempts))
+        self.settle_some(group)
         ledger.respond(group.name, event.request_id, event.answer())
+
+    def settle_some(self, group: Group) -> None:
+        """Have marks sent for attempts that the last commit has decided about.
+
+        The record alone says how they end, and whatever is asked about one settles it first. So the
+        others may wait: for the group's deadline, which is now while there are any.
+        """
+        for _ in range(min(len(group.unsettled), self._ledger.settings.settled_at_once)):
+            name = group.unsettled.popleft()
+            if name in group.attempts:
+                self._ledger.settle(self._ledger.entry(name))
 
     def _replay(self, event: CommitGroup, last: GroupCommit, winners: tuple[Winner, ...]) -> None:
         request = event.request

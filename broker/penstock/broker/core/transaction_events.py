@@ -38,6 +38,9 @@ class TransactionSettings:
     kept_pause_ms: int = KEPT_PAUSE_MS
     # What could not be written, or had no producer id, is tried again after this.
     retry_ms: int = 500
+    # So many attempts of one commit have their marks sent at once; whatever else this broker serves
+    # has its turn before the next ones.
+    settled_at_once: int = 500
     # The largest producer epoch; a simulation comes to the end of a smaller one.
     last_epoch: int = LAST_EPOCH
 

@@ -8,6 +8,7 @@ is what a load finds out anew: which marks are not there yet, and who waits for 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -91,6 +92,8 @@ class Group:
     """The ids of those that have a record."""
     waiting: list[Request] = field(default_factory=list)
     """Commits that wait for attempts of the last one to end."""
+    unsettled: deque[str] = field(default_factory=deque)
+    """Attempts that the last commit has decided, and that ``settle`` has not looked at since."""
 
 
 class Ledger:
@@ -424,13 +427,17 @@ class Ledger:
             else:
                 assert value.epoch < self.settings.last_epoch
                 assert value.next_producer_id == -1
-            if entry.retry_ms is None:
+            if entry.retry_ms is None and not self._is_unsettled(entry):
                 assert entry.outcome == self._outcome(entry, value)
         assert attempts == {
             name: one.attempts for name, one in self._groups.items() if one.attempts
         }
         for name in self._entries.keys() - self._ids.keys():
             assert self._entries[name].waiting, f"{name} is remembered for nothing"
+
+    def _is_unsettled(self, entry: Entry) -> bool:
+        group = None if entry.attempt is None else self._groups.get(entry.attempt.group)
+        return group is not None and entry.transactional_id in group.unsettled
 
     def _validate_kept(self, entry: Entry, value: Transaction) -> None:
         assert entry.attempt is None

@@ -8,12 +8,13 @@ for its other partitions. What was not written is sent again until it is, to who
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
 from penstock.broker.core.transaction_events import Mark, MarkDone
-from penstock.broker.core.transaction_values import Participant
+from penstock.broker.core.transaction_values import Participant, Participants
 
 MAX_UNDER_WAY: Final = 8
 """Requests to one leader at a time."""
@@ -21,8 +22,11 @@ MAX_UNDER_WAY: Final = 8
 _PATIENCE_MS: Final = 100
 """A leader that has not answered for so long is sent another request."""
 
-_MAX_MARKS: Final = 2_000
-"""In one request."""
+_MAX_MARKS: Final = 500
+"""In one request: who writes it, and who takes its answer, does nothing else meanwhile."""
+
+_ROUTED_AT_ONCE: Final = 1_000
+"""Marks. The commit of a group may have ten thousand sent with one record."""
 
 _MIN_BACKOFF_MS: Final = 50
 _MAX_BACKOFF_MS: Final = 2_000
@@ -93,6 +97,8 @@ class MarkQueue:
     def __init__(self, leaders: Leaders) -> None:
         self._leaders = leaders
         self._sending: dict[tuple[Owner, str, int, int], _Sending] = {}
+        self._added: deque[tuple[_Sending, Participants]] = deque()  # Not routed yet.
+        self._may_route = _ROUTED_AT_ONCE  # So many more before the next requests.
         self._lanes: dict[int, _Lane] = {}
         self._homeless: dict[_Sending, set[Participant]] = {}  # Without a leader now.
         self._later: list[tuple[int, int, _Sending, Participant]] = []  # A heap, by time.
@@ -111,9 +117,10 @@ class MarkQueue:
             if sending is None:
                 sending = self._sending[key] = _Sending(owner, mark, set())
             added = mark.partitions - sending.left
-            sending.left |= added
-            for participant in sorted(added):
-                self._route(sending, participant)
+            if added:
+                sending.left |= added
+                self._added.append((sending, added))
+        self._route_added()
 
     def drop(self, owner: Owner) -> None:
         """Forget the marks of a partition that is not led any more, or is loaded anew."""
@@ -151,6 +158,8 @@ class MarkQueue:
 
     def next_requests(self, now_ms: int) -> list[MarkRequest]:
         """What to send now. Each is to be answered by :meth:`answered`, whatever comes of it."""
+        self._may_route = _ROUTED_AT_ONCE
+        self._route_added()
         while self._later and self._later[0][0] <= now_ms:
             _, _, sending, participant = heapq.heappop(self._later)
             self._route(sending, participant)
@@ -167,6 +176,8 @@ class MarkQueue:
         """When there may be more to send without anything having happened; None for never."""
         lanes = (self._sends_at(lane, now_ms) for lane in self._lanes.values())
         times = [at_ms for at_ms in lanes if at_ms is not None]
+        if self._added:
+            times.append(now_ms)
         if self._later:
             times.append(self._later[0][0])
         return min(times, default=None)
@@ -218,6 +229,15 @@ class MarkQueue:
         return done
 
     # ------------------------------------------------------------------ where each is
+
+    def _route_added(self) -> None:
+        """Route what was added, or as much of it as may be before others have their turn."""
+        count = min(len(self._added), self._may_route)
+        self._may_route -= count
+        for _ in range(count):
+            sending, added = self._added.popleft()
+            for participant in sorted(added):
+                self._route(sending, participant)
 
     def _route(self, sending: _Sending, participant: Participant) -> None:
         """Put a partition's mark where its leader is; each is in one place, or in a request."""

@@ -311,6 +311,8 @@ class TransactionShard:
             due_ms = self._of(one).deadline_ms(one) if one.retry_ms is None else one.retry_ms
             if due_ms is not None:
                 deadlines.append(due_ms)
+        elif one.unsettled:
+            deadlines.append(self._ledger.now_ms)
         elif deadlines and not self._attempts.is_held_up(one):
             # What they waited for was taken back.
             deadlines.append(self._ledger.now_ms + self._ledger.settings.retry_ms)
@@ -331,7 +333,9 @@ class TransactionShard:
                 continue
             del self._deadlines[key]
             if key.startswith("g"):
-                self._refuse_late(self._ledger.group(key[1:]), key[1:])
+                group = self._ledger.group(key[1:])
+                self._refuse_late(group, group.name)
+                self._attempts.settle_some(group)
             else:
                 self._entry_due(self._settled(key[1:]))
 

@@ -1,4 +1,4 @@
-"""How a follower reaches the broker that it follows: where it is served, and by what transport."""
+"""How a broker reaches one that leads: where it is served, and by what transport."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ from typing import Any, Final
 import structlog
 from grpc import StatusCode, aio
 
-from penstock.broker.replication.frame_stream import FrameStream, tune_socket
-from penstock.broker.replication.ports import EOF, LeaderStream, Push, StreamBrokenError
+from penstock.broker.replication.frame_stream import FrameStream, said_in, tune_socket
+from penstock.broker.replication.ports import (
+    EOF,
+    LeaderStream,
+    MarkersStream,
+    Push,
+    StreamBrokenError,
+)
 from penstock.raft_meta.connecting import NodeConnector
-from penstock.v1 import replication_pb2
+from penstock.v1 import coordination_pb2, replication_pb2
 from penstock.v1.replication_pb2_grpc import ReplicationStub
 from penstock.wire.laden import REPLICATION_PUSH
 from penstock.wire.transport import format_address
@@ -59,7 +65,10 @@ class ReplicationConnector:
         try:
             found = await self._locate(channel)
             if found.frames_port and self._frames:
-                stream = await self._try_frames(node_id, host, found.frames_port, hello)
+                first = replication_pb2.ReplicationFetchRequest(hello=hello)
+                stream = await self._try_frames(
+                    node_id, host, found.frames_port, first, REPLICATION_PUSH.parse
+                )
                 if stream is not None:
                     return await _without(channel, stream)
             channel = await self._move(channel, node_id, host, found)
@@ -69,6 +78,28 @@ class ReplicationConnector:
             if isinstance(error, aio.AioRpcError):
                 raise _broken(error) from error
             raise
+
+    async def open_markers(
+        self, node_id: int, host: str, port: int, hello: replication_pb2.FollowerHello
+    ) -> MarkersStream | None:
+        """A new connection to bring a leader marks, the hello said. End it with ``cancel``.
+
+        None where there is no way but to call WriteMarkers. Raises StreamBrokenError.
+        """
+        if not self._frames:
+            return None
+        channel = self._connector.open(format_address(host, port), node_id)
+        try:
+            found = await self._locate(channel)
+        except aio.AioRpcError as error:
+            raise _broken(error) from error
+        finally:
+            await channel.close(None)
+        if not found.frames_port or not found.marks_in_frames:
+            return None
+        first = replication_pb2.ReplicationFetchRequest(coordinator=hello)
+        parse = coordination_pb2.MarkersAnswer.FromString
+        return await self._try_frames(node_id, host, found.frames_port, first, parse)
 
     async def _locate(self, channel: aio.Channel) -> replication_pb2.LocateResponse:
         """Where the broker serves followers. Raises AioRpcError."""
@@ -89,15 +120,20 @@ class ReplicationConnector:
         return self._connector.open(format_address(host, found.port), node_id)
 
     async def _try_frames(
-        self, node_id: int, host: str, port: int, hello: replication_pb2.FollowerHello
-    ) -> LeaderStream | None:
-        """The stream, or None where the port is no way to this leader.
+        self,
+        node_id: int,
+        host: str,
+        port: int,
+        first: replication_pb2.ReplicationFetchRequest,
+        parse: Callable[[bytes], Any],
+    ) -> FrameStream | None:
+        """The stream, the first message sent; None where the port is no way to this leader.
 
         Raises StreamBrokenError with the leader's own reason.
         """
         try:
             async with asyncio.timeout(FRAMES_TIMEOUT_S):
-                stream = await self._connect(node_id, host, port, hello)
+                stream = await self._connect(node_id, host, port, first, parse)
         except StreamBrokenError as error:
             if error.cause == "refused":
                 raise
@@ -123,11 +159,16 @@ class ReplicationConnector:
         return None
 
     async def _connect(
-        self, node_id: int, host: str, port: int, hello: replication_pb2.FollowerHello
-    ) -> LeaderStream:
+        self,
+        node_id: int,
+        host: str,
+        port: int,
+        first: replication_pb2.ReplicationFetchRequest,
+        parse: Callable[[bytes], Any],
+    ) -> FrameStream:
         loop = asyncio.get_running_loop()
         context = self._connector.tls_context()
-        stream = FrameStream(REPLICATION_PUSH.parse)
+        stream = FrameStream(parse)
         transport, _ = await loop.create_connection(
             lambda: stream,
             host,
@@ -140,9 +181,10 @@ class ReplicationConnector:
             refusal = self._connector.refusal(stream.peer_names, node_id)
             if refusal is not None:
                 raise StreamBrokenError(refusal.status, refusal.reason)
-            await stream.write(replication_pb2.ReplicationFetchRequest(hello=hello))
+            await stream.write(first)
             welcome = await stream.read_welcome()
-            if (welcome.cluster_id, welcome.node_id) != (hello.cluster_id, node_id):
+            cluster_id = said_in(first).cluster_id
+            if (welcome.cluster_id, welcome.node_id) != (cluster_id, node_id):
                 raise StreamBrokenError(
                     StatusCode.FAILED_PRECONDITION,
                     f"broker {welcome.node_id} of cluster {welcome.cluster_id!r} is there instead",

@@ -1,4 +1,4 @@
-"""The port where followers are served in frames, and what stands before it."""
+"""The port for frames, where followers and coordinators are served, and what stands before it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import grpc
 import structlog
 
-from penstock.broker.replication.frame_stream import FrameStream, tune_socket
+from penstock.broker.replication.frame_stream import FrameStream, said_in, tune_socket
 from penstock.broker.replication.leader import FollowerStream, LeaderSide, follower_status
-from penstock.broker.replication.ports import EOF, StreamBrokenError
+from penstock.broker.replication.ports import EOF, BeginMarkers, StreamBrokenError
+from penstock.broker.replication.taking_marks import CoordinatorStream
 from penstock.raft_meta.authentication import PeerAuthentication
-from penstock.v1 import replication_pb2
+from penstock.v1 import coordination_pb2, replication_pb2
 from penstock.wire.errors import AddressInUseError, PenstockError
 from penstock.wire.transport import format_address
 
@@ -67,10 +68,11 @@ class Refused:
 
 
 class FrameServer:
-    """Serves followers that come with frames. Used on one event loop.
+    """Serves followers that come with frames, and coordinators with marks. Used on one event loop.
 
     ``server_context`` gives what each accepted connection is secured with, None for no TLS;
-    ``count_refused`` is told the cause of each refusal, ``count_served`` of each follower let in.
+    ``begin_markers`` writes marks to what is led here; ``count_refused`` is told the cause of each
+    refusal, ``count_served`` of each follower let in.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class FrameServer:
         manager: LeaderSide,
         authentication: PeerAuthentication,
         server_context: Callable[[], ssl.SSLContext | None],
+        begin_markers: BeginMarkers,
         *,
         cluster_id: str,
         node_id: int,
@@ -88,6 +91,8 @@ class FrameServer:
         self._manager = manager
         self._authentication = authentication
         self._server_context = server_context
+        self._begin_markers = begin_markers
+        self._coordinators: dict[int, FrameStream] = {}  # One connection a node.
         self._welcome = replication_pb2.LeaderWelcome(cluster_id=cluster_id, node_id=node_id)
         self._refused = Refused(count_refused, clock_s)
         self._count_served = count_served
@@ -175,14 +180,14 @@ class FrameServer:
             if stream is None:
                 return
             try:
-                hello = await self._let_in(stream, peer)
+                first = await self._let_in(stream, peer)
             except BaseException:
                 stream.cancel()
                 raise
         finally:
             self._unknown -= 1
-        if hello is not None:
-            await self._follow(stream, hello, peer)
+        if first is not None:
+            await self._attend(stream, first, peer)
 
     async def _open(self, sock: socket.socket, peer: str) -> FrameStream | None:
         """The connection, secured if it must be; None when that failed."""
@@ -208,12 +213,14 @@ class FrameServer:
             return None
         return stream
 
-    async def _let_in(self, stream: FrameStream, peer: str) -> replication_pb2.FollowerHello | None:
-        """Who follows; None for somebody who may not, and was told so."""
+    async def _let_in(
+        self, stream: FrameStream, peer: str
+    ) -> replication_pb2.ReplicationFetchRequest | None:
+        """What it began with; None for somebody who may not be here, and was told so."""
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
-                hello = await _hello(stream)
-            self._check(stream, hello)
+                first = await _first(stream)
+            self._check(stream, said_in(first))
         except TimeoutError:
             reason = f"no hello came within {HELLO_TIMEOUT_S:g} s"
             refusal = StreamBrokenError(grpc.StatusCode.DEADLINE_EXCEEDED, reason, cause="silent")
@@ -224,50 +231,67 @@ class FrameServer:
                 follower_status(error), error.message, cause=error.code.name.lower()
             )
         else:
+            if first.HasField("coordinator"):
+                stream.turn_to(coordination_pb2.MarkersRequest.FromString)
             stream.welcome(self._welcome)
-            return hello
+            return first
         stream.refuse(refusal.status, refusal.reason)
         if refusal.status is not grpc.StatusCode.UNAVAILABLE:  # Else it comes again soon.
             self._refused.add(refusal.cause, refusal.reason, peer)
         return None
 
     def _check(self, stream: FrameStream, hello: replication_pb2.FollowerHello) -> None:
-        """Raise StreamBrokenError or a PenstockError unless who says so may follow."""
+        """Raise StreamBrokenError or a PenstockError unless who says so may be served."""
         refusal = self._authentication.named(stream.peer_names).refusal(hello.node_id)
         if refusal is not None:
             raise StreamBrokenError(refusal.status, refusal.reason, cause="certificate")
         self._manager.check_follower(hello)
 
-    async def _follow(
-        self, stream: FrameStream, hello: replication_pb2.FollowerHello, peer: str
+    async def _attend(
+        self, stream: FrameStream, first: replication_pb2.ReplicationFetchRequest, peer: str
     ) -> None:
-        self._count_served()
         try:
-            await FollowerStream(self._manager, hello).run(stream)
+            if first.HasField("coordinator"):
+                await self._take_marks(stream, first.coordinator.node_id)
+            else:
+                self._count_served()
+                await FollowerStream(self._manager, first.hello).run(stream)
         except StreamBrokenError as error:
             if error.status is grpc.StatusCode.UNAVAILABLE:
-                return  # It went, as followers may.
+                return  # It went, as brokers may.
             stream.refuse(error.status, error.reason)
             self._refused.add(error.cause, error.reason, peer)
         except Exception:
-            logger.exception("serving a follower failed", follower=hello.node_id)
+            logger.exception("serving a broker failed", peer_node=said_in(first).node_id)
         finally:
             stream.finish()
 
+    async def _take_marks(self, stream: FrameStream, node_id: int) -> None:
+        """Serve a coordinator. It has one connection: an earlier one is dead, or soon will be."""
+        earlier = self._coordinators.pop(node_id, None)
+        if earlier is not None:
+            earlier.cancel()
+        self._coordinators[node_id] = stream
+        try:
+            await CoordinatorStream(stream, self._begin_markers).run()
+        finally:
+            if self._coordinators.get(node_id) is stream:
+                del self._coordinators[node_id]
 
-async def _hello(stream: FrameStream) -> replication_pb2.FollowerHello:
-    """What a follower begins with. Raises StreamBrokenError for anything else."""
-    first = await stream.read()
+
+async def _first(stream: FrameStream) -> replication_pb2.ReplicationFetchRequest:
+    """What a broker begins with. Raises StreamBrokenError for anything else."""
+    first: Any = await stream.read()
     if first is EOF:
         raise StreamBrokenError(
             grpc.StatusCode.CANCELLED, "it was closed without a hello", cause="silent"
         )
-    if first.WhichOneof("message") != "hello":
+    if first.WhichOneof("message") not in ("hello", "coordinator"):
         await stream.abort(
             grpc.StatusCode.INVALID_ARGUMENT, "the first message of a stream must be the hello"
         )
-    hello: replication_pb2.FollowerHello = first.hello
-    return hello
+    said: replication_pb2.ReplicationFetchRequest = first
+    return said
 
 
 async def _listen(host: str, port: int) -> list[socket.socket]:

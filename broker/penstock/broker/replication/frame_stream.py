@@ -139,6 +139,10 @@ class FrameStream(asyncio.Protocol):
         """The other end is let in: its messages may be as large as messages are."""
         self._decoder.max_bytes = MAX_MESSAGE_BYTES
 
+    def turn_to(self, parse: Callable[[bytes], Any]) -> None:
+        """What comes from now on is of another kind. Nothing may have come that was not read."""
+        self._parse = parse
+
     async def read(self) -> Any:
         """The next message, or EOF. Raises StreamBrokenError."""
         frame = await self._next_frame()
@@ -203,7 +207,7 @@ class FrameStream(asyncio.Protocol):
         self._check_open()
 
     def welcome(self, welcome: replication_pb2.LeaderWelcome) -> None:
-        """Let the follower in."""
+        """Let the other end in."""
         self.trust()
         self._send(Kind.WELCOME, welcome)
 
@@ -304,6 +308,11 @@ class FrameStream(asyncio.Protocol):
     def _wake_reader(self) -> None:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
+
+
+def said_in(first: replication_pb2.ReplicationFetchRequest) -> replication_pb2.FollowerHello:
+    """The hello in the first message of a framed connection, whatever it is opened for."""
+    return first.coordinator if first.HasField("coordinator") else first.hello
 
 
 def tune_socket(sock: socket.socket) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from heapq import nlargest
 from typing import Final, NamedTuple
 
@@ -17,6 +19,7 @@ from penstock.broker.core.verification import Marked
 from penstock.broker.replication.admitting import check_cluster
 from penstock.broker.replication.answers import not_enough_replicas
 from penstock.broker.replication.partition import Partition
+from penstock.broker.replication.purgatory import Call
 from penstock.v1 import common_pb2, coordination_pb2, transactions_pb2
 from penstock.wire.errors import (
     DiskFullError,
@@ -95,9 +98,26 @@ class LedTransactions:
     async def write_markers(
         self, request: coordination_pb2.WriteMarkersRequest
     ) -> coordination_pb2.WriteMarkersResponse:
-        """End transactions; answered when all marks are committed, or refused for a reason each.
+        """``begin_markers``, and return what it ends with. Raises nothing."""
+        answered: asyncio.Future[coordination_pb2.WriteMarkersResponse]
+        answered = asyncio.get_running_loop().create_future()
 
-        The marks of a request for one partition are appended together, before this suspends. One
+        def answer(response: coordination_pb2.WriteMarkersResponse) -> None:
+            if not answered.done():  # Else whoever waited has given up.
+                answered.set_result(response)
+
+        self.begin_markers(request, answer)
+        return await answered
+
+    def begin_markers(
+        self,
+        request: coordination_pb2.WriteMarkersRequest,
+        on_end: Callable[[coordination_pb2.WriteMarkersResponse], object],
+    ) -> None:
+        """End transactions; ``on_end`` gets the answer when all marks are committed, or refused for
+        a reason each. It may be called before this returns, and must not raise.
+
+        The marks of a request for one partition are appended together, before this returns. One
         that is there already is not appended again, but answered only when it is committed as well.
         As with a producer's acks=all nothing is appended where too few replicas are in sync. One
         that contradicts the mark under its epoch is refused with TRANSACTION_TORN once that one is
@@ -122,14 +142,14 @@ class LedTransactions:
         except PenstockError as error:
             for marks in wanted.values():
                 _refuse(marks, error)
-            return response
+            on_end(response)
+            return
         commits = [
             commit
             for place, marks in wanted.items()
             if (commit := self._append(place, list(_sound(marks)))) is not None
         ]
-        await asyncio.gather(*(self._wait(commit) for commit in commits))
-        return response
+        _Commits(partial(on_end, response)).wait_for(commits)
 
     def _append(self, place: _Place, wanted: list[_Wanted]) -> _Commit | None:
         """Append what is to be marked in one partition; what is then to be waited for."""
@@ -177,12 +197,6 @@ class LedTransactions:
             self._on_mark(mark)
         return end_offset
 
-    async def _wait(self, commit: _Commit) -> None:
-        try:
-            await self._wait_committed(commit.partition, commit.end_offset)
-        except PenstockError as error:
-            _refuse(commit.wanted, error)
-
     async def _wait_committed(self, partition: Partition, end_offset: int) -> None:
         if partition.replica.high_watermark >= end_offset:
             return
@@ -190,10 +204,7 @@ class LedTransactions:
             async with asyncio.timeout(_COMMIT_TIMEOUT_S):
                 await partition.commit_waiters.add(end_offset)
         except TimeoutError:
-            raise RequestTimedOutError(
-                f"{partition.name}: the marks are in the log, but were not committed within "
-                f"{_COMMIT_TIMEOUT_S:g} s; send them again"
-            ) from None
+            raise _too_late(partition) from None
 
     # --- What people ask ----------------------------------------------------------------------
 
@@ -280,12 +291,64 @@ class OpenPlace(NamedTuple):
     start_offset: int
 
 
-class _Commit(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class _Commit:
     """Marks that are answered once the log is committed up to an offset."""
 
     partition: Partition
     end_offset: int
     wanted: list[_Wanted]
+
+
+class _Commits:
+    """Waits until the marks of one request are committed, then calls ``on_end`` once.
+
+    No task is made, for the request or for a partition, and one timer serves all of them.
+    """
+
+    def __init__(self, on_end: Callable[[], object]) -> None:
+        self._on_end = on_end
+        self._left: dict[_Commit, Call] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def wait_for(self, commits: list[_Commit]) -> None:
+        """Begin to wait. With nothing to wait for it ends at once."""
+        for commit in commits:
+            partition = commit.partition
+            if partition.replica.high_watermark < commit.end_offset:
+                ended = partial(self._ended, commit)
+                self._left[commit] = partition.commit_waiters.call(commit.end_offset, ended)
+        if not self._left:
+            self._on_end()
+            return
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(_COMMIT_TIMEOUT_S, self._overdue)
+
+    def _ended(self, commit: _Commit, error: BaseException | None) -> None:
+        if isinstance(error, PenstockError):
+            _refuse(commit.wanted, error)
+        elif error is not None:
+            failed = f"{commit.partition.name}: the broker failed ({error!r})"
+            _refuse(commit.wanted, UnknownServerError(failed))
+        del self._left[commit]
+        if not self._left:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._on_end()
+
+    def _overdue(self) -> None:
+        for commit, call in self._left.items():
+            call.cancel()
+            _refuse(commit.wanted, _too_late(commit.partition))
+        self._left.clear()
+        self._on_end()
+
+
+def _too_late(partition: Partition) -> PenstockError:
+    return RequestTimedOutError(
+        f"{partition.name}: the marks are in the log, but were not committed within "
+        f"{_COMMIT_TIMEOUT_S:g} s; send them again"
+    )
 
 
 def _sound(wanted: list[_Wanted]) -> Iterator[_Wanted]:

@@ -11,7 +11,7 @@ from grpc import aio
 
 from penstock.broker.core.ports import DamagedLogError, Log
 from penstock.broker.core.verification import Question
-from penstock.v1 import cluster_pb2, controller_pb2, replication_pb2
+from penstock.v1 import cluster_pb2, controller_pb2, coordination_pb2, replication_pb2
 from penstock.wire.errors import PenstockError
 from penstock.wire.ids import TopicId, TopicIdPartition, TopicPartition
 from penstock.wire.laden import Laden
@@ -179,6 +179,69 @@ class ServedStream(Protocol):
 StreamOpener = Callable[[int, str, int, replication_pb2.FollowerHello], Awaitable[LeaderStream]]
 """Opens a stream to the broker of this node id, which clients reach at this host and port, and says
 hello. Raises StreamBrokenError."""
+
+BeginMarkers = Callable[
+    [
+        coordination_pb2.WriteMarkersRequest,
+        Callable[[coordination_pb2.WriteMarkersResponse], object],
+    ],
+    object,
+]
+"""Has marks written to what is led here; the second argument is called once, with the answer. Also
+before this returns, or from within a change of a partition: it must do no more than hand it on, and
+not raise."""
+
+
+class MarkersStream(Protocol):
+    """A coordinator's end of the connection to a leader that takes its marks."""
+
+    async def read_all(self, handle: Callable[[coordination_pb2.MarkersAnswer], object]) -> None:
+        """Hand each answer on in the moment in which it comes, until the leader ends its side.
+
+        Raises StreamBrokenError, and what ``handle`` raises.
+        """
+        ...
+
+    def write_now(self, message: coordination_pb2.MarkersRequest) -> bool:
+        """Send a message if the connection takes one without waiting; False if not.
+
+        Raises StreamBrokenError.
+        """
+        ...
+
+    def cancel(self) -> None:
+        """End the connection: whoever reads is woken."""
+        ...
+
+
+class MarkersTaken(Protocol):
+    """A leader's end of such a connection."""
+
+    async def read_all(self, handle: Callable[[coordination_pb2.MarkersRequest], object]) -> None:
+        """Hand each request on in the moment in which it comes, until the coordinator goes.
+
+        Raises StreamBrokenError, and what ``handle`` raises.
+        """
+        ...
+
+    def write_now(self, message: coordination_pb2.MarkersAnswer) -> bool:
+        """Send a message if the connection takes one without waiting; False if not.
+
+        Raises StreamBrokenError.
+        """
+        ...
+
+    async def write(self, message: coordination_pb2.MarkersAnswer) -> None:
+        """Send a message; returns when the connection takes another. Raises StreamBrokenError."""
+        ...
+
+
+MarkersOpener = Callable[
+    [int, str, int, replication_pb2.FollowerHello], Awaitable[MarkersStream | None]
+]
+"""Connects to the broker of this node id, which clients reach at this host and port, to bring it
+marks. None where it takes none so: an older one, or one whose port is out of reach. Raises
+StreamBrokenError with its own refusal."""
 
 LeadershipListener = Callable[[str, int, int, bool], None]
 """Called with topic, partition, leader epoch, and whether this broker leads from now on (True)

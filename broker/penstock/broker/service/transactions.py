@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import grpc
 
+from penstock.broker.coordinator.hanging import Judgement
 from penstock.broker.coordinator.transaction_coordinator import (
     DEFAULT_WAIT_MS,
     TransactionCoordinator,
@@ -22,7 +23,7 @@ _MAX_PARTITIONS_ASKED: Final = 1_000
 _ANSWERS_BEFORE: Final = 0.9
 """A request that waits is answered before its sender gives up: who hears why asks better."""
 
-Judge = Callable[[Sequence[OpenPlace]], Awaitable[list[PenstockError | None]]]
+Judge = Callable[[Sequence[OpenPlace]], Awaitable[Judgement]]
 """Whether no coordinator knows of transactions; see HangingJudge."""
 
 
@@ -162,8 +163,9 @@ class TransactionsServicer(TransactionsServicerBase):
                 grpc.StatusCode.INVALID_ARGUMENT,
                 f"{count} transactions are asked about; {_MAX_PARTITIONS_ASKED} are allowed",
             )
-        response = transactions_pb2.CheckHangingResponse()
-        for outcome in await self._check_hanging(request.transactions):
+        outcomes, sure_in_ms = await self._check_hanging(request.transactions)
+        response = transactions_pb2.CheckHangingResponse(sure_in_ms=sure_in_ms)
+        for outcome in outcomes:
             response.results.append(
                 outcome.to_proto() if isinstance(outcome, PenstockError) else common_pb2.Error()
             )
@@ -175,28 +177,31 @@ class TransactionsServicer(TransactionsServicerBase):
         """End a transaction that no coordinator knows of."""
         if request.force:
             return await self._led.abort_hanging(request)
-        [outcome] = await self._check_hanging([request])
+        [outcome], _ = await self._check_hanging([request])
         if isinstance(outcome, PenstockError):
             return transactions_pb2.AbortHangingResponse(error=outcome.to_proto())
         return await self._led.abort_hanging(request, outcome)
 
     async def _check_hanging(
         self, requests: Sequence[transactions_pb2.AbortHangingRequest]
-    ) -> list[OpenPlace | PenstockError]:
-        """What hangs, still open after all coordinators were asked; or why not.
+    ) -> tuple[list[OpenPlace | PenstockError], int]:
+        """What hangs, still open after all coordinators were asked; or why not. And in how many
+        milliseconds it is sure of those where only time is wanting.
 
         Of one that is open there now, and was another one when they were asked, nothing is known:
         ``abort_hanging`` refuses it, as it is given the one that was judged.
         """
         outcomes = [self._led.look_at(request) for request in requests]
         places = [one for one in outcomes if isinstance(one, OpenPlace)]
-        verdicts = dict(zip(places, await self._judge(places) if places else [], strict=True))
-        return [
+        judged = await self._judge(places) if places else Judgement([])
+        verdicts = dict(zip(places, judged.verdicts, strict=True))
+        hanging = [
             outcome
             if isinstance(outcome, PenstockError)
             else verdicts[outcome] or (now if isinstance(now, PenstockError) else outcome)
             for outcome, now in zip(outcomes, map(self._led.look_at, requests), strict=True)
         ]
+        return hanging, judged.sure_in_ms
 
 
 def _wait_ms(context: Any) -> int:

@@ -145,6 +145,7 @@ class HostedTransactions:
             note_after_ms=_NOTE_AFTER_MS,
             kept_pause_ms=KEPT_PAUSE_MS,
             retry_ms=_RETRY_AFTER_MS,
+            settled_at_once=1,
             last_epoch=self._broker.place.last_epoch,
         )
         shard = TransactionShard(Topics(self._broker), settings)

@@ -1,0 +1,1 @@
+"""The sink: rows of Spark to records of topics, exactly once or at least once."""

@@ -1,0 +1,76 @@
+"""The options of the sink, checked before anything runs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from penstock.client.config import AttemptConfig, CommitConfig, ProducerConfig
+from penstock.pipeline.option_map import ClientSettings, OptionMap
+
+_WHERE: Final = "the penstock sink"
+_DEFAULT_SINK_ID: Final = "penstock"
+_MAX_SINK_ID_BYTES: Final = 249  # As of a topic's name, which is the default.
+
+# An attempt's id for the check of settings alone; the real one is made of the task's numbers.
+_SOME_ATTEMPT: Final = "__attempt/0/0/0/check"
+
+_BYTES: Final = "keys and values are columns of bytes or text already; leave it out"
+_OURS: Final = {
+    "key_serializer": _BYTES,
+    "value_serializer": _BYTES,
+    "transactional_id": "the sink makes it of the query, batch and task; set sinkId instead",
+}
+_OURS_WITHOUT_TRANSACTIONS: Final = {
+    **_OURS,
+    "transactional_id": "delivery=at-least-once has no transactions; leave it out",
+    "transaction_timeout_ms": "delivery=at-least-once has no transactions; leave it out",
+}
+
+
+class Delivery(Enum):
+    """What a row that Spark handed over once comes to in the log."""
+
+    EXACTLY_ONCE = "exactly-once"
+    AT_LEAST_ONCE = "at-least-once"
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """What a write was told. It pickles, since tasks get it."""
+
+    topic: str | None
+    """Where all rows go; None where their column ``topic`` says it."""
+    delivery: Delivery
+    sink_id: str
+    """Which of a query's writes this is, over all its restarts."""
+    client: ClientSettings
+
+    @classmethod
+    def load(cls, given: Mapping[str, str | None]) -> SinkOptions:
+        """The options of ``df.write`` and ``df.writeStream``. Raises OptionError."""
+        options = OptionMap(given, where=_WHERE)
+        options.ignore("checkpointLocation")  # Spark hands it over too, and means itself.
+        topic = options.text("topic")
+        words = [delivery.value for delivery in Delivery]
+        delivery = Delivery(options.choice("delivery", words, Delivery.EXACTLY_ONCE.value))
+        sink_id = options.text("sinkId")
+        if sink_id is not None and len(sink_id.encode()) > _MAX_SINK_ID_BYTES:
+            raise options.refusal("sinkId", f"at most {_MAX_SINK_ID_BYTES} bytes are wanted")
+        if delivery is Delivery.EXACTLY_ONCE:
+            client = options.client_settings(
+                CommitConfig,
+                AttemptConfig,
+                ours=_OURS,
+                assumed={AttemptConfig: {"transactional_id": _SOME_ATTEMPT}},
+            )
+        else:
+            if sink_id is not None:
+                raise options.contradiction(
+                    "sinkId is for delivery=exactly-once; leave one of them out"
+                )
+            client = options.client_settings(ProducerConfig, ours=_OURS_WITHOUT_TRANSACTIONS)
+        options.finish()
+        return cls(topic, delivery, sink_id or topic or _DEFAULT_SINK_ID, client)

@@ -1,0 +1,245 @@
+"""The sink's pure parts: options, columns, rows, who writes, what the driver concludes."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from penstock.client.config import AttemptConfig, CommitConfig
+from penstock.pipeline.errors import ConcurrentQueryError, OptionError, RowError, SchemaError
+from penstock.pipeline.sink.columns import check
+from penstock.pipeline.sink.identity import Epoch, mark_of, marked, place_of
+from penstock.pipeline.sink.plan import SinkPlan
+from penstock.pipeline.sink.rows import by_topic
+from penstock.pipeline.sink.verdict import TaskDone, verdict
+from penstock.pipeline.sink_options import Delivery, SinkOptions
+
+SERVERS = {"penstock.bootstrap.servers": "localhost:9092"}
+HEADERS = ArrayType(StructType().add("key", StringType()).add("value", BinaryType()))
+EPOCH = Epoch("spark-q-t", 7, 5, of_query=True)
+
+
+def schema(**columns: Any) -> StructType:
+    return StructType([StructField(name, kind) for name, kind in columns.items()])
+
+
+# --- options ------------------------------------------------------------------------------------
+
+
+def test_options_have_the_topic_for_a_sink_id() -> None:
+    options = SinkOptions.load({**SERVERS, "TOPIC": "orders", "checkpointlocation": "/x"})
+    assert (options.topic, options.sink_id) == ("orders", "orders")
+    assert options.delivery is Delivery.EXACTLY_ONCE
+    assert SinkOptions.load(SERVERS).sink_id == "penstock"
+    assert SinkOptions.load({**SERVERS, "topic": "t", "sinkId": "s"}).sink_id == "s"
+    assert pickle.loads(pickle.dumps(options)) == options
+
+
+def test_client_settings_go_to_those_who_have_them() -> None:
+    given = {
+        "penstock.transaction.timeout.ms": "5000",
+        "penstock.default.api.timeout.ms": "7000",
+        "penstock.compression": "lz4",
+    }
+    client = SinkOptions.load({**SERVERS, **given}).client
+    assert client.of(AttemptConfig) == {"transaction_timeout_ms": 5000, "compression": "lz4"}
+    assert client.of(CommitConfig) == {"default_api_timeout_ms": 7000}
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"topics": "t"}, "unknown option topics; did you mean topic?"),
+        ({"delivery": "twice"}, "exactly-once, at-least-once"),
+        ({"sinkId": "x" * 250}, "at most 249 bytes"),
+        ({"delivery": "at-least-once", "sinkId": "s"}, "sinkId is for delivery=exactly-once"),
+        ({"penstock.acks": "1"}, "acks"),
+        ({"penstock.value.serializer": "json"}, "columns of bytes or text"),
+        ({"penstock.transactional.id": "mine"}, "set sinkId instead"),
+        ({"delivery": "at-least-once", "penstock.transaction.timeout.ms": "5"}, "no transactions"),
+        ({"penstock.linger": "5"}, "penstock.linger"),
+    ],
+)
+def test_options_that_are_refused(given: dict[str, str], says: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        SinkOptions.load({**SERVERS, **given})
+    assert says in str(caught.value)
+
+
+def test_overwriting_is_refused() -> None:
+    with pytest.raises(OptionError, match="mode\\('append'\\)"):
+        SinkPlan.of({**SERVERS, "topic": "t"}, schema(value=StringType()), overwrite=True)
+
+
+# --- columns ------------------------------------------------------------------------------------
+
+
+def test_all_columns_in_any_case() -> None:
+    columns = schema(
+        Value=BinaryType(),
+        KEY=StringType(),
+        topic=StringType(),
+        partition=IntegerType(),
+        timestamp=TimestampType(),
+        headers=HEADERS,
+    )
+    assert check(columns, None) == ("value", "key", "topic", "partition", "timestamp", "headers")
+
+
+@pytest.mark.parametrize(
+    ("columns", "topic", "says"),
+    [
+        ({"key": StringType()}, "t", "column 'value' is missing; the columns are key"),
+        ({"value": IntegerType()}, "t", "'value' is int, and STRING or BINARY is wanted"),
+        ({"value": StringType(), "offset": LongType()}, "t", "no column 'offset'"),
+        ({"value": StringType(), "partitions": LongType()}, "t", "did you mean 'partition'"),
+        ({"value": StringType(), "partition": LongType()}, "t", "'partition' is bigint"),
+        ({"value": StringType(), "timestamp": TimestampNTZType()}, "t", "TIMESTAMP is wanted"),
+        ({"value": StringType(), "headers": ArrayType(StringType())}, "t", "ARRAY<STRUCT<"),
+        ({"value": StringType(), "VALUE": StringType()}, "t", "several columns 'value'"),
+        ({"value": StringType()}, None, "nothing says the topic"),
+        ({"value": StringType(), "topic": StringType()}, "t", "leave the option out"),
+    ],
+)
+def test_columns_that_are_refused(columns: dict[str, Any], topic: str | None, says: str) -> None:
+    with pytest.raises(SchemaError) as caught:
+        check(schema(**columns), topic)
+    assert says in str(caught.value)
+
+
+# --- rows ---------------------------------------------------------------------------------------
+
+
+def split(
+    columns: dict[str, pa.Array], topic: str | None = None
+) -> dict[str, dict[str, list[Any]]]:
+    batch = pa.record_batch(columns)
+    found = [(name, rows.to_pydict()) for name, rows in by_topic(batch, list(columns), topic, 42)]
+    assert len(dict(found)) == len(found)
+    return dict(found)
+
+
+def test_rows_are_split_by_topic_in_their_order() -> None:
+    topics = pa.array(["b", "a", "b", "c", "a", "b"])
+    numbers = pa.array([b"%d" % number for number in range(6)])
+    assert split({"topic": topics, "value": numbers}) == {
+        "b": {"value": [b"0", b"2", b"5"]},
+        "a": {"value": [b"1", b"4"]},
+        "c": {"value": [b"3"]},
+    }
+    assert split({"topic": topics.take([0, 2]), "value": numbers.take([0, 2])}) == {
+        "b": {"value": [b"0", b"2"]}
+    }
+    assert split({"value": numbers[:0], "topic": topics[:0]}) == {}
+
+
+def test_timestamps_are_milliseconds_and_now_where_there_are_none() -> None:
+    times = pa.array([1_999, None], pa.timestamp("us", tz="UTC"))
+    rows = split({"value": pa.array(["a", "b"]), "timestamp": times}, "t")
+    assert rows == {"t": {"value": ["a", "b"], "timestamp": [1, 42]}}
+
+
+def test_rows_that_can_be_no_records() -> None:
+    value = pa.array(["a", "b"])
+    with pytest.raises(RowError, match="topic of 1 of 2 rows is null"):
+        split({"value": value, "topic": pa.array(["t", None])})
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    for pair in (None, {"key": None, "value": b""}):
+        headers = pa.array([[pair], [{"key": "k", "value": None}]], kind)
+        with pytest.raises(RowError, match="1 headers are null"):
+            split({"value": value, "headers": headers}, "t")
+
+
+# --- who writes ---------------------------------------------------------------------------------
+
+
+class Context:
+    """What a task knows of itself."""
+
+    def __init__(self, properties: dict[str, str], attempt: int = 3) -> None:
+        self.getLocalProperty = properties.get
+        self._attempt = attempt
+
+    def partitionId(self) -> int:
+        return 2
+
+    def taskAttemptId(self) -> int:
+        return self._attempt
+
+
+IN_QUERY = {
+    "sql.streaming.queryId": "q",
+    "streaming.sql.batchId": "7",
+    "spark.app.id": "app",
+    "spark.app.startTime": "1",
+    "spark.sql.execution.root.id": "9",
+    "spark.sql.execution.id": "10",
+}
+
+
+def place(attempt: int = 3, **changed: str) -> Any:
+    context: Any = Context({**IN_QUERY, **changed}, attempt)
+    return place_of(context, "t", "alone")
+
+
+def test_a_task_of_a_query_says_which_batch_it_is() -> None:
+    found = place()
+    assert (found.epoch.group, found.epoch.number, found.partition) == ("spark-q-t", 7, 2)
+    assert found.epoch.of_query
+    assert mark_of(found.attempt) == found.epoch.mark == mark_of(marked(found.epoch.mark))
+    assert 0 <= found.attempt < 2**63
+
+
+def test_each_attempt_has_a_number_of_its_own() -> None:
+    assert place(3).attempt != place(4).attempt
+
+
+def test_the_mark_is_that_of_one_execution_of_the_batch() -> None:
+    mark = place().epoch.mark
+    assert place(**{"spark.sql.execution.id": "11"}).epoch.mark == mark  # Another write of it.
+    for name in ("spark.app.id", "spark.app.startTime", "spark.sql.execution.root.id"):
+        assert place(**{name: "8"}).epoch.mark != mark
+
+
+def test_a_task_of_no_query_writes_for_itself() -> None:
+    context: Any = Context({"spark.sql.execution.root.id": "9"})
+    found = place_of(context, "t", "alone")
+    assert found.epoch == Epoch("alone", 0, 0, of_query=False)
+
+
+# --- what the driver concludes ------------------------------------------------------------------
+
+
+def test_winners_are_those_that_wrote_something() -> None:
+    found = verdict([TaskDone(EPOCH, "a"), TaskDone(EPOCH), TaskDone(EPOCH, "b")])
+    assert found is not None
+    assert (found.winners, found.committed_by) == (("a", "b"), None)
+
+
+def test_a_repetition_says_who_was_first() -> None:
+    found = verdict([TaskDone(EPOCH, committed_by=9), TaskDone(EPOCH, committed_by=9)])
+    assert found is not None
+    assert (found.winners, found.committed_by) == ((), 9)
+
+
+def test_nothing_is_left_to_commit_of_what_is_written_at_least_once() -> None:
+    assert verdict([TaskDone(None), TaskDone(None)]) is None
+
+
+def test_a_commit_while_the_tasks_ran_is_somebody_elses() -> None:
+    with pytest.raises(ConcurrentQueryError, match="batch 7 of spark-q-t"):
+        verdict([TaskDone(EPOCH, "a"), TaskDone(EPOCH, committed_by=9)])
