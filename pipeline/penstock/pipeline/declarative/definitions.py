@@ -106,7 +106,9 @@ def run(
     """
     from pyspark.pipelines.spark_connect_pipeline import start_run  # noqa: PLC0415 - as above.
 
-    with _failures("the pipeline is not valid" if dry else "the run failed"):
+    what = "the pipeline is not valid" if dry else "the run failed"
+    told: list[str] = []
+    with _failures(what, told):
         answers = start_run(
             spark,
             pipeline.graph_id,
@@ -119,6 +121,7 @@ def run(
         for answer in answers:
             if "pipeline_event_result" in answer:
                 event = answer["pipeline_event_result"].event
+                told += _reasons(event.message)
                 yield Event(event.timestamp.ToNanoseconds() / 1e9, event.message)
 
 
@@ -130,15 +133,26 @@ def failed(error: Exception, what: str) -> DefinitionError:
     return DefinitionError(f"{what}: {text}; next: mend what this names, and try again")
 
 
+def _reasons(message: str) -> list[str]:
+    """What an event says of a failure, if it does, that is no consequence of another one."""
+    first, *more = message.splitlines() or [""]
+    if "fail" not in first.lower() or "upstream" in first:
+        return []
+    return [" ".join([first, *more[:1]])]
+
+
 @contextlib.contextmanager
-def _failures(what: str) -> Iterator[None]:
-    """Whatever a project's own code or Spark raises inside is the project's failure."""
+def _failures(what: str, told: Sequence[str] = ()) -> Iterator[None]:
+    """Whatever a project's own code or Spark raises inside is the project's failure.
+
+    What Spark ``told`` before is the reason, where it did: what it raises only points there.
+    """
     try:
         yield
     except PipelineError:
         raise
     except Exception as error:
-        raise failed(error, what) from error
+        raise failed(RuntimeError(" ".join(told)) if told else error, what) from error
 
 
 def _registry(spark: SparkSession, pipeline: Pipeline) -> Any:
