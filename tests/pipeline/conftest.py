@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -32,12 +32,23 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             "spark.local.dir": str(temporary),
             "spark.sql.warehouse.dir": str(directory / "warehouse"),
             "spark.sql.shuffle.partitions": "2",
+            "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
+            "spark.connect.grpc.binding.address": "127.0.0.1",
+            "spark.connect.grpc.binding.port": "0",
         },
     )
     try:
         yield made
     finally:
         made.stop()
+
+
+@pytest.fixture(scope="session")
+def connect_url(spark: SparkSession) -> str:
+    """Where the same Spark serves Spark Connect, for processes of their own."""
+    java: Any = spark._jvm
+    service = getattr(java, "org.apache.spark.sql.connect.service.SparkConnectService$")
+    return f"sc://127.0.0.1:{getattr(service, 'MODULE$').localPort()}"
 
 
 @pytest.fixture(scope="session")

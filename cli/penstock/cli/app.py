@@ -25,6 +25,7 @@ from penstock.cli import (
     node,
     offsets,
     partitions,
+    pipeline,
     produce,
     quorum,
     replay,
@@ -185,6 +186,7 @@ app.command("replay")(replay.replay)
 app.add_typer(groups.app, name="groups")
 app.add_typer(offsets.app, name="offsets")
 app.add_typer(transactions.app, name="transactions")
+app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(bench.app, name="bench")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(quorum.app, name="quorum")

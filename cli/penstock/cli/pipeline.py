@@ -1,0 +1,269 @@
+"""`penstock pipeline`: projects of Spark Declarative Pipelines over the cluster's topics."""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from penstock.cli.errors import EXIT_FAILED, OWN_STEP, report
+from penstock.cli.interrupts import Interrupt
+from penstock.cli.output import print_json
+from penstock.cli.settings import Bootstrap, Output, resolve
+from penstock.pipeline.errors import PipelineError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from penstock.pipeline.declarative.definitions import Event, Pipeline
+
+app = typer.Typer(
+    help="Make, check, draw and run projects of Spark Declarative Pipelines.", no_args_is_help=True
+)
+
+_INTERVAL: Final = "500 milliseconds"
+
+
+class Language(enum.StrEnum):
+    """In what a new project's transformation is written."""
+
+    PYTHON = "python"
+    SQL = "sql"
+
+
+class GraphFormat(enum.StrEnum):
+    """How a graph is printed."""
+
+    TEXT = "text"
+    DOT = "dot"
+    JSON = "json"
+
+
+Spec = Annotated[
+    Path | None,
+    typer.Option(
+        "--spec",
+        help="The project's spark-pipeline.yml, or a directory in the project.",
+        show_default="found from the current directory upwards",
+    ),
+]
+Remote = Annotated[
+    str | None,
+    typer.Option(
+        "--remote",
+        metavar="sc://HOST:PORT",
+        help="A Spark Connect server to run on.",
+        show_default="Spark on this machine, for this command alone",
+    ),
+]
+
+
+@app.command("init")
+def init(
+    ctx: typer.Context,
+    name: Annotated[
+        str, typer.Argument(help="The project, and its new directory.", metavar="NAME")
+    ],
+    *,
+    language: Annotated[
+        Language, typer.Option("--language", help="In what its transformation is written.")
+    ] = Language.PYTHON,
+    bootstrap: Bootstrap = None,
+    output: Output = None,
+) -> None:
+    """Write a small project that reads one topic and writes to another one.
+
+    It reads NAME-in and writes to NAME-out, of the cluster that the command is given.
+    """
+    settings = resolve(ctx, bootstrap, output)
+    with _failures():
+        from penstock.pipeline.declarative.project import make_project  # noqa: PLC0415 - light start.
+
+        made = make_project(
+            Path.cwd(), name, bootstrap=settings.bootstrap, in_sql=language is Language.SQL
+        )
+    if settings.as_json:
+        print_json({"files": [str(path) for path in made]})
+        return
+    for path in made:
+        print(path)
+    print(
+        f"next: penstock topics create {name}-in && penstock topics create {name}-out\n"
+        f"      cd {name} && penstock pipeline run"
+    )
+
+
+@app.command("validate")
+def validate(
+    ctx: typer.Context, *, spec: Spec = None, remote: Remote = None, output: Output = None
+) -> None:
+    """See whether a project could run, without running it."""
+    settings = resolve(ctx, None, output)
+    with _failures(), _project(spec, remote) as (spark, pipeline):
+        from penstock.pipeline.declarative.definitions import run  # noqa: PLC0415 - imports Spark.
+
+        for event in run(spark, pipeline, dry=True):
+            _print_event(event, as_json=settings.as_json)
+    if not settings.as_json:
+        print("the project is valid")
+
+
+@app.command("graph")
+def graph(
+    ctx: typer.Context,
+    *,
+    shape: Annotated[
+        GraphFormat | None,
+        typer.Option("--format", help="text, dot for Graphviz, or json.", show_default="text"),
+    ] = None,
+    spec: Spec = None,
+    remote: Remote = None,
+    output: Output = None,
+) -> None:
+    """Print a project's datasets and what flows between them."""
+    settings = resolve(ctx, None, output)
+    chosen = shape or (GraphFormat.JSON if settings.as_json else GraphFormat.TEXT)
+    from penstock.pipeline.declarative.graph import as_dot, as_text, as_value  # noqa: PLC0415 - as above.
+
+    with _failures(), _project(spec, remote) as (_, pipeline):
+        found = pipeline.graph
+    if chosen is GraphFormat.JSON:
+        print_json(as_value(found))
+    else:
+        print(as_dot(found) if chosen is GraphFormat.DOT else as_text(found))
+
+
+@app.command("run")
+def run_pipeline(
+    ctx: typer.Context,
+    *,
+    continuous: Annotated[
+        bool, typer.Option("--continuous", help="Go on until Ctrl-C or SIGTERM.")
+    ] = False,
+    interval: Annotated[
+        str,
+        typer.Option(
+            "--interval", metavar="TEXT", help="How often a continuous run looks for records."
+        ),
+    ] = _INTERVAL,
+    full_refresh_all: Annotated[
+        bool,
+        typer.Option(
+            "--full-refresh-all", help="Forget the checkpoints, and read everything again."
+        ),
+    ] = False,
+    full_refresh: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--full-refresh", metavar="NAME", help="The same for one dataset; repeatable."
+        ),
+    ] = None,
+    refresh: Annotated[
+        list[str] | None,
+        typer.Option("--refresh", metavar="NAME", help="Run for this dataset alone; repeatable."),
+    ] = None,
+    spec: Spec = None,
+    remote: Remote = None,
+    output: Output = None,
+) -> None:
+    """Run a project on all that there is to read, or continuously.
+
+    Either way a run goes on where the one before stopped, by the checkpoints in the project's
+    storage. Ctrl-C and SIGTERM end a continuous run with status 0.
+    """
+    settings = resolve(ctx, None, output)
+    if continuous and (full_refresh_all or full_refresh or refresh):
+        raise typer.BadParameter("--continuous goes on from the checkpoints: no refresh with it")
+    if full_refresh_all and (full_refresh or refresh):
+        raise typer.BadParameter(
+            "--full-refresh-all is all: no --full-refresh or --refresh with it"
+        )
+    with _failures(), _project(spec, remote) as (spark, pipeline):
+        if continuous:
+            _run_on(spark, pipeline, interval, as_json=settings.as_json)
+            return
+        from penstock.pipeline.declarative.definitions import run  # noqa: PLC0415 - imports Spark.
+
+        events = run(
+            spark,
+            pipeline,
+            refresh=refresh or [],
+            full_refresh=full_refresh or [],
+            full_refresh_all=full_refresh_all,
+        )
+        for event in events:
+            _print_event(event, as_json=settings.as_json)
+
+
+def _run_on(spark: SparkSession, pipeline: Pipeline, interval: str, *, as_json: bool) -> None:
+    """Run until a signal comes; what a query was writing then is written by the next run."""
+    from penstock.pipeline.declarative.continuous import start, stop, watch  # noqa: PLC0415 - as above.
+    from penstock.pipeline.declarative.definitions import run  # noqa: PLC0415 - imports Spark.
+
+    interrupt = Interrupt()
+    pause = threading.Event()
+    with interrupt.installed():
+        for event in run(spark, pipeline, dry=True):
+            report(event.message)
+        flows = start(spark, pipeline, interval=interval)
+        try:
+            for flow in flows:
+                if as_json:
+                    print_json({"flow": flow.name, "target": flow.target, "state": "RUNNING"})
+                else:
+                    print(f"flow {flow.name} runs into {flow.target}", flush=True)
+
+            def stopped(seconds: float) -> bool:
+                pause.wait(seconds)
+                return interrupt.count > 0
+
+            watch(flows, stopped)
+            report("stopping the flows")
+        finally:
+            stop(flows)
+
+
+@contextmanager
+def _project(spec: Path | None, remote: str | None) -> Iterator[tuple[SparkSession, Pipeline]]:
+    """The session for a project, and what the project defines."""
+    from penstock.pipeline.declarative import connection, project  # noqa: PLC0415 - light start.
+    from penstock.pipeline.session import require_spark  # noqa: PLC0415 - as above.
+
+    require_spark()
+    path = project.find_spec(spec or Path.cwd())
+    from penstock.pipeline.declarative.definitions import define, load_spec  # noqa: PLC0415 - as above.
+
+    loaded = load_spec(path)
+    values: Mapping[str, str] = {**project.read_defaults(path.parent), **loaded.configuration}
+    opened = (
+        connection.local_connection(loaded.name, values)
+        if remote is None
+        else connection.remote_connection(remote, loaded.configuration)
+    )
+    with opened as spark:
+        yield spark, define(spark, path, loaded)
+
+
+def _print_event(event: Event, *, as_json: bool) -> None:
+    when = datetime.fromtimestamp(event.time, UTC)
+    if as_json:
+        print_json({"time": when.isoformat(timespec="milliseconds"), "message": event.message})
+    else:
+        print(f"{when.astimezone():%H:%M:%S} {event.message}", flush=True)
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    """Say what is wrong with a pipeline as every command does, and exit with status 1."""
+    try:
+        yield
+    except PipelineError as error:
+        message, _, step = " ".join(str(error).split()).partition(OWN_STEP)
+        report(f"error: {message}\nnext: {step or 'see docs/pipelines.md'}")
+        raise typer.Exit(EXIT_FAILED) from error

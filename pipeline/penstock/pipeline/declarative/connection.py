@@ -1,0 +1,137 @@
+"""The Spark Connect session in which declarative pipelines are defined and run.
+
+Spark knows these pipelines by its Connect protocol alone. On one machine this starts the server of
+that protocol inside the session's own Java process, on a port of its own, with a token that
+nobody else has; several runs stand beside each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from penstock.pipeline.errors import PipelineError
+from penstock.pipeline.session import DEFAULT_MASTER, require_spark, session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_MODE = "SPARK_CONNECT_MODE_ENABLED"
+_TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105 - the name of a variable.
+_SERVICE = "org.apache.spark.sql.connect.service.SparkConnectService$"
+
+
+class ConnectError(PipelineError):
+    """The Spark Connect server does not answer, or refuses."""
+
+
+@contextlib.contextmanager
+def local_connection(
+    name: str, settings: Mapping[str, str], *, master: str = DEFAULT_MASTER
+) -> Iterator[SparkSession]:
+    """A session on this machine, which ends with the block; its server hears loopback alone.
+
+    ``settings`` are Spark's, over those of ``penstock.pipeline.session.settings``. Raises
+    JavaMissingError and SparkMissingError.
+    """
+    token = secrets.token_hex(16)
+    server = session(
+        name,
+        master=settings.get("spark.master", master),
+        settings={
+            # What fails is said by the command; warnings of Spark's would stand between its lines.
+            "spark.log.level": "ERROR",
+            **settings,
+            "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
+            "spark.connect.grpc.binding.address": "127.0.0.1",
+            "spark.connect.grpc.binding.port": "0",
+            "spark.connect.authenticate.token": token,
+        },
+    )
+
+    def quiet() -> None:
+        # The client's last calls race with its end, and the server would complain of them.
+        with contextlib.suppress(Exception):
+            server.sparkContext.setLogLevel("OFF")
+
+    try:
+        # Spark's own way to start a local server takes one port for all of a machine.
+        java: Any = server._jvm
+        port = getattr(getattr(java, _SERVICE), "MODULE$").localPort()
+        # Only "localhost" may have a token without TLS.
+        url = f"sc://localhost:{port}"
+        with _variables({_MODE: "1", _TOKEN: token}), _opened(url, quiet) as opened:
+            # A server in a process of ours does not come back: to ask again takes ten minutes.
+            client: Any = opened
+            client.client.set_retry_policies([])
+            yield opened
+    finally:
+        # A signal to all processes of a group ends Java as well, which has then stopped itself.
+        with contextlib.suppress(Exception):
+            server.stop()
+
+
+@contextlib.contextmanager
+def remote_connection(url: str, settings: Mapping[str, str]) -> Iterator[SparkSession]:
+    """A session of the Connect server at ``sc://host:port``, released at the block's end.
+
+    What the server lets nobody change of ``settings`` stays as the server has it. Raises
+    ConnectError and SparkMissingError.
+    """
+    require_spark()
+    with _variables({_MODE: "1"}), _opened(url) as opened:
+        for key, value in settings.items():
+            _set(opened, key, value)
+        yield opened
+
+
+@contextlib.contextmanager
+def _opened(url: str, on_end: Callable[[], None] = lambda: None) -> Iterator[SparkSession]:
+    from pyspark.errors import PySparkException  # noqa: PLC0415 - it may be missing.
+    from pyspark.sql.connect.session import (  # noqa: PLC0415 - it takes a second, and the same.
+        SparkSession as ConnectSession,
+    )
+
+    try:
+        made: Any = ConnectSession.builder.remote(url).create()
+    except PySparkException as error:
+        raise ConnectError(
+            f"no Spark Connect server answers at {url}: {_first_line(error)}; next: see that it "
+            "runs (sbin/start-connect-server.sh), and name it as sc://HOST:PORT"
+        ) from error
+    try:
+        yield made
+    finally:
+        on_end()
+        made.stop()
+
+
+def _set(opened: SparkSession, key: str, value: str) -> None:
+    """Set what may be set. Spark warns where it may not, and a server's settings are its own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with contextlib.suppress(Exception):
+            opened.conf.set(key, value)
+
+
+@contextlib.contextmanager
+def _variables(values: Mapping[str, str]) -> Iterator[None]:
+    """The environment with these: from there PySpark takes which kind of session it is."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
