@@ -15,6 +15,10 @@ class DataLossError(PipelineError):
     """Records that a query was to read are gone, or never were there."""
 
 
+class ReadTimeoutError(PipelineError):
+    """Nothing could be read for so long that the task gives up."""
+
+
 class JavaMissingError(PipelineError):
     """No Java that Spark runs on was found."""
 
@@ -41,3 +45,15 @@ class SharedSinkIdError(PipelineError):
 
 class ConcurrentQueryError(PipelineError):
     """The same query, or another one with its checkpoint, has written the same batch meanwhile."""
+
+
+class TransformError(PipelineError, ValueError):
+    """A transform was asked for what the records' columns cannot give, such as a missing field."""
+
+
+class ConverterError(PipelineError, ValueError):
+    """A schema cannot be used, or bytes are not what their schema says."""
+
+
+class ConnectorError(PipelineError):
+    """A system that a connector reads or writes cannot be reached, or refuses for good."""
