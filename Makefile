@@ -30,7 +30,7 @@ endif
 	bench-latency bench-catch-up bench-throughput \
 	bench-recovery bench-partitions bench-tls bench-codec bench-client bench-consume bench-transactions bench-pipeline soak \
 	transaction-soak \
-	kill-loop fuzz-codec flip-loop sim sim-mutants build clean distclean
+	pipeline-crashes kill-loop fuzz-codec flip-loop sim sim-mutants build clean distclean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-26s %s\n", $$1, $$2 }' \
@@ -170,6 +170,10 @@ test-integration-clients: $(VENV)/.installed-dev ## Of these all others
 
 test-pipeline: $(VENV)/.installed-dev ## Run the tests that start Spark
 	$(PYTEST) tests/pipeline --basetemp=$(VENV)/pipeline-tmp $(ARGS)
+
+# Drivers, workers and brokers killed while queries write: make pipeline-crashes ROUNDS=20 SEED=7
+pipeline-crashes: $(VENV)/.installed-dev ## Kill drivers, workers and brokers under Spark's sink
+	@$(BIN)/python -m tests.pipeline.crash_loop --rounds $(ROUNDS) --seed $(SEED) $(ARGS)
 
 # Nodes killed and started again under load: make kill-loop ROUNDS=100 SEED=7
 ROUNDS     ?= 30

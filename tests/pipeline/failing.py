@@ -69,11 +69,15 @@ class Failure:
 
     def before_commit(self) -> None:
         if self.now(DRIVER_BEFORE_COMMIT):
-            os.kill(self.driver, signal.SIGKILL)
+            self._kill_driver()
+
+    def _kill_driver(self) -> None:
+        """Python and Java at once. Its workers, in a group of their own, live on for a while."""
+        os.killpg(os.getpgid(self.driver), signal.SIGKILL)
 
     def after_commit(self) -> None:
         if self.now(DRIVER_AFTER_COMMIT):
-            os.kill(self.driver, signal.SIGKILL)
+            self._kill_driver()
         if self.now(AFTER_COMMIT):
             raise RuntimeError("the driver fails when the sink has committed")
 

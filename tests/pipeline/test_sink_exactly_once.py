@@ -5,24 +5,32 @@ The same failures with ``delivery=at-least-once`` show that they do what is said
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from penstock.pipeline.datasource import PenstockDataSource
 from tests.integration.cluster import Cluster
+from tests.integration.transacting import coordinator_of
 from tests.pipeline import failing
 from tests.pipeline.failing import FailingSource
 from tests.pipeline.logs import make_topic, repeated, values
+from tests.support import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
 ROWS = 400
 
@@ -68,15 +76,41 @@ class Pipe:
     def for_each(self, function: Callable[[DataFrame, int], None]) -> DataStreamWriter:
         return self.rows().writeStream.foreachBatch(function)
 
+    def start(self, writer: DataStreamWriter) -> StreamingQuery:
+        kept = writer.option("checkpointLocation", str(self.checkpoint))
+        return kept.trigger(availableNow=True).start()
+
     def run(self, writer: DataStreamWriter) -> StreamingQuery:
         """Until all files are written, or it fails; then its exception says why."""
-        query = (
-            writer.option("checkpointLocation", str(self.checkpoint))
-            .trigger(availableNow=True)
-            .start()
-        )
-        query.awaitTermination(90)
+        query = self.start(writer)
+        query.awaitTermination(180)
         return query
+
+    def run_driver(self, options: dict[str, str], **more: Any) -> int:
+        """The same in a driver of its own; the status with which it ended."""
+        temporary = self.directory / "tmp"
+        temporary.mkdir(exist_ok=True)
+        told = {
+            "temporary": str(temporary),
+            "source": str(self.source),
+            "checkpoint": str(self.checkpoint),
+            "form": "penstock-failing" if "fail" in options else "penstock",
+            "options": options,
+            **more,
+        }
+        with (self.directory / "driver.log").open("ab") as output:
+            driver = subprocess.Popen(
+                [sys.executable, "-m", "tests.pipeline.sink_driver", json.dumps(told)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        try:
+            return driver.wait(240)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(driver.pid, signal.SIGKILL)
 
     def run_well(self, writer: DataStreamWriter) -> None:
         query = self.run(writer)
@@ -223,4 +257,39 @@ def test_a_checkpoint_that_is_older_than_what_was_written_is_refused(pipe: Pipe)
     shutil.copytree(old, pipe.checkpoint)
     said = pipe.fail(pipe.to_sink("penstock", pipe.options()), "StaleCheckpointError")
     assert "start from the newest checkpoint" in said
+    assert pipe.read() == pipe.wanted
+
+
+@pytest.mark.parametrize("moment", [failing.DRIVER_BEFORE_COMMIT, failing.DRIVER_AFTER_COMMIT])
+def test_a_driver_that_is_killed_at_the_commit(pipe: Pipe, moment: str) -> None:
+    pipe.feed(2)
+    assert pipe.run_driver(pipe.failing(moment)) == -signal.SIGKILL
+    assert len(list(pipe.marks.iterdir())) == 1
+    pipe.run_well(pipe.to_sink("penstock", pipe.options()))
+    assert pipe.read() == pipe.wanted
+
+
+def test_brokers_that_are_killed_while_a_query_writes(pipe: Pipe) -> None:
+    cluster = pipe.cluster
+    for whom in ("leader", "coordinator"):
+        pipe.feed(5)
+        begun = pipe.files - 4  # The batch behind which the node dies.
+        writer = pipe.to_sink("penstock", pipe.options())
+        query = pipe.start(writer)
+        wait_until(
+            lambda query=query, begun=begun: any(
+                progress.batchId >= begun for progress in query.recentProgress
+            ),
+            f"batch {begun} is done",
+            120.0,
+        )
+        if whom == "leader":
+            node = cluster.topic(pipe.topic).partitions[0].leader
+        else:
+            node = coordinator_of(cluster, f"spark-{query.id}-{pipe.topic}")
+        cluster.nodes[node].kill()
+        try:
+            assert query.awaitTermination(180)
+        finally:
+            cluster.start()
     assert pipe.read() == pipe.wanted

@@ -1,0 +1,225 @@
+"""Queries that write exactly once while their drivers, workers and brokers are killed at random.
+
+::
+
+    make pipeline-crashes ROUNDS=20 SEED=7
+
+Each round has a topic, a query and a seed of its own. Something fails in it at a moment where that
+hurts (``failing``), a few more things are killed at random moments of some batch, what has died is
+started again, and in the end the round reads what committed readers see. Nothing may be missing,
+and nothing be there twice. Every fourth round is the control: it writes at least once, its driver
+dies behind the sink's commit, and it has to show duplicates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from tests.integration.cluster import Cluster, running_cluster
+from tests.integration.transacting import coordinator_of
+from tests.pipeline import failing
+from tests.pipeline.logs import make_topic, repeated, values
+
+FILES: Final = 12
+ROWS: Final = 500
+KILLS: Final = 3
+DEADLINE_S: Final = 1_800.0
+MOMENTS: Final = (
+    failing.DRIVER_BEFORE_COMMIT,
+    failing.DRIVER_AFTER_COMMIT,
+    failing.AFTER_COMMIT,
+    failing.TASK_AFTER_WRITE,
+    failing.TWIN,
+)
+VICTIMS: Final = ("driver", "driver", "worker", "leader", "coordinator")
+
+
+@dataclass
+class Round:
+    """One query over all its drivers."""
+
+    cluster: Cluster
+    directory: Path
+    seed: int
+    delivery: str
+    killed: list[str] = field(default_factory=list)
+    duplicates: int = 0
+
+    def __post_init__(self) -> None:
+        self.chance = random.Random(self.seed)
+        self.topic = make_topic(self.cluster, f"crashes-{self.seed}", 3)
+        for name in ("in", "tmp", "marks"):
+            (self.directory / name).mkdir(parents=True)
+        for number in range(FILES):
+            lines = "".join(f"{number:02}-{row:04}\n" for row in range(ROWS))
+            (self.directory / "in" / f"{number:02}.txt").write_text(lines)
+        self.wanted = [f"{number:02}-{row:04}" for number in range(FILES) for row in range(ROWS)]
+        self.foreach = self.chance.random() < 0.5
+        exact = self.delivery == "exactly-once"
+        self.moment = self.chance.choice(MOMENTS) if exact else failing.DRIVER_AFTER_COMMIT
+        self.deadline = time.monotonic() + DEADLINE_S
+        self.driver = self._drive()
+
+    def run(self) -> list[str]:
+        """What is wrong at the end; nothing, when all went as it should."""
+        try:
+            for _ in range(KILLS):
+                if not self._await_moment():
+                    break
+                self._kill(self.chance.choice(VICTIMS))
+            self._await_end()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.driver.pid, signal.SIGKILL)
+        return self._faults()
+
+    @property
+    def batches_done(self) -> int:
+        """As Spark's own log has it."""
+        commits = self.directory / "checkpoint" / "commits"
+        return sum(1 for entry in commits.glob("*") if entry.name.isdigit())
+
+    def _drive(self) -> subprocess.Popen[bytes]:
+        told: dict[str, Any] = {
+            "temporary": str(self.directory / "tmp"),
+            "source": str(self.directory / "in"),
+            "checkpoint": str(self.directory / "checkpoint"),
+            "form": "penstock-failing",
+            "foreach": self.foreach,
+            "options": {
+                "penstock.bootstrap.servers": self.cluster.bootstrap,
+                "topic": self.topic,
+                "delivery": self.delivery,
+                "fail": self.moment,
+                "marks": str(self.directory / "marks"),
+            },
+        }
+        with (self.directory / "driver.log").open("ab") as output:
+            return subprocess.Popen(
+                [sys.executable, "-m", "tests.pipeline.sink_driver", json.dumps(told)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def _await_moment(self) -> bool:
+        """Some moment of a batch from here on; False where the query is through before."""
+        wanted = self.batches_done + self.chance.randint(1, 2)
+        while self.batches_done < wanted:
+            if self._ended():
+                return False
+            time.sleep(0.01)
+        time.sleep(self.chance.random() * 0.8)  # Any moment will do.
+        return not self._ended()
+
+    def _await_end(self) -> None:
+        while not self._ended():
+            time.sleep(0.05)
+
+    def _ended(self) -> bool:
+        """Whether the query is through. A driver that has failed is started again, as an operator
+        would.
+        """
+        if time.monotonic() > self.deadline:
+            log = (self.directory / "driver.log").read_text(errors="replace")
+            raise AssertionError(f"seed {self.seed}: not through in time\n{log[-4000:]}")
+        status = self.driver.poll()
+        if status is not None and status != 0:
+            self.killed.append(f"(ended {status})")
+            self.driver = self._drive()
+        return status == 0
+
+    def _kill(self, victim: str) -> None:
+        self.killed.append(f"{victim}@{self.batches_done}")
+        if victim == "driver":
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.driver.pid, signal.SIGKILL)
+            self.driver.wait()
+            self.driver = self._drive()
+        elif victim == "worker":
+            self._kill_worker()
+        else:
+            self._kill_node(victim)
+
+    def _kill_worker(self) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            below = psutil.Process(self.driver.pid).children(recursive=True)
+            workers = [one for one in below if "pyspark.daemon" in " ".join(one.cmdline())]
+            if workers:
+                self.chance.choice(workers).kill()
+
+    def _kill_node(self, victim: str) -> None:
+        if victim == "leader":
+            node = self.cluster.topic(self.topic).partitions[self.chance.randrange(3)].leader
+        else:
+            metadata = (self.directory / "checkpoint" / "metadata").read_text()
+            query = json.loads(metadata)["id"]
+            node = coordinator_of(self.cluster, f"spark-{query}-{self.topic}")
+        if node in self.cluster.nodes:  # -1 where there is none just now.
+            self.cluster.nodes[node].kill()
+            self.cluster.start()
+
+    def _faults(self) -> list[str]:
+        found = values(self.cluster, self.topic)
+        faults = []
+        if missing := sorted(set(self.wanted) - set(found)):
+            faults.append(f"{len(missing)} are lost: {missing[:3]}")
+        if strange := sorted(set(found) - set(self.wanted)):
+            faults.append(f"{len(strange)} were never written: {strange[:3]}")
+        self.duplicates = len(repeated(found))
+        if self.duplicates and self.delivery == "exactly-once":
+            faults.append("which nothing may be")
+        if not self.duplicates and self.delivery != "exactly-once":
+            faults.append("which some have to be")
+        return faults
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=1)
+    told = parser.parse_args(arguments)
+    failed = 0
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-crashes-") as work,
+        running_cluster(Path(work) / "cluster") as cluster,
+    ):
+        for seed in range(told.seed, told.seed + told.rounds):
+            delivery = "at-least-once" if seed % 4 == 0 else "exactly-once"
+            begun = time.monotonic()
+            one = Round(cluster, Path(work) / f"round-{seed}", seed, delivery)
+            faults = one.run()
+            failed += bool(faults)
+            say(
+                f"seed {seed}: {delivery}{' foreachBatch' if one.foreach else ''}: "
+                f"{one.moment}, killed {', '.join(one.killed) or 'nobody'}; "
+                f"{one.duplicates} twice{''.join(f', {fault}' for fault in faults)}; "
+                f"{time.monotonic() - begun:.0f} s"
+            )
+    say(f"{told.rounds - failed} of {told.rounds} rounds are as they should be")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
