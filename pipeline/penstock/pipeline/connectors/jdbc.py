@@ -259,17 +259,22 @@ class _NewRowsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return True
         options = self._rows.options
         assert options.ordering is not None
+        names = options.ordering.names
         kinds = {
             each.name: "timestamptz" if isinstance(each.kind, TimestampType) else "timestamp"
             for each in self._rows.columns
         }
-        casts = {"timestamp": kinds.get(options.ordering.timestamp or ""), "incrementing": "bigint"}
+        casts = {
+            "timestamp": kinds.get(options.ordering.timestamp or "", ""),
+            "incrementing": "bigint",
+        }
 
         def row_of(position: Position) -> sql.Composed:
-            return sql.SQL(", ").join(
-                sql.SQL("{}::{}").format(sql.Literal(position[name]), sql.SQL(casts[name] or ""))  # type: ignore[arg-type]
-                for name in options.ordering.names  # type: ignore[union-attr]
-            )
+            values: list[sql.Composed] = [
+                sql.SQL("{}::{}").format(sql.Literal(position[name]), sql.SQL(casts[name]))
+                for name in names
+            ]
+            return sql.SQL(", ").join(values)
 
         with psycopg.connect(options.url) as connection:
             found = connection.execute(

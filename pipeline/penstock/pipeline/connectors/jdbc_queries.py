@@ -92,7 +92,7 @@ def relation(table: str | None, query: str | None) -> sql.Composable:
     """What stands after FROM: a table, ``schema.table``, or a query."""
     if query is not None:
         # The user's own SQL, as they wrote it.
-        return sql.SQL("({}) AS penstock_query").format(sql.SQL(query))  # type: ignore[arg-type]
+        return sql.SQL("({}) AS penstock_query").format(sql.SQL(query))
     assert table is not None
     return identifier(table)
 
@@ -167,7 +167,7 @@ def _compared(ordering: Ordering, operator: str, position: Position) -> sql.Comp
         return None
     return sql.SQL("({}) {} ({})").format(
         sql.SQL(", ").join(map(sql.Identifier, ordering.columns)),
-        sql.SQL(operator),  # type: ignore[arg-type]
+        sql.SQL(operator),
         sql.SQL(", ").join(sql.Literal(position[name]) for name in ordering.names),
     )
 
