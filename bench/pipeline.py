@@ -6,9 +6,11 @@ A topic of a local cluster of three nodes is filled with records of 100 bytes an
 ``--tasks`` says:
 
 - in batch, all of it, again and again;
-- by a stream that ends where the topic does (Trigger.AvailableNow), in one micro-batch;
+- by a stream that ends where the topic does (Trigger.AvailableNow), in one micro-batch: the time of
+  that, as Spark says it, without the seconds in which a stream starts and ends;
 - by a stream that goes on (the default trigger), while a few records a second are written: the
-  duration of each micro-batch, as Spark says it.
+  duration of each micro-batch, as Spark says it;
+- by the same stream, when no more records come: what CPU it and the nodes take for nothing.
 
 The first round of each is thrown away: a Java that has just started is slow. CPU is that of Spark's
 processes (Java and Python together) and of all nodes. Exit status 1 when a goal is missed, by the
@@ -45,6 +47,7 @@ _NODES: Final = 3
 _GOAL_ROWS: Final = 1_000_000
 _GOAL_MS: Final = 500
 _PAUSE_S: Final = 0.05
+_SETTLE_S: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,8 @@ class Trigger:
     batches: int
     p50_ms: float
     p99_ms: float
+    idle_spark_cpu_percent: float
+    idle_nodes_cpu_percent: float
     load_average: float
 
 
@@ -86,14 +91,19 @@ class Bench:
             "startingOffsets": "earliest",
         }
 
-    def batch(self) -> None:
-        """Read the topic once."""
+    def batch(self) -> float:
+        """Read the topic once; how many seconds that took."""
+        begun = time.perf_counter()
         reader = self._spark.read.format("penstock").options(**self.options(TOPIC))
         reader.load().write.format("noop").mode("overwrite").save()
+        return time.perf_counter() - begun
 
-    def stream(self) -> None:
+    def stream(self) -> float:
         """The same by a stream."""
-        self.start(TOPIC, availableNow=True).awaitTermination()
+        query = self.start(TOPIC, availableNow=True)
+        query.awaitTermination()
+        busy = (one.batchDuration for one in query.recentProgress if one.numInputRows)
+        return sum(busy) / 1000
 
     def start(self, topic: str, **trigger: Any) -> Any:
         """A stream, from the topic's start, with a checkpoint of its own."""
@@ -103,12 +113,11 @@ class Bench:
         writer = frame.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
         return (writer.trigger(**trigger) if trigger else writer).start()
 
-    def measured(self, how: str, read: Callable[[], None], rows: int) -> Row:
+    def measured(self, how: str, read: Callable[[], float], rows: int) -> Row:
         """What one round costs."""
         nodes = node_pids(self._cluster)
-        spark_s, nodes_s, begun = spark_cpu_seconds(nodes), cpu_seconds(nodes), time.perf_counter()
-        read()
-        seconds = time.perf_counter() - begun
+        spark_s, nodes_s = spark_cpu_seconds(nodes), cpu_seconds(nodes)
+        seconds = read()
         millions = rows / 1e6
         return Row(
             how,
@@ -119,34 +128,51 @@ class Bench:
             os.getloadavg()[0],
         )
 
-    def triggered(self, batches: int) -> Trigger:
-        """Micro-batches while records trickle in."""
-        durations: dict[int, float] = {}
-        with trickling(self._cluster):
-            query = self.start(_TRICKLE)
-            try:
-                while len(durations) < batches + 2:
-                    if (failure := query.exception()) is not None:
-                        raise failure
-                    for progress in query.recentProgress:
-                        if progress.numInputRows:
-                            durations[progress.batchId] = progress.durationMs["triggerExecution"]
-                    time.sleep(_PAUSE_S)
-            finally:
-                query.stop()
-        # The first two start what the others find.
-        warm = [duration for _, duration in sorted(durations.items())][2:]
-        return Trigger(len(warm), percentile(warm, 50), percentile(warm, 99), os.getloadavg()[0])
+    def triggered(self, batches: int, idle_s: float) -> Trigger:
+        """Micro-batches while records trickle in, and then nothing for so long."""
+        query = self.start(_TRICKLE)
+        try:
+            with trickling(self._cluster):
+                # The first two start what the others find.
+                warm = self._durations(query, batches + 2)[2:]
+            spark_percent, nodes_percent = self._at_rest(idle_s)
+        finally:
+            query.stop()
+        load = os.getloadavg()[0]
+        p50_ms, p99_ms = percentile(warm, 50), percentile(warm, 99)
+        return Trigger(len(warm), p50_ms, p99_ms, spark_percent, nodes_percent, load)
+
+    def _durations(self, query: Any, count: int) -> list[float]:
+        """Of the query's first so many micro-batches that had rows, in milliseconds."""
+        found: dict[int, float] = {}
+        while len(found) < count:
+            if (failure := query.exception()) is not None:
+                raise failure
+            for progress in query.recentProgress:
+                if progress.numInputRows:
+                    found[progress.batchId] = progress.durationMs["triggerExecution"]
+            time.sleep(_PAUSE_S)
+        return [duration for _, duration in sorted(found.items())]
+
+    def _at_rest(self, seconds: float) -> tuple[float, float]:
+        """Percent of a core that Spark and the nodes take while nothing comes."""
+        time.sleep(_SETTLE_S)
+        nodes = node_pids(self._cluster)
+        spark_s, nodes_s = spark_cpu_seconds(nodes), cpu_seconds(nodes)
+        time.sleep(seconds)
+        spark_s = spark_cpu_seconds(nodes) - spark_s
+        nodes_s = cpu_seconds(nodes) - nodes_s
+        return 100 * spark_s / seconds, 100 * nodes_s / seconds
 
 
 def spark_cpu_seconds(nodes: Sequence[int]) -> float:
-    """Of this process and all below it but the nodes."""
+    """Of this process and all below it but the nodes; of those that ended as well."""
     total = 0.0
     here = psutil.Process()
     for process in (here, *here.children(recursive=True)):
         if process.pid not in nodes:
             with suppress(psutil.NoSuchProcess):
-                total += sum(process.cpu_times()[:2])
+                total += sum(process.cpu_times()[:4])
     return total
 
 
@@ -204,7 +230,7 @@ def run_all(options: argparse.Namespace) -> tuple[list[Row], Trigger | None]:
                 for _ in range(options.rounds + 1)
                 for how, read in (("batch", bench.batch), ("stream", bench.stream))
             ]
-            trigger = bench.triggered(options.batches) if options.batches else None
+            trigger = bench.triggered(options.batches, options.idle) if options.batches else None
         finally:
             spark.stop()
         return found[2:], trigger
@@ -233,7 +259,10 @@ def show(rows: Sequence[Row], trigger: Trigger | None) -> None:
         print(
             f"micro-batches while records trickle in: {trigger.batches}, median "
             f"{trigger.p50_ms:.0f} ms (goal {_GOAL_MS}), 99 % within {trigger.p99_ms:.0f} ms, "
-            f"load {trigger.load_average:.1f}"
+            f"load {trigger.load_average:.1f}\n"
+            "the same query while nothing comes: Spark takes "
+            f"{trigger.idle_spark_cpu_percent:.0f} % of a core, all nodes together "
+            f"{trigger.idle_nodes_cpu_percent:.0f} %"
         )
 
 
@@ -248,6 +277,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tasks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batches", type=int, default=20, help="micro-batches; 0: leave them out")
+    parser.add_argument(
+        "--idle", type=float, default=10.0, help="seconds of watching an idle query"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     options = parser.parse_args(arguments)
     rows, trigger = run_all(options)
