@@ -34,6 +34,7 @@ from tests.integration.cluster import Cluster, running_cluster
 from tests.integration.transacting import coordinator_of
 from tests.pipeline import failing
 from tests.pipeline.logs import make_topic, repeated, values
+from tests.support import wait_until
 
 FILES: Final = 12
 ROWS: Final = 500
@@ -121,16 +122,16 @@ class Round:
     def _await_moment(self) -> bool:
         """Some moment of a batch from here on; False where the query is through before."""
         wanted = self.batches_done + self.chance.randint(1, 2)
-        while self.batches_done < wanted:
-            if self._ended():
-                return False
-            time.sleep(0.01)
+        wait_until(
+            lambda: self._ended() or self.batches_done >= wanted,
+            f"{wanted} batches are done",
+            DEADLINE_S,
+        )
         time.sleep(self.chance.random() * 0.8)  # Any moment will do.
         return not self._ended()
 
     def _await_end(self) -> None:
-        while not self._ended():
-            time.sleep(0.05)
+        wait_until(self._ended, "the query is through", DEADLINE_S)
 
     def _ended(self) -> bool:
         """Whether the query is through. A driver that has failed is started again, as an operator

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.pipeline import session
-from penstock.pipeline.datasource import PenstockDataSource
 from tests.pipeline.failing import FailingSource
 
 if TYPE_CHECKING:
@@ -32,7 +31,6 @@ def main(told: dict[str, Any]) -> None:
             **told.get("settings", {}),
         },
     )
-    spark.dataSource.register(PenstockDataSource)
     spark.dataSource.register(FailingSource)
     options = {**told["options"], "driver": str(os.getpid())}
     if told["form"] == "penstock":

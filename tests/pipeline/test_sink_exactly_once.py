@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.pipeline.datasource import PenstockDataSource
 from tests.integration.cluster import Cluster
 from tests.integration.transacting import coordinator_of
 from tests.pipeline import failing
@@ -130,7 +129,6 @@ class Pipe:
 def pipe(
     spark: SparkSession, penstock_cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Pipe:
-    spark.dataSource.register(PenstockDataSource)
     spark.dataSource.register(FailingSource)
     name = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)
     return Pipe(spark, penstock_cluster, tmp_path, name)
