@@ -24,7 +24,10 @@ DIST_INFO = f"penstock-{PROJECT['version']}.dist-info"
 CLIENT_DEPENDENCIES = {"cramjam", "crc32c", "grpcio", "lz4", "protobuf", "zstandard"}
 
 # Spark looks for data sources in modules at the top, named so.
-SPARKS_MODULE = "pyspark_penstock.py"
+SPARKS_MODULES = {
+    "pyspark_penstock.py", "pyspark_penstock_amqp.py", "pyspark_penstock_elasticsearch.py",
+    "pyspark_penstock_mqtt.py",
+}  # fmt: skip
 
 COMPILED = f"penstock/wire/_codec{sysconfig.get_config_var('EXT_SUFFIX')}"
 
@@ -91,7 +94,7 @@ def names_in(directory: Path) -> set[str]:
 
 def test_only_penstock_is_at_the_top(installed):
     found = {path.name for path in installed.iterdir()}
-    assert found == {"penstock", DIST_INFO, SPARKS_MODULE}
+    assert found == {"penstock", DIST_INFO, *SPARKS_MODULES}
 
 
 def test_penstock_stays_a_namespace(installed):
@@ -109,7 +112,7 @@ def test_every_module_and_stub_is_in_the_wheel(installed):
     assert {f"penstock/{package}/py.typed" for package in PACKAGES} <= expected
     assert "penstock/v1/log_pb2.pyi" in expected
     found = {name for name in names_in(installed) if not name.startswith(DIST_INFO)}
-    assert found == {*expected, COMPILED, SPARKS_MODULE}
+    assert found == {*expected, COMPILED, *SPARKS_MODULES}
 
 
 @pytest.mark.parametrize("environment", [{"PENSTOCK_PURE_PYTHON": "1"}, {"CC": "no-compiler"}])

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 
 from penstock.pipeline import session
-from penstock.pipeline.connectors import register
 
 
 def main() -> None:
@@ -25,7 +24,6 @@ def main() -> None:
     parser.add_argument("--checkpoints", default="checkpoints/from-amqp")
     arguments = parser.parse_args()
     spark = session("from-amqp")
-    register(spark)
     messages = (
         spark.readStream.format("penstock-amqp")
         .option("url", arguments.url)

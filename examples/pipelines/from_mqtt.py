@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 
 from penstock.pipeline import session
-from penstock.pipeline.connectors import register
 
 
 def main() -> None:
@@ -24,7 +23,6 @@ def main() -> None:
     parser.add_argument("--checkpoints", default="checkpoints/from-mqtt")
     arguments = parser.parse_args()
     spark = session("from-mqtt")
-    register(spark)
     messages = (
         spark.readStream.format("penstock-mqtt")
         .option("url", arguments.url)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 
 from penstock.pipeline import session
-from penstock.pipeline.connectors import register
 
 
 def main() -> None:
@@ -23,7 +22,6 @@ def main() -> None:
     parser.add_argument("--checkpoints", default="checkpoints/to-elasticsearch")
     arguments = parser.parse_args()
     spark = session("to-elasticsearch")
-    register(spark)
     records = (
         spark.readStream.format("penstock")
         .option("penstock.bootstrap.servers", arguments.bootstrap)

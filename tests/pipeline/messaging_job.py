@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.pipeline import session
-from penstock.pipeline.connectors import register
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -31,7 +30,6 @@ def main(amqp_port: str, mqtt_port: str, name: str, place: str, kill_at: str = "
             "spark.driver.extraJavaOptions": "-XX:-UsePerfData",
         }
     )
-    register(spark)
     amqp = spark.readStream.format("penstock-amqp").options(
         url=f"amqp://127.0.0.1:{amqp_port}", queue=name, maxRowsPerTrigger="20"
     )

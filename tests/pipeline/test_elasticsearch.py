@@ -9,7 +9,6 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from penstock.client import AdminClient, Consumer
-from penstock.pipeline.connectors import register
 from tests.integration.cluster import Cluster
 from tests.unit.pipeline.fake_elasticsearch import FakeElasticsearch, running
 
@@ -28,7 +27,6 @@ def fake() -> Iterator[FakeElasticsearch]:
 @pytest.fixture
 def records(spark: SparkSession, tmp_path: Path) -> DataFrame:
     """A stream of twenty records of two partitions, from files."""
-    register(spark)
     directory = tmp_path / "records"
     directory.mkdir()
     for partition in range(2):
@@ -100,7 +98,6 @@ def test_aggregates_are_upserted_in_foreach_batch(
 def test_refused_rows_become_dead_letters(
     spark: SparkSession, fake: FakeElasticsearch, penstock_cluster: Cluster
 ) -> None:
-    register(spark)
     servers = penstock_cluster.bootstrap
     with AdminClient(servers) as admin:
         admin.create_topic("elasticsearch-dead", partitions=1)

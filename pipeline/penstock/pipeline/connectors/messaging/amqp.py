@@ -359,9 +359,12 @@ class AmqpLink:
             return
         last = None
         while self._outstanding and self._outstanding[0] in singly | self._acknowledged:
-            last = self._outstanding.popleft()
-            self._acknowledged.discard(last)
-            singly.discard(last)
+            tag = self._outstanding.popleft()
+            if tag in self._acknowledged:
+                self._acknowledged.discard(tag)
+                continue  # To name it again would close the channel.
+            singly.discard(tag)
+            last = tag
         if last is not None:
             self._channel.basic_ack(last, multiple=True)
         for tag in sorted(singly):
