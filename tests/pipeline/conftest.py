@@ -9,6 +9,7 @@ import pytest
 
 from penstock.pipeline import session
 from tests.integration.cluster import Cluster, running_cluster
+from tests.pipeline.brokers import mosquitto, rabbitmq
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,5 +54,20 @@ def connect_url(spark: SparkSession) -> str:
 @pytest.fixture(scope="session")
 def penstock_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Three real nodes. Tests share them: a topic's name is its test's alone."""
-    with running_cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+    settings = {"log.cleaner.backoff.ms": 100, "log.retention.check.interval.ms": 100}
+    with running_cluster(tmp_path_factory.mktemp("cluster"), settings=settings) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """A RabbitMQ that tests share: a queue's name is its test's alone."""
+    with rabbitmq(tmp_path_factory.mktemp("rabbitmq")) as port:
+        yield port
+
+
+@pytest.fixture(scope="session")
+def mosquitto_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """A Mosquitto that tests share: a topic's and a client's name are its test's alone."""
+    with mosquitto(tmp_path_factory.mktemp("mosquitto")) as port:
+        yield port

@@ -11,6 +11,7 @@ where there is no Java for it (JavaMissingError).
 
 from penstock.pipeline.errors import (
     ConcurrentQueryError,
+    ConnectorError,
     DataLossError,
     JavaMissingError,
     OptionError,
@@ -25,6 +26,7 @@ from penstock.pipeline.session import session
 
 __all__ = [
     "ConcurrentQueryError",
+    "ConnectorError",
     "DataLossError",
     "JavaMissingError",
     "OptionError",

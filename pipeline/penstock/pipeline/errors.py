@@ -15,6 +15,10 @@ class DataLossError(PipelineError):
     """Records that a query was to read are gone, or never were there."""
 
 
+class ReadTimeoutError(PipelineError):
+    """Nothing could be read for so long that the task gives up."""
+
+
 class JavaMissingError(PipelineError):
     """No Java that Spark runs on was found."""
 
@@ -49,3 +53,7 @@ class TransformError(PipelineError, ValueError):
 
 class ConverterError(PipelineError, ValueError):
     """A schema cannot be used, or bytes are not what their schema says."""
+
+
+class ConnectorError(PipelineError):
+    """A system that a connector reads or writes cannot be reached, or refuses for good."""

@@ -291,3 +291,26 @@ async def test_requests_under_way_are_bounded() -> None:
         with pytest.raises(StreamBrokenError) as caught:
             served.hear(MAX_UNDER_WAY + 1)
         assert caught.value.status is StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_answers_that_nobody_takes_are_bounded_as_requests_are() -> None:
+    async with serving() as served:
+        served.connection.room = 0
+        for sequence in range(MAX_UNDER_WAY):
+            served.hear(sequence)
+            served.answer()
+        with pytest.raises(StreamBrokenError) as caught:
+            served.hear(MAX_UNDER_WAY)
+        assert caught.value.status is StatusCode.RESOURCE_EXHAUSTED
+        assert caught.value.cause == "crowded"
+
+
+async def test_an_answer_that_was_taken_late_makes_room_for_a_request() -> None:
+    async with serving() as served:
+        served.connection.room = 0
+        for sequence in range(MAX_UNDER_WAY):
+            served.hear(sequence)
+            served.answer()
+        served.connection.freed.set()
+        await eventually(lambda: served.connection.sent == list(range(MAX_UNDER_WAY)))
+        served.hear(MAX_UNDER_WAY)

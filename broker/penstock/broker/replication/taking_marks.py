@@ -14,7 +14,8 @@ from penstock.broker.replication.ports import BeginMarkers, MarkersTaken, Stream
 from penstock.v1 import coordination_pb2
 
 MAX_UNDER_WAY: Final = 64
-"""Requests on one connection that are not answered: several times what a coordinator has."""
+"""Requests on one connection that are not answered, or whose answers it has not taken yet: several
+times what a coordinator has. It bounds what one that never reads makes a leader keep."""
 
 
 class CoordinatorStream:
@@ -46,19 +47,20 @@ class CoordinatorStream:
         if self._under_way >= MAX_UNDER_WAY:
             raise StreamBrokenError(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"{MAX_UNDER_WAY} requests of marks are unanswered; wait for answers",
+                f"{MAX_UNDER_WAY} requests of marks are unanswered, or their answers are not read; "
+                "wait for answers",
                 cause="crowded",
             )
         self._under_way += 1
         self._begin(request.request, partial(self._ended, request.sequence))
 
     def _ended(self, sequence: int, response: coordination_pb2.WriteMarkersResponse) -> None:
-        self._under_way -= 1
         if self._over:
             return
         answer = coordination_pb2.MarkersAnswer(sequence=sequence, response=response)
         with contextlib.suppress(StreamBrokenError):  # Who reads learns of it too.
             if self._sender is None and self._stream.write_now(answer):
+                self._under_way -= 1
                 return
             self._unsent.append(answer)
             if self._sender is None:
@@ -70,5 +72,6 @@ class CoordinatorStream:
             with contextlib.suppress(StreamBrokenError):
                 while self._unsent:
                     await self._stream.write(self._unsent.popleft())
+                    self._under_way -= 1
         finally:
             self._sender = None
