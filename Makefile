@@ -28,7 +28,7 @@ endif
 	test-integration-brokers test-integration-clients test-pipeline proto proto-check bench-failover \
 	bench-group-failover bench-idle bench-quorum bench-controller-failover bench-metadata \
 	bench-latency bench-catch-up bench-throughput \
-	bench-recovery bench-partitions bench-tls bench-codec bench-client bench-consume bench-transactions soak \
+	bench-recovery bench-partitions bench-tls bench-codec bench-client bench-consume bench-transactions bench-pipeline soak \
 	transaction-soak \
 	kill-loop fuzz-codec flip-loop sim sim-mutants build clean distclean
 
@@ -121,6 +121,9 @@ bench-client: $(VENV)/.installed-dev ## Measure every way to write and read agai
 
 bench-consume: $(VENV)/.installed-dev ## Measure the records a second that a consumer hands out
 	@$(BIN)/python bench/consume.py $(ARGS)
+
+bench-pipeline: $(VENV)/.installed-dev ## Measure the rows a second that Spark reads from topics
+	@$(BIN)/python bench/pipeline.py $(ARGS)
 
 bench-transactions: $(VENV)/.installed-dev ## Measure what transactions cost who writes and reads them
 	@$(BIN)/python bench/transactions.py $(ARGS)

@@ -23,6 +23,8 @@ PACKAGES = ("v1", "wire", "raft_meta", "broker", "client", "cli", "pipeline", "c
 DIST_INFO = f"penstock-{PROJECT['version']}.dist-info"
 CLIENT_DEPENDENCIES = {"cramjam", "crc32c", "grpcio", "lz4", "protobuf", "zstandard"}
 
+# Spark looks for data sources in modules at the top, named so.
+SPARKS_MODULE = "pyspark_penstock.py"
 
 COMPILED = f"penstock/wire/_codec{sysconfig.get_config_var('EXT_SUFFIX')}"
 
@@ -88,7 +90,8 @@ def names_in(directory: Path) -> set[str]:
 
 
 def test_only_penstock_is_at_the_top(installed):
-    assert {path.name for path in installed.iterdir()} == {"penstock", DIST_INFO}
+    found = {path.name for path in installed.iterdir()}
+    assert found == {"penstock", DIST_INFO, SPARKS_MODULE}
 
 
 def test_penstock_stays_a_namespace(installed):
@@ -106,7 +109,7 @@ def test_every_module_and_stub_is_in_the_wheel(installed):
     assert {f"penstock/{package}/py.typed" for package in PACKAGES} <= expected
     assert "penstock/v1/log_pb2.pyi" in expected
     found = {name for name in names_in(installed) if not name.startswith(DIST_INFO)}
-    assert found == {*expected, COMPILED}
+    assert found == {*expected, COMPILED, SPARKS_MODULE}
 
 
 @pytest.mark.parametrize("environment", [{"PENSTOCK_PURE_PYTHON": "1"}, {"CC": "no-compiler"}])

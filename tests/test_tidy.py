@@ -136,6 +136,8 @@ def test_every_directory_of_modules_is_a_package():
                 name_of(path.parent)
                 for path in product_files()
                 if path.parent.name != "penstock" and not (path.parent / "__init__.py").exists()
+                # Spark looks for data sources at the top, in modules named so.
+                if name_of(path) != "pipeline/pyspark_penstock.py"
             }
         ),
         "these directories have modules but no __init__.py",

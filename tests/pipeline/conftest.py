@@ -53,5 +53,6 @@ def connect_url(spark: SparkSession) -> str:
 @pytest.fixture(scope="session")
 def penstock_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Three real nodes. Tests share them: a topic's name is its test's alone."""
-    with running_cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+    settings = {"log.cleaner.backoff.ms": 100, "log.retention.check.interval.ms": 100}
+    with running_cluster(tmp_path_factory.mktemp("cluster"), settings=settings) as cluster:
         yield cluster

@@ -5,8 +5,13 @@ from __future__ import annotations
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
+from penstock.pipeline.errors import OptionError
 from penstock.pipeline.sink.plan import SinkPlan
 from penstock.pipeline.sink.writers import BatchWriter, StreamWriter
+from penstock.pipeline.source.batch_reader import BatchReader
+from penstock.pipeline.source.columns import schema as source_schema
+from penstock.pipeline.source.stream_reader import StreamReader
+from penstock.pipeline.source_options import WHERE, SourceOptions
 
 
 class PenstockDataSource(DataSource):
@@ -16,6 +21,30 @@ class PenstockDataSource(DataSource):
     def name(cls) -> str:
         """What ``format`` is given."""
         return "penstock"
+
+    def schema(self) -> StructType:
+        """The columns of the source. Spark asks at ``load()``: raises OptionError for every option
+        that is wrong whatever the query.
+        """
+        return source_schema(headers=SourceOptions.load(self.options).include_headers)
+
+    def reader(self, schema: StructType) -> BatchReader:
+        """For ``spark.read``. Raises OptionError."""
+        return BatchReader(self._source(schema))
+
+    def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802 - Spark's name.
+        """For ``spark.readStream``. Raises OptionError."""
+        return StreamReader(self._source(schema))
+
+    def _source(self, schema: StructType) -> SourceOptions:
+        options = SourceOptions.load(self.options)
+        own = source_schema(headers=options.include_headers)
+        if schema != own:
+            raise OptionError(
+                f"{WHERE} has its own schema, {own.simpleString()}, and {schema.simpleString()} "
+                "was given: leave .schema() out, and select or cast what was read"
+            )
+        return options
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         """For ``df.write``. Raises OptionError and SchemaError."""

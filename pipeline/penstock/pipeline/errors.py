@@ -15,6 +15,10 @@ class DataLossError(PipelineError):
     """Records that a query was to read are gone, or never were there."""
 
 
+class ReadTimeoutError(PipelineError):
+    """Nothing could be read for so long that the task gives up."""
+
+
 class JavaMissingError(PipelineError):
     """No Java that Spark runs on was found."""
 

@@ -13,7 +13,8 @@ ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = [
     "catch_up.py", "client.py", "codec.py", "consume.py", "controller_failover.py", "failover.py",
     "group_failover.py", "idle.py",
-    "log_recovery.py", "many_partitions.py", "metadata_scale.py", "produce_latency.py",
+    "log_recovery.py", "many_partitions.py", "metadata_scale.py", "pipeline.py",
+    "produce_latency.py",
     "quorum_commit.py", "soak.py", "throughput.py", "transaction_soak.py", "transactions.py",
 ]  # fmt: skip
 

@@ -1,0 +1,184 @@
+"""How far queries are: their lag and speed in Prometheus, and in the groups of their sources.
+
+A Spark driver calls ``watch`` once; from then on it hears of every micro-batch of its session.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol, Unpack
+
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from penstock.client import AdminClient, PenstockError, TopicPartition
+from penstock.client.config import AdminSettings
+from penstock.pipeline.source.group import group_of
+from penstock.pipeline.source.offsets import Offsets, from_json
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from pyspark.sql import SparkSession
+
+_LOG: Final = logging.getLogger("penstock.pipeline")
+_SOURCE: Final = ".PythonMicroBatchStream"
+_LABELS: Final = ("query",)
+
+
+class Source(Protocol):
+    """What Spark says of one source of a query."""
+
+    @property
+    def description(self) -> str: ...  # noqa: D102 - Spark's name for it.
+    @property
+    def endOffset(self) -> str: ...  # noqa: D102, N802 - where the batch ended.
+    @property
+    def latestOffset(self) -> str: ...  # noqa: D102, N802 - what there was then.
+
+
+@dataclass(frozen=True, slots=True)
+class SourceState:
+    """Where a query is in the topics that it reads."""
+
+    done: Offsets
+    """For each partition the offset after all that is done."""
+    lag: Mapping[TopicPartition, int]
+    """How many offsets there were behind that when the batch was planned."""
+
+
+def state_of(sources: Iterable[Source]) -> SourceState:
+    """Of all sources of a query that read topics; others are left out."""
+    done: Offsets = {}
+    latest: Offsets = {}
+    for source in sources:
+        if _SOURCE in source.description:
+            done |= _offsets(source.endOffset)
+            latest |= _offsets(source.latestOffset)
+    lag = {one: max(0, latest[one] - offset) for one, offset in done.items() if one in latest}
+    return SourceState(done, lag)
+
+
+def _offsets(text: str | None) -> Offsets:
+    """None where it is not ours: other sources in Python have offsets of another form."""
+    try:
+        return from_json(json.loads(text or "{}"))
+    except ValueError:
+        return {}
+
+
+class ProgressListener(StreamingQueryListener):
+    """Made by ``watch``."""
+
+    def __init__(
+        self, admin: AdminClient | None, group_id_prefix: str, gauges: Gauges | None
+    ) -> None:
+        self._admin = admin
+        self._prefix = group_id_prefix
+        self._gauges = gauges
+        self._committed: dict[str, Offsets] = {}
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name.
+        """Nothing is known yet."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark's name.
+        """A micro-batch is done."""
+        progress = event.progress
+        state = state_of(progress.sources)
+        query_id = str(progress.id)
+        if self._gauges is not None:
+            self._gauges.show(progress.name or query_id, progress, state.lag)
+        if self._admin is not None and state.done and self._committed.get(query_id) != state.done:
+            self._commit(self._admin, query_id, state.done)
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802 - Spark's name.
+        """Nothing has changed."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - Spark's name.
+        """What is committed stays: a restart goes on under the same id."""
+        self._committed.pop(str(event.id), None)
+
+    def _commit(self, admin: AdminClient, query_id: str, done: Offsets) -> None:
+        group = group_of(self._prefix, query_id)
+        try:
+            admin.alter_group_offsets(group, done)
+        except PenstockError as error:
+            _LOG.warning("group %s: how far its query is was not committed: %s", group, error)
+        else:
+            self._committed[query_id] = done
+
+
+class Gauges:
+    """A query's figures in Prometheus. Needs prometheus_client."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        from prometheus_client import REGISTRY, Counter, Gauge  # noqa: PLC0415 - it is optional.
+
+        where = REGISTRY if registry is None else registry
+
+        def gauge(name: str, what: str, labels: tuple[str, ...] = _LABELS) -> Gauge:
+            return Gauge(f"penstock_query_{name}", what, labels, registry=where)
+
+        self._lag = gauge(
+            "lag_offsets",
+            "Offsets that the query has not read yet, as of its last micro-batch.",
+            (*_LABELS, "topic", "partition"),
+        )
+        self._arriving = gauge("input_rows_per_second", "Rows that arrive.")
+        self._speed = gauge("processed_rows_per_second", "Rows that a micro-batch processes.")
+        self._batch = gauge("batch_id", "The last micro-batch.")
+        self._took = gauge("batch_seconds", "How long the last micro-batch took.")
+        self._rows = Counter(
+            "penstock_query_rows", "Rows that were processed.", _LABELS, registry=where
+        )
+
+    def show(self, query: str, progress: Any, lag: Mapping[TopicPartition, int]) -> None:
+        """What one progress of Spark says."""
+        for partition, count in lag.items():
+            self._lag.labels(query, partition.topic, partition.partition).set(count)
+        self._arriving.labels(query).set(_number(progress.inputRowsPerSecond))
+        self._speed.labels(query).set(_number(progress.processedRowsPerSecond))
+        self._batch.labels(query).set(progress.batchId)
+        self._took.labels(query).set(_number(progress.batchDuration) / 1000)
+        self._rows.labels(query).inc(_number(progress.numInputRows))
+
+
+def _number(found: float | None) -> float:
+    """Spark has nothing, or NaN, where nothing was measured."""
+    return 0.0 if found is None or math.isnan(found) else found
+
+
+def watch(
+    spark: SparkSession,
+    bootstrap_servers: str | None = None,
+    *,
+    group_id_prefix: str = "spark",
+    registry: CollectorRegistry | None = None,
+    **settings: Unpack[AdminSettings],
+) -> ProgressListener:
+    """Show how far the session's streaming queries are, from now on.
+
+    With ``bootstrap_servers`` the offsets that a query is done with are committed after each
+    micro-batch, under the group of its source (``groupIdPrefix``): exactly, while the source by
+    itself is a batch late. With prometheus_client installed, lag and speed are gauges of
+    ``registry`` (by default of the process), under the query's name or id; serve them with
+    ``prometheus_client.start_http_server``. ``spark.streams.removeListener`` ends it.
+
+    A failure to commit is a warning in the log. Raises ConfigurationError for wrong settings.
+    """
+    admin = None if bootstrap_servers is None else AdminClient(bootstrap_servers, **settings)
+    try:
+        gauges: Gauges | None = Gauges(registry)
+    except ImportError:
+        gauges = None
+    listener = ProgressListener(admin, group_id_prefix, gauges)
+    spark.streams.addListener(listener)
+    return listener

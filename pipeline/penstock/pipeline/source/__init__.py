@@ -1,0 +1,1 @@
+"""The source: topics as Spark's rows, in batch and in streams."""

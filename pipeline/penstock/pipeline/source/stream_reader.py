@@ -1,0 +1,140 @@
+"""Reading on and on: ``spark.readStream.format("penstock")``.
+
+Spark makes one of these in a process that plans the query's batches, and keeps it there, and others
+where tasks read. Only the former has connections; the tasks get nothing of it but their slices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from penstock.pipeline.source.arrow_reading import Slice, read_slice
+from penstock.pipeline.source.cluster_view import ClusterView, Topic
+from penstock.pipeline.source.group import commit_finished
+from penstock.pipeline.source.offsets import LATEST, Offsets, from_json, to_json
+from penstock.pipeline.source.slices import slices
+from penstock.pipeline.source.stream_planner import StreamPlanner
+from penstock.pipeline.source.weighing import Scale
+from penstock.pipeline.source_options import Place, SourceOptions
+
+if TYPE_CHECKING:
+    import pyarrow
+
+_PAUSE_FIRST_S: Final = 0.01
+_PAUSE_MOST_S: Final = 0.1
+"""An idle query with the default trigger asks again at once, more than a hundred times a second."""
+_NO_LIMIT: Final = 2**63 - 1
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """See above. Where a stream begins, and how far each batch goes, ``StreamPlanner`` decides."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        """Raises OptionError where an option is not for streams."""
+        self._options = options.for_stream()
+        self._planner = StreamPlanner(self._options)
+        self._made: ClusterView | None = None
+        self._scale: Scale | None = None
+        self._latest: Offsets | None = None
+        self._topics: Mapping[str, Topic] | None = None
+        self._pause_s = 0.0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Tasks get the options alone."""
+        return {"_options": self._options}
+
+    # --- planning ---------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name, as those below.
+        """Where a query without a checkpoint begins.
+
+        Raises UnknownTopicOrPartitionError, OptionError and DataLossError.
+        """
+        place = self._options.starting or Place(everywhere=LATEST)
+        found = self._view.find(place, "startingOffsets")
+        self._planner.begin(found, is_fixed=place.is_fixed)
+        return to_json(found)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - see above.
+        """Not ReadAllAvailable: that stands for a trigger that wants no limits."""
+        return ReadMaxRows(self._options.max_offsets or _NO_LIMIT)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - see above.
+        """Take down where everything ends now, for a query that ends there."""
+        self._view.topics(afresh=True)
+        self._planner.end_at(self._view.ends()[1])
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - see above.
+        """Where the next batch ends; ``start`` when there is none. Raises DataLossError.
+
+        While nothing comes this takes up to a tenth of a second.
+        """
+        sleep(self._pause_s)
+        begin = from_json(start)
+        self._topics, self._latest = self._view.ends()
+        end = self._planner.next_end(
+            begin,
+            self._latest,
+            {name: topic.topic_id for name, topic in self._topics.items()},
+            earliest=self._view.earliest,
+            weigh=self._weigh,
+            now_ms=monotonic() * 1000,
+            unlimited=isinstance(limit, ReadAllAvailable),
+        )
+        if end != begin:
+            self._pause_s = 0.0
+        else:
+            self._pause_s = min(_PAUSE_MOST_S, max(_PAUSE_FIRST_S, 2 * self._pause_s))
+        return to_json(end)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - see above.
+        """The ends of the logs, as of the last batch, for Spark's progress."""
+        return None if self._latest is None else to_json(self._latest)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The tasks of a batch. Raises DataLossError."""
+        begin = from_json(start)
+        # The topics that the offsets were found in, where they were: tasks notice others. A batch
+        # that an earlier run has planned comes without.
+        topics = self._view.topics() if self._topics is None else self._topics
+        return slices(self._options, topics, begin, from_json(end), finished=begin)
+
+    def stop(self) -> None:
+        """Free the connections."""
+        if self._scale is not None:
+            self._scale.close()
+        if self._made is not None:
+            self._made.close()
+        self._made = self._scale = None
+
+    @property
+    def _view(self) -> ClusterView:
+        if self._made is None:
+            self._made = ClusterView(self._options)
+        return self._made
+
+    def _weigh(self, start: Offsets) -> Mapping[Any, float]:
+        if self._scale is None:
+            self._scale = Scale(self._options)
+        return self._scale.weigh(start)
+
+    # --- in tasks ---------------------------------------------------------------------------
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        """The records of one task."""
+        assert isinstance(partition, Slice)
+        wait: Callable[[], None] = commit_finished(self._options, partition)
+        try:
+            yield from read_slice(self._options, partition)
+        finally:
+            wait()
