@@ -1,0 +1,288 @@
+"""The SQL of the database source and sink, and PostgreSQL's types in Spark. Opens nothing."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from psycopg import sql
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from penstock.pipeline.errors import OptionError
+
+_TYPES: Final[dict[str, DataType]] = {
+    "bool": BooleanType(),
+    "int2": ShortType(),
+    "int4": IntegerType(),
+    "int8": LongType(),
+    "float4": FloatType(),
+    "float8": DoubleType(),
+    "text": StringType(),
+    "varchar": StringType(),
+    "bpchar": StringType(),
+    "bytea": BinaryType(),
+    "date": DateType(),
+    "timestamp": TimestampNTZType(),
+    "timestamptz": TimestampType(),
+}
+_MOST_DIGITS: Final = 38
+
+Position = dict[str, Any]
+"""How far a source has read, by ``timestamp`` (text) and ``incrementing``; {} before all rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceColumn:
+    """A column of a database's, its type in Spark, and whether it is read as text."""
+
+    name: str
+    kind: DataType
+    as_text: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ordering:
+    """The columns that tell which rows are new: a timestamp, an incrementing number, or both."""
+
+    timestamp: str | None = None
+    incrementing: str | None = None
+    delay_ms: int = 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Their keys in a Position, in the order in which they count."""
+        given = {"timestamp": self.timestamp, "incrementing": self.incrementing}
+        return tuple(name for name, column in given.items() if column is not None)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Their columns, in that order."""
+        return tuple(column for column in (self.timestamp, self.incrementing) if column is not None)
+
+
+def column_of(name: str, type_name: str, precision: int | None, scale: int | None) -> SourceColumn:
+    """A column of PostgreSQL's; what Spark has no type for is read as the text of it."""
+    if type_name == "numeric":
+        if precision is None:  # Any number of digits: Spark's own JDBC takes these.
+            return SourceColumn(name, DecimalType(_MOST_DIGITS, 18))
+        if precision <= _MOST_DIGITS and 0 <= (scale or 0) <= precision:
+            return SourceColumn(name, DecimalType(precision, scale or 0))
+    if type_name in _TYPES:
+        return SourceColumn(name, _TYPES[type_name])
+    return SourceColumn(name, StringType(), as_text=True)
+
+
+def relation(table: str | None, query: str | None) -> sql.Composable:
+    """What stands after FROM: a table, ``schema.table``, or a query."""
+    if query is not None:
+        # The user's own SQL, as they wrote it.
+        return sql.SQL("({}) AS penstock_query").format(sql.SQL(query))
+    assert table is not None
+    return identifier(table)
+
+
+def identifier(name: str) -> sql.Composable:
+    """A table's name, quoted: ``orders`` or ``shop.orders``. Raises OptionError for others."""
+    parts = name.split(".")
+    if len(parts) > 2 or not all(parts):
+        raise OptionError(f"'{name}' is no name of a table; next: write table or schema.table")
+    return sql.Identifier(*parts)
+
+
+def select_rows(
+    source: sql.Composable,
+    columns: Sequence[SourceColumn],
+    ordering: Ordering | None,
+    start: Position,
+    end: Position,
+) -> sql.Composed:
+    """The rows after ``start`` up to and with ``end``; all of them without an ordering."""
+    chosen = sql.SQL(", ").join(
+        sql.SQL("{0}::text AS {0}" if each.as_text else "{0}").format(sql.Identifier(each.name))
+        for each in columns
+    )
+    found = sql.SQL("SELECT {} FROM {}").format(chosen, source)
+    if ordering is None:
+        return found
+    bounds = [_compared(ordering, ">", start), _compared(ordering, "<=", end)]
+    return found + sql.SQL(" WHERE ") + sql.SQL(" AND ").join(filter(None, bounds))
+
+
+def select_end(
+    source: sql.Composable, ordering: Ordering, start: Position, most: int | None
+) -> sql.Composed:
+    """The position of the last of the next ``most`` rows after ``start``; no row where none is.
+
+    Rows whose timestamp is younger than the delay, by the database's clock, are not there yet.
+    """
+    names = sql.SQL(", ").join(map(sql.Identifier, ordering.columns))
+    conditions = [
+        sql.SQL("{} IS NOT NULL").format(sql.Identifier(column)) for column in ordering.columns
+    ]
+    if (after := _compared(ordering, ">", start)) is not None:
+        conditions.append(after)
+    if ordering.timestamp is not None:
+        conditions.append(
+            sql.SQL("{} <= now() - {} * interval '1 millisecond'").format(
+                sql.Identifier(ordering.timestamp), sql.Literal(ordering.delay_ms)
+            )
+        )
+    found = sql.SQL("SELECT {} FROM {} WHERE {}").format(
+        names, source, sql.SQL(" AND ").join(conditions)
+    )
+    downwards = sql.SQL(", ").join(
+        sql.SQL("{} DESC").format(sql.Identifier(column)) for column in ordering.columns
+    )
+    if most is not None:
+        found = sql.SQL("SELECT {0} FROM ({1} ORDER BY {0} LIMIT {2}) AS next_rows").format(
+            names, found, sql.Literal(most)
+        )
+    return found + sql.SQL(" ORDER BY {} LIMIT 1").format(downwards)
+
+
+def position_of(ordering: Ordering, row: Sequence[Any]) -> Position:
+    """The position that ``select_end`` found, as JSON has it."""
+    values = [each.isoformat() if isinstance(each, datetime.datetime) else each for each in row]
+    return dict(zip(ordering.names, values, strict=True))
+
+
+def _compared(ordering: Ordering, operator: str, position: Position) -> sql.Composed | None:
+    if not position:
+        return None
+    return sql.SQL("({}) {} ({})").format(
+        sql.SQL(", ").join(map(sql.Identifier, ordering.columns)),
+        sql.SQL(operator),
+        sql.SQL(", ").join(sql.Literal(position[name]) for name in ordering.names),
+    )
+
+
+# --- the sink -------------------------------------------------------------------------------
+
+BATCHES_TABLE: Final = "penstock_batches"
+CREATE_BATCHES: Final = sql.SQL(
+    "CREATE TABLE IF NOT EXISTS {} (sink_id text PRIMARY KEY, batch_id bigint NOT NULL, "
+    "committed_at timestamptz NOT NULL DEFAULT now())"
+).format(sql.Identifier(BATCHES_TABLE))
+LOCK_BATCH: Final = sql.SQL("SELECT batch_id FROM {} WHERE sink_id = %s FOR UPDATE").format(
+    sql.Identifier(BATCHES_TABLE)
+)
+FIRST_BATCH: Final = sql.SQL(
+    "INSERT INTO {} (sink_id, batch_id) VALUES (%s, -1) ON CONFLICT DO NOTHING"
+).format(sql.Identifier(BATCHES_TABLE))
+KEEP_BATCH: Final = sql.SQL(
+    "UPDATE {} SET batch_id = %s, committed_at = now() WHERE sink_id = %s"
+).format(sql.Identifier(BATCHES_TABLE))
+
+TASK: Final = "penstock_task"
+ORDER: Final = "penstock_order"
+DELETED: Final = "penstock_deleted"
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """How staged rows go into a table: its columns, its keys, and what is known besides."""
+
+    table: str
+    columns: tuple[str, ...]
+    keys: tuple[str, ...]
+    ordered: bool
+    deletes: bool
+
+    def create_staging(self, staging: str) -> sql.Composed:
+        """A table of the target's types that no crash keeps, for what tasks write."""
+        return sql.SQL(
+            "CREATE UNLOGGED TABLE {} AS SELECT {}, 0::bigint AS {}, 0::bigint AS {}, "
+            "false AS {} FROM {} LIMIT 0"
+        ).format(
+            sql.Identifier(staging),
+            _names(self.columns),
+            sql.Identifier(TASK),
+            sql.Identifier(ORDER),
+            sql.Identifier(DELETED),
+            identifier(self.table),
+        )
+
+    def copy_into(self, staging: str) -> sql.Composed:
+        """COPY of the columns, then the task, the order, and whether the row is a deletion."""
+        return sql.SQL("COPY {} ({}) FROM STDIN").format(
+            sql.Identifier(staging), _names((*self.columns, TASK, ORDER, DELETED))
+        )
+
+    def apply(self, staging: str) -> list[sql.Composed]:
+        """The statements; each takes the list of the tasks that count as its one parameter."""
+        last = self._last_rows(staging)
+        if not self.keys:
+            return [
+                sql.SQL("INSERT INTO {} ({}) SELECT {} FROM ({}) AS s").format(
+                    identifier(self.table), _names(self.columns), _names(self.columns), last
+                )
+            ]
+        found = [self._upsert(last)]
+        if self.deletes:
+            on_keys = sql.SQL(" AND ").join(
+                sql.SQL("t.{0} = s.{0}").format(sql.Identifier(key)) for key in self.keys
+            )
+            found.append(
+                sql.SQL("DELETE FROM {} AS t USING ({}) AS s WHERE {} AND s.{}").format(
+                    identifier(self.table), last, on_keys, sql.Identifier(DELETED)
+                )
+            )
+        return found
+
+    def _last_rows(self, staging: str) -> sql.Composed:
+        """Of each key the last row, where an order is known; rows of tasks that do not count
+        are left out.
+        """
+        found = sql.SQL("SELECT {} * FROM {} WHERE {} = ANY(%s)").format(
+            sql.SQL("DISTINCT ON ({})").format(_names(self.keys)) if self.ordered else sql.SQL(""),
+            sql.Identifier(staging),
+            sql.Identifier(TASK),
+        )
+        if self.ordered:
+            found += sql.SQL(" ORDER BY {}, {} DESC").format(
+                _names(self.keys), sql.Identifier(ORDER)
+            )
+        return found
+
+    def _upsert(self, last: sql.Composed) -> sql.Composed:
+        others = [name for name in self.columns if name not in self.keys]
+        action = (
+            sql.SQL("DO UPDATE SET {}").format(
+                sql.SQL(", ").join(
+                    sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in others
+                )
+            )
+            if others
+            else sql.SQL("DO NOTHING")
+        )
+        return sql.SQL(
+            "INSERT INTO {} ({}) SELECT {} FROM ({}) AS s WHERE NOT {} ON CONFLICT ({}) {}"
+        ).format(
+            identifier(self.table),
+            _names(self.columns),
+            _names(self.columns),
+            last,
+            sql.Identifier(DELETED),
+            _names(self.keys),
+            action,
+        )
+
+
+def _names(columns: Sequence[str]) -> sql.Composed:
+    return sql.SQL(", ").join(map(sql.Identifier, columns))

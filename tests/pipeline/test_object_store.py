@@ -1,0 +1,109 @@
+"""An S3-compatible store both ways, against a local server."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import fs
+from pyspark.sql import DataFrame, SparkSession
+
+from penstock.pipeline.connectors.object_store import (
+    S3,
+    ObjectsDataSource,
+    ParquetBatches,
+)
+from penstock.pipeline.errors import OptionError
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[S3]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Another package's, on being imported.
+        from moto.server import ThreadedMotoServer
+
+        server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        server.start()
+    host, port = server.get_host_and_port()
+    found = S3(f"http://{host}:{port}", "us-east-1", "test", "secret")
+    fs.S3FileSystem(
+        access_key="test", secret_key="secret", region="us-east-1", scheme="http",
+        endpoint_override=f"{host}:{port}", allow_bucket_creation=True,
+    ).create_dir("bucket")  # fmt: skip
+    yield found
+    server.stop()
+
+
+def objects(spark: SparkSession, store: S3, path: str, *, stream: bool, **more: Any) -> DataFrame:
+    spark.dataSource.register(ObjectsDataSource)
+    reader = (spark.readStream if stream else spark.read).format("penstock-objects")
+    return reader.options(
+        path=path, endpoint=store.endpoint, region=store.region, accessKey=store.access_key,
+        secretKey=store.secret_key, **more,
+    ).load()  # fmt: skip
+
+
+def names(store: S3, path: str) -> list[str]:
+    found = store.connect().get_file_info(fs.FileSelector(path, recursive=True))
+    return sorted(each.path.removeprefix(path + "/") for each in found if each.is_file)
+
+
+def test_batches_are_written_once_and_read_once(
+    spark: SparkSession, store: S3, tmp_path: Path
+) -> None:
+    path = "bucket/orders"
+    write = ParquetBatches(path, store)
+    columns = "id as id, timestamp_millis(id) as at, array(id) as ids"
+    frame = spark.range(10, numPartitions=3).selectExpr(*columns.split(", "))
+    # Whoever died before left more objects than there are tasks now.
+    write._write(frame.repartition(5), f"{path}/batch-0000000000").collect()
+    write(frame, 0)
+    parts = [f"batch-0000000000/part-{part:05d}.parquet" for part in range(3)]
+    assert names(store, path) == ["batch-0000000000/_committed.json", *parts]
+    # The same batch again changes nothing, whatever is in it.
+    write(spark.range(99).selectExpr(*columns.split(", ")), 0)
+    found = objects(spark, store, path, stream=False)
+    assert found.schema == frame.schema
+    assert sorted(row.id for row in found.collect()) == list(range(10))
+
+    batches: list[list[int]] = []
+
+    def keep(batch: DataFrame, batch_id: int) -> None:
+        batches.append(sorted(row.id for row in batch.collect()))
+
+    def run() -> None:
+        query = (
+            objects(spark, store, path, stream=True, maxFilesPerTrigger=2)
+            .writeStream.foreachBatch(keep)
+            .option("checkpointLocation", str(tmp_path))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+    run()
+    assert [len(batch) for batch in batches] == [6, 4]
+    write(frame.where("id = 5"), 1)
+    # A batch that is not committed is not there yet.
+    write._write(frame.where("id = 7"), f"{path}/batch-0000000002").collect()
+    run()
+    assert batches[2:] == [[5]]
+    write(frame.where("id = 7"), 2)
+    run()
+    assert batches[3:] == [[7]]
+
+
+def test_an_empty_batch_is_committed_too(spark: SparkSession, store: S3) -> None:
+    ParquetBatches("bucket/empty", store)(spark.range(0), 0)
+    assert names(store, "bucket/empty") == ["batch-0000000000/_committed.json"]
+    with pytest.raises(Exception, match=r"no Parquet object under bucket/empty.*\.schema"):
+        objects(spark, store, "bucket/empty", stream=False)
+
+
+def test_what_is_no_endpoint_and_what_is_not_shown() -> None:
+    with pytest.raises(OptionError, match="is no URL; next: write http"):
+        S3("localhost:9000").connect()
+    assert "hidden" not in repr(S3(secret_key="hidden"))
