@@ -52,7 +52,9 @@ class SinkOptions:
     def load(cls, given: Mapping[str, str | None]) -> SinkOptions:
         """The options of ``df.write`` and ``df.writeStream``. Raises OptionError."""
         options = OptionMap(given, where=_WHERE)
-        options.ignore("checkpointLocation")  # Spark hands it over too, and means itself.
+        # Spark hands these over too, and means itself.
+        options.ignore("checkpointLocation")
+        options.ignore("queryName")
         topic = options.text("topic")
         words = [delivery.value for delivery in Delivery]
         delivery = Delivery(options.choice("delivery", words, Delivery.EXACTLY_ONCE.value))

@@ -243,3 +243,9 @@ def test_nothing_is_left_to_commit_of_what_is_written_at_least_once() -> None:
 def test_a_commit_while_the_tasks_ran_is_somebody_elses() -> None:
     with pytest.raises(ConcurrentQueryError, match="batch 7 of spark-q-t"):
         verdict([TaskDone(EPOCH, "a"), TaskDone(EPOCH, committed_by=9)])
+
+
+def test_a_query_may_have_a_name() -> None:
+    # Spark hands what DataStreamWriter.queryName was given to the sink, as one of its options.
+    given = {"queryname": "n", "topic": "t", "penstock.bootstrap.servers": "localhost:9092"}
+    assert SinkOptions.load(given).topic == "t"

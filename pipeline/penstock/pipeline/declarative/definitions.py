@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.pipeline.declarative import sql
 from penstock.pipeline.declarative.graph import Dataset, Graph, GraphFlow, shown_options
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from pyspark.pipelines.flow import Flow
     from pyspark.pipelines.output import Output
     from pyspark.sql import SparkSession
+
+
+_PYTHONS_REASON: Final = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception)\b: ")
 
 
 class DefinitionError(PipelineError):
@@ -121,7 +125,8 @@ def run(
         for answer in answers:
             if "pipeline_event_result" in answer:
                 event = answer["pipeline_event_result"].event
-                told += _reasons(event.message)
+                # Each attempt fails anew, and for the same reason.
+                told[:] = [*told, *_reasons(event.message)][-1:]
                 yield Event(event.timestamp.ToNanoseconds() / 1e9, event.message)
 
 
@@ -135,10 +140,12 @@ def failed(error: Exception, what: str) -> DefinitionError:
 
 def _reasons(message: str) -> list[str]:
     """What an event says of a failure, if it does, that is no consequence of another one."""
-    first, *more = message.splitlines() or [""]
+    first, *more = message.partition("=== Streaming Query")[0].splitlines() or [""]
     if "fail" not in first.lower() or "upstream" in first:
         return []
-    return [" ".join([first, *more[:1]])]
+    # Of a program in Python that failed the last line says why, and the others where.
+    in_python = [line for line in more if _PYTHONS_REASON.match(line)]
+    return [" ".join([first, *(in_python[-1:] or more[:1])])]
 
 
 @contextlib.contextmanager
