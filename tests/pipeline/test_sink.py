@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
 from tests.integration.cluster import Cluster
@@ -115,6 +117,30 @@ def test_nothing_of_a_batch_write_is_seen_when_a_task_fails(
     # All attempts are aborted, those of tasks that were done as well: readers wait for nobody.
     assert values(penstock_cluster, topic) == []
     assert len(values(penstock_cluster, topic, "read_uncommitted")) >= 1000
+
+
+def test_tasks_that_are_killed_since_another_failed_keep_no_reader_waiting(
+    spark: SparkSession, penstock_cluster: Cluster, tmp_path: Path
+) -> None:
+    topic = make_topic(penstock_cluster, "sink-killed")
+    begun = tmp_path / "begun"
+
+    def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if batch.column("id")[0].as_py() > 0:
+                while not begun.exists():  # Its own limit is Spark's, and the test's.
+                    threading.Event().wait(0.05)
+                raise ValueError("no more")
+            many = pa.array([b"x"] * 30_000, pa.binary())
+            yield pa.RecordBatch.from_arrays([many], ["value"])
+            yield pa.RecordBatch.from_arrays([many], ["value"])
+            begun.touch()
+            threading.Event().wait(60)  # Until Spark kills it.
+
+    frame = spark.range(0, 2, 1, 2).mapInArrow(rows, "value binary")
+    with pytest.raises(Exception, match="no more"):
+        write(frame, penstock_cluster, topic=topic)
+    assert values(penstock_cluster, topic) == []
 
 
 def test_an_empty_write_is_one(spark: SparkSession, penstock_cluster: Cluster) -> None:

@@ -97,10 +97,14 @@ def commit(plan: SinkPlan, messages: Sequence[WriterCommitMessage | None], *, on
 def abort(plan: SinkPlan, messages: Sequence[WriterCommitMessage | None]) -> None:
     """In the driver, when the write is given up: readers wait no longer for what was prepared.
 
-    Whoever begins an attempt again fences the one before, which aborts it. Where that cannot be
-    done the attempt's timeout does it, or the next commit of its group.
+    Of tasks that Spark killed it has no message. A write that belongs to no query is over for good,
+    so committing nothing of it aborts theirs as well. A batch of a query is written again under its
+    number, so only what is known is aborted: whoever begins an attempt again fences the one before.
+    What is left is aborted by the next commit of its group, or by its timeout.
     """
     done = [message for message in messages if isinstance(message, TaskDone)]
+    if not any(message.epoch.of_query for message in done):
+        _end_alone(plan)
     handles = [message.handle for message in done if message.handle is not None]
     attempts = [handle.attempt for handle in map(parse_handle, handles) if handle is not None]
     for group in {attempt.group for attempt in attempts}:
@@ -108,6 +112,14 @@ def abort(plan: SinkPlan, messages: Sequence[WriterCommitMessage | None]) -> Non
             for attempt in attempts:
                 if attempt.group == group:
                     _abort(commits, attempt.epoch_number, attempt.task, attempt.attempt)
+
+
+def _end_alone(plan: SinkPlan) -> None:
+    try:
+        with _commits(plan, plan.alone) as commits:
+            commits.commit(0, [])
+    except PenstockError as error:
+        _LOG.warning("attempts of a write that failed are left to their timeout: %s", error)
 
 
 def _abort(commits: GroupCommits, number: int, task: int, attempt: int) -> None:
