@@ -38,6 +38,7 @@ from penstock.pipeline.sink.identity import Epoch, Place, mark_of, marked, place
 from penstock.pipeline.sink.plan import SinkPlan
 from penstock.pipeline.sink.rows import by_topic
 from penstock.pipeline.sink.verdict import TaskDone, committed_meanwhile, verdict
+from penstock.pipeline.sink_options import Delivery
 from penstock.wire.transactional_ids import parse_handle
 
 _LOG: Final = logging.getLogger("penstock.pipeline")
@@ -102,8 +103,10 @@ def abort(plan: SinkPlan, messages: Sequence[WriterCommitMessage | None]) -> Non
     number, so only what is known is aborted: whoever begins an attempt again fences the one before.
     What is left is aborted by the next commit of its group, or by its timeout.
     """
+    if plan.options.delivery is not Delivery.EXACTLY_ONCE:
+        return
     done = [message for message in messages if isinstance(message, TaskDone)]
-    if not any(message.epoch.of_query for message in done):
+    if not any(message.epoch is not None and message.epoch.of_query for message in done):
         _end_alone(plan)
     handles = [message.handle for message in done if message.handle is not None]
     attempts = [handle.attempt for handle in map(parse_handle, handles) if handle is not None]
