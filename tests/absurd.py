@@ -57,10 +57,11 @@ def _values(field: FieldDescriptor, depth: int) -> st.SearchStrategy[Any]:
         if field.message_type is None
         else absurd(field.message_type, depth - 1)
     )
-    return st.lists(one, max_size=4) if _is_repeated(field) else one
+    return st.lists(one, max_size=4) if is_repeated(field) else one
 
 
-def _is_repeated(field: Any) -> bool:
+def is_repeated(field: Any) -> bool:
+    """Whether a field of a message is a list or a map."""
     # Older runtimes know the label alone, and newer ones frown on it.
     return bool(
         field.is_repeated
@@ -80,7 +81,7 @@ def _build(kind: Descriptor, found: dict[str, Any]) -> Message:
             else:
                 for key, entry in value.items():
                     target[key].CopyFrom(entry)
-        elif _is_repeated(field):
+        elif is_repeated(field):
             target.extend(value)
         elif field.message_type is not None:
             target.CopyFrom(value)

@@ -445,10 +445,7 @@ class UnknownAttemptError(PenstockError, code=ErrorCode.UNKNOWN_ATTEMPT):
 
 
 class TransactionTornError(PenstockError, code=ErrorCode.TRANSACTION_TORN):
-    """A partition ended its part of the transaction the other way than its coordinator decided.
-
-    That is so for ever: the mark that says it is committed.
-    """
+    """A partition ended its part of the transaction the other way than decided, for good."""
 
 
 class ConfigurationError(PenstockError, code=ErrorCode.CONFIGURATION):

@@ -144,9 +144,9 @@ async def test_what_fails_is_asked_about_again_and_nothing_else(
 async def test_leaders_get_the_time_that_they_need_and_are_not_asked_meanwhile(
     cluster: FakeCluster, leaders: Leaders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(aio_transaction_admin, "_JUDGED_WITHIN_MS", 0)
+    monkeypatch.setattr(aio_transaction_admin, "_JUDGED_WITHIN_MS", 2_000)
     monkeypatch.setattr(aio_transaction_admin, "_ASKED_EVERY_MS", 1)
-    leaders.sure_in_ms = [100] * 7
+    leaders.sure_in_ms = [2_500] * 7
     found = await search(cluster)
     assert len(found.hanging) == COUNT
     assert len(leaders.checked) == 14

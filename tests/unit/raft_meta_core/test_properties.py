@@ -14,6 +14,7 @@ from penstock.raft_meta.core.model import NO_LEADER, Partition
 from penstock.raft_meta.core.versions import METADATA_VERSION, SoftwareTooOldError
 from penstock.v1 import cluster_pb2
 from penstock.wire.errors import ErrorCode
+from tests.absurd import is_repeated
 from tests.unit.raft_meta_core.histories import History, histories, play, records, versions
 from tests.unit.raft_meta_core.metadata_driver import CLUSTER, Driver, incarnation, topic_id
 
@@ -185,7 +186,7 @@ def scalar(draw: st.DrawFn, field: Any) -> Any:
 
 
 def fill(draw: st.DrawFn, message: Any, field: Any) -> None:
-    repeated = field.label == field.LABEL_REPEATED
+    repeated = is_repeated(field)
     if field.message_type is None:
         if repeated:
             getattr(message, field.name).extend(
