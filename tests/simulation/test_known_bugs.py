@@ -12,6 +12,9 @@ from penstock.chaos.simulator.simulation import Simulation
 ENOUGH_SEEDS = 40
 RARELY = {  # It takes one of dozens of seeds: these are for ``make sim-mutants``.
     "leader-epoch-stays-when-replicas-leave",
+    # Unit tests of the coordinator have these rules too.
+    "group-commits-overtake-attempts",
+    "marks-wait-for-what-is-gone",
     # A broker's own hosting of groups has it in tests/unit/groups/test_transaction_offsets.py.
     "others-hear-that-a-producer-is-fenced",
 }
