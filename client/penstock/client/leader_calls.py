@@ -21,6 +21,7 @@ from penstock.v1 import (
     transactions_pb2_grpc,
 )
 from penstock.wire.errors import (
+    CoordinatorNotAvailableError,
     PenstockError,
     RequestTimedOutError,
     UnknownServerError,
@@ -156,7 +157,9 @@ class LeaderCalls:
                     continue
                 sure_in_ms = max(sure_in_ms, judged.sure_in_ms)
                 for one, error in judged.verdicts.items():
-                    if error is not None and error.refresh_metadata:
+                    # What coordinators can't tell says nothing of who leads the partition.
+                    of_coordinators = isinstance(error, CoordinatorNotAvailableError)
+                    if error is not None and error.refresh_metadata and not of_coordinators:
                         outcome[one.partition] = error  # Another broker leads it.
                     else:
                         verdicts[one] = error

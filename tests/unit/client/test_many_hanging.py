@@ -144,12 +144,13 @@ async def test_what_fails_is_asked_about_again_and_nothing_else(
 async def test_leaders_get_the_time_that_they_need_and_are_not_asked_meanwhile(
     cluster: FakeCluster, leaders: Leaders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(aio_transaction_admin, "_JUDGED_WITHIN_MS", 2_000)
+    monkeypatch.setattr(aio_transaction_admin, "_JUDGED_WITHIN_MS", 1_000)
     monkeypatch.setattr(aio_transaction_admin, "_ASKED_EVERY_MS", 1)
-    leaders.sure_in_ms = [2_500] * 7
+    # They are not sure yet when the first limit is over.
+    leaders.sure_in_ms = [1_200] * 7 + [100] * 7
     found = await search(cluster)
     assert len(found.hanging) == COUNT
-    assert len(leaders.checked) == 14
+    assert len(leaders.checked) == 21
 
 
 async def test_what_nobody_answers_for_in_time_is_in_doubt(
