@@ -11,6 +11,8 @@ import pytest
 from penstock.pipeline import session
 from tests.integration.cluster import Cluster, running_cluster
 from tests.pipeline.brokers import mosquitto, rabbitmq
+from tests.pipeline.failing import FailingSource
+from tests.pipeline.pipe import Pipe
 from tests.pipeline.streams import Streams
 
 if TYPE_CHECKING:
@@ -59,6 +61,24 @@ def penstock_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clust
     settings = {"log.cleaner.backoff.ms": 100, "log.retention.check.interval.ms": 100}
     with running_cluster(tmp_path_factory.mktemp("cluster"), settings=settings) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def pipe(
+    spark: SparkSession, penstock_cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest
+) -> Pipe:
+    """A query to a topic of this test's alone."""
+    spark.dataSource.register(FailingSource)
+    name = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)
+    return Pipe(spark, penstock_cluster, tmp_path, name)
+
+
+@pytest.fixture
+def small_batches(spark: SparkSession) -> Iterator[None]:
+    """Tasks get their rows in several Arrow batches."""
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "50")
+    yield
+    spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
 
 
 @pytest.fixture(scope="session")
