@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import pandas as pd
 import pytest
+from pyspark.sql.streaming.stateful_processor import (
+    StatefulProcessor,
+    StatefulProcessorHandle,
+    TimerValues,
+)
 
 from examples.pipelines.streams.count_customers import count, moves
 from examples.pipelines.streams.remind import remind
@@ -99,3 +105,41 @@ def test_reminders_come_by_the_events_own_time(streams: Streams) -> None:
         "forgotten": ["first reminder", "second reminder", "given up"],
         "other": ["first reminder", "second reminder", "given up"],
     }
+
+
+class Sums(StatefulProcessor):
+    """Of what a key has sent so far."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.sum = handle.getValueState("sum", "sum bigint")
+
+    def handleInputRows(
+        self, key: Any, rows: Iterator[pd.DataFrame], timer_values: TimerValues
+    ) -> Iterator[pd.DataFrame]:
+        before = self.sum.get()
+        after = (before[0] if before else 0) + sum(int(frame.number.sum()) for frame in rows)
+        self.sum.update((after,))
+        yield pd.DataFrame({"key": [key[0]], "value": [str(after)]})
+
+
+def test_processors_in_pandas_go_on_from_their_state_which_can_be_read(streams: Streams) -> None:
+    numbers, target = streams.topic("numbers"), streams.topic("sums")
+
+    def run() -> dict[str, list[int]]:
+        records = streams.stream(numbers).selectExpr(
+            "CAST(key AS STRING) AS key", "CAST(CAST(value AS STRING) AS BIGINT) AS number"
+        )
+        sums = records.groupBy("key").transformWithStateInPandas(
+            Sums(), "key string, value string", outputMode="Append", timeMode="None"
+        )
+        streams.run(sums, topic=target)
+        return streams.written(target)
+
+    streams.send(numbers, 1, 2, key="a")
+    assert run() == {"a": [3]}
+    streams.crash()
+    streams.send(numbers, 4, key="a")
+    assert run() == {"a": [3, 7]}
+    state = streams.spark.read.format("statestore").option("stateVarName", "sum")
+    [row] = state.load(str(streams.directory / "checkpoint")).collect()
+    assert (row.key.key, row.value.sum) == ("a", 7)
