@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as sf
 
 from penstock.client import AdminClient
-from penstock.pipeline import session
+from penstock.pipeline import run_until_stopped, session
 from penstock.pipeline.progress import watch
 
 if TYPE_CHECKING:
@@ -282,7 +282,7 @@ def main() -> None:
         if arguments.once:
             drain(queries)
         else:
-            spark.streams.awaitAnyTermination()
+            run_until_stopped(*queries)
     finally:
         for query in queries:
             query.stop()
