@@ -67,6 +67,10 @@ SETTINGS: Final = {
 }
 """Of the session. Times of the log have their zone; what is written has UTC."""
 
+_STARTS: Final = 5
+_TOO_SLOW: Final = "Python worker failed to connect back"
+"""Spark gives the process that plans a query ten seconds to start, and does not try again."""
+
 _TEXT: Final = r'((?:[^"\\]|\\.)*)'
 _COMBINED: Final = (
     r"^(\S+) \S+ (\S+) \[([^\]]+)\] "
@@ -134,11 +138,14 @@ class AccessLog:
 
     def _begin(self, name: str, writer: DataStreamWriter) -> StreamingQuery:
         checkpoint = f"{self._work}/checkpoints/{name}"
-        query = writer.queryName(name).option("checkpointLocation", checkpoint).start()
-        # Spark gives the process that plans a query ten seconds to start: on a small machine five
-        # at once would take longer. What has failed is no longer active.
-        while query.isActive and query.status["message"].startswith("Initializing"):
-            time.sleep(0.05)
+        named = writer.queryName(name).option("checkpointLocation", checkpoint)
+        for _ in range(_STARTS):
+            query = named.start()
+            # One after the other: the processes of five at once would be slow to start.
+            while query.isActive and query.status["message"].startswith("Initializing"):
+                time.sleep(0.05)
+            if _TOO_SLOW not in str(query.exception()):
+                break
         return query
 
 
