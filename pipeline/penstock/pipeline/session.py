@@ -97,26 +97,34 @@ def require_spark() -> None:
 def session(
     name: str = "penstock",
     *,
-    master: str = DEFAULT_MASTER,
+    master: str | None = None,
     settings: Mapping[str, str] | None = None,
     java: Path | None = None,
 ) -> SparkSession:
     """A Spark session that knows the source and the sink "penstock"; the one there is, if any.
 
-    ``name`` is the application's. ``settings`` are Spark's, over those of ``settings()``; of a
-    session that there was before, those that Spark fixes at its start stay as they were. ``java``
-    is the home of a Java; without it one is found. The first session of a process starts a Java
-    process, which takes some seconds and ends with this process, or by ``stop()``.
+    ``name`` is the application's. Without ``master`` it is that of ``spark-submit`` in a program
+    that was started by it, and ``local[2,4]`` in any other. ``settings`` are Spark's, over those of
+    ``settings()``; of a session that there was before, those that Spark fixes at its start stay as
+    they were. ``java`` is the home of a Java; without it one is found. The first session of a
+    process starts a Java process, which takes some seconds and ends with this process, or by
+    ``stop()``.
 
     Raises JavaMissingError, SparkMissingError, and what Spark raises.
     """
     prepare_environment(java)
-    if _LOCAL.fullmatch(master):
+    # What is known of spark-submit in a program of it: it has started the Java already.
+    submitted = master is None and "PYSPARK_GATEWAY_PORT" in os.environ
+    chosen = DEFAULT_MASTER if master is None else master
+    if not submitted and _LOCAL.fullmatch(chosen):
         os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
     from pyspark.sql import SparkSession  # noqa: PLC0415 - it takes a second, and may be missing.
 
     builder = SparkSession.builder.appName(name)
-    for key, value in _settings(master=master, more=settings).items():
+    values = {**_EVERYWHERE, **(settings or {})}
+    if not submitted:
+        values = _settings(master=chosen, more=settings)
+    for key, value in values.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
 
