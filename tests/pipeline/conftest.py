@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +11,9 @@ import pytest
 from penstock.pipeline import session
 from tests.integration.cluster import Cluster, running_cluster
 from tests.pipeline.brokers import mosquitto, rabbitmq
+from tests.pipeline.failing import FailingSource
+from tests.pipeline.pipe import Pipe
+from tests.pipeline.streams import Streams
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,6 +63,24 @@ def penstock_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clust
         yield cluster
 
 
+@pytest.fixture
+def pipe(
+    spark: SparkSession, penstock_cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest
+) -> Pipe:
+    """A query to a topic of this test's alone."""
+    spark.dataSource.register(FailingSource)
+    name = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)
+    return Pipe(spark, penstock_cluster, tmp_path, name)
+
+
+@pytest.fixture
+def small_batches(spark: SparkSession) -> Iterator[None]:
+    """Tasks get their rows in several Arrow batches."""
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "50")
+    yield
+    spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+
+
 @pytest.fixture(scope="session")
 def rabbitmq_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """A RabbitMQ that tests share: a queue's name is its test's alone."""
@@ -71,3 +93,12 @@ def mosquitto_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """A Mosquitto that tests share: a topic's and a client's name are its test's alone."""
     with mosquitto(tmp_path_factory.mktemp("mosquitto")) as port:
         yield port
+
+
+@pytest.fixture
+def streams(
+    spark: SparkSession, penstock_cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest
+) -> Streams:
+    """Topics of the test's own, and queries over them."""
+    name = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)
+    return Streams(spark, penstock_cluster, tmp_path, name)

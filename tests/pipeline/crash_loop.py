@@ -58,6 +58,8 @@ class Round:
     directory: Path
     seed: int
     delivery: str
+    files: int = FILES
+    kills: int = KILLS
     killed: list[str] = field(default_factory=list)
     duplicates: int = 0
 
@@ -66,20 +68,29 @@ class Round:
         self.topic = make_topic(self.cluster, f"crashes-{self.seed}", 3)
         for name in ("in", "tmp", "marks"):
             (self.directory / name).mkdir(parents=True)
-        for number in range(FILES):
+        for number in range(self.files):
             lines = "".join(f"{number:02}-{row:04}\n" for row in range(ROWS))
             (self.directory / "in" / f"{number:02}.txt").write_text(lines)
-        self.wanted = [f"{number:02}-{row:04}" for number in range(FILES) for row in range(ROWS)]
+        self.wanted = [
+            f"{number:02}-{row:04}" for number in range(self.files) for row in range(ROWS)
+        ]
         self.foreach = self.chance.random() < 0.5
         exact = self.delivery == "exactly-once"
         self.moment = self.chance.choice(MOMENTS) if exact else failing.DRIVER_AFTER_COMMIT
         self.deadline = time.monotonic() + DEADLINE_S
         self.driver = self._drive()
 
+    def __str__(self) -> str:
+        """What it was, and which of its processes were killed after how many batches."""
+        return (
+            f"seed {self.seed}: {self.delivery}{' foreachBatch' if self.foreach else ''}: "
+            f"{self.moment}, killed {', '.join(self.killed) or 'nobody'}; {self.duplicates} twice"
+        )
+
     def run(self) -> list[str]:
         """What is wrong at the end; nothing, when all went as it should."""
         try:
-            for _ in range(KILLS):
+            for _ in range(self.kills):
                 if not self._await_moment():
                     break
                 self._kill(self.chance.choice(VICTIMS))
@@ -212,12 +223,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             one = Round(cluster, Path(work) / f"round-{seed}", seed, delivery)
             faults = one.run()
             failed += bool(faults)
-            say(
-                f"seed {seed}: {delivery}{' foreachBatch' if one.foreach else ''}: "
-                f"{one.moment}, killed {', '.join(one.killed) or 'nobody'}; "
-                f"{one.duplicates} twice{''.join(f', {fault}' for fault in faults)}; "
-                f"{time.monotonic() - begun:.0f} s"
-            )
+            wrong = "".join(f", {fault}" for fault in faults)
+            say(f"{one}{wrong}; {time.monotonic() - begun:.0f} s")
     say(f"{told.rounds - failed} of {told.rounds} rounds are as they should be")
     return 1 if failed else 0
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import StreamingQueryException
 
 from tests.integration.cluster import Cluster
 from tests.pipeline.logs import make_topic, read, values
@@ -93,6 +94,39 @@ def test_a_stream_is_written_and_goes_on(
         assert query.awaitTermination(60)
         assert len(values(penstock_cluster, topic)) == 100 * (turn + 1)
     assert len(set(values(penstock_cluster, topic))) == 200
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"topics": "t"}, "unknown option topics; did you mean topic"),
+        ({"delivery": "at-least-once", "sinkId": "s"}, "sinkId is for delivery=exactly-once"),
+    ],
+)
+def test_a_stream_with_a_wrong_option_writes_nothing_and_goes_on_once_it_is_mended(
+    spark: SparkSession,
+    penstock_cluster: Cluster,
+    tmp_path: Path,
+    wrong: dict[str, str],
+    says: str,
+) -> None:
+    topic = make_topic(penstock_cluster, f"sink-mended-{tmp_path.name}")
+    source = tmp_path / "in"
+    source.mkdir()
+    (source / "lines.txt").write_text("".join(f"{line}\n" for line in texts(100)))
+
+    def run(**more: str) -> None:
+        options = {"penstock.bootstrap.servers": penstock_cluster.bootstrap, "topic": topic, **more}
+        writer = spark.readStream.text(str(source)).writeStream.format("penstock")
+        kept = writer.options(**options).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        assert kept.trigger(availableNow=True).start().awaitTermination(60)
+
+    with pytest.raises(StreamingQueryException, match=says) as caught:
+        run(**wrong)
+    assert "OptionError" in str(caught.value)
+    assert values(penstock_cluster, topic, "read_uncommitted") == []
+    run()
+    assert values(penstock_cluster, topic) == texts(100)
 
 
 def test_at_least_once_writes_without_transactions(

@@ -85,6 +85,9 @@ def test_ranges_by_offset(topics: Topics) -> None:
     split = topics.batch("source-offsets", minPartitions="7", maxRecordsPerFetch="9")
     assert split.rdd.getNumPartitions() == 7
     assert numbers(split) == everything
+    small = topics.batch("source-offsets", maxRecordsPerPartition="30")
+    assert small.rdd.getNumPartitions() == 8
+    assert numbers(small) == everything
 
 
 def test_ranges_by_time(topics: Topics) -> None:
@@ -97,6 +100,22 @@ def test_ranges_by_time(topics: Topics) -> None:
     assert topics.values("source-times", startingTimestamp="18000") == [18, 19]
     assert topics.values("source-times", startingTimestamp="90000") == []
     assert topics.values("source-times", endingTimestamp="90000") == list(range(20))
+    # By partition; in the other one there is nothing, neither before these times nor after them.
+    by_partition = {
+        "startingOffsetsByTimestamp": '{"source-times":{"0":2500,"1":0}}',
+        "endingOffsetsByTimestamp": '{"source-times":{"0":5000,"1":5000}}',
+    }
+    assert topics.values("source-times", **by_partition) == [3, 4]
+    strict = {**by_partition, "startingOffsetsByTimestampStrategy": "error"}
+    with pytest.raises(AnalysisException, match="no record of source-times-1 is of that time"):
+        topics.values("source-times", **strict)
+    assert topics.values("x", assign='{"source-times":[0]}', **{
+        **strict,
+        "startingOffsetsByTimestamp": '{"source-times":{"0":2500}}',
+        "endingOffsetsByTimestamp": '{"source-times":{"0":5000}}',
+    }) == [3, 4]  # fmt: skip
+    with pytest.raises(AnalysisException, match=r"name each partition .*source-times-1"):
+        topics.values("source-times", startingOffsetsByTimestamp='{"source-times":{"0":5}}')
 
 
 def test_transactions_leave_no_trace(topics: Topics) -> None:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import SparkSession
 
 from penstock.client import AdminClient, TopicPartition
@@ -231,9 +231,15 @@ def test_a_query_has_a_group_that_shows_how_far_it_is(topics: Topics, tmp_path: 
 
 def test_what_is_wrong_for_a_stream(topics: Topics, tmp_path: Path) -> None:
     topics.make("stream-wrong")
+    with pytest.raises(
+        AnalysisException, match=r"unknown option startingoffset; did you mean startingOffsets"
+    ):
+        topics.stream("stream-wrong", startingOffset="earliest")
+    # That it is a stream Spark says when it plans the first batch: there is none yet.
     ending = topics.stream("stream-wrong", endingOffsets="latest")
     with pytest.raises(StreamingQueryException, match="endingOffsets is for batch queries"):
         Batches().run(ending, tmp_path / "ending")
+    assert offsets_in(tmp_path / "ending") == []
     missing = topics.stream("stream-no-such-topic")
     with pytest.raises(StreamingQueryException, match="stream-no-such-topic"):
         Batches().run(missing, tmp_path / "missing")

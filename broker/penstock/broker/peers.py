@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from grpc import StatusCode, aio
 
@@ -11,6 +11,17 @@ from penstock.broker.core.metadata_image import MetadataImage
 from penstock.broker.replication.ports import ChannelFactory
 from penstock.v1.coordination_pb2_grpc import CoordinationStub
 from penstock.wire.errors import NetworkError
+
+_OF_THE_CALL: Final = frozenset(
+    {
+        StatusCode.DEADLINE_EXCEEDED,
+        StatusCode.UNIMPLEMENTED,
+        StatusCode.UNKNOWN,
+        StatusCode.RESOURCE_EXHAUSTED,
+    }
+)
+"""How calls end though there is a broker: it is late, or older than the call, or fails at it, or
+one of the messages is too large."""
 
 
 class _Address(NamedTuple):
@@ -71,15 +82,16 @@ class Peers:
     async def ask(self, node_id: int, method: str, request: Any, timeout_s: float) -> Any:
         """What another broker's Coordination answers; NetworkError, naming it, where it does not.
 
-        A channel whose call failed is given back; not one whose answer is only late, since it is
-        the way of others' calls too. (One that is dead is found out by its keepalive.)
+        A channel that does not lead to a broker any more is given back. One whose answer is late,
+        or is that this call can't be answered, stays: it is the way of others' calls too. (One that
+        is dead is found out by its keepalive.)
         """
         channel = await self.channel(node_id)
         call = getattr(CoordinationStub(channel), method)
         try:
             return await call(request, timeout=timeout_s)
         except aio.AioRpcError as error:
-            if error.code() is not StatusCode.DEADLINE_EXCEEDED:
+            if error.code() not in _OF_THE_CALL:
                 # Where it serves brokers may have changed with its process.
                 await self.forget(node_id, channel)
             raise NetworkError(f"broker {node_id}: {error.details() or error.code()}") from error

@@ -139,7 +139,7 @@ def hanging(
 
     Readers of committed records stand still before them. There are none unless data were lost;
     `penstock transactions abort` ends one. Exit status 1 when one is found, or when that can't be
-    told of one, since a coordinator did not answer.
+    told, since a coordinator, or a partition's leader, did not answer.
     """
     settings = resolve(ctx, bootstrap, output)
     with admin_client(settings) as admin:
@@ -152,16 +152,22 @@ def hanging(
                 "in_doubt": [
                     _hanging_json(entry) | {"reason": reason} for entry, reason in found.in_doubt
                 ],
+                "not_searched": [
+                    where._asdict() | {"reason": reason} for where, reason in found.not_searched
+                ],
             }
         )
     else:
         if found.hanging:
             _print_hanging(found.hanging)
         elif not found.in_doubt:
-            print("no transaction hangs")
+            elsewhere = " in the others" if found.not_searched else ""
+            print(f"no transaction hangs{elsewhere}")
         if found.in_doubt:
             _print_in_doubt(found.in_doubt)
-    if found.hanging or found.in_doubt:
+        if found.not_searched:
+            _print_not_searched(found.not_searched)
+    if found.hanging or found.in_doubt or found.not_searched:
         raise typer.Exit(EXIT_FAILED)
 
 
@@ -323,6 +329,13 @@ def _print_in_doubt(found: Sequence[tuple[HangingTransaction, str]]) -> None:
             f"{entry.partition}, producer id {entry.producer_id}, from offset "
             f"{entry.start_offset}: {reason}"
         )
+
+
+def _print_not_searched(found: Sequence[tuple[TopicPartition, str]]) -> None:
+    which = counted(len(found), "partition", "was")
+    print(f"{which} not looked in; next: look again when the leaders answer:")
+    for partition, reason in found:
+        print(f"{partition}: {reason}")
 
 
 def _print_hanging(found: Sequence[HangingTransaction]) -> None:

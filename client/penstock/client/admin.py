@@ -344,7 +344,8 @@ class AdminClient:
         There are none unless data were lost. Leaders have every coordinator asked, and say that a
         transaction hangs when they have looked at it for a few of ``broker.session.timeout.ms``;
         with one in sight, this waits for that, for ``default_api_timeout_ms`` at most, and half a
-        minute for who does not answer. What can't be told by then is ``in_doubt``.
+        minute for who does not answer. What can't be told by then is ``in_doubt``, and partitions
+        whose leader did not answer at all are ``not_searched``.
         """
         return self._run(self._client.find_hanging, partitions, older_than_ms=older_than_ms)
 

@@ -28,7 +28,7 @@ from penstock.wire.transactional_ids import coordinating_key
 
 _LISTED_AT_ONCE: Final = 1_000
 _JUDGED_WITHIN_MS: Final = 30_000
-"""So long a coordinator that does not answer may take to come back."""
+"""So long a leader or coordinator that does not answer may take to come back."""
 _ASKED_EVERY_MS: Final = 1_000
 _GRACE_MS: Final = 2_000
 """For the answer that follows when leaders are sure."""
@@ -153,7 +153,10 @@ class TransactionAdmin(AdminCalls):
     ) -> HangingSearch:
         """Transactions that nobody will end. See ``AdminClient.find_hanging``."""
         older_than_ms = arguments.whole_number("older_than_ms", older_than_ms, 0)
-        candidates = await self._open_for_long(arguments.partitions(partitions), older_than_ms)
+        unasked: dict[TopicPartition, PenstockError] = {}
+        candidates = await self._open_for_long(
+            arguments.partitions(partitions), older_than_ms, unasked
+        )
         most_ms = now_ms() + self.config.default_api_timeout_ms
         deadline_ms = min(now_ms() + _JUDGED_WITHIN_MS, most_ms)
         verdicts: dict[HangingTransaction, PenstockError | None] = {}
@@ -176,6 +179,7 @@ class TransactionAdmin(AdminCalls):
                 for one in candidates
                 if (why := verdicts[one]) is not None and not isinstance(why, InvalidTxnStateError)
             ),
+            tuple((partition, unasked[partition].message) for partition in sorted(unasked)),
         )
 
     async def _check_hanging(
@@ -184,9 +188,17 @@ class TransactionAdmin(AdminCalls):
         return await self._leaders.check_hanging(candidates, timeout_ms)
 
     async def _open_for_long(
-        self, partitions: Sequence[TopicPartition], older_than_ms: int
+        self,
+        partitions: Sequence[TopicPartition],
+        older_than_ms: int,
+        unasked: dict[TopicPartition, PenstockError],
     ) -> list[HangingTransaction]:
-        described = await self.describe_producers(partitions)
+        """Those of which it is to be found out whether they hang; why some are not known."""
+        self._check_open()
+        timeout_ms = min(_JUDGED_WITHIN_MS, self.config.default_api_timeout_ms)
+        described = await self._leaders.describe_producers(
+            partitions, timeout_ms, give_up=unasked.__setitem__
+        )
         before_ms = time.time_ns() // 1_000_000 - older_than_ms
         return [
             HangingTransaction(

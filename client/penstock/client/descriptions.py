@@ -340,8 +340,10 @@ class HangingSearch:
 
     ``hanging``: no coordinator knows of them, and nobody will end them. ``in_doubt``: of which that
     can't be told, with the reason: a coordinator that might know of them did not answer. Those are
-    not to be aborted by hand.
+    not to be aborted by hand. ``not_searched``: partitions whose leader did not say what is open in
+    them, with the reason.
     """
 
     hanging: tuple[HangingTransaction, ...] = ()
     in_doubt: tuple[tuple[HangingTransaction, str], ...] = ()
+    not_searched: tuple[tuple[TopicPartition, str], ...] = ()

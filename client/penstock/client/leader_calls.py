@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from penstock.client import admin_values
 from penstock.client.cluster import Cluster, gather_all, now_ms
@@ -21,6 +21,7 @@ from penstock.v1 import (
     transactions_pb2_grpc,
 )
 from penstock.wire.errors import (
+    ClientClosedError,
     CoordinatorNotAvailableError,
     PenstockError,
     RequestTimedOutError,
@@ -36,6 +37,9 @@ A = TypeVar("A")
 W = TypeVar("W")
 Outcome = dict[TopicPartition, A | PenstockError]
 TopicIds = Mapping[TopicPartition, bytes]
+GiveUp = Callable[[TopicPartition, PenstockError], object]
+"""Hears of each partition that has no answer, and why: refused for good, gone, or not in time. The
+others are answered all the same. Without one the first such partition raises its reason."""
 
 _ASKED_AT_ONCE: Final = 100
 """Partitions of one DescribeProducers: of each a leader may know thousands of producers. And
@@ -52,6 +56,40 @@ class HangingVerdicts(NamedTuple):
 
     verdicts: dict[HangingTransaction, PenstockError | None]
     sure_in_ms: int = 0
+
+
+class _Asked(Generic[Q, A]):
+    """Questions about partitions: ``open`` until each is among ``answers`` or given up."""
+
+    def __init__(self, questions: Mapping[TopicPartition, Q], give_up: GiveUp | None) -> None:
+        self.open = dict(questions)
+        self.answers: dict[TopicPartition, A] = {}
+        self._give_up = give_up
+        self._refusals: dict[TopicPartition, PenstockError] = {}  # The last ones.
+
+    def heard(self, partition: TopicPartition, answer: A | PenstockError) -> None:
+        """A leader answered. Raises a refusal for good where nothing is given up."""
+        if not isinstance(answer, PenstockError):
+            self.answers[partition] = answer
+            del self.open[partition]
+        elif answer.retriable:
+            self._refusals[partition] = answer
+        else:
+            self.drop(answer, partition)
+
+    def drop(self, error: PenstockError, *partitions: TopicPartition) -> None:
+        """Give these up, or raise why."""
+        for partition in partitions:
+            if self._give_up is None or isinstance(error, ClientClosedError):
+                raise error
+            self._give_up(partition, error)
+            del self.open[partition]
+
+    def drop_late(self) -> None:
+        """The time is over."""
+        for partition in list(self.open):
+            late = RequestTimedOutError(f"the leader of {partition} did not answer in time")
+            self.drop(self._refusals.get(partition, late), partition)
 
 
 class LeaderCalls:
@@ -111,9 +149,12 @@ class LeaderCalls:
         return await self._ask_leaders(before_offsets, self._delete_records_at, timeout_ms)
 
     async def describe_producers(
-        self, partitions: Iterable[TopicPartition], timeout_ms: float
+        self,
+        partitions: Iterable[TopicPartition],
+        timeout_ms: float,
+        give_up: GiveUp | None = None,
     ) -> dict[TopicPartition, PartitionProducers]:
-        """What the partitions' logs know of producers."""
+        """What the partitions' logs know of producers; without those given up, see GiveUp."""
 
         async def ask(
             node_id: int, part: Mapping[TopicPartition, None], remaining_ms: float
@@ -127,7 +168,7 @@ class LeaderCalls:
                     outcome |= found
             return outcome
 
-        return await self._ask_leaders(dict.fromkeys(partitions), ask, timeout_ms)
+        return await self._ask_leaders(dict.fromkeys(partitions), ask, timeout_ms, give_up=give_up)
 
     async def check_hanging(
         self, transactions: Sequence[HangingTransaction], timeout_ms: float
@@ -165,13 +206,11 @@ class LeaderCalls:
                         verdicts[one] = error
             return outcome
 
-        try:
-            await self._ask_leaders(questions, ask, timeout_ms)
-        except PenstockError as error:
-            if not error.retriable:
-                raise
-            for one in transactions:
+        def give_up(partition: TopicPartition, error: PenstockError) -> None:
+            for one in questions[partition]:
                 verdicts.setdefault(one, error)
+
+        await self._ask_leaders(questions, ask, timeout_ms, give_up=give_up)
         return HangingVerdicts(verdicts, sure_in_ms)
 
     async def _check_hanging_at(
@@ -228,82 +267,79 @@ class LeaderCalls:
         ask: Callable[[int, Mapping[TopicPartition, Q], float], Awaitable[Outcome[A]]],
         timeout_ms: float,
         topic_ids: TopicIds | None = None,
+        give_up: GiveUp | None = None,
     ) -> dict[TopicPartition, A]:
         topic_ids = topic_ids or {}
         deadline = now_ms() + timeout_ms
-        answers: dict[TopicPartition, A] = {}
-        open_questions = dict(questions)
+        asked: _Asked[Q, A] = _Asked(questions, give_up)
         attempt = 0
         for topic in sorted({partition.topic for partition in questions}):
-            await self._keeper.await_topic(topic, max(1.0, deadline - now_ms()))
-        while open_questions:
-            by_node = self._by_leader(open_questions, topic_ids)
+            try:
+                await self._keeper.await_topic(topic, max(1.0, deadline - now_ms()))
+            except PenstockError as error:
+                asked.drop(error, *(one for one in questions if one.topic == topic))
+        while self._drop_gone(asked, topic_ids):
             outcomes = await asyncio.gather(
                 *(
                     self._ask_one(ask, node_id, part, deadline - now_ms())
-                    for node_id, part in by_node.items()
+                    for node_id, part in self._by_leader(asked.open).items()
                 )
             )
-            last: PenstockError | None = None
             for outcome in outcomes:
                 for partition, answer in outcome.items():
-                    if not isinstance(answer, PenstockError):
-                        answers[partition] = answer
-                        del open_questions[partition]
-                        continue
-                    if not answer.retriable:
-                        raise answer
-                    last = answer
-                    if answer.leader is not None:
+                    asked.heard(partition, answer)
+                    if isinstance(answer, PenstockError) and answer.leader is not None:
                         topic_id = topic_ids.get(partition, b"")
                         self._cluster.metadata.apply_hint(partition, answer.leader, topic_id)
-            if open_questions:
-                await self._pause(open_questions, topic_ids, attempt, deadline, last)
-                attempt += 1
-        return {partition: answers[partition] for partition in questions}
+            if not self._drop_gone(asked, topic_ids):
+                break
+            remaining = deadline - now_ms()
+            if remaining <= 0:
+                asked.drop_late()
+                break
+            await self._pause(attempt, remaining)
+            attempt += 1
+        return {one: asked.answers[one] for one in questions if one in asked.answers}
 
-    async def _pause(
-        self,
-        questions: Mapping[TopicPartition, Q],
-        topic_ids: TopicIds,
-        attempt: int,
-        deadline: float,
-        last: PenstockError | None,
-    ) -> None:
-        """Wait for news of the leaders, or raise when there is no hope or no time."""
-        for partition in questions:
-            self._check_exists(partition, topic_ids)
-        remaining = deadline - now_ms()
-        if remaining <= 0:
-            raise last or RequestTimedOutError("the partitions' leaders did not answer in time")
-        pause = self._cluster.backoff.delay_ms(attempt)
-        await self._keeper.updated(min(remaining, pause))
+    def _drop_gone(self, asked: _Asked[Q, A], topic_ids: TopicIds) -> bool:
+        """Give up what nobody will ever lead; whether something is left."""
+        for partition in list(asked.open):
+            gone = self._why_gone(partition, topic_ids)
+            if gone is not None:
+                asked.drop(gone, partition)
+        return bool(asked.open)
+
+    async def _pause(self, attempt: int, remaining_ms: float) -> None:
+        """Wait for news of the leaders."""
+        pause_ms = self._cluster.backoff.delay_ms(attempt)
+        await self._keeper.updated(min(remaining_ms, pause_ms))
         # A leader that answers "not yet" at once must not be asked in a busy loop.
-        await asyncio.sleep(min(remaining, pause / 4) / 1000)
+        await asyncio.sleep(min(remaining_ms, pause_ms / 4) / 1000)
 
-    def _check_exists(self, partition: TopicPartition, topic_ids: TopicIds) -> None:
+    def _why_gone(self, partition: TopicPartition, topic_ids: TopicIds) -> PenstockError | None:
+        """Why nobody will ever lead the partition, as far as is known."""
         metadata = self._cluster.metadata
         verdict = metadata.verdict(partition.topic)
         if verdict is not None:
-            raise type(verdict)(verdict.message)
+            return type(verdict)(verdict.message)
         count = metadata.partition_count(partition.topic)
         if count and not 0 <= partition.partition < count:
-            raise UnknownTopicOrPartitionError(
+            return UnknownTopicOrPartitionError(
                 f"topic {partition.topic!r} has no partition {partition.partition}; it has "
                 f"0 to {count - 1}; next: name one of these"
             )
         if count and topic_ids.get(partition, b"") not in (b"", metadata.topic_id(partition.topic)):
-            raise UnknownTopicIdError(
+            return UnknownTopicIdError(
                 f"topic {partition.topic!r} was deleted and made anew while partition "
                 f"{partition.partition} was asked about"
             )
+        return None
 
     def _by_leader(
-        self, questions: Mapping[TopicPartition, Q], topic_ids: TopicIds
+        self, questions: Mapping[TopicPartition, Q]
     ) -> dict[int, dict[TopicPartition, Q]]:
         by_node: dict[int, dict[TopicPartition, Q]] = {}
         for partition, question in questions.items():
-            self._check_exists(partition, topic_ids)
             leader = self._cluster.metadata.leader(partition)
             by_node.setdefault(leader.node_id if leader else -1, {})[partition] = question
         return by_node

@@ -5,8 +5,8 @@ holds here; names are those of Spark's Kafka connector where it has them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from penstock.client import PenstockError, TopicPartition
@@ -17,6 +17,7 @@ from penstock.pipeline.source.offsets import (
     LATEST,
     Offsets,
     parse_partitions,
+    parse_times,
     parse_wanted,
 )
 from penstock.wire.names import check_group_id, check_topic_name
@@ -26,11 +27,13 @@ T = TypeVar("T")
 WHERE: Final = "the penstock source"
 _SUBSCRIPTIONS: Final = ("subscribe", "subscribePattern", "assign")
 _PLACES: Final = {"earliest": EARLIEST, "latest": LATEST}
-_BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp")
+_BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _STREAM_ONLY: Final = (
     "maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay",
     "groupIdPrefix",
 )  # fmt: skip
+_STRATEGY: Final = "startingOffsetsByTimestampStrategy"
+_STRATEGIES: Final = ("latest", "error")
 _LEVELS: Final = ("read_committed", "read_uncommitted")
 _DEFAULT_ROWS: Final = 25_000
 _DEFAULT_DELAY_MS: Final = 15 * 60_000
@@ -51,7 +54,7 @@ _OURS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a query begins or ends: just one of the three."""
+    """Where a query begins or ends: just one of the four."""
 
     everywhere: int | None = None
     """EARLIEST or LATEST, of every partition."""
@@ -59,6 +62,10 @@ class Place:
     """By partition, which may be EARLIEST or LATEST as well."""
     timestamp_ms: int | None = None
     """At the first record that is of this time or later; where none is, at the end."""
+    times_ms: Mapping[TopicPartition, int] | None = None
+    """The same by partition."""
+    has_to_match: bool = False
+    """Whether it is an error that a partition has no record of its time or later."""
 
     @property
     def is_fixed(self) -> bool:
@@ -66,6 +73,12 @@ class Place:
         if self.offsets is not None:
             return LATEST not in self.offsets.values()
         return self.everywhere == EARLIEST
+
+    @property
+    def named(self) -> Collection[TopicPartition] | None:
+        """The partitions that it names, where it is by partition."""
+        by_partition = self.offsets if self.times_ms is None else self.times_ms
+        return None if by_partition is None else by_partition.keys()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +96,7 @@ class SourceOptions:
     min_offsets: int | None
     max_delay_ms: int
     min_partitions: int
+    max_per_partition: int | None
     fail_on_data_loss: bool
     include_headers: bool
     isolation_level: str
@@ -102,13 +116,14 @@ class SourceOptions:
             topics=_topics(options) if kind == "subscribe" else None,
             pattern=_pattern(options) if kind == "subscribePattern" else None,
             assigned=_parsed(options, "assign", parse_partitions),
-            starting=_place(options, "startingOffsets", "startingTimestamp"),
-            ending=_place(options, "endingOffsets", "endingTimestamp"),
+            starting=_starting(options),
+            ending=_place(options, "ending"),
             max_offsets=options.whole_number("maxOffsetsPerTrigger", low=1),
             max_bytes=options.whole_number("maxBytesPerTrigger", low=1),
             min_offsets=options.whole_number("minOffsetsPerTrigger", low=1),
             max_delay_ms=options.span_ms("maxTriggerDelay", _DEFAULT_DELAY_MS) or 0,
             min_partitions=options.whole_number("minPartitions", 1, low=1, high=100_000) or 1,
+            max_per_partition=options.whole_number("maxRecordsPerPartition", low=1),
             fail_on_data_loss=options.flag("failOnDataLoss", True),
             include_headers=options.flag("includeHeaders", False),
             isolation_level=_isolation(options, clients),
@@ -166,18 +181,19 @@ class SourceOptions:
             check_group_id(f"{self.group_id_prefix}-{'0' * 36}")
         except PenstockError as error:
             raise options.refusal("groupIdPrefix", error.message) from None
-        for name, place in (("startingOffsets", self.starting), ("endingOffsets", self.ending)):
-            if place is None or place.offsets is None:
+        for side, place in (("starting", self.starting), ("ending", self.ending)):
+            if place is None or (named := place.named) is None:
                 continue
+            name = f"{side}Offsets" if place.times_ms is None else f"{side}OffsetsByTimestamp"
             if self.assigned is not None:
-                named, wanted = place.offsets.keys(), set(self.assigned)
+                wanted = set(self.assigned)
                 if named != wanted:
-                    odd = min(named ^ wanted)
+                    odd = min(wanted ^ set(named))
                     raise options.refusal(
                         name, f"it and assign name different partitions, such as {odd}"
                     )
             if self.topics is not None:
-                other = {one.topic for one in place.offsets} ^ set(self.topics)
+                other = {one.topic for one in named} ^ set(self.topics)
                 if other:
                     raise options.refusal(
                         name, f"it and subscribe name different topics, such as {min(other)!r}"
@@ -217,15 +233,30 @@ def _parsed(options: OptionMap, name: str, parse: Callable[[str], T]) -> T | Non
         raise options.refusal(name, str(error)) from None
 
 
-def _place(options: OptionMap, offsets_name: str, timestamp_name: str) -> Place | None:
-    timestamp_ms = options.whole_number(timestamp_name)
-    text = options.text(offsets_name)
-    if text is not None and timestamp_ms is not None:
+def _starting(options: OptionMap) -> Place | None:
+    found = _place(options, "starting")
+    is_by_time = found is not None and (found.timestamp_ms is not None or bool(found.times_ms))
+    if options.has(_STRATEGY) and not is_by_time:
         raise options.contradiction(
-            f"{offsets_name} and {timestamp_name} contradict each other; leave one out"
+            f"{_STRATEGY} says what is done where no record is of the time that startingTimestamp "
+            "or startingOffsetsByTimestamp wants, and neither is given"
         )
-    if timestamp_ms is not None:
+    strict = options.choice(_STRATEGY, _STRATEGIES, _STRATEGIES[0]) == "error"
+    return replace(found, has_to_match=True) if found is not None and strict else found
+
+
+def _place(options: OptionMap, side: str) -> Place | None:
+    """``side`` is starting or ending."""
+    names = (f"{side}Offsets", f"{side}Timestamp", f"{side}OffsetsByTimestamp")
+    given = [name for name in names if options.has(name)]
+    if len(given) > 1:
+        raise options.contradiction(f"{' and '.join(given)} contradict each other; leave one out")
+    in_offsets, at_time, by_partition = names
+    if (timestamp_ms := options.whole_number(at_time)) is not None:
         return Place(timestamp_ms=timestamp_ms)
+    if (times_ms := _parsed(options, by_partition, parse_times)) is not None:
+        return Place(times_ms=times_ms)
+    text = options.text(in_offsets)
     if text is None:
         return None
     if text.lower() in _PLACES:
@@ -234,7 +265,7 @@ def _place(options: OptionMap, offsets_name: str, timestamp_name: str) -> Place 
         return Place(offsets=parse_wanted(text))
     except ValueError as error:
         why = f'earliest, latest or {{"topic": {{"0": offset}}}} is wanted: {error}'
-        raise options.refusal(offsets_name, why) from None
+        raise options.refusal(in_offsets, why) from None
 
 
 def _isolation(options: OptionMap, clients: ClientSettings) -> str:

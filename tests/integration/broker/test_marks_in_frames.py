@@ -81,10 +81,17 @@ def test_marks_outlive_the_connections_that_carry_them(tmp_path: Path) -> None:
         create_topic(cluster, "orders", 3, configs={"min.insync.replicas": "2"})
         producer = Producer(cluster, "writer")
         given(producer.init())
-        for number in range(3):
-            transact(cluster, producer, "orders", number)
+        number = 0
+        transact(cluster, producer, "orders", number)
         coordinator = coordinator_of(cluster, "writer")
-        wait_until(lambda: len(go_in_frames(cluster, coordinator)) == 2, "there are connections")
+
+        def both_used() -> bool:
+            nonlocal number
+            number += 1
+            transact(cluster, producer, "orders", number)
+            return len(go_in_frames(cluster, coordinator)) == 2
+
+        wait_until(both_used, "its coordinator has connections to both others", 60)
         # The leader stands still with the marks of the next transaction in its sockets, and dies.
         [victim, *_] = [
             node
@@ -94,11 +101,11 @@ def test_marks_outlive_the_connections_that_carry_them(tmp_path: Path) -> None:
             and node.node_id != coordinator
         ]
         for partition in range(3):
-            assert producer.send("orders", [b"3"], partition) is None
+            assert producer.send("orders", [b"%d" % (number + 1)], partition) is None
         victim.signal(signal.SIGSTOP)
         given(producer.end(commit=True))
         victim.kill()
-        whole = [b"0", b"1", b"2", b"3"]
+        whole = [b"%d" % one for one in range(number + 2)]
         for partition in range(3):  # A new leader knows the high watermark a moment later.
             wait_until(
                 lambda partition=partition: committed(cluster, "orders", partition) == whole,
@@ -106,4 +113,4 @@ def test_marks_outlive_the_connections_that_carry_them(tmp_path: Path) -> None:
             )
         victim.start()
         cluster.wait_ready()
-        transact(cluster, producer, "orders", 4)
+        transact(cluster, producer, "orders", number + 2)

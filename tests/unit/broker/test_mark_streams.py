@@ -48,10 +48,15 @@ class Connection:
         self.takes = True
         self.handle: Callable[[coordination_pb2.MarkersAnswer], object] = lambda _: None
         self.end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.closed = asyncio.Event()
+        self.closed.set()
 
     async def read_all(self, handle: Callable[[coordination_pb2.MarkersAnswer], object]) -> None:
         self.handle = handle
-        await asyncio.wait([self.end])  # Which leaves it as it is where this is cancelled.
+        try:
+            await asyncio.wait([self.end])  # Which leaves it as it is where this is cancelled.
+        finally:
+            await self.closed.wait()
         self.end.result()
 
     def write_now(self, message: coordination_pb2.MarkersRequest) -> bool:
@@ -295,6 +300,46 @@ async def test_without_a_connection_marks_go_by_calls_and_it_is_looked_again_lat
     world.has_frames, world.outcome = True, None
     world.ms += 60_000
     await world.until_connected()
+
+
+async def test_a_leader_that_ends_each_connection_at_once_is_asked_less_and_less_often(
+    world: World,
+) -> None:
+    with capture_logs() as lines:
+        for _ in range(300):
+            world.ms += 1_000
+            world.done.clear()
+            world.send("a")
+            await eventually(lambda: world.names == ["a"])
+            for connection in world.opened:
+                connection.cancel()
+        assert 5 <= world.attempts <= 10
+        events = [one["event"] for one in lines]
+        assert events.count("marks go by calls") == 1
+        assert "marks go in frames" not in events
+        world.ms += 60_000
+        connection = await world.until_connected()
+        world.send("a")
+        await eventually(lambda: bool(connection.sent))
+        connection.answer()
+        assert lines[-1]["event"] == "marks go in frames"
+    connection.cancel()
+    await eventually(lambda: world.streams._links[2]._task is None)
+    world.ms += 2_000  # It has been of use: the next one need not wait for a minute.
+    await world.until_connected()
+
+
+async def test_the_end_of_connections_to_brokers_that_went_is_waited_for(world: World) -> None:
+    connection = await world.until_connected()
+    connection.closed.clear()
+    del world.image.brokers[2]
+    world.change()
+    stopping = asyncio.create_task(world.streams.stop())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not stopping.done()
+    connection.closed.set()
+    await stopping
 
 
 async def test_a_connection_that_is_full_is_passed_by(world: World) -> None:

@@ -10,12 +10,23 @@ import pytest
 from grpc import StatusCode, aio
 
 from penstock.broker.peers import Peers
+from penstock.v1 import coordination_pb2
 from penstock.wire.errors import NetworkError
 
 
 class _Channel:
+    """A channel on which every call ends with ``status``."""
+
     def __init__(self) -> None:
         self.is_closed = False
+        self.status = StatusCode.UNAVAILABLE
+
+    def unary_unary(self, _path: str, **_codecs: Any) -> Any:
+        async def call(_request: Any, **settings: float) -> Any:
+            assert settings["timeout"] > 0
+            raise aio.AioRpcError(self.status, aio.Metadata(), aio.Metadata(), details="no")
+
+        return call
 
     async def close(self, _grace: float | None) -> None:
         self.is_closed = True
@@ -103,6 +114,31 @@ async def test_a_broker_out_of_reach_is_tried_anew() -> None:
         await world.peers.channel(2)
     world.failure = None
     assert await world.peers.channel(2) is world.opened[0]  # type: ignore[comparison-overlap]
+
+
+@pytest.mark.parametrize(
+    ("status", "stays"),
+    [
+        (StatusCode.UNAVAILABLE, False),
+        (StatusCode.INTERNAL, False),
+        (StatusCode.DEADLINE_EXCEEDED, True),
+        (StatusCode.UNIMPLEMENTED, True),  # An older broker, which does all the rest.
+        (StatusCode.UNKNOWN, True),  # It failed at this one.
+        (StatusCode.RESOURCE_EXHAUSTED, True),  # An answer that is too large.
+    ],
+)
+async def test_only_a_channel_that_leads_nowhere_is_taken_from_other_calls(
+    status: StatusCode, stays: bool
+) -> None:
+    world = _World()
+    await world.peers.channel(2)
+    world.opened[0].status = status
+    request = coordination_pb2.FindTransactionsRequest()
+    with pytest.raises(NetworkError, match="broker 2: no"):
+        await world.peers.ask(2, "FindTransactions", request, 1.0)
+    assert world.opened[0].is_closed is not stays
+    await world.peers.channel(2)
+    assert len(world.opened) == (1 if stays else 2)
 
 
 async def test_a_broker_that_is_not_registered() -> None:

@@ -177,7 +177,7 @@ def test_nothing_that_hangs_is_success(admin: Admin) -> None:
     done = run("hanging")
     assert (done.exit_code, done.output) == (0, "no transaction hangs\n")
     shown = json.loads(run("hanging", "--output", "json").output)
-    assert shown == {"hanging": [], "in_doubt": []}
+    assert shown == {"hanging": [], "in_doubt": [], "not_searched": []}
 
 
 def test_what_is_in_doubt_is_no_success_and_has_no_command(admin: Admin) -> None:
@@ -194,6 +194,26 @@ def test_what_is_in_doubt_is_no_success_and_has_no_command(admin: Admin) -> None
     shown = json.loads(done.output)
     assert shown["hanging"] == []
     assert [(one["start_offset"], one["reason"]) for one in shown["in_doubt"]] == [(40, reason)]
+
+
+def test_where_it_was_not_looked_is_told_and_is_no_success(admin: Admin) -> None:
+    reason = "partition a-0 has no leader"
+    admin.hanging = HangingSearch(not_searched=((TopicPartition("a", 0), reason),))
+    done = run("hanging")
+    assert done.exit_code == 1
+    assert "no transaction hangs in the others" in done.output
+    assert "1 partition was not looked in" in done.output
+    assert f"a-0: {reason}" in done.output
+    done = run("hanging", "--output", "json")
+    assert done.exit_code == 1
+    assert json.loads(done.output)["not_searched"] == [
+        {"topic": "a", "partition": 0, "reason": reason}
+    ]
+    admin.hanging = HangingSearch((HANGING,), (), admin.hanging.not_searched)
+    both = run("hanging").output
+    assert "penstock transactions abort --topic a --partition 1" in both
+    assert "no transaction hangs" not in both
+    assert f"a-0: {reason}" in both
 
 
 def test_whoever_forces_an_abort_is_told_what_it_may_cost(admin: Admin) -> None:

@@ -163,3 +163,38 @@ async def test_what_nobody_answers_for_in_time_is_in_doubt(
     [(one, why)] = found.in_doubt
     assert one.partition == PARTITIONS[3]
     assert "it moves" in why
+
+
+async def test_what_has_no_leader_is_told_beside_what_hangs(
+    cluster: FakeCluster, leaders: Leaders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aio_transaction_admin, "_JUDGED_WITHIN_MS", 1_000)
+    for number in (5, 200):
+        cluster.topics["t"].partitions[number].leader = -1
+    missing = TopicPartition("t", COUNT)
+    gone = TopicPartition("gone", 0)
+    async with AsyncAdminClient(cluster.bootstrap) as admin:
+        found = await admin.find_hanging([*PARTITIONS, missing, gone], older_than_ms=0)
+    assert len(found.hanging) == COUNT - 2
+    assert not found.in_doubt
+    reasons = dict(found.not_searched)
+    assert list(reasons) == [gone, PARTITIONS[5], PARTITIONS[200], missing]
+    assert "partition t-5 has no leader" in reasons[PARTITIONS[5]]
+    assert "has no partition 630" in reasons[missing]
+
+
+async def test_a_broker_that_does_not_answer_takes_its_own_partitions_alone(
+    cluster: FakeCluster, leaders: Leaders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aio_transaction_admin, "_JUDGED_WITHIN_MS", 1_000)
+
+    async def answer(node: FakeNode, request: Any) -> Any:
+        if node.number == 2:
+            await asyncio.Event().wait()
+        return await leaders.answer(node, request)
+
+    cluster.on_leader_asked = answer
+    found = await search(cluster)
+    its = [PARTITIONS[number] for number in range(0, COUNT, 9)]
+    assert [where for where, _ in found.not_searched] == its
+    assert len(found.hanging) == COUNT - len(its)

@@ -224,7 +224,7 @@ async def test_others_have_their_turn_while_many_are_queued(cluster: FakeCluster
         await producer.send_many("t", [b"v" * 100] * 50_000)
         queued.set()
         await others
-        assert turns >= 10
+        assert turns >= 6
         await producer.flush()
 
 

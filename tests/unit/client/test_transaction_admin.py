@@ -49,8 +49,11 @@ class Admin(AsyncAdminClient):
         super().__init__("localhost:9092")
         self.open = {A0: (writer(1, 5), writer(2, -1)), A1: (writer(3, 9, ago_ms=0),)}
         self.verdicts = list(verdicts)
+        self._leaders.describe_producers = self.describe  # type: ignore[method-assign]
 
-    async def describe_producers(self, partitions: Any) -> dict[TopicPartition, PartitionProducers]:
+    async def describe(
+        self, partitions: Any, _timeout_ms: float, give_up: Any = None
+    ) -> dict[TopicPartition, PartitionProducers]:
         return {name: PartitionProducers(0, self.open.get(name, ())) for name in partitions}
 
     async def _check_hanging(self, candidates: Any, timeout_ms: float) -> HangingVerdicts:

@@ -49,7 +49,7 @@ def test_the_form_is_that_of_sparks_kafka_connector() -> None:
         ("earlest", "not JSON"),
         ("[" * 100_000, "not JSON"),
         ("[]", "a JSON object by topic is wanted"),
-        ('{"a": 5}', "topic 'a' wants offsets by partition"),
+        ('{"a": 5}', "topic 'a' wants each partition's offset"),
         ('{"a": {"x": 5}}', "topic 'a': 'x' is no partition"),
         ('{"a": {"-1": 5}}', "topic 'a': '-1' is no partition"),
         ('{"a": {"0": -3}}', "partition a-0: -3 is no offset"),

@@ -38,6 +38,7 @@ def test_all_of_them() -> None:
         "maxOffsetsPerTrigger": "10", "maxBytesPerTrigger": "20", "minOffsetsPerTrigger": "3",
         "maxTriggerDelay": "5m", "minPartitions": "4", "failOnDataLoss": "false",
         "includeHeaders": "TRUE", "isolation.level": "read_uncommitted", "groupIdPrefix": "team",
+        "maxRecordsPerPartition": "70",
         "maxRecordsPerFetch": "50000", "penstock.fetch.max.wait.ms": "50",
     })  # fmt: skip
     assert found.topics == ("a", "b")
@@ -45,6 +46,7 @@ def test_all_of_them() -> None:
     assert found.starting == Place(offsets={a0: 5, b0: EARLIEST})
     assert (found.max_offsets, found.max_bytes, found.min_offsets) == (10, 20, 3)
     assert (found.max_delay_ms, found.min_partitions, found.max_rows) == (300_000, 4, 50_000)
+    assert found.max_per_partition == 70
     assert (found.fail_on_data_loss, found.include_headers) == (False, True)
     assert (found.isolation_level, found.group_id_prefix) == ("read_uncommitted", "team")
     assert found.clients.of(ConsumerConfig) == {"fetch_max_wait_ms": 50}
@@ -65,6 +67,13 @@ def test_names_count_in_any_case_as_spark_lowers_them() -> None:
         ({"startingOffsets": '{"a":{"0":1}}'}, "it and subscribe name different topics"),
         ({"startingOffsets": "latest", "startingTimestamp": "5"}, "contradict each other"),
         ({"endingOffsets": "latest", "endingTimestamp": "5"}, "contradict each other"),
+        ({"startingTimestamp": "5", "startingOffsetsByTimestamp": "{}"}, "contradict each other"),
+        ({"startingOffsets": "latest", "startingOffsetsByTimestamp": "{}"}, "contradict"),
+        ({"startingOffsetsByTimestamp": '{"a":{"0":1}}'}, "it and subscribe name different topi"),
+        ({"startingOffsetsByTimestamp": '{"orders":{"0":-1}}'}, "-1 is no time in ms"),
+        ({"endingOffsetsByTimestamp": "5"}, "endingOffsetsByTimestamp='5': a JSON object"),
+        ({"startingOffsetsByTimestampStrategy": "latest"}, "and neither is given"),
+        ({"startingTimestamp": "5", "startingOffsetsByTimestampStrategy": "x"}, "latest, error"),
         ({"startingTimestamp": "yesterday"}, "a whole number from 0 to"),
         ({"maxOffsetsPerTrigger": "0"}, "a whole number from 1 to"),
         ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "5"}, "is above"),
@@ -92,6 +101,7 @@ def test_what_is_wrong_is_refused(options: dict[str, str], match: str) -> None:
         ({"subscribePattern": "a("}, "no regular expression"),
         ({"assign": '{"a": 5}'}, "assign=.*list of partitions"),
         ({"assign": '{"a": [0,1]}', "startingOffsets": '{"a":{"0":5}}'}, "such as a-1"),
+        ({"assign": '{"a": [0,1]}', "endingOffsetsByTimestamp": '{"a":{"0":5}}'}, "such as a-1"),
     ],
 )
 def test_what_is_wrong_with_a_subscription(options: dict[str, str], match: str) -> None:
@@ -115,11 +125,30 @@ def test_what_a_batch_query_cannot_have(options: dict[str, str], match: str) -> 
         load(**options).for_batch()
 
 
-@pytest.mark.parametrize("name", ["endingOffsets", "endingTimestamp"])
-def test_what_a_stream_cannot_have(name: str) -> None:
-    value = "latest" if name == "endingOffsets" else "5"
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("endingOffsets", "latest"),
+        ("endingTimestamp", "5"),
+        ("endingOffsetsByTimestamp", '{"orders":{"0":5}}'),
+    ],
+)
+def test_what_a_stream_cannot_have(name: str, value: str) -> None:
     with pytest.raises(OptionError, match=f"{name} is for batch queries"):
         load(**{name: value}).for_stream()
+
+
+def test_places_by_time() -> None:
+    a0 = TopicPartition("orders", 0)
+    text = '{"orders":{"0":1000}}'
+    found = load(startingOffsetsByTimestamp=text, endingOffsetsByTimestamp=text)
+    assert found.starting == found.ending == Place(times_ms={a0: 1000})
+    strict = {"startingOffsetsByTimestampStrategy": "error"}
+    found = load(startingTimestamp="5", endingTimestamp="5", **strict)
+    assert found.starting == Place(timestamp_ms=5, has_to_match=True)
+    assert found.ending == Place(timestamp_ms=5)
+    found = load(startingOffsetsByTimestamp=text, **strict)
+    assert found.starting == Place(times_ms={a0: 1000}, has_to_match=True)
 
 
 def test_the_level_may_be_given_as_the_clients_setting() -> None:
@@ -140,3 +169,4 @@ def test_places_that_hold_later() -> None:
     assert not Place(everywhere=LATEST).is_fixed
     assert not Place(offsets={a0: LATEST}).is_fixed
     assert not Place(timestamp_ms=5).is_fixed
+    assert not Place(times_ms={a0: 5}).is_fixed

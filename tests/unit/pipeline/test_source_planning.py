@@ -30,12 +30,12 @@ def test_a_partition_without_a_start_is_not_read_yet() -> None:
     assert ranges({}, {A0: 8}) == []
 
 
-@given(SPANS, st.integers(1, 50))
+@given(SPANS, st.integers(1, 50), st.none() | st.integers(1, 400))
 def test_splitting_loses_and_doubles_nothing(
-    spans: dict[TopicPartition, tuple[int, int]], least: int
+    spans: dict[TopicPartition, tuple[int, int]], least: int, most: int | None
 ) -> None:
     whole = [OffsetRange(name, low, low + size) for name, (low, size) in sorted(spans.items())]
-    pieces = split(whole, least)
+    pieces = split(whole, least, most)
     for one in whole:
         offsets = [
             offset
@@ -44,7 +44,7 @@ def test_splitting_loses_and_doubles_nothing(
             for offset in range(piece.start, piece.end)
         ]
         assert offsets == list(range(one.start, one.end))
-    assert all(piece.size > 0 for piece in pieces)
+    assert all(0 < piece.size <= (most or piece.size) for piece in pieces)
     total = sum(one.size for one in whole)
     assert len(pieces) >= min(least, total, 1)
     if all(one.size >= least for one in whole) and whole:
@@ -61,6 +61,13 @@ def test_enough_ranges_stay_as_they_are() -> None:
     whole = [OffsetRange(A0, 0, 900), OffsetRange(A1, 0, 100)]
     assert split(whole, 1) == whole
     assert split(whole, 2) == whole
+
+
+def test_what_is_too_large_is_split_even_where_there_are_enough() -> None:
+    whole = [OffsetRange(A0, 0, 900), OffsetRange(A1, 0, 100)]
+    assert [piece.size for piece in split(whole, 1, 300)] == [300, 300, 300, 100]
+    # Both bounds hold where they ask for different numbers of pieces.
+    assert [piece.size for piece in split(whole, 10, 300)] == [100] * 10
 
 
 @given(SPANS, st.integers(1, 3000))

@@ -54,14 +54,30 @@ def test_a_read_that_would_give_something_else_now_is_not_found(change: Any) -> 
     assert reads.find(one, 7, 3) is None
 
 
-def test_what_was_appended_is_found_until_the_log_goes_on() -> None:
+def test_what_was_appended_is_found_with_all_that_follows_it() -> None:
     reads, one = SharedReads(), partition(end=13, feeds=1)
     reads.appended(one, AppendInfo(10, 12, -1, 3, records=b"abc"))
     assert reads.find(one, 10, 100) == (b"abc", 13)
     one.log.log_end_offset = 14
-    reads.appended(one, AppendInfo(13, 13, -1, 1, records=b"d"))
     assert reads.find(one, 10, 100) is None  # It would be but half of what is to be sent.
-    assert reads.find(one, 13, 100) == (b"d", 14)
+    reads.appended(one, AppendInfo(13, 13, -1, 1, records=b"d"))
+    one.log.log_end_offset = 15
+    reads.appended(one, AppendInfo(14, 14, -1, 1, records=b"e"))
+    assert reads.find(one, 10, 100) == (b"abcde", 15)
+    assert reads.find(one, 13, 100) == (b"de", 15)
+    assert reads.find(one, 10, 4) == (b"abcd", 14)  # As many as fit.
+    assert reads.find(one, 10, 2) is None
+
+
+def test_what_is_of_another_epoch_is_not_put_behind_what_is_kept() -> None:
+    reads, one = SharedReads(), partition(end=11, feeds=1)
+    one.replica.leader_epoch = 3
+    reads.appended(one, AppendInfo(11, 11, -1, 1, records=b"b"))
+    one.replica.leader_epoch = 4
+    reads.appended(one, AppendInfo(10, 10, -1, 1, records=b"a"))
+    assert reads.find(one, 10, 100) == (b"a", 11)
+    one.log.log_end_offset = 12
+    assert reads.find(one, 10, 100) is None
 
 
 def test_nothing_is_kept_that_nobody_asks_for() -> None:

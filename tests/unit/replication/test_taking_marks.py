@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 from grpc import StatusCode, aio
 
 from penstock.broker.replication.connecting import ReplicationConnector
+from penstock.broker.replication.frames import Kind, encode_header
 from penstock.broker.replication.ports import MarkersStream, StreamBrokenError
 from penstock.broker.replication.taking_marks import MAX_UNDER_WAY, CoordinatorStream
 from penstock.raft_meta.connecting import NodeConnector
@@ -207,6 +208,7 @@ class Connection:
         self.room = 100
         self.freed = asyncio.Event()
         self.sent: list[int] = []
+        self.last = coordination_pb2.WriteMarkersResponse()
         self.handle: Callable[[coordination_pb2.MarkersRequest], object] | None = None
 
     async def read_all(self, handle: Callable[[coordination_pb2.MarkersRequest], object]) -> None:
@@ -216,13 +218,18 @@ class Connection:
     def write_now(self, message: coordination_pb2.MarkersAnswer) -> bool:
         if self.room <= 0:
             return False
+        self._send(message)
         self.room -= 1
-        self.sent.append(message.sequence)
         return True
 
     async def write(self, message: coordination_pb2.MarkersAnswer) -> None:
-        self.sent.append(message.sequence)
+        self._send(message)
         await self.freed.wait()
+
+    def _send(self, message: coordination_pb2.MarkersAnswer) -> None:
+        encode_header(Kind.MESSAGE, message.ByteSize())
+        self.sent.append(message.sequence)
+        self.last = message.response
 
 
 class Served:
@@ -238,8 +245,8 @@ class Served:
         assert self.connection.handle is not None
         self.connection.handle(coordination_pb2.MarkersRequest(sequence=sequence))
 
-    def answer(self, at: int = 0) -> None:
-        outcomes = [common_pb2.Error()]
+    def answer(self, at: int = 0, outcomes: Sequence[common_pb2.Error] | None = None) -> None:
+        outcomes = outcomes or [common_pb2.Error()]
         results = [coordination_pb2.TransactionMarkerResult(outcomes=outcomes)]
         self.waiting.pop(at)(coordination_pb2.WriteMarkersResponse(results=results))
 
@@ -314,3 +321,35 @@ async def test_an_answer_that_was_taken_late_makes_room_for_a_request() -> None:
         served.connection.freed.set()
         await eventually(lambda: served.connection.sent == list(range(MAX_UNDER_WAY)))
         served.hear(MAX_UNDER_WAY)
+
+
+@pytest.mark.parametrize("room", [100, 0])
+async def test_an_answer_that_is_too_large_for_a_frame_says_of_each_reason_only_the_first(
+    monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    monkeypatch.setattr("penstock.broker.replication.frames.MAX_MESSAGE_BYTES", 2_000)
+    torn, gone = ErrorCode.TRANSACTION_TORN, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    leader = common_pb2.CurrentLeader(host="h" * 50)
+    outcomes = [
+        common_pb2.Error(code=code, message=f"orders-{number}: no" if code else "")
+        for number, code in enumerate([0, gone, torn, gone, 0] * 60)
+    ]
+    for outcome in outcomes:
+        outcome.current_leader.CopyFrom(leader)
+    async with serving() as served:
+        served.connection.room = room
+        served.connection.freed.set()
+        for sequence in range(MAX_UNDER_WAY):
+            served.hear(sequence)
+        served.answer(0, outcomes)
+        await eventually(lambda: served.connection.sent == [0])
+        [result] = served.connection.last.results
+        assert [one.code for one in result.outcomes] == [one.code for one in outcomes]
+        assert {one.code: one.message for one in result.outcomes if one.message} == {
+            gone: "orders-1: no (and 119 more, of which only the code had room in the answer)",
+            torn: "orders-2: no (and 59 more, of which only the code had room in the answer)",
+        }
+        served.answer()  # The stream lives on.
+        await eventually(lambda: served.connection.sent == [0, 1])
+        served.hear(MAX_UNDER_WAY)
+        assert not served.running.done()

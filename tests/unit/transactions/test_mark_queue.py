@@ -121,6 +121,25 @@ def test_no_more_than_some_requests_are_under_way_to_a_leader() -> None:
     assert len(under_way) == transaction_marks.MAX_UNDER_WAY
 
 
+def test_a_request_is_about_so_many_partitions_that_its_answer_fits_in_a_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    leaders = Leaders()
+    many = [f"orders-{number}" for number in range(10, 17)]
+    leaders.nodes |= {participant(name): 1 for name in many}
+    queue = MarkQueue(leaders)
+    assert transaction_marks._MAX_PARTITIONS == 10_000
+    monkeypatch.setattr(transaction_marks, "_MAX_PARTITIONS", 4)
+    queue.add(OWNER, [mark("a", *many[:3]), mark("b", *many[3:])])
+    (first,) = queue.next_requests(1_000)
+    assert sent([first]) == {1: [("a", many[:3]), ("b", many[3:4])]}
+    queue.answered(first, all_written(first), 1_000)
+    (second,) = queue.next_requests(1_000)
+    assert sent([second]) == {1: [("b", many[4:])]}
+    queue.answered(second, all_written(second), 1_000)
+    assert queue.count == 0
+
+
 def test_a_partition_that_refuses_holds_up_no_other_one() -> None:
     queue = MarkQueue(Leaders())
     queue.add(OWNER, [mark("a", "orders-0", "sales-0")])

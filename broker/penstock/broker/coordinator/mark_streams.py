@@ -58,6 +58,7 @@ class MarkStreams:
         self.clock_ms = clock_ms
         self._image = image
         self._links: dict[int, _Link] = {}
+        self._ending: set[asyncio.Task[None]] = set()
 
     @property
     def cluster_id(self) -> str:
@@ -75,7 +76,7 @@ class MarkStreams:
         address = self._address(node_id)
         link = self._links.get(node_id)
         if link is not None and link.address != address:
-            self._links.pop(node_id).end()
+            self._drop(node_id)
             link = None
         if address is None:
             return False
@@ -89,14 +90,20 @@ class MarkStreams:
         """
         for node_id, link in list(self._links.items()):
             if link.address != self._address(node_id):
-                self._links.pop(node_id).end()
+                self._drop(node_id)
 
     async def stop(self) -> None:
-        """End all connections."""
-        links, self._links = list(self._links.values()), {}
-        for link in links:
-            link.end()
-        await asyncio.gather(*(link.ended() for link in links))
+        """End all connections; return when nothing is left of them, or of any before."""
+        for node_id in list(self._links):
+            self._drop(node_id)
+        while self._ending:
+            await asyncio.wait(self._ending)
+
+    def _drop(self, node_id: int) -> None:
+        task = self._links.pop(node_id).end()
+        if task is not None:
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
 
     def _address(self, node_id: int) -> _Address | None:
         record = self._image.brokers.get(node_id)
@@ -112,6 +119,7 @@ class _Link:
         self.address = address
         self._streams = streams
         self._stream: MarkersStream | None = None
+        self._proved = False  # Whether it has brought an answer.
         self._asked: dict[int, OnAnswer] = {}
         self._sequence = 0
         self._unanswered = Unanswered(streams.clock_ms, TIMEOUT_MS, self._overdue)
@@ -138,16 +146,12 @@ class _Link:
         self._unanswered.sent(sequence)
         return True
 
-    def end(self) -> None:
-        """Be of no more use; who waits for an answer is told."""
+    def end(self) -> asyncio.Task[None] | None:
+        """Be of no more use; who waits for an answer is told. What is left ends with the task."""
         self._over = True
         if self._task is not None:
             self._task.cancel()
-
-    async def ended(self) -> None:
-        """Return when nothing of it is left."""
-        if self._task is not None:
-            await asyncio.wait([self._task])
+        return self._task
 
     def _connect(self) -> None:
         if self._task is None and not self._over:
@@ -188,9 +192,7 @@ class _Link:
         if stream is None:
             self._rest_ms = _MAX_REST_MS
             return "it takes them no other way, or its port for frames does not serve"
-        log.info("marks go in frames", leader=node_id)
-        self._stream = stream
-        self._rest_ms, self._told = _MIN_REST_MS, None
+        self._stream, self._proved = stream, False
         try:
             await stream.read_all(self._heard)
         finally:
@@ -200,6 +202,11 @@ class _Link:
         return "the leader ended the connection"
 
     def _heard(self, answer: coordination_pb2.MarkersAnswer) -> None:
+        if not self._proved:
+            # Not before: a leader may let a coordinator in and end the connection at once.
+            self._proved = True
+            self._rest_ms, self._told = _MIN_REST_MS, None
+            log.info("marks go in frames", leader=self.address.node_id)
         on_answer = self._asked.pop(answer.sequence, None)
         if on_answer is not None:
             self._unanswered.answered(answer.sequence)

@@ -25,6 +25,10 @@ _PATIENCE_MS: Final = 100
 _MAX_MARKS: Final = 500
 """In one request: who writes it, and who takes its answer, does nothing else meanwhile."""
 
+_MAX_PARTITIONS: Final = 10_000
+"""Of all marks of one request: where each is refused with a message the answer still is a small
+part of what a message may be."""
+
 _ROUTED_AT_ONCE: Final = 1_000
 """Marks. The commit of a group may have ten thousand sent with one record."""
 
@@ -299,9 +303,12 @@ class MarkQueue:
         """A request of what is queued, but for partitions that one under way is about."""
         pieces: list[Piece] = []
         left: dict[_Sending, set[Participant]] = {}
+        room = _MAX_PARTITIONS
         for sending, participants in lane.queued.items():
             wanted = participants & sending.left
-            free = tuple(sorted(wanted - lane.busy)) if len(pieces) < _MAX_MARKS else ()
+            has_room = room and len(pieces) < _MAX_MARKS
+            free = tuple(sorted(wanted - lane.busy)[:room]) if has_room else ()
+            room -= len(free)
             if free:
                 pieces.append(Piece(sending.mark, sending.owner.leader_epoch, free, sending))
             if len(free) < len(wanted):

@@ -42,7 +42,13 @@ CATCH_UP_PUSH_BYTES: Final = 256 * 1024
 takes to be sent and appended."""
 
 MARKS_LINGER_S: Final = 0.05
-"""So long a high watermark waits for records to travel with before it goes alone."""
+"""So long a high watermark waits for records of its partition to travel with before it goes alone.
+
+It costs both ends as much as records do, and who follows hardly needs it. So it is not put beside
+those of another partition: its own are often on their way.
+"""
+
+_MARKS_EARLY_S: Final = 0.001  # By as much a timer may come too early.
 
 RECORDS_LINGER_S: Final = 0.003
 """So long records that nobody waits for as yet wait for others."""
@@ -129,9 +135,9 @@ class FollowerStream:
     """One follower's stream.
 
     Records go at once while fewer than MAX_IN_FLIGHT pushes are unanswered; partitions take turns.
-    High watermarks travel with records, or alone after MARKS_LINGER_S. Nothing is sent when there
-    is nothing to say. A partition whose next records must be fetched from the disk misses its turns
-    until they are there.
+    High watermarks travel with records of their partitions, or alone after MARKS_LINGER_S. Nothing
+    is sent when there is nothing to say. A partition whose next records must be fetched from the
+    disk misses its turns until they are there.
 
     Partitions that the follower is not in sync of have messages of their own: small ones, one
     unanswered at a time, only when there is nothing to say of the others, and as the budget that
@@ -157,7 +163,7 @@ class FollowerStream:
         self._catching_up: int | None = None  # The sequence of what is unanswered of that.
         self._pause: asyncio.TimerHandle | None = None
         self._warming = Warming(self._warmed)
-        self._marks: dict[Partition, None] = {}
+        self._marks: dict[Partition, float] = {}  # Since when each waits, the oldest first.
         self._marks_timer: asyncio.TimerHandle | None = None
         self._marks_due = False
         self._records_timer: asyncio.TimerHandle | None = None
@@ -218,10 +224,10 @@ class FollowerStream:
 
     def marks_ready(self, partition: Partition) -> None:
         """The high watermark or the log start moved."""
-        if partition in self._cursors:
-            self._marks[partition] = None
+        if partition in self._cursors and partition not in self._marks:
+            loop = asyncio.get_running_loop()
+            self._marks[partition] = loop.time()
             if self._marks_timer is None and not self._marks_due:
-                loop = asyncio.get_running_loop()
                 self._marks_timer = loop.call_later(MARKS_LINGER_S, self._marks_fall_due)
 
     def close(self) -> None:
@@ -366,9 +372,15 @@ class FollowerStream:
 
     def _marks_fall_due(self) -> None:
         self._marks_timer = None
-        if self._marks:
-            self._marks_due = True
-            self._work.set()
+        if not self._marks:
+            return
+        loop = asyncio.get_running_loop()
+        due_s = next(iter(self._marks.values())) + MARKS_LINGER_S
+        if due_s - loop.time() > _MARKS_EARLY_S:  # What it was set for went with records.
+            self._marks_timer = loop.call_at(due_s, self._marks_fall_due)
+            return
+        self._marks_due = True
+        self._work.set()
 
     def _is_behind(self, partition: Partition) -> bool:
         return self.node_id not in partition.replica.maximal_isr
@@ -406,7 +418,7 @@ class FollowerStream:
         # Not all of a hundred thousand at once: there must be room for the largest batch.
         self._answers.take(message, MAX_PUSH_BYTES)
         self._push_turns(message, self._growing, MAX_PUSH_BYTES)
-        if message.records or self._marks_due:
+        if self._marks_due:
             self._push_marks(message)
         return message
 
@@ -528,9 +540,6 @@ class FollowerStream:
         self._marks_due = bool(self._marks)
         if self._marks_due:
             self._work.set()
-        elif self._marks_timer is not None:
-            self._marks_timer.cancel()
-            self._marks_timer = None
 
     def _add_push(
         self,
@@ -541,6 +550,7 @@ class FollowerStream:
     ) -> None:
         cursor.high_watermark = partition.replica.high_watermark
         cursor.log_start_offset = partition.log.log_start_offset
+        self._marks.pop(partition, None)
         message.records.append(records)
         push = message.message.pushes.add(
             leader_epoch=cursor.leader_epoch,

@@ -38,21 +38,35 @@ class SharedReads:
         return self._size_bytes
 
     def find(self, partition: Partition, offset: int, max_bytes: int) -> tuple[Buffer, int] | None:
-        """What was read at ``offset``, and the offset after it, if a read would give the same now.
+        """What is kept from ``offset`` on, and the offset after it, if a read would give no more.
 
-        Nothing when the log has grown or was deleted there since, or is led in another epoch: in
-        one epoch a leader's log is never cut.
+        That is one read, or appends that follow one another up to the log's end, or as many of
+        them as go into ``max_bytes``. Nothing when one of them is missing or of another epoch, or
+        was deleted: in one epoch a leader's log is never cut.
         """
+        end_offset = partition.log.log_end_offset
+        leader_epoch = partition.replica.leader_epoch
         kept = self._kept.get((partition, offset))
         if (
             kept is None
             or len(kept.records) > max_bytes
-            or kept.end_offset != partition.log.log_end_offset
-            or kept.leader_epoch != partition.replica.leader_epoch
+            or kept.leader_epoch != leader_epoch
             or offset < partition.log.log_start_offset
         ):
             return None
-        return kept.records, kept.next_offset
+        if kept.end_offset == end_offset:
+            return kept.records, kept.next_offset
+        parts, size_bytes = [kept.records], len(kept.records)
+        while kept.next_offset < end_offset:
+            following = self._kept.get((partition, kept.next_offset))
+            if following is None or following.leader_epoch != leader_epoch:
+                return None
+            size_bytes += len(following.records)
+            if size_bytes > max_bytes:
+                break
+            kept = following
+            parts.append(kept.records)
+        return b"".join(parts), kept.next_offset
 
     def appended(self, partition: Partition, info: AppendInfo) -> None:
         """The partition's log ends with this now."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
+from collections import Counter, deque
 from functools import partial
 from typing import Final
 
 import grpc
 
+from penstock.broker.replication.frames import FrameError
 from penstock.broker.replication.ports import BeginMarkers, MarkersTaken, StreamBrokenError
 from penstock.v1 import coordination_pb2
 
@@ -59,19 +60,53 @@ class CoordinatorStream:
             return
         answer = coordination_pb2.MarkersAnswer(sequence=sequence, response=response)
         with contextlib.suppress(StreamBrokenError):  # Who reads learns of it too.
-            if self._sender is None and self._stream.write_now(answer):
+            if self._sender is None and self._write_now(answer):
                 self._under_way -= 1
                 return
             self._unsent.append(answer)
             if self._sender is None:
                 self._sender = asyncio.create_task(self._send(), name="answers about marks")
 
+    def _write_now(self, answer: coordination_pb2.MarkersAnswer) -> bool:
+        try:
+            return self._stream.write_now(answer)
+        except FrameError:
+            return self._stream.write_now(_shortened(answer))
+
+    async def _write(self, answer: coordination_pb2.MarkersAnswer) -> None:
+        try:
+            await self._stream.write(answer)
+        except FrameError:
+            await self._stream.write(_shortened(answer))
+
     async def _send(self) -> None:
         """Send what the connection did not take at once."""
         try:
             with contextlib.suppress(StreamBrokenError):
                 while self._unsent:
-                    await self._stream.write(self._unsent.popleft())
+                    await self._write(self._unsent.popleft())
                     self._under_way -= 1
         finally:
             self._sender = None
+
+
+def _shortened(answer: coordination_pb2.MarkersAnswer) -> coordination_pb2.MarkersAnswer:
+    """The same, which was too large for a frame, with one message for each reason.
+
+    It fits: of a partition there is no more in it than in the request, which came in a frame.
+    """
+    outcomes = [outcome for result in answer.response.results for outcome in result.outcomes]
+    counts = Counter(outcome.code for outcome in outcomes)
+    told = {0}
+    for outcome in outcomes:
+        outcome.ClearField("current_leader")
+        if outcome.code in told:
+            outcome.ClearField("message")
+            continue
+        told.add(outcome.code)
+        if counts[outcome.code] > 1:
+            outcome.message += (
+                f" (and {counts[outcome.code] - 1} more, of which only the code had room in the "
+                "answer)"
+            )
+    return answer

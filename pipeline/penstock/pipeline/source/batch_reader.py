@@ -31,8 +31,8 @@ class BatchReader(DataSourceReader):
         """The tasks. Raises UnknownTopicOrPartitionError, OptionError and DataLossError."""
         options = self._options
         with closing(ClusterView(options)) as view:
-            start = view.find(options.starting or Place(everywhere=EARLIEST), "startingOffsets")
-            end = view.find(options.ending or Place(everywhere=LATEST), "endingOffsets")
+            start = view.find(options.starting or Place(everywhere=EARLIEST), "starting")
+            end = view.find(options.ending or Place(everywhere=LATEST), "ending")
             latest = view.latest(start)
             for partition, offset in latest.items():
                 wanted = max(start[partition], end[partition])

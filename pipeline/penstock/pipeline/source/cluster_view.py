@@ -91,24 +91,25 @@ class ClusterView:
         """Where what may be read ends: with read_committed before the oldest open transaction."""
         return self._consumer.end_offsets(tuple(partitions))
 
-    def find(self, place: Place, name: str) -> Offsets:
-        """The place in each partition. ``name`` is the option that says it, for messages.
+    def find(self, place: Place, side: str) -> Offsets:
+        """The place in each partition. ``side`` is "starting" or "ending", for messages.
 
         Raises UnknownTopicOrPartitionError for a topic that does not exist, and OptionError for
-        offsets that leave a partition out.
+        offsets or times that leave a partition out, or that no record has where one has to.
         """
         partitions = self._all_there()
-        if place.timestamp_ms is not None:
-            return self._at(place.timestamp_ms, partitions)
         if place.everywhere is not None:
             return self._at_place(place.everywhere, partitions)
+        if place.timestamp_ms is not None:
+            times = dict.fromkeys(partitions, place.timestamp_ms)
+            return self._at_times(times, f"{side}Timestamp", place.has_to_match)
+        if place.times_ms is not None:
+            name = f"{side}OffsetsByTimestamp"
+            _check_all_named(place.times_ms, partitions, name)
+            return self._at_times(place.times_ms, name, place.has_to_match)
         wanted = place.offsets or {}
-        odd = set(partitions) ^ wanted.keys()
-        if odd:
-            raise OptionError(
-                f"{WHERE}: {name} is to name each partition that is read, and no other; see "
-                f"{describe(odd)}. Write -2 for the earliest and -1 for the latest offset"
-            )
+        hint = ". Write -2 for the earliest and -1 for the latest offset"
+        _check_all_named(wanted, partitions, f"{side}Offsets", hint)
         found = {where: offset for where, offset in wanted.items() if offset >= 0}
         for mark in (EARLIEST, LATEST):
             there = [where for where, offset in wanted.items() if offset == mark]
@@ -118,11 +119,19 @@ class ClusterView:
     def _at_place(self, mark: int, partitions: Iterable[TopicPartition]) -> Offsets:
         return self.earliest(partitions) if mark == EARLIEST else self.latest(partitions)
 
-    def _at(self, timestamp_ms: int, partitions: Iterable[TopicPartition]) -> Offsets:
+    def _at_times(
+        self, times_ms: Mapping[TopicPartition, int], name: str, has_to_match: bool
+    ) -> Offsets:
         # The ends first: what is written between the two questions is late enough.
-        found = self.latest(partitions)
-        times = self._consumer.offsets_for_times(dict.fromkeys(found, timestamp_ms))
-        for partition, entry in times.items():
+        found = self.latest(times_ms)
+        entries = self._consumer.offsets_for_times(dict(times_ms))
+        late = [one for one in found if entries.get(one) is None]
+        if late and has_to_match:
+            raise OptionError(
+                f"{WHERE}: {name}: no record of {describe(late)} is of that time or later; write "
+                "an earlier time, or startingOffsetsByTimestampStrategy=latest to begin at the end"
+            )
+        for partition, entry in entries.items():
             if entry is not None:
                 found[partition] = min(entry.offset, found[partition])
         return found
@@ -167,4 +176,15 @@ class ClusterView:
             found.topic_id,
             tuple(sorted(one for one in every if assigned is None or one in assigned)),
             int(by_broker),
+        )
+
+
+def _check_all_named(
+    named: Iterable[TopicPartition], partitions: Iterable[TopicPartition], name: str, hint: str = ""
+) -> None:
+    odd = set(partitions) ^ set(named)
+    if odd:
+        raise OptionError(
+            f"{WHERE}: {name} is to name each partition that is read, and no other; see "
+            f"{describe(odd)}{hint}"
         )

@@ -3,6 +3,7 @@
 ::
 
     {"orders": {"0": 23, "1": 45}}      offsets, in options and in Spark's checkpoints
+    {"orders": {"0": 1767323045000}}    times in ms since 1970, in ``startingOffsetsByTimestamp``
     {"orders": [0, 1]}                  partitions, in ``assign``
 
 In options -1 stands for the latest offset and -2 for the earliest. Pure.
@@ -43,6 +44,11 @@ def parse_wanted(text: str) -> Offsets:
     return _offsets(_object(text), least=EARLIEST)
 
 
+def parse_times(text: str) -> dict[TopicPartition, int]:
+    """The times of an option, in ms since 1970. Raises ValueError."""
+    return _offsets(_object(text), least=0, what="time in ms since 1970")
+
+
 def parse_partitions(text: str) -> tuple[TopicPartition, ...]:
     """The partitions of ``assign``, sorted. Raises ValueError."""
     found: set[TopicPartition] = set()
@@ -79,17 +85,17 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _offsets(found: Any, least: int) -> Offsets:
+def _offsets(found: Any, least: int, what: str = "offset") -> Offsets:
     if not isinstance(found, dict):
         raise ValueError('a JSON object by topic is wanted, as in {"orders": {"0": 23}}')
     offsets: Offsets = {}
     for topic, numbers in found.items():
         if not isinstance(numbers, dict):
-            raise ValueError(f'topic {topic!r} wants offsets by partition, as in {{"0": 23}}')
+            raise ValueError(f'topic {topic!r} wants each partition\'s {what}: {{"0": 23}}')
         for number, offset in numbers.items():
             partition = TopicPartition(topic, _partition(topic, number))
             if type(offset) is not int or not least <= offset <= _MAX_INT64:
-                raise ValueError(f"partition {partition}: {offset!r} is no offset")
+                raise ValueError(f"partition {partition}: {offset!r} is no {what}")
             if partition in offsets:
                 raise ValueError(f"partition {partition} stands there twice")
             offsets[partition] = offset

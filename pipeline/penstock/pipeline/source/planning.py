@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.client import TopicPartition
@@ -38,28 +38,37 @@ def ranges(
     ]
 
 
-def split(wanted: Iterable[OffsetRange], min_partitions: int) -> list[OffsetRange]:
-    """At least so many ranges (if there are so many offsets), of about one size, in order."""
+def split(
+    wanted: Iterable[OffsetRange], min_partitions: int, max_size: int | None = None
+) -> list[OffsetRange]:
+    """At least so many ranges (if there are so many offsets), of about one size, in order.
+
+    With ``max_size`` none has more offsets than that, and so there may be more of them.
+    """
     left = [one for one in wanted if one.size > 0]
-    total = sum(one.size for one in left)
-    if len(left) >= min_partitions:
-        return left
-    found: list[OffsetRange] = []
+    counts = [-(-one.size // max_size) if max_size else 1 for one in left]
+    if sum(counts) < min_partitions:
+        counts = [max(both) for both in zip(counts, _shares(left, min_partitions), strict=True)]
+    return [piece for one, count in zip(left, counts, strict=True) for piece in _cut(one, count)]
+
+
+def _shares(left: Sequence[OffsetRange], pieces: int) -> list[int]:
+    """Into how many pieces each range is cut, for so many in all: by its size, one at least."""
+    counts = [0] * len(left)
+    pieces_left, size_left = pieces, sum(one.size for one in left)
     # The small ones first: what rounding gives them, the large ones make up for.
-    pieces_left, size_left = min_partitions, total
-    pieces: dict[TopicPartition, int] = {}
-    for index, one in enumerate(sorted(left, key=lambda one: one.size)):
-        after = len(left) - index - 1
-        share = round(pieces_left * one.size / size_left) if after else pieces_left
-        count = min(max(1, min(share, pieces_left - after)), one.size)
-        pieces[one.partition] = count
-        pieces_left -= count
-        size_left -= one.size
-    for one in left:
-        count = pieces[one.partition]
-        edges = [one.start + one.size * index // count for index in range(count + 1)]
-        found += [OffsetRange(one.partition, low, high) for low, high in itertools.pairwise(edges)]
-    return found
+    for done, index in enumerate(sorted(range(len(left)), key=lambda index: left[index].size)):
+        size, after = left[index].size, len(left) - done - 1
+        share = round(pieces_left * size / size_left) if after else pieces_left
+        counts[index] = min(max(1, min(share, pieces_left - after)), size)
+        pieces_left -= counts[index]
+        size_left -= size
+    return counts
+
+
+def _cut(one: OffsetRange, count: int) -> Iterator[OffsetRange]:
+    edges = [one.start + one.size * index // count for index in range(count + 1)]
+    return (OffsetRange(one.partition, low, high) for low, high in itertools.pairwise(edges))
 
 
 def available(start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int]) -> int:

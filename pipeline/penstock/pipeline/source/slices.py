@@ -24,12 +24,13 @@ def slices(
     *,
     finished: Offsets | None = None,
 ) -> Sequence[InputPartition]:
-    """What the tasks read between two positions, ``minPartitions`` of them at least.
+    """What the tasks read between two positions, ``minPartitions`` of them at least, and none
+    more than ``maxRecordsPerPartition`` offsets.
 
     The first one is to commit ``finished``. What is to be read of a topic that is gone is lost.
     """
     found: list[Slice] = []
-    for one in split(ranges(start, end), options.min_partitions):
+    for one in split(ranges(start, end), options.min_partitions, options.max_per_partition):
         where: TopicPartition = one.partition
         topic = topics.get(where.topic)
         if topic is None or where not in topic.partitions:

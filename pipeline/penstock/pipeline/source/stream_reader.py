@@ -62,7 +62,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises UnknownTopicOrPartitionError, OptionError and DataLossError.
         """
         place = self._options.starting or Place(everywhere=LATEST)
-        found = self._view.find(place, "startingOffsets")
+        found = self._view.find(place, "starting")
         self._planner.begin(found, is_fixed=place.is_fixed)
         return to_json(found)
 
