@@ -56,4 +56,4 @@ class PenstockDataSource(DataSource):
         ``overwrite`` says that the output mode is complete: each batch has the whole result, and is
         appended, as with Spark's sink for Kafka.
         """
-        return StreamWriter(SinkPlan.of(self.options, schema))
+        return StreamWriter(SinkPlan.of(self.options, schema, stream=True))
