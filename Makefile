@@ -24,7 +24,7 @@ SERVICE_FILES := $(shell grep -l '^service ' $(PROTO_FILES))
 ifeq ($(MAKELEVEL),0)
 .NOTPARALLEL:
 endif
-.PHONY: help venv install demo test lint types format test-unit test-simulation test-integration \
+.PHONY: help venv install demo demo-log demo-pipeline test lint types format test-unit test-simulation test-integration \
 	test-integration-brokers test-integration-clients test-pipeline proto proto-check bench-failover \
 	bench-group-failover bench-idle bench-quorum bench-controller-failover bench-metadata \
 	bench-latency bench-catch-up bench-throughput \
@@ -56,6 +56,11 @@ $(VENV)/.installed-broker: $(BUILT_FROM) | $(BIN)/python
 	@$(PIP) --editable '.[broker]'
 	@touch $@
 
+$(VENV)/.installed-demo: $(VENV)/.installed-broker
+	@echo "Installing Spark, and a Java for where there is none (about 600 MB)"
+	@$(PIP) --editable '.[broker,pipeline,java]'
+	@touch $@
+
 $(VENV)/.installed-proto-tools: proto/requirements.txt | $(BIN)/python
 	@echo "Installing what generates code from .proto files"
 	@$(BIN)/python -m venv $(VENV)/proto-tools
@@ -66,7 +71,7 @@ $(VENV)/.installed-proto-tools: proto/requirements.txt | $(BIN)/python
 $(VENV)/.installed-dev: $(BUILT_FROM) $(VENV)/.installed-proto-tools | $(BIN)/python
 	@echo "Installing Penstock with what its development needs"
 	@$(PIP) --editable '.[dev]'
-	@touch $(VENV)/.installed-broker $@
+	@touch $(VENV)/.installed-broker $(VENV)/.installed-demo $@
 
 venv: $(BIN)/python ## Make the virtual environment, with nothing in it
 
@@ -74,8 +79,13 @@ install: $(VENV)/.installed-dev ## Install all that development needs into .venv
 
 # --- Running --------------------------------------------------------------------------------------
 
-demo: $(VENV)/.installed-broker ## Run a real log through three nodes, one of which is killed
+demo: demo-log demo-pipeline ## Run a real log through nodes and Spark while nodes are killed
+
+demo-log: $(VENV)/.installed-broker ## Of the demo the log alone: needs no Spark
 	@$(BIN)/python -m penstock.cli.demo $(ARGS)
+
+demo-pipeline: $(VENV)/.installed-demo ## Of the demo the pipeline alone: needs Spark
+	@$(BIN)/python examples/pipelines/access_log/demo.py $(ARGS)
 
 bench-failover: $(VENV)/.installed-dev ## Measure how long writes stall when a leader is killed
 	@$(BIN)/python bench/failover.py $(ARGS)

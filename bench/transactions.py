@@ -9,8 +9,8 @@ Three nodes, three replicas, acks=all, flush.policy as --policy says:
 - records a second of a consumer that reads what the transactions wrote, with read_committed and
   with read_uncommitted.
 
-There are no goals yet: the figures are to be compared with one another. The load average is printed
-beside them: they hold for cores that nothing else wants. Set TMPDIR to choose the disk.
+docs/internals/performance.md has the goals. The load average is printed beside the figures: they
+hold for cores that nothing else wants. Set TMPDIR to choose the disk.
 """
 
 from __future__ import annotations

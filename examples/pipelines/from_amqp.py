@@ -2,50 +2,53 @@
 
 Run it with ``penstock dev`` and a RabbitMQ that has the queue::
 
-    python examples/pipelines/from_amqp.py localhost:9092 orders amqp://localhost orders
+    penstock topics create orders
+    python examples/pipelines/from_amqp.py amqp://localhost orders --bootstrap localhost:9092
 """
 
 from __future__ import annotations
 
 import argparse
 
-from penstock.pipeline import session
+from penstock.pipeline import PipelineError, run_until_stopped, session
 
 
 def main() -> None:
-    """Go on until Ctrl-C."""
+    """Go on until Ctrl-C, or with ``--once`` until the queue is empty."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("bootstrap")
-    parser.add_argument("topic")
-    parser.add_argument("url")
+    parser.add_argument("url", help="the broker's, such as amqp://localhost")
     parser.add_argument("queue")
     parser.add_argument("--username", default="guest")
     parser.add_argument("--password", default="guest")
+    parser.add_argument("--bootstrap", default="localhost:9092", metavar="HOST:PORT")
+    parser.add_argument("--topic", default="orders", help="where messages go")
     parser.add_argument("--checkpoints", default="checkpoints/from-amqp")
+    parser.add_argument("--once", action="store_true", help="end when all there is now is done")
     arguments = parser.parse_args()
-    spark = session("from-amqp")
-    messages = (
-        spark.readStream.format("penstock-amqp")
-        .option("url", arguments.url)
-        .option("username", arguments.username)
-        .option("password", arguments.password)
-        .option("queue", arguments.queue)
-        .load()
-    )
-    query = (
-        messages.selectExpr("routingKey as key", "body as value")
-        .writeStream.format("penstock")
-        .option("penstock.bootstrap.servers", arguments.bootstrap)
-        .option("topic", arguments.topic)
-        .option("checkpointLocation", arguments.checkpoints)
-        .start()
-    )
-    try:
-        query.awaitTermination()
-    except KeyboardInterrupt:
-        query.stop()
-    spark.stop()
+    with session("from-amqp") as spark:
+        messages = (
+            spark.readStream.format("penstock-amqp")
+            .option("url", arguments.url)
+            .option("username", arguments.username)
+            .option("password", arguments.password)
+            .option("queue", arguments.queue)
+            .load()
+        )
+        trigger = {"availableNow": True} if arguments.once else {"processingTime": "1 second"}
+        query = (
+            messages.selectExpr("routingKey AS key", "body AS value")
+            .writeStream.format("penstock")
+            .option("penstock.bootstrap.servers", arguments.bootstrap)
+            .option("topic", arguments.topic)
+            .option("checkpointLocation", arguments.checkpoints)
+            .trigger(**trigger)
+            .start()
+        )
+        run_until_stopped(query)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except PipelineError as error:
+        raise SystemExit(f"{type(error).__name__}: {error}") from None

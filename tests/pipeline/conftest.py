@@ -13,6 +13,7 @@ from tests.integration.cluster import Cluster, running_cluster
 from tests.pipeline.brokers import mosquitto, rabbitmq
 from tests.pipeline.failing import FailingSource
 from tests.pipeline.pipe import Pipe
+from tests.pipeline.streams import Streams
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -92,3 +93,12 @@ def mosquitto_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """A Mosquitto that tests share: a topic's and a client's name are its test's alone."""
     with mosquitto(tmp_path_factory.mktemp("mosquitto")) as port:
         yield port
+
+
+@pytest.fixture
+def streams(
+    spark: SparkSession, penstock_cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest
+) -> Streams:
+    """Topics of the test's own, and queries over them."""
+    name = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)
+    return Streams(spark, penstock_cluster, tmp_path, name)

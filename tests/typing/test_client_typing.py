@@ -38,7 +38,7 @@ def test_what_users_write_checks_under_mypy_strict() -> None:
 
 
 def test_the_examples_check_under_mypy_strict() -> None:
-    result = check(*sorted((ROOT / "examples").glob("*.py")))
+    result = check(*sorted((ROOT / "examples").rglob("*.py")))
     assert result.returncode == 0, result.stdout + result.stderr
 
 

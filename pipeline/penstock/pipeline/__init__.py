@@ -16,12 +16,14 @@ from penstock.pipeline.errors import (
     JavaMissingError,
     OptionError,
     PipelineError,
+    QueryFailedError,
     RowError,
     SchemaError,
     SharedSinkIdError,
     SparkMissingError,
     StaleCheckpointError,
 )
+from penstock.pipeline.running import run_until_stopped
 from penstock.pipeline.session import session
 
 __all__ = [
@@ -31,10 +33,12 @@ __all__ = [
     "JavaMissingError",
     "OptionError",
     "PipelineError",
+    "QueryFailedError",
     "RowError",
     "SchemaError",
     "SharedSinkIdError",
     "SparkMissingError",
     "StaleCheckpointError",
+    "run_until_stopped",
     "session",
 ]

@@ -47,6 +47,10 @@ class ConcurrentQueryError(PipelineError):
     """The same query, or another one with its checkpoint, has written the same batch meanwhile."""
 
 
+class QueryFailedError(PipelineError):
+    """A streaming query has failed."""
+
+
 class TransformError(PipelineError, ValueError):
     """A transform was asked for what the records' columns cannot give, such as a missing field."""
 

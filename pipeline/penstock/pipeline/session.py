@@ -22,6 +22,17 @@ if TYPE_CHECKING:
 DEFAULT_MASTER: Final = "local[2,4]"
 """Two tasks at a time, each with four attempts: of a plain ``local[2]`` a task has one."""
 
+ROCKSDB_STATE: Final[Mapping[str, str]] = {
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    # Each batch then uploads what it changed, and not the files that hold it.
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+}
+"""Settings for queries that keep their state in RocksDB, on disk and outside of Java's heap:
+``transformWithState`` needs them, and joins and aggregations with millions of keys are better off.
+A query's checkpoint keeps to the kind of store with which it was begun."""
+
 _LOCAL: Final = re.compile(r"local(?:\[(?P<cores>\d+|\*)(?:,\d+)?\])?")
 _LOOPBACK: Final = "127.0.0.1"
 

@@ -28,7 +28,7 @@ other.OptionError: of another attempt
         ),
         (
             IN_PYTHON,
-            ["Flow 'shout' has FAILED. penstock.pipeline.errors.OptionError: unknown option x"],
+            ["Flow 'shout' has FAILED. OptionError: unknown option x"],
         ),
     ],
 )

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import shutil
-import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Final
 
-from penstock.cli.cluster_layout import find_base_port, prepare_layout
 from penstock.cli.demo.access_log import SAMPLE, count_with_awk, read_lines
 from penstock.cli.demo.members import Members
 from penstock.cli.demo.report import Report, print_report, say, start_clock
+from penstock.cli.demo.stage import run_in_temporary, three_nodes, wait_until
 from penstock.cli.demo.verdict import judge, standstill_seconds
 from penstock.cli.demo.writer import Writer
-from penstock.cli.errors import EXIT_FAILED, explain, report
+from penstock.cli.errors import report
 from penstock.cli.groups import partition_lags
 from penstock.cli.installation import require_broker
-from penstock.cli.interrupts import handled
 from penstock.cli.local_cluster import LocalCluster
 from penstock.client import AdminClient
-from penstock.wire.errors import PenstockError, RequestTimedOutError
+from penstock.wire.errors import RequestTimedOutError
 
 TOPIC: Final = "access-log"
 GROUP: Final = "demo"
@@ -32,7 +28,6 @@ PARTITIONS: Final = 6
 REPLICAS: Final = 3
 MIN_ISR: Final = 2
 MEMBERS: Final = ("member-1", "member-2")
-_STEP_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,30 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, default=SAMPLE, help="a gzip access log")
     options = parser.parse_args(arguments)
     require_broker()
-    with handled(_interrupt):
-        return _run_in_temporary(options.data)
-
-
-def _interrupt(number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt(number)
-
-
-def _run_in_temporary(data: Path) -> int:
-    work = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
-    try:
-        ok = run(data, work)
-    except KeyboardInterrupt as interrupt:
-        shutil.rmtree(work, ignore_errors=True)
-        report("stopped; the nodes and their data are gone")
-        return 128 + int(interrupt.args[0])
-    except PenstockError as error:
-        report(f"{explain(error)}\nthe nodes' data and logs are kept in {work}")
-        return EXIT_FAILED
-    if not ok:
-        report(f"the nodes' data and logs are kept in {work}")
-        return EXIT_FAILED
-    shutil.rmtree(work, ignore_errors=True)
-    return 0
+    return run_in_temporary(lambda work: run(options.data, work))
 
 
 def run(data: Path, work: Path) -> bool:
@@ -86,27 +58,25 @@ def run(data: Path, work: Path) -> bool:
     lines = read_lines(data)
     expected, counted_by = count_with_awk(data, work)
     say(f"{len(lines):,} lines in {data.name}")
-    layout = prepare_layout(work / "cluster", nodes=3, base_port=find_base_port(3))
-    with LocalCluster(layout) as cluster:
-        cluster.start()
-        cluster.wait_ready()
-        say(f"three nodes are ready at {cluster.bootstrap}")
-        with AdminClient(cluster.bootstrap, client_id="demo-admin") as admin:
-            admin.create_topic(TOPIC, PARTITIONS, REPLICAS, {"min.insync.replicas": str(MIN_ISR)})
-            say(f"topic {TOPIC}: {PARTITIONS} partitions, {REPLICAS} replicas, min ISR {MIN_ISR}")
-            with Members(cluster.bootstrap, TOPIC, GROUP, MEMBERS) as members:
-                _wait(lambda: _unshared(admin), "both members to have their partitions")
-                say("two members share the partitions")
-                with Writer(cluster.bootstrap, TOPIC) as writer:
-                    kill = _write_and_kill(cluster, admin, writer, lines)
-                sent = writer.sent()
-                for failure in writer.failures()[:3]:
-                    report(f"not delivered: {failure}")
-                _wait(lambda: _out_of_sync(admin), f"node {kill.node_id} to be in sync again")
-                say(f"node {kill.node_id} is in sync again")
-                _wait(lambda: _unread(admin, members, len(sent)), "everything to be read")
-                say("everything was read and committed")
-            reads = members.reads()
+    with (
+        three_nodes(work) as cluster,
+        AdminClient(cluster.bootstrap, client_id="demo-admin") as admin,
+    ):
+        admin.create_topic(TOPIC, PARTITIONS, REPLICAS, {"min.insync.replicas": str(MIN_ISR)})
+        say(f"topic {TOPIC}: {PARTITIONS} partitions, {REPLICAS} replicas, min ISR {MIN_ISR}")
+        with Members(cluster.bootstrap, TOPIC, GROUP, MEMBERS) as members:
+            wait_until(lambda: _unshared(admin), "both members to have their partitions")
+            say("two members share the partitions")
+            with Writer(cluster.bootstrap, TOPIC) as writer:
+                kill = _write_and_kill(cluster, admin, writer, lines)
+            sent = writer.sent()
+            for failure in writer.failures()[:3]:
+                report(f"not delivered: {failure}")
+            wait_until(lambda: _out_of_sync(admin), f"node {kill.node_id} to be in sync again")
+            say(f"node {kill.node_id} is in sync again")
+            wait_until(lambda: _unread(admin, members, len(sent)), "everything to be read")
+            say("everything was read and committed")
+        reads = members.reads()
     verdict = judge(lines, sent, reads, expected)
     stood_still = standstill_seconds(sent, kill.partitions, kill.at)
     print_report(Report(verdict, kill.node_id, kill.was_controller, stood_still, counted_by))
@@ -182,12 +152,3 @@ def _unread(admin: AdminClient, members: Members, acknowledged: int) -> str:
         f"{lag.log_end_offset}"
         for lag in behind
     )
-
-
-def _wait(missing: Callable[[], str], what: str) -> None:
-    """Wait until nothing is missing; RequestTimedOutError says what still was."""
-    deadline = time.monotonic() + _STEP_SECONDS
-    while reason := missing():
-        if time.monotonic() > deadline:
-            raise RequestTimedOutError(f"waited {_STEP_SECONDS:.0f} s in vain for {what}: {reason}")
-        time.sleep(0.1)

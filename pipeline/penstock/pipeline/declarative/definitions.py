@@ -9,25 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from penstock.pipeline.declarative import sql
 from penstock.pipeline.declarative.graph import Dataset, Graph, GraphFlow, shown_options
 from penstock.pipeline.errors import PipelineError
+from penstock.pipeline.reasons import pythons_reason, reason_of
 
 if TYPE_CHECKING:
     from pyspark.pipelines.cli import PipelineSpec
     from pyspark.pipelines.flow import Flow
     from pyspark.pipelines.output import Output
     from pyspark.sql import SparkSession
-
-
-_PYTHONS_REASON: Final = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception)\b: ")
 
 
 class DefinitionError(PipelineError):
@@ -132,9 +129,7 @@ def run(
 
 def failed(error: Exception, what: str) -> DefinitionError:
     """``error`` of Spark's as one of ours; its stack traces stay out of the message."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    cut = next((i for i, line in enumerate(lines) if line.startswith(("JVM stack", "at "))), None)
-    text = " ".join(filter(None, lines[:cut])) or type(error).__name__
+    text = reason_of(str(error)) or type(error).__name__
     return DefinitionError(f"{what}: {text}; next: mend what this names, and try again")
 
 
@@ -143,9 +138,8 @@ def _reasons(message: str) -> list[str]:
     first, *more = message.partition("=== Streaming Query")[0].splitlines() or [""]
     if "fail" not in first.lower() or "upstream" in first:
         return []
-    # Of a program in Python that failed the last line says why, and the others where.
-    in_python = [line for line in more if _PYTHONS_REASON.match(line)]
-    return [" ".join([first, *(in_python[-1:] or more[:1])])]
+    in_python = pythons_reason(more)
+    return [" ".join([first, *(more[:1] if in_python is None else [in_python])])]
 
 
 @contextlib.contextmanager
