@@ -59,4 +59,4 @@ class PenstockDataSource(DataSource):
         appended, as with Spark's sink for Kafka.
         """
         settle_in()
-        return StreamWriter(SinkPlan.of(self.options, schema))
+        return StreamWriter(SinkPlan.of(self.options, schema, stream=True))
