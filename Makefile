@@ -24,7 +24,7 @@ SERVICE_FILES := $(shell grep -l '^service ' $(PROTO_FILES))
 ifeq ($(MAKELEVEL),0)
 .NOTPARALLEL:
 endif
-.PHONY: help venv install demo demo-log demo-pipeline test lint types format test-unit test-simulation test-integration \
+.PHONY: help venv install demo demo-log demo-pipeline demo-metrics test lint types format test-unit test-simulation test-integration \
 	test-integration-brokers test-integration-clients test-pipeline proto proto-check bench-failover \
 	bench-group-failover bench-idle bench-quorum bench-controller-failover bench-metadata \
 	bench-latency bench-catch-up bench-throughput \
@@ -61,6 +61,11 @@ $(VENV)/.installed-demo: $(VENV)/.installed-broker
 	@$(PIP) --editable '.[broker,pipeline,java]'
 	@touch $@
 
+$(VENV)/.installed-plot: $(VENV)/.installed-demo
+	@echo "Installing what draws"
+	@$(PIP) --editable '.[broker,pipeline,java,plot]'
+	@touch $@
+
 $(VENV)/.installed-proto-tools: proto/requirements.txt | $(BIN)/python
 	@echo "Installing what generates code from .proto files"
 	@$(BIN)/python -m venv $(VENV)/proto-tools
@@ -71,7 +76,7 @@ $(VENV)/.installed-proto-tools: proto/requirements.txt | $(BIN)/python
 $(VENV)/.installed-dev: $(BUILT_FROM) $(VENV)/.installed-proto-tools | $(BIN)/python
 	@echo "Installing Penstock with what its development needs"
 	@$(PIP) --editable '.[dev]'
-	@touch $(VENV)/.installed-broker $(VENV)/.installed-demo $@
+	@touch $(VENV)/.installed-broker $(VENV)/.installed-demo $(VENV)/.installed-plot $@
 
 venv: $(BIN)/python ## Make the virtual environment, with nothing in it
 
@@ -86,6 +91,10 @@ demo-log: $(VENV)/.installed-broker ## Of the demo the log alone: needs no Spark
 
 demo-pipeline: $(VENV)/.installed-demo ## Of the demo the pipeline alone: needs Spark
 	@$(BIN)/python examples/pipelines/access_log/demo.py $(ARGS)
+
+# The whole benchmark, and another series: make demo-metrics ARGS="--data DIRECTORY --series taxi"
+demo-metrics: $(VENV)/.installed-plot ## Flag anomalies of metrics, and draw them in metrics.png
+	@$(BIN)/python examples/pipelines/cloud_metrics/demo.py --plot metrics.png $(ARGS)
 
 bench-failover: $(VENV)/.installed-dev ## Measure how long writes stall when a leader is killed
 	@$(BIN)/python bench/failover.py $(ARGS)

@@ -25,11 +25,11 @@ from tests.unit.pipeline.fake_elasticsearch import running
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "pipelines"
-# Of what the demo runs (test_access_log.py) one is a program that goes on until Ctrl-C.
+# Of what demos run (test_access_log.py) one is a program that goes on until Ctrl-C.
 NAMES = sorted(
     path.relative_to(EXAMPLES).as_posix()
     for path in EXAMPLES.rglob("*.py")
-    if path.parent.name != "access_log" or path.name == "queries.py"
+    if not (path.parent / "demo.py").exists() or path.name in ("queries.py", "detect.py")
 )
 
 
