@@ -141,7 +141,7 @@ bench-client: $(VENV)/.installed-dev ## Measure every way to write and read agai
 bench-consume: $(VENV)/.installed-dev ## Measure the records a second that a consumer hands out
 	@$(BIN)/python bench/consume.py $(ARGS)
 
-bench-pipeline: $(VENV)/.installed-dev ## Measure the rows a second that Spark reads from topics
+bench-pipeline: $(VENV)/.installed-dev ## Measure rows a second, micro-batches and memory of Spark
 	@$(BIN)/python bench/pipeline.py $(ARGS)
 
 bench-transactions: $(VENV)/.installed-dev ## Measure what transactions cost who writes and reads them

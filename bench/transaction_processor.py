@@ -6,12 +6,14 @@ Each round is one transaction: the records, and the positions behind what they w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 
 from children import Answer, serve, settings
 
 from penstock.client import Consumer, ConsumerRecord, Producer, TopicPartition
 from penstock.client.errors import (
+    BootstrapError,
     ProducerFencedError,
     TransactionAbortableError,
 )
@@ -33,16 +35,20 @@ class Processor:
         given = self._given
         try:
             while not self._stop.is_set():
-                with Consumer(
-                    given["bootstrap"],
-                    topics=given["topic"],
-                    group_id=given["group"],
-                    client_id=given["name"],
-                    isolation_level="read_committed",
-                    session_timeout_ms=given["session_timeout_ms"],
-                    enable_auto_commit=False,
-                    auto_offset_reset="earliest",
-                ) as consumer:
+                with (
+                    # On a loaded machine with a node down nobody may answer a newcomer in time.
+                    contextlib.suppress(BootstrapError),
+                    Consumer(
+                        given["bootstrap"],
+                        topics=given["topic"],
+                        group_id=given["group"],
+                        client_id=given["name"],
+                        isolation_level="read_committed",
+                        session_timeout_ms=given["session_timeout_ms"],
+                        enable_auto_commit=False,
+                        auto_offset_reset="earliest",
+                    ) as consumer,
+                ):
                     self._process(consumer)
         except Exception as error:  # Whatever it was, the parent is to hear of it.
             self._failure = f"{type(error).__name__}: {error}"

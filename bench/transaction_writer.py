@@ -8,6 +8,7 @@ it goes on behind that.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 from pathlib import Path
@@ -17,7 +18,7 @@ from children import Answer, serve, settings
 from transaction_verdict import is_to_abort, read_notes, value_of
 
 from penstock.client import Producer
-from penstock.client.errors import PenstockError, TransactionAbortableError
+from penstock.client.errors import BootstrapError, PenstockError, TransactionAbortableError
 
 _SPREAD: Final = 3
 """So many partitions get records of a transaction."""
@@ -37,17 +38,23 @@ class Writer:
 
     def _run(self) -> None:
         given = self._given
-        number = read_notes(Path(given["notes"]).read_text()).next_number
+        number = 0
         try:
-            with Producer(
-                given["bootstrap"],
-                client_id=given["name"],
-                transactional_id=given["name"],
-                transaction_timeout_ms=given["transaction_timeout_ms"],
-            ) as producer:
-                while not self._stop.is_set():
-                    self._write(producer, number)
-                    number += 1
+            while not self._stop.is_set():
+                number = read_notes(Path(given["notes"]).read_text()).next_number
+                with (
+                    # On a loaded machine with a node down nobody may answer a newcomer in time.
+                    contextlib.suppress(BootstrapError),
+                    Producer(
+                        given["bootstrap"],
+                        client_id=given["name"],
+                        transactional_id=given["name"],
+                        transaction_timeout_ms=given["transaction_timeout_ms"],
+                    ) as producer,
+                ):
+                    while not self._stop.is_set():
+                        self._write(producer, number)
+                        number += 1
         except PenstockError as error:
             self._failure = f"transaction {number}: {type(error).__name__}: {error}"
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cli.certificates import TlsFiles
 from tests.integration.ports import free_ports
 from tests.support import wait_until
 
@@ -54,8 +55,11 @@ def _process(
 
 
 @contextmanager
-def mosquitto(directory: Path) -> Iterator[int]:
-    """Its port. Users: ann with password "secret"; and anybody without a name."""
+def mosquitto(directory: Path, tls: TlsFiles | None = None) -> Iterator[int]:
+    """Its port. Users: ann with password "secret"; and anybody without a name.
+
+    With ``tls`` it speaks nothing else, and wants a certificate of the same authority.
+    """
     program = _program("mosquitto", "mosquitto")
     (port,) = free_ports(1)
     passwords = directory / "passwords"
@@ -69,6 +73,10 @@ def mosquitto(directory: Path) -> Iterator[int]:
         # Started by root it would become a user who may not read here.
         f"user {'root' if os.geteuid() == 0 else ''}\n".replace("user \n", "")
     )
+    if tls is not None:
+        with settings.open("a") as file:
+            file.write(f"cafile {tls.ca}\ncertfile {tls.certificate}\nkeyfile {tls.key}\n")
+            file.write("require_certificate true\n")
     log = directory / "log"
     with _process([program, "-c", str(settings)], log) as running:
         wait_until(lambda: _listens(port) or running.poll() is not None, "mosquitto", 30)
@@ -77,15 +85,25 @@ def mosquitto(directory: Path) -> Iterator[int]:
 
 
 @contextmanager
-def rabbitmq(directory: Path) -> Iterator[int]:
-    """Its port."""
+def rabbitmq(directory: Path, tls: TlsFiles | None = None) -> Iterator[int]:
+    """Its port. With ``tls`` it speaks nothing else, and wants a certificate of the same
+    authority.
+    """
     # Debian's command becomes another user; what it calls does not.
     _program("rabbitmq-server", "rabbitmq-server")
     found = sorted(Path("/usr/lib/rabbitmq/lib").glob("rabbitmq_server-*/sbin/rabbitmq-server"))
     if not found:
         pytest.skip("rabbitmq-server is not where Debian's package rabbitmq-server has it")
     port, distribution, names = free_ports(3)
-    (directory / "rabbitmq.conf").write_text(f"listeners.tcp.1 = 127.0.0.1:{port}\n")
+    settings = f"listeners.tcp.1 = 127.0.0.1:{port}\n"
+    if tls is not None:
+        settings = (
+            f"listeners.tcp = none\nlisteners.ssl.1 = 127.0.0.1:{port}\n"
+            f"ssl_options.cacertfile = {tls.ca}\nssl_options.certfile = {tls.certificate}\n"
+            f"ssl_options.keyfile = {tls.key}\nssl_options.verify = verify_peer\n"
+            "ssl_options.fail_if_no_peer_cert = true\n"
+        )
+    (directory / "rabbitmq.conf").write_text(settings)
     (directory / "plugins").write_text("[].\n")
     environment = {
         **os.environ,

@@ -1,6 +1,6 @@
 """What the test of killed drivers starts: one query over a queue and a topic, into a file.
 
-    python -m tests.pipeline.messaging_job AMQP_PORT MQTT_PORT NAME DIRECTORY [KILL_AT]
+    python -m tests.pipeline.messaging_job AMQP_PORT MQTT_PORT NAME DIRECTORY KILL_AT
 
 When as many rows as ``KILL_AT`` are written this kills itself with all its processes: after a
 batch is written and before Spark notes that it is.
@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 from penstock.pipeline import session
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 
-def main(amqp_port: str, mqtt_port: str, name: str, place: str, kill_at: str = "0") -> None:
-    """Read until both brokers have nothing more."""
+def main(amqp_port: str, mqtt_port: str, name: str, place: str, kill_at: str) -> None:
+    """In a driver of its own."""
     directory = Path(place)
     spark = session(
         settings={
@@ -30,6 +30,15 @@ def main(amqp_port: str, mqtt_port: str, name: str, place: str, kill_at: str = "
             "spark.driver.extraJavaOptions": "-XX:-UsePerfData",
         }
     )
+    run(spark, (int(amqp_port), int(mqtt_port)), name, directory, int(kill_at))
+    spark.stop()
+
+
+def run(
+    spark: SparkSession, ports: tuple[int, int], name: str, directory: Path, kill_at: int = 0
+) -> None:
+    """Read until both brokers, AMQP's and MQTT's, have nothing more."""
+    amqp_port, mqtt_port = ports
     amqp = spark.readStream.format("penstock-amqp").options(
         url=f"amqp://127.0.0.1:{amqp_port}", queue=name, maxRowsPerTrigger="20"
     )
@@ -48,7 +57,7 @@ def main(amqp_port: str, mqtt_port: str, name: str, place: str, kill_at: str = "
         lines = [f"{row.broker} {row.text}\n" for row in batch.collect()]
         with output.open("a") as file:
             file.writelines(lines)
-        if int(kill_at) and len(output.read_text().splitlines()) >= int(kill_at):
+        if kill_at and len(output.read_text().splitlines()) >= kill_at:
             os.killpg(0, signal.SIGKILL)
 
     query = (
@@ -58,7 +67,6 @@ def main(amqp_port: str, mqtt_port: str, name: str, place: str, kill_at: str = "
         .start()
     )
     query.awaitTermination()
-    spark.stop()
 
 
 if __name__ == "__main__":

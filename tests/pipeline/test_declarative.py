@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,9 @@ def test_a_continuous_run_goes_on_from_the_last_full_refresh(project: Project) -
     assert (first, second) == (["0"], ["0", "1"])
 
 
-def test_on_this_machine_a_signal_to_all_processes_ends_it_cleanly(tmp_path: Path) -> None:
+def test_on_this_machine_a_signal_to_all_processes_ends_it_cleanly(
+    tmp_path: Path, connect_url: str
+) -> None:
     # As systemd stops a service: Spark's Java process gets the signal as well.
     project = files_project(tmp_path / "project")
     with project.running() as process:
@@ -67,7 +70,7 @@ def test_on_this_machine_a_signal_to_all_processes_ends_it_cleanly(tmp_path: Pat
         os.killpg(process.pid, signal.SIGTERM)
         assert process.wait(SPARK_TIMEOUT_S) == 0, (project.directory / "run.log").read_text()
     project.write("2", "two")
-    project.ok("run")
+    replace(project, remote=connect_url).ok("run")
     assert project.written() == ["ONE", "TWO"]
 
 

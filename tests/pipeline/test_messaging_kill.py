@@ -11,8 +11,10 @@ from pathlib import Path
 import paho.mqtt.client as mqtt
 import pika
 import pytest
+from pyspark.sql import SparkSession
 
 from penstock.pipeline.connectors.messaging.mqtt import MqttOptions, MqttReader
+from tests.pipeline import messaging_job
 
 NAME = "killed"
 COUNT = 60
@@ -36,7 +38,7 @@ def run(directory: Path, *arguments: str) -> int:
 
 @pytest.mark.timeout(600)
 def test_a_driver_killed_between_write_and_commit_loses_nothing(
-    rabbitmq_port: int, mosquitto_port: int, tmp_path: Path
+    spark: SparkSession, rabbitmq_port: int, mosquitto_port: int, tmp_path: Path
 ) -> None:
     options = {"url": f"mqtt://127.0.0.1:{mosquitto_port}", "topics": f"{NAME}/#"}
     subscriber = MqttReader(MqttOptions.load({**options, "clientId": NAME}))
@@ -53,7 +55,7 @@ def test_a_driver_killed_between_write_and_commit_loses_nothing(
     commits = {path.name for path in (tmp_path / "checkpoint" / "commits").glob("[0-9]*")}
     assert len(offsets - commits) == 1, "it was to be killed with a batch under way"
 
-    assert run(tmp_path, *arguments) == 0, (tmp_path / "log").read_text()
+    messaging_job.run(spark, (rabbitmq_port, mosquitto_port), NAME, tmp_path)
     seen = Counter(output.read_text().splitlines())
     wanted = {f"{broker} {number}" for broker in ("amqp", "mqtt") for number in range(COUNT)}
     assert seen.keys() == wanted

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import SparkSession
 
 from penstock.client import AdminClient, TopicPartition
-from tests.integration.cluster import Cluster
+from tests.integration.cluster import Cluster, environment_without_penstock
 from tests.pipeline.source_tools import Batches, Topics
 from tests.support import wait_until
 
@@ -227,6 +229,34 @@ def test_a_query_has_a_group_that_shows_how_far_it_is(topics: Topics, tmp_path: 
         found = admin.list_group_offsets(group)
         assert found[TopicPartition("stream-group", 0)].offset == 20  # A batch late.
         assert admin.describe_groups([group])[0].members == ()
+
+
+def test_the_command_shows_the_lag_of_a_query_that_runs(topics: Topics, tmp_path: Path) -> None:
+    topics.make("stream-lag")
+    topics.send("stream-lag", range(30))
+    batches = Batches()
+    frame = topics.stream("stream-lag", maxOffsetsPerTrigger="10")
+    query = batches.start(frame, tmp_path, processingTime="0 seconds")
+    try:
+        wait_until(lambda: len(batches.numbers) == 30, "all is read", 60)
+        topics.send("stream-lag", range(30, 35))
+        wait_until(lambda: len(batches.numbers) == 35, "the rest is read", 60)
+        command = [sys.executable, "-m", "penstock.cli", "groups", "describe", f"spark-{query.id}"]
+        done = subprocess.run(
+            [*command, "-b", topics.cluster.bootstrap],
+            env=environment_without_penstock(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    finally:
+        query.stop()
+    assert done.returncode == 0, done.stderr
+    # The newest batch has begun at 30, and what it reads counts as lag until the next one does.
+    (row,) = [line.split() for line in done.stdout.splitlines() if "stream-lag" in line]
+    assert {"30", "35", "5"} <= set(row), done.stdout
 
 
 def test_what_is_wrong_for_a_stream(topics: Topics, tmp_path: Path) -> None:

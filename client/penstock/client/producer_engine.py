@@ -128,11 +128,9 @@ class ProducerEngine:
             self._transactions = TransactionDriver(self._cluster, config, records=self, guard=guard)
 
     def _stick_bytes(self) -> int:
-        """A batch's worth; of a large one where more waits than one request can take, or comes
-        before the sender has looked at what it was woken for.
-        """
+        """A batch's worth; of a large one where more waits than one request can take."""
         config = self._config
-        ahead = self._woken or self.intake.used_bytes > config.max_request_size
+        ahead = self.intake.used_bytes > config.max_request_size
         return max(config.batch_size, config.max_batch_size // 4) if ahead else config.batch_size
 
     @property

@@ -12,6 +12,7 @@ from penstock.pipeline.source.batch_reader import BatchReader
 from penstock.pipeline.source.columns import schema as source_schema
 from penstock.pipeline.source.stream_reader import StreamReader
 from penstock.pipeline.source_options import WHERE, SourceOptions
+from penstock.pipeline.worker_process import settle_in
 
 
 class PenstockDataSource(DataSource):
@@ -48,6 +49,7 @@ class PenstockDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         """For ``df.write``. Raises OptionError and SchemaError."""
+        settle_in()
         return BatchWriter(SinkPlan.of(self.options, schema, overwrite=overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's.
@@ -56,4 +58,5 @@ class PenstockDataSource(DataSource):
         ``overwrite`` says that the output mode is complete: each batch has the whole result, and is
         appended, as with Spark's sink for Kafka.
         """
-        return StreamWriter(SinkPlan.of(self.options, schema))
+        settle_in()
+        return StreamWriter(SinkPlan.of(self.options, schema, stream=True))

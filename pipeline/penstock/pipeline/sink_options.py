@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from penstock.client import PenstockError
 from penstock.client.config import AttemptConfig, CommitConfig, ProducerConfig
 from penstock.pipeline.option_map import ClientSettings, OptionMap
+from penstock.wire.transactional_ids import check_commit_group
 
 _WHERE: Final = "the penstock sink"
 _DEFAULT_SINK_ID: Final = "penstock"
@@ -47,6 +49,8 @@ class SinkOptions:
     sink_id: str
     """Which of a query's writes this is, over all its restarts."""
     client: ClientSettings
+    transaction: tuple[str, int] | None = None
+    """Who writes, and the number of this write, where the write says so itself."""
 
     @classmethod
     def load(cls, given: Mapping[str, str | None]) -> SinkOptions:
@@ -61,6 +65,7 @@ class SinkOptions:
         sink_id = options.text("sinkId")
         if sink_id is not None and len(sink_id.encode()) > _MAX_SINK_ID_BYTES:
             raise options.refusal("sinkId", f"at most {_MAX_SINK_ID_BYTES} bytes are wanted")
+        transaction = _transaction(options, delivery, sink_id or topic or _DEFAULT_SINK_ID)
         if delivery is Delivery.EXACTLY_ONCE:
             client = options.client_settings(
                 CommitConfig,
@@ -75,4 +80,26 @@ class SinkOptions:
                 )
             client = options.client_settings(ProducerConfig, ours=_OURS_WITHOUT_TRANSACTIONS)
         options.finish()
-        return cls(topic, delivery, sink_id or topic or _DEFAULT_SINK_ID, client)
+        return cls(topic, delivery, sink_id or topic or _DEFAULT_SINK_ID, client, transaction)
+
+
+def _transaction(options: OptionMap, delivery: Delivery, sink_id: str) -> tuple[str, int] | None:
+    writer, number = options.text("txnAppId"), options.whole_number("txnVersion")
+    if writer is None and number is None:
+        return None
+    if writer is None or number is None:
+        raise options.contradiction("txnAppId and txnVersion go together; one is missing")
+    if delivery is not Delivery.EXACTLY_ONCE:
+        raise options.contradiction(
+            "txnAppId and txnVersion are for delivery=exactly-once; leave one of them out"
+        )
+    try:
+        check_commit_group(group_of(writer, sink_id))
+    except PenstockError as error:
+        raise options.refusal("txnAppId", error.message) from None
+    return writer, number
+
+
+def group_of(writer: str, sink_id: str) -> str:
+    """The group of commits of a query, or of who writes in its place, and one of its sinks."""
+    return f"spark-{writer}-{sink_id}"

@@ -390,7 +390,7 @@ async def test_positions_become_the_groups_with_the_results_or_never(
                 )
             )
             with (
-                Consumer(form.bootstrap, group_id=topic, default_api_timeout_ms=400) as other,
+                Consumer(form.bootstrap, group_id=topic, default_api_timeout_ms=2_000) as other,
                 pytest.raises(UnstableOffsetCommitError),
             ):
                 other.committed(place)  # Where it will go on is not known yet.

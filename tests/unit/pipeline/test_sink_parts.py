@@ -30,6 +30,7 @@ from penstock.pipeline.sink_options import Delivery, SinkOptions
 
 SERVERS = {"penstock.bootstrap.servers": "localhost:9092"}
 HEADERS = ArrayType(StructType().add("key", StringType()).add("value", BinaryType()))
+OPTIONS = SinkOptions.load({**SERVERS, "topic": "t"})
 EPOCH = Epoch("spark-q-t", 7, 5, of_query=True)
 
 
@@ -72,6 +73,11 @@ def test_client_settings_go_to_those_who_have_them() -> None:
         ({"penstock.transactional.id": "mine"}, "set sinkId instead"),
         ({"delivery": "at-least-once", "penstock.transaction.timeout.ms": "5"}, "no transactions"),
         ({"penstock.linger": "5"}, "penstock.linger"),
+        ({"txnAppId": "a"}, "txnAppId and txnVersion go together"),
+        ({"txnVersion": "1"}, "txnAppId and txnVersion go together"),
+        ({"txnAppId": "a", "txnVersion": "-1"}, "a whole number from 0"),
+        ({"txnAppId": "x" * 2000, "txnVersion": "1"}, "txnAppId="),
+        ({"delivery": "at-least-once", "txnAppId": "a", "txnVersion": "1"}, "for delivery=exactly"),
     ],
 )
 def test_options_that_are_refused(given: dict[str, str], says: str) -> None:
@@ -83,6 +89,13 @@ def test_options_that_are_refused(given: dict[str, str], says: str) -> None:
 def test_overwriting_is_refused() -> None:
     with pytest.raises(OptionError, match="mode\\('append'\\)"):
         SinkPlan.of({**SERVERS, "topic": "t"}, schema(value=StringType()), overwrite=True)
+
+
+def test_a_stream_has_its_numbers_from_spark() -> None:
+    given = {**SERVERS, "topic": "t", "txnAppId": "a", "txnVersion": "1"}
+    assert SinkPlan.of(given, schema(value=StringType())).options.transaction == ("a", 1)
+    with pytest.raises(OptionError, match=r"a query .*has its id and the numbers"):
+        SinkPlan.of(given, schema(value=StringType()), stream=True)
 
 
 # --- columns ------------------------------------------------------------------------------------
@@ -193,7 +206,15 @@ IN_QUERY = {
 
 def place(attempt: int = 3, **changed: str) -> Any:
     context: Any = Context({**IN_QUERY, **changed}, attempt)
-    return place_of(context, "t", "alone")
+    return place_of(context, OPTIONS, "alone")
+
+
+def test_a_write_may_say_itself_who_writes_and_what_number_it_has() -> None:
+    options = SinkOptions.load({**SERVERS, "topic": "t", "txnAppId": "orders", "txnVersion": "41"})
+    for properties in ({}, IN_QUERY):
+        context: Any = Context(properties)
+        epoch = place_of(context, options, "alone").epoch
+        assert (epoch.group, epoch.number, epoch.of_query) == ("spark-orders-t", 41, True)
 
 
 def test_a_task_of_a_query_says_which_batch_it_is() -> None:
@@ -217,7 +238,7 @@ def test_the_mark_is_that_of_one_execution_of_the_batch() -> None:
 
 def test_a_task_of_no_query_writes_for_itself() -> None:
     context: Any = Context({"spark.sql.execution.root.id": "9"})
-    found = place_of(context, "t", "alone")
+    found = place_of(context, OPTIONS, "alone")
     assert found.epoch == Epoch("alone", 0, 0, of_query=False)
 
 

@@ -149,6 +149,16 @@ async def test_a_coordinator_that_does_not_answer_leaves_a_doubt(
     assert isinstance(known, InvalidTxnStateError), "what one knows is known"
 
 
+async def test_an_answer_about_a_place_that_nobody_asked_for_leaves_a_doubt() -> None:
+    w = World()
+    await w.settle()
+    w.known[1] = [(7, "billing")]
+    (one, other), _ = await w.judge.judge([PLACE, OTHER])
+    for doubtful in (one, other):
+        assert isinstance(doubtful, CoordinatorNotAvailableError)
+        assert "answered something else" in doubtful.message
+
+
 # ---------------------------------------------------------------------- what a coordinator says
 
 

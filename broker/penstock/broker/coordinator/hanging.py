@@ -167,7 +167,12 @@ class HangingJudge:
             response = await self._send(node_id, request)
         except (PenstockError, TimeoutError) as error:
             return dict.fromkeys(numbers, str(error) or f"broker {node_id}: too late")
-        if len(response.results) != len(numbers):
+        is_sane = len(response.results) == len(numbers) and all(
+            0 <= one.place < len(places)
+            for result in response.results
+            for one in result.transactions
+        )
+        if not is_sane:
             return dict.fromkeys(numbers, f"broker {node_id} answered something else")
         return {
             number: error_from_proto(result.error).message

@@ -52,7 +52,7 @@ def write(plan: SinkPlan, batches: Iterator[pa.RecordBatch]) -> TaskDone:
     """In a task: write its rows under an attempt of its own; its handle goes to the driver."""
     context = TaskContext.get()
     assert context is not None  # Spark calls this in tasks alone.
-    place = place_of(context, plan.options.sink_id, plan.alone)
+    place = place_of(context, plan.options, plan.alone)
     epoch = place.epoch
     with _commits(plan, epoch.group) as commits:
         if epoch.of_query:
@@ -71,7 +71,8 @@ def commit(plan: SinkPlan, messages: Sequence[WriterCommitMessage | None], *, on
     if found is None:
         return
     epoch = found.epoch
-    shared = epoch.of_query and not one
+    # Who numbers its writes itself says by the number that one is the repetition of another.
+    shared = epoch.of_query and not one and plan.options.transaction is None
     with _commits(plan, epoch.group) as commits:
         if found.committed_by is not None:
             if shared and found.committed_by == epoch.mark:

@@ -4,7 +4,9 @@ Spark does not tell Python writers which batch they write. It tells its tasks, i
 the threads of a query's driver hand down to them, and so within ``foreachBatch`` too.
 
 A sink's commits are a group (``GroupCommits``) for each query and sink id, and the batch id is
-their epoch number: Spark repeats a batch under its id, and begins the next one only after it.
+their epoch number: Spark repeats a batch under its id, and begins the next one only after it. A
+write may say both by itself, where Spark says nothing: behind Spark Connect the writes of a
+``foreachBatch`` are jobs like any other.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from pyspark import TaskContext
+
+from penstock.pipeline.sink_options import SinkOptions, group_of
 
 _QUERY: Final = "sql.streaming.queryId"
 _BATCH: Final = "streaming.sql.batchId"
@@ -55,14 +59,17 @@ class Place:
     the stage too. Its upper half is the execution's mark, which so is in the group's commit."""
 
 
-def place_of(context: TaskContext, sink_id: str, alone: str) -> Place:
+def place_of(context: TaskContext, options: SinkOptions, alone: str) -> Place:
     """Where a task runs. ``alone`` names the group of a write that belongs to no query."""
     get = context.getLocalProperty
     query, batch = get(_QUERY), get(_BATCH)
-    if query is None or batch is None:
+    if options.transaction is not None:
+        writer, number = options.transaction
+        epoch = Epoch(group_of(writer, options.sink_id), number, _mark(get), of_query=True)
+    elif query is None or batch is None:
         epoch = Epoch(alone, 0, 0, of_query=False)
     else:
-        epoch = Epoch(f"spark-{query}-{sink_id}", int(batch), _mark(get), of_query=True)
+        epoch = Epoch(group_of(query, options.sink_id), int(batch), _mark(get), of_query=True)
     low = context.taskAttemptId() % (1 << _TASK_ATTEMPT_BITS)
     return Place(epoch, context.partitionId(), epoch.mark << _TASK_ATTEMPT_BITS | low)
 

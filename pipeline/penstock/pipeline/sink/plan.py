@@ -25,14 +25,26 @@ class SinkPlan:
 
     @classmethod
     def of(
-        cls, given: Mapping[str, str | None], schema: StructType, *, overwrite: bool = False
+        cls,
+        given: Mapping[str, str | None],
+        schema: StructType,
+        *,
+        overwrite: bool = False,
+        stream: bool = False,
     ) -> SinkPlan:
-        """Raises OptionError and SchemaError. ``overwrite`` is what a log can't do."""
+        """Raises OptionError and SchemaError. ``overwrite`` is what a log can't do; ``stream`` says
+        that the write is a query's own, which has its numbers from Spark.
+        """
         if overwrite:
             raise OptionError(
                 "the penstock sink: mode 'overwrite' would delete what the topic has, and a log is "
                 "only appended to; next: write with mode('append')"
             )
         options = SinkOptions.load(given)
+        if stream and options.transaction is not None:
+            raise OptionError(
+                "the penstock sink: txnAppId and txnVersion are for df.write, and a query "
+                "(writeStream) has its id and the numbers of its batches from Spark; leave them out"
+            )
         names = columns.check(schema, options.topic)
         return cls(options, names, f"spark-batch-{uuid.uuid4()}")

@@ -20,9 +20,11 @@ from penstock.pipeline.errors import PipelineError
 from penstock.pipeline.sink import at_least_once, exactly_once
 from penstock.pipeline.sink.plan import SinkPlan
 from penstock.pipeline.sink_options import Delivery
+from penstock.pipeline.worker_process import settle_in
 
 
 def _write(plan: SinkPlan, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+    settle_in()
     try:
         if plan.options.delivery is Delivery.EXACTLY_ONCE:
             return exactly_once.write(plan, batches)
@@ -44,6 +46,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """In the driver, when all tasks are done."""
+        settle_in()
         exactly_once.commit(self._plan, messages, one=False)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:

@@ -14,6 +14,7 @@ from penstock.pipeline.source.losses import lost
 from penstock.pipeline.source.offsets import EARLIEST, LATEST
 from penstock.pipeline.source.slices import slices
 from penstock.pipeline.source_options import Place, SourceOptions
+from penstock.pipeline.worker_process import settle_in
 
 if TYPE_CHECKING:
     import pyarrow
@@ -46,5 +47,6 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         """The records of one task. Spark makes one without a Slice where there is nothing."""
+        settle_in()
         if isinstance(partition, Slice):
             yield from read_slice(self._options, partition)

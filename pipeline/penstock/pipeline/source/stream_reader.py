@@ -26,6 +26,7 @@ from penstock.pipeline.source.slices import slices
 from penstock.pipeline.source.stream_planner import StreamPlanner
 from penstock.pipeline.source.weighing import Scale
 from penstock.pipeline.source_options import Place, SourceOptions
+from penstock.pipeline.worker_process import settle_in
 
 if TYPE_CHECKING:
     import pyarrow
@@ -133,6 +134,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         """The records of one task."""
         assert isinstance(partition, Slice)
+        settle_in()
         wait: Callable[[], None] = commit_finished(self._options, partition)
         try:
             yield from read_slice(self._options, partition)

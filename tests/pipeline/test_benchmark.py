@@ -1,0 +1,46 @@
+"""The benchmark of pipelines runs, small, to the end: its figures are for people to judge."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(420)]
+
+SCRIPT = Path(__file__).resolve().parents[2] / "bench" / "pipeline.py"
+SMALL = (
+    "--records", "20000", "--written", "20000", "--rounds", "1", "--batches", "2", "--warm-up", "1",
+    "--idle", "0.2", "--json",
+)  # fmt: skip
+
+
+def test_pipelines_are_measured() -> None:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *SMALL],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=400,
+    )
+    # 1: a goal was missed, and so few rows miss all that are about speed.
+    assert done.returncode == 1, done.stderr
+    figures = json.loads(done.stdout)
+    for flow in figures["flows"]:
+        assert flow["rows"] == 20_000
+        assert flow["rows_per_s"] > 0
+        assert flow["spark_cpu_s_per_million"] > 0
+    assert {flow["how"] for flow in figures["flows"]} > set(figures["goals_rows_per_s"])
+    assert set(figures["goals_rows_per_s"]) <= set(figures["missed"])
+    assert len(figures["triggers"]) == 5
+    for trigger in figures["triggers"]:
+        assert trigger["batches"] == 2
+        assert 0 < trigger["stages_ms"]["addBatch"] < trigger["p50_ms"] <= trigger["p99_ms"]
+    assert figures["rest"].keys() == {"spark_cpu_percent", "nodes_cpu_percent"}
+    assert list(figures["memory"]) == ["read", "write", "triggers"]
+    for part in figures["memory"].values():
+        assert min(part["java_mb"], part["driver_python_mb"], part["workers_mb"]) > 20
+        assert part["workers"] >= 2
