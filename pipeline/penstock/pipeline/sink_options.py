@@ -94,12 +94,21 @@ def _transaction(options: OptionMap, delivery: Delivery, sink_id: str) -> tuple[
             "txnAppId and txnVersion are for delivery=exactly-once; leave one of them out"
         )
     try:
-        check_commit_group(group_of(writer, sink_id))
+        check_commit_group(group_of_writer(writer, sink_id))
     except PenstockError as error:
         raise options.refusal("txnAppId", error.message) from None
     return writer, number
 
 
-def group_of(writer: str, sink_id: str) -> str:
-    """The group of commits of a query, or of who writes in its place, and one of its sinks."""
-    return f"spark-{writer}-{sink_id}"
+def group_of_query(query: str, sink_id: str) -> str:
+    """The group of commits of a query and one of its sinks. ``query`` is a UUID, as Spark's are: of
+    one length, so that no two pairs give one group.
+    """
+    return f"spark-{query}-{sink_id}"
+
+
+def group_of_writer(writer: str, sink_id: str) -> str:
+    """The group of who numbers its writes itself. With its length before it no two pairs give one:
+    of two writers in one group each would take the other's batches for its own, written already.
+    """
+    return f"spark-txn-{len(writer)}-{writer}-{sink_id}"

@@ -21,6 +21,7 @@ from pyspark.sql.types import (
 
 from penstock.client.config import AttemptConfig, CommitConfig
 from penstock.pipeline.errors import ConcurrentQueryError, OptionError, RowError, SchemaError
+from penstock.pipeline.sink import exactly_once
 from penstock.pipeline.sink.columns import check
 from penstock.pipeline.sink.identity import Epoch, mark_of, marked, place_of
 from penstock.pipeline.sink.plan import SinkPlan
@@ -214,7 +215,25 @@ def test_a_write_may_say_itself_who_writes_and_what_number_it_has() -> None:
     for properties in ({}, IN_QUERY):
         context: Any = Context(properties)
         epoch = place_of(context, options, "alone").epoch
-        assert (epoch.group, epoch.number, epoch.of_query) == ("spark-orders-t", 41, True)
+        assert (epoch.group, epoch.number, epoch.of_query) == ("spark-txn-6-orders-t", 41, True)
+
+
+def test_no_two_writers_share_a_group_whatever_their_names_are() -> None:
+    names = ["orders", "orders-eu", "orders-eu-audit", "6-orders", "q", "q-t"]
+    sinks = ["t", "audit", "eu-audit", "eu-audit-t", "orders-t", "t/replays"]
+    groups = set()
+    for name in names:
+        for sink in sinks:
+            given = {**SERVERS, "sinkId": sink, "txnAppId": name, "txnVersion": "41"}
+            context: Any = Context(IN_QUERY)
+            groups.add(place_of(context, SinkOptions.load(given), "alone").epoch.group)
+    for sink in sinks:
+        context = Context(IN_QUERY)
+        options = SinkOptions.load({**SERVERS, "sinkId": sink})
+        groups.add(place_of(context, options, "alone").epoch.group)
+    assert len(groups) == (len(names) + 1) * len(sinks)
+    claims = {exactly_once._CLAIMS + group for group in groups}
+    assert not claims & groups
 
 
 def test_a_task_of_a_query_says_which_batch_it_is() -> None:

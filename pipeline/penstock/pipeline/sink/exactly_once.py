@@ -43,7 +43,8 @@ from penstock.wire.transactional_ids import parse_handle
 
 _LOG: Final = logging.getLogger("penstock.pipeline")
 
-_CLAIMS: Final = "/replays"
+# In front, where no group of a query or a writer has it: a sink id may end in anything.
+_CLAIMS: Final = "spark-replays-"
 # The task of an attempt that is none of Spark's: its numbers of partitions do not go so far.
 _NO_TASK: Final = 999_999_999
 
@@ -191,7 +192,7 @@ def _claim(plan: SinkPlan, epoch: Epoch) -> None:
 
     Raises SharedSinkIdError where another write of it has.
     """
-    with _commits(plan, epoch.group + _CLAIMS) as claims:
+    with _commits(plan, _CLAIMS + epoch.group) as claims:
         last = claims.last_committed()
         if last.winners and _mark_of(last) == epoch.mark:
             raise _shared(epoch)

@@ -18,7 +18,7 @@ from typing import Final
 
 from pyspark import TaskContext
 
-from penstock.pipeline.sink_options import SinkOptions, group_of
+from penstock.pipeline.sink_options import SinkOptions, group_of_query, group_of_writer
 
 _QUERY: Final = "sql.streaming.queryId"
 _BATCH: Final = "streaming.sql.batchId"
@@ -65,11 +65,11 @@ def place_of(context: TaskContext, options: SinkOptions, alone: str) -> Place:
     query, batch = get(_QUERY), get(_BATCH)
     if options.transaction is not None:
         writer, number = options.transaction
-        epoch = Epoch(group_of(writer, options.sink_id), number, _mark(get), of_query=True)
+        epoch = Epoch(group_of_writer(writer, options.sink_id), number, _mark(get), of_query=True)
     elif query is None or batch is None:
         epoch = Epoch(alone, 0, 0, of_query=False)
     else:
-        epoch = Epoch(group_of(query, options.sink_id), int(batch), _mark(get), of_query=True)
+        epoch = Epoch(group_of_query(query, options.sink_id), int(batch), _mark(get), of_query=True)
     low = context.taskAttemptId() % (1 << _TASK_ATTEMPT_BITS)
     return Place(epoch, context.partitionId(), epoch.mark << _TASK_ATTEMPT_BITS | low)
 
