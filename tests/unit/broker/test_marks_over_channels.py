@@ -227,7 +227,3 @@ async def test_an_answer_that_is_late_takes_the_channel_from_nobody(world: _Worl
     world.leader.may_answer.set()
     assert isinstance(await waiting, coordination_pb2.WriteMarkersResponse)
     assert await world.peers.channel(2) is channel
-    # Any other failure may be that of another process, which has the port now.
-    with pytest.raises(NetworkError, match="broker 2: "):
-        await world.peers.ask(2, "FindTransactions", request, 10.0)
-    assert await world.peers.channel(2) is not channel
