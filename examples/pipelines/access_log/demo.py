@@ -31,7 +31,7 @@ from penstock.client import AdminClient, Producer, RecordMetadata
 from penstock.pipeline.session import prepare_environment
 
 if TYPE_CHECKING:
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 LATENESS: Final = timedelta(days=1)
 MOST_HOURS_AHEAD: Final = 20

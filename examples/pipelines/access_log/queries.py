@@ -35,7 +35,8 @@ from penstock.pipeline.progress import watch
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 LINES: Final = "access-log"
 REQUESTS: Final = "requests"

@@ -214,7 +214,8 @@ def plot(series: Series, rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         detect.LIMIT * row["deviation"] if _is_number(row.get("deviation")) else math.nan
         for row in rows
     ]
-    figure, axes = pyplot.subplots(figsize=(11, 4.5), layout="constrained")
+    figure, made = pyplot.subplots(figsize=(11, 4.5), layout="constrained")
+    axes: Any = made  # Its types know no moments, which it draws all the same.
     for number, (begin, end) in enumerate(series.windows):
         label = "labelled as anomalous" if number == 0 else None
         axes.axvspan(begin, end, color="#f4c95d", alpha=0.45, lw=0, label=label)
@@ -235,7 +236,8 @@ def plot(series: Series, rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     axes.set_ylim(min(series.values) - 0.08 * spread, max(series.values) + 0.08 * spread)
     axes.set_xlim(moments[0], moments[-1])
     axes.set_title(Path(series.name).stem, loc="left")
-    axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(axes.xaxis.get_major_locator()))
+    concise: Any = dates.ConciseDateFormatter
+    axes.xaxis.set_major_formatter(concise(axes.xaxis.get_major_locator()))
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", ncols=5, frameon=False, fontsize=9)
     figure.savefig(path, dpi=130)
@@ -251,7 +253,8 @@ def run(options: argparse.Namespace, work: Path) -> bool:
     if drawn is None:
         raise ConfigurationError(f"no series has '{options.series}' in its name; see --series")
     # Spark's workers do not find this directory.
-    cloudpickle.register_pickle_by_value(detect)
+    register: Any = cloudpickle.register_pickle_by_value
+    register(detect)
     with three_nodes(work) as cluster:
         detect.make_topics(cluster.bootstrap)
         send(cluster.bootstrap, series)

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pandas as pd
 from pyspark.sql import functions as sf
-from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from penstock.client import AdminClient
 from penstock.pipeline import run_until_stopped, session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 METRICS: Final = "metrics"
 STATISTICS: Final = "metric-statistics"
