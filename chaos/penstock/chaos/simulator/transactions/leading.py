@@ -244,6 +244,8 @@ class Leading:
             return
 
         def on_marked() -> None:
+            # First, as in a broker: what the mark lets in may be positions of the next transaction.
+            self._broker.transactions.groups.marked(partition, marker)
             self._handle(Marked.of(partition.log.producers, key, marker, kept=kept))
 
         try:
@@ -251,7 +253,6 @@ class Leading:
         except PenstockError as error:
             done(error.code)
         else:
-            self._broker.transactions.groups.marked(partition, marker)
             self._broker.transactions.passes("mark appended")
 
 
