@@ -137,6 +137,7 @@ def test_changed_rows_are_read_again_by_their_time(
         ({"table": "t", "mode": "incrementing"}, "incrementingColumn is needed in mode=increment"),
         ({"table": "t", "incrementingColumn": "id"}, "incrementingColumn contradicts mode=bulk"),
         ({"table": "t", "timestampDelay": "1s"}, "timestampDelay contradicts mode=bulk"),
+        ({"table": "t", "maxRowsPerTrigger": "5"}, "maxRowsPerTrigger contradicts mode=bulk"),
         ({"table": "t", "mod": "bulk"}, "unknown option mod; did you mean mode"),
         ({"table": "a.b.c"}, "is no name of a table"),
     ],

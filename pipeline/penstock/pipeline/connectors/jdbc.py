@@ -111,6 +111,8 @@ class _SourceOptions:
                 raise options.contradiction(f"{name} {what} mode={mode}")
         if delay is not None and columns["timestampColumn"] is None:
             raise options.contradiction(f"timestampDelay contradicts mode={mode}")
+        if most is not None and mode == "bulk":
+            raise options.contradiction(f"maxRowsPerTrigger contradicts mode={mode}")
         ordering = Ordering(
             columns["timestampColumn"], columns["incrementingColumn"], delay_ms=delay or 0
         )
@@ -132,7 +134,7 @@ class PostgresDataSource(DataSource):
 
     Options: ``url``; ``table`` or ``query``; ``mode`` bulk (batch queries alone), incrementing,
     timestamp or timestamp+incrementing, with ``incrementingColumn`` and ``timestampColumn``;
-    ``timestampDelay`` (a span as 500ms: younger rows wait); ``maxRowsPerTrigger``.
+    ``timestampDelay`` (a span as 500ms: younger rows wait); ``maxRowsPerTrigger``, not with bulk.
     """
 
     @classmethod
