@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.pipeline.connectors.jdbc import PostgresDataSource, UpsertBatches
-from penstock.pipeline.errors import OptionError, StaleCheckpointError
+from penstock.pipeline.errors import ConnectorError, OptionError, StaleCheckpointError
 from tests.pipeline.postgres import programs, running_postgres
 
 pytestmark = pytest.mark.skipif(
@@ -137,6 +137,7 @@ def test_changed_rows_are_read_again_by_their_time(
         ({"table": "t", "mode": "incrementing"}, "incrementingColumn is needed in mode=increment"),
         ({"table": "t", "incrementingColumn": "id"}, "incrementingColumn contradicts mode=bulk"),
         ({"table": "t", "timestampDelay": "1s"}, "timestampDelay contradicts mode=bulk"),
+        ({"table": "t", "maxRowsPerTrigger": "5"}, "maxRowsPerTrigger contradicts mode=bulk"),
         ({"table": "t", "mod": "bulk"}, "unknown option mod; did you mean mode"),
         ({"table": "a.b.c"}, "is no name of a table"),
     ],
@@ -206,6 +207,67 @@ def test_a_crash_between_the_database_and_spark_doubles_nothing(
     # Control: inserts that keep no batch id double what is written again.
     UpsertBatches(url, "events", sink_id="other")(spark.range(1, 3), 0)
     assert rows_of(database, "SELECT count(*), count(DISTINCT id) FROM events") == [(52, 50)]
+
+
+def numbers(spark: SparkSession, url: str, database: Any) -> DataFrame:
+    """Two batches: 1 to 25, and 26 to 50."""
+    database.execute("CREATE TABLE numbers (id int8)")
+    database.execute("INSERT INTO numbers SELECT * FROM generate_series(1, 50)")
+    return source(
+        spark, url, stream=True, table="numbers", mode="incrementing", incrementingColumn="id",
+        maxRowsPerTrigger=25,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("sink_id", [None, "mine"])
+def test_one_query_writes_to_two_tables(
+    spark: SparkSession, url: str, database: Any, tmp_path: Path, sink_id: str | None
+) -> None:
+    frame = numbers(spark, url, database)
+    database.execute("CREATE TABLE orders (id int8); CREATE TABLE totals (id int8)")
+    calls: list[int] = []
+
+    def write(batch: DataFrame, batch_id: int) -> None:
+        calls.append(batch_id)
+        UpsertBatches(url, "orders", sink_id=sink_id)(batch, batch_id)
+        if calls == [0, 1]:
+            raise RuntimeError("the driver dies here")
+        UpsertBatches(url, "totals", sink_id=sink_id)(batch, batch_id)
+
+    with pytest.raises(Exception, match="the driver dies here"):
+        run(frame, tmp_path, write)
+    run(frame, tmp_path, write)
+    assert calls == [0, 1, 1]
+    for table in ("orders", "totals"):
+        found = rows_of(database, f"SELECT count(*), count(DISTINCT id) FROM {table}")
+        assert (table, found) == (table, [(50, 50)])
+
+
+def test_two_writes_of_a_batch_to_one_table_need_two_ids(
+    spark: SparkSession, url: str, database: Any, tmp_path: Path
+) -> None:
+    frame = numbers(spark, url, database)
+    database.execute("CREATE TABLE events (id int8)")
+
+    def write(batch: DataFrame, batch_id: int, second: str | None = None) -> None:
+        UpsertBatches(url, "events")(batch.where("id % 2 = 0"), batch_id)
+        UpsertBatches(url, "events", sink_id=second)(batch.where("id % 2 = 1"), batch_id)
+
+    with pytest.raises(Exception, match=r"SharedSinkIdError: another write .* batch 0 to events"):
+        run(frame, tmp_path, write)
+    # What the message says to do next loses nothing and doubles nothing.
+    run(frame, tmp_path, lambda batch, batch_id: write(batch, batch_id, "odd"))
+    assert rows_of(database, "SELECT count(*), count(DISTINCT id) FROM events") == [(50, 50)]
+
+
+def test_batches_that_are_kept_otherwise_are_refused(
+    spark: SparkSession, url: str, database: Any
+) -> None:
+    database.execute("CREATE TABLE events (id int8)")
+    database.execute("CREATE TABLE penstock_batches (sink_id text PRIMARY KEY, batch_id int8)")
+    with pytest.raises(ConnectorError, match=r"penstock_batches has other columns.*next: rename"):
+        UpsertBatches(url, "events", sink_id="s")(spark.range(5), 0)
+    assert rows_of(database, "SELECT * FROM events") == []
 
 
 def test_a_crash_before_the_database_commits_loses_nothing(

@@ -16,7 +16,7 @@ from penstock.pipeline.connectors.object_store import (
     ObjectsDataSource,
     ParquetBatches,
 )
-from penstock.pipeline.errors import OptionError
+from penstock.pipeline.errors import OptionError, StaleCheckpointError
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_batches_are_written_once_and_read_once(
     spark: SparkSession, store: S3, tmp_path: Path
 ) -> None:
     path = "bucket/orders"
-    write = ParquetBatches(path, store)
+    write = ParquetBatches(path, store, sink_id="orders")
     columns = "id as id, timestamp_millis(id) as at, array(id) as ids"
     frame = spark.range(10, numPartitions=3).selectExpr(*columns.split(", "))
     # Whoever died before left more objects than there are tasks now.
@@ -97,10 +97,83 @@ def test_batches_are_written_once_and_read_once(
 
 
 def test_an_empty_batch_is_committed_too(spark: SparkSession, store: S3) -> None:
-    ParquetBatches("bucket/empty", store)(spark.range(0), 0)
+    ParquetBatches("bucket/empty", store, sink_id="empty")(spark.range(0), 0)
     assert names(store, "bucket/empty") == ["batch-0000000000/_committed.json"]
     with pytest.raises(Exception, match=r"no Parquet object under bucket/empty.*\.schema"):
         objects(spark, store, "bucket/empty", stream=False)
+
+
+def written(spark: SparkSession, store: S3, path: str) -> list[int]:
+    return sorted(row.id for row in objects(spark, store, path, stream=False).collect())
+
+
+def copy(spark: SparkSession, store: S3, source: str, checkpoint: Path, write: Any) -> None:
+    """A query over the objects under a path, of which each is a batch."""
+    query = (
+        objects(spark, store, source, stream=True, maxFilesPerTrigger=1)
+        .writeStream.foreachBatch(write)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+def test_a_query_with_a_new_checkpoint_is_refused(
+    spark: SparkSession, store: S3, tmp_path: Path
+) -> None:
+    source = ParquetBatches("bucket/first", store, sink_id="source")
+    for batch_id in range(3):
+        source(spark.range(batch_id, batch_id + 1, numPartitions=1), batch_id)
+    write = ParquetBatches("bucket/copies", store)
+    calls: list[int] = []
+
+    def crash_after(batch: DataFrame, batch_id: int) -> None:
+        calls.append(batch_id)
+        write(batch, batch_id)
+        if calls == [0, 1]:
+            raise RuntimeError("the driver dies here")
+
+    with pytest.raises(Exception, match="the driver dies here"):
+        copy(spark, store, "bucket/first", tmp_path / "old", crash_after)
+    # The same query goes on, and the batch that comes again is its own.
+    copy(spark, store, "bucket/first", tmp_path / "old", crash_after)
+    assert calls == [0, 1, 1, 2]
+    assert written(spark, store, "bucket/copies") == [0, 1, 2]
+    # Another query has other rows in its batches of these numbers.
+    ParquetBatches("bucket/second", store, sink_id="source")(spark.range(7, 8), 0)
+    stale = r"StaleCheckpointError: batch 0 under bucket/copies was written by sink spark-.*next:"
+    with pytest.raises(Exception, match=stale):
+        copy(spark, store, "bucket/second", tmp_path / "new", write)
+    assert written(spark, store, "bucket/copies") == [0, 1, 2]
+
+
+def test_a_path_has_one_writer_and_no_way_back(spark: SparkSession, store: S3) -> None:
+    path = "bucket/mine"
+    for batch_id in range(2):
+        ParquetBatches(path, store, sink_id="a")(spark.range(batch_id, batch_id + 1), batch_id)
+    with pytest.raises(StaleCheckpointError, match="has written batch 1 under bucket/mine, and ba"):
+        ParquetBatches(path, store, sink_id="a")(spark.range(9), 0)
+    # Also where that batch is not there yet.
+    with pytest.raises(StaleCheckpointError, match="sink a, and sink b is to write batch 2"):
+        ParquetBatches(path, store, sink_id="b")(spark.range(9), 2)
+    with pytest.raises(OptionError, match="pass sink_id="):
+        ParquetBatches(path, store)(spark.range(9), 2)
+    assert written(spark, store, path) == [0, 1]
+
+
+def test_two_writes_of_a_batch_need_two_paths(
+    spark: SparkSession, store: S3, tmp_path: Path
+) -> None:
+    ParquetBatches("bucket/third", store, sink_id="source")(spark.range(4, numPartitions=1), 0)
+
+    def twice(batch: DataFrame, batch_id: int) -> None:
+        ParquetBatches("bucket/even", store)(batch.where("id % 2 = 0"), batch_id)
+        ParquetBatches("bucket/even", store)(batch.where("id % 2 = 1"), batch_id)
+
+    with pytest.raises(Exception, match="SharedSinkIdError: another write of this foreachBatch"):
+        copy(spark, store, "bucket/third", tmp_path, twice)
+    assert written(spark, store, "bucket/even") == [0, 2]
 
 
 def test_what_is_no_endpoint_and_what_is_not_shown() -> None:

@@ -67,7 +67,13 @@ from penstock.pipeline.connectors.jdbc_queries import (
     select_end,
     select_rows,
 )
-from penstock.pipeline.errors import OptionError, StaleCheckpointError
+from penstock.pipeline.connectors.writer_identity import execution_of, writer_of
+from penstock.pipeline.errors import (
+    ConnectorError,
+    OptionError,
+    SharedSinkIdError,
+    StaleCheckpointError,
+)
 from penstock.pipeline.functions.columns import quoted
 from penstock.pipeline.option_map import OptionMap
 
@@ -105,6 +111,8 @@ class _SourceOptions:
                 raise options.contradiction(f"{name} {what} mode={mode}")
         if delay is not None and columns["timestampColumn"] is None:
             raise options.contradiction(f"timestampDelay contradicts mode={mode}")
+        if most is not None and mode == "bulk":
+            raise options.contradiction(f"maxRowsPerTrigger contradicts mode={mode}")
         ordering = Ordering(
             columns["timestampColumn"], columns["incrementingColumn"], delay_ms=delay or 0
         )
@@ -126,7 +134,7 @@ class PostgresDataSource(DataSource):
 
     Options: ``url``; ``table`` or ``query``; ``mode`` bulk (batch queries alone), incrementing,
     timestamp or timestamp+incrementing, with ``incrementingColumn`` and ``timestampColumn``;
-    ``timestampDelay`` (a span as 500ms: younger rows wait); ``maxRowsPerTrigger``.
+    ``timestampDelay`` (a span as 500ms: younger rows wait); ``maxRowsPerTrigger``, not with bulk.
     """
 
     @classmethod
@@ -298,8 +306,9 @@ class UpsertBatches:
     they replace those of the same keys, which need a unique index. ``latest_by`` names a column of
     whole numbers or timestamps, by which the last of a batch's rows for a key counts; it is not
     written. Without it a key may come once a batch. ``deleted`` names a BOOLEAN column that is not
-    written either: where it is true the keys' row is deleted. ``sink_id`` tells the writes of one
-    database apart: by default it is the query's id, which its checkpoint keeps.
+    written either: where it is true the keys' row is deleted. ``sink_id`` tells the writes to one
+    table apart: by default it is the query's id, which its checkpoint keeps. Who writes to a table
+    twice in one batch gives the writes ids of their own.
     """
 
     url: str = field(repr=False)
@@ -320,41 +329,26 @@ class UpsertBatches:
             )
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        """Write a batch, once. Raises OptionError for a frame that does not fit, and
-        StaleCheckpointError for a batch before the last one.
+        """Write a batch, once. Raises OptionError for a frame that does not fit,
+        StaleCheckpointError for a batch before the last one, SharedSinkIdError where this execution
+        of a ``foreachBatch`` has written to the table under this id already, and ConnectorError
+        for a table ``penstock_batches`` that is not the sink's.
         """
-        sink_id = self.sink_id or _query_id(frame)
+        writer = _Writer(writer_of(frame, self.sink_id), self.table, execution_of(frame))
         with psycopg.connect(self.url) as connection:
-            with connection.transaction():
-                # Of two that create a table at once PostgreSQL lets one fail.
-                connection.execute("SELECT pg_advisory_xact_lock(hashtext('penstock_batches'))")
-                connection.execute(CREATE_BATCHES)
-                connection.execute(FIRST_BATCH, [sink_id])
-            if self._is_written(connection, sink_id, batch_id):
+            writer.begin(connection)
+            if writer.has_written(connection, batch_id):
                 return
             merge, staged = self._plan(frame)
-            staging = self._new_staging(connection, sink_id, merge)
+            staging = _new_staging(connection, writer, merge)
         tasks = [row.task for row in _stage(staged, self.url, staging, merge).collect()]
         with psycopg.connect(self.url) as connection:
             # Another driver with the same checkpoint may have come before: the row's lock decides.
-            if not self._is_written(connection, sink_id, batch_id):
+            if not writer.has_written(connection, batch_id):
                 for statement in merge.apply(staging):
                     connection.execute(statement, [tasks])
-                connection.execute(KEEP_BATCH, [batch_id, sink_id])
+                connection.execute(KEEP_BATCH, [batch_id, writer.execution, *writer.key])
             connection.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(staging)))
-
-    def _is_written(self, connection: Any, sink_id: str, batch_id: int) -> bool:
-        """Whether this batch is in the table already. Nobody else writes as this sink until the
-        transaction ends.
-        """
-        (last,) = connection.execute(LOCK_BATCH, [sink_id]).fetchone()
-        if batch_id < last:
-            raise StaleCheckpointError(
-                f"sink {sink_id} has written batch {last} to {self.table}, and batch {batch_id} "
-                "comes now: the query's checkpoint is older than the table, or another query "
-                "writes as the same sink; next: name another sink_id, or use the right checkpoint"
-            )
-        return bool(batch_id == last)
 
     def _plan(self, frame: DataFrame) -> tuple[Merge, DataFrame]:
         """How to merge, and the frame with the columns that staging has."""
@@ -390,29 +384,72 @@ class UpsertBatches:
             deleted.alias(DELETED),
         )
 
-    def _new_staging(self, connection: Any, sink_id: str, merge: Merge) -> str:
-        """A table for this attempt, in place of those that attempts before it left."""
-        prefix = f"penstock_staging_{hashlib.sha256(sink_id.encode()).hexdigest()[:16]}_"
-        left = connection.execute(
-            "SELECT tablename FROM pg_tables WHERE schemaname = current_schema() "
-            "AND starts_with(tablename, %s)",
-            [prefix],
-        )
-        for (name,) in left.fetchall():
-            connection.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(name)))
-        name = prefix + uuid.uuid4().hex[:8]
-        connection.execute(merge.create_staging(name))
-        return name
+
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    """Whose batches a row of ``penstock_batches`` counts: those of a sink id for one table."""
+
+    sink_id: str
+    table: str
+    execution: str | None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.sink_id, self.table
+
+    def begin(self, connection: Any) -> None:
+        """Have the row, in a transaction of its own."""
+        try:
+            with connection.transaction():
+                # Of two that create a table at once PostgreSQL lets one fail.
+                connection.execute("SELECT pg_advisory_xact_lock(hashtext('penstock_batches'))")
+                connection.execute(CREATE_BATCHES)
+                connection.execute(FIRST_BATCH, self.key)
+        except psycopg.errors.UndefinedColumn as error:
+            raise ConnectorError(
+                "the database's table penstock_batches has other columns than the sink's: another "
+                "program's, or that of a Penstock before its release; nothing was written; next: "
+                "rename or drop it, after which a batch that was under way would be written twice"
+            ) from error
+
+    def has_written(self, connection: Any, batch_id: int) -> bool:
+        """Whether this batch is in the table already. Nobody else writes as this sink until the
+        transaction ends.
+        """
+        last, execution = connection.execute(LOCK_BATCH, self.key).fetchone()
+        if batch_id < last:
+            raise StaleCheckpointError(
+                f"sink {self.sink_id} has written batch {last} to {self.table}, and batch "
+                f"{batch_id} comes now: the query's checkpoint is older than the table, or another "
+                "query writes as the same sink; next: name another sink_id, or use the right "
+                "checkpoint"
+            )
+        if batch_id == last and execution is not None and execution == self.execution:
+            raise SharedSinkIdError(
+                f"another write of this foreachBatch has written batch {batch_id} to {self.table} "
+                f"as sink {self.sink_id} already, and after a crash the two could not be told "
+                "apart; nothing was written by this one; next: leave the first write as it is, "
+                "give this one its own sink_id, which must stay the same from then on, and start "
+                "the query again"
+            )
+        return bool(batch_id == last)
 
 
-def _query_id(frame: DataFrame) -> str:
-    found = frame.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
-    if not found:
-        raise OptionError(
-            "there is no query whose id could be the sink's; next: pass sink_id=, or use the sink "
-            "with foreachBatch"
-        )
-    return f"spark-{found}"
+def _new_staging(connection: Any, writer: _Writer, merge: Merge) -> str:
+    """A table for this attempt, in place of those that attempts before it left."""
+    # No name in PostgreSQL has a NUL, so that no two writers share the text.
+    key = f"{writer.table}\0{writer.sink_id}"
+    prefix = f"penstock_staging_{hashlib.sha256(key.encode()).hexdigest()[:16]}_"
+    left = connection.execute(
+        "SELECT tablename FROM pg_tables WHERE schemaname = current_schema() "
+        "AND starts_with(tablename, %s)",
+        [prefix],
+    )
+    for (name,) in left.fetchall():
+        connection.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(name)))
+    name = prefix + uuid.uuid4().hex[:8]
+    connection.execute(merge.create_staging(name))
+    return name
 
 
 def _stage(frame: DataFrame, url: str, staging: str, merge: Merge) -> DataFrame:

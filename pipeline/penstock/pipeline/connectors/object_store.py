@@ -42,7 +42,8 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock.pipeline.errors import OptionError
+from penstock.pipeline.connectors.writer_identity import execution_of, writer_of
+from penstock.pipeline.errors import OptionError, SharedSinkIdError, StaleCheckpointError
 from penstock.pipeline.option_map import OptionMap
 
 _WHERE: Final = "the penstock-objects source"
@@ -85,26 +86,69 @@ class ParquetBatches:
     and so on, and last of all ``_committed.json``, which names them: a batch without it is not
     there. A batch that comes again after a crash is written under the same names, or not at all
     where it was committed. Who reads only what is committed (as ``penstock-objects`` does) reads
-    each row once. One query writes under one path.
+    each row once. One query writes under one path, once a batch: the batches have its id, which its
+    checkpoint keeps, or ``sink_id``, and those of another one are refused.
     """
 
     path: str
     store: S3 = field(default_factory=S3)
     compression: str = "zstd"
+    sink_id: str | None = None
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        """Write a batch, once."""
+        """Write a batch, once. Raises StaleCheckpointError where another sink has written under the
+        path, or this one a later batch; SharedSinkIdError where this execution of a
+        ``foreachBatch`` has written it already; OptionError without a query and ``sink_id``.
+        """
         store = self.store.connect()
-        directory = f"{self.path.rstrip('/')}/batch-{batch_id:010d}"
-        if _exists(store, f"{directory}/{_MARKER}"):
+        sink_id, execution = writer_of(frame, self.sink_id), execution_of(frame)
+        directory = self._directory(batch_id)
+        if self._is_written(store, sink_id, execution, batch_id):
             return
         written = {row.name: row.rows for row in self._write(frame, directory).collect()}
         # An earlier attempt may have had more tasks: what it left is not this batch's.
         for left in _list(store, directory):
             if left.base_name not in written:
                 store.delete_file(left.path)
+        marker = {
+            "batch": batch_id, "sink": sink_id, "execution": execution, "objects": written,
+        }  # fmt: skip
         with store.open_output_stream(f"{directory}/{_MARKER}") as target:
-            target.write(json.dumps({"batch": batch_id, "objects": written}).encode())
+            target.write(json.dumps(marker).encode())
+
+    def _directory(self, batch_id: int) -> str:
+        return f"{self.path.rstrip('/')}/batch-{batch_id:010d}"
+
+    def _is_written(
+        self, store: fs.FileSystem, sink_id: str, execution: str | None, batch_id: int
+    ) -> bool:
+        """Whether this sink has committed the batch in an earlier execution of it."""
+        # The batch before tells of another writer also where that one has not come so far.
+        for number in (batch_id - 1, batch_id):
+            marker = _marker(store, self._directory(number)) if number >= 0 else None
+            if marker is not None and marker.get("sink") != sink_id:
+                raise StaleCheckpointError(
+                    f"batch {number} under {self.path} was written by sink {marker.get('sink')}, "
+                    f"and sink {sink_id} is to write batch {batch_id} there: the query's "
+                    "checkpoint is new, or two queries write under one path; nothing was written; "
+                    "next: give this query a path of its own, or the checkpoint that belongs to "
+                    "what is there"
+                )
+        if marker is None:
+            return False
+        if execution is not None and marker.get("execution") == execution:
+            raise SharedSinkIdError(
+                f"another write of this foreachBatch has written batch {batch_id} under "
+                f"{self.path} already, and this one would be taken for its repetition; nothing was "
+                "written by this one; next: give it a path of its own, and start the query again"
+            )
+        if _exists(store, f"{self._directory(batch_id + 1)}/{_MARKER}"):
+            raise StaleCheckpointError(
+                f"sink {sink_id} has written batch {batch_id + 1} under {self.path}, and batch "
+                f"{batch_id} comes now: the query's checkpoint is older than what is there; "
+                "nothing was written; next: use the newest checkpoint, or another path"
+            )
+        return True
 
     def _write(self, frame: DataFrame, directory: str) -> DataFrame:
         store, compression = self.store, self.compression
@@ -269,6 +313,15 @@ def _list(store: fs.FileSystem, path: str) -> list[Any]:
         fs.FileSelector(path, recursive=True, allow_not_found=True)
     )
     return [each for each in found if each.is_file]
+
+
+def _marker(store: fs.FileSystem, directory: str) -> dict[str, Any] | None:
+    """What a batch's commit says; None where it is not committed."""
+    if not _exists(store, f"{directory}/{_MARKER}"):
+        return None
+    with store.open_input_stream(f"{directory}/{_MARKER}") as source:
+        found: dict[str, Any] = json.loads(source.read())
+    return found
 
 
 def _exists(store: fs.FileSystem, path: str) -> bool:
