@@ -270,7 +270,7 @@ def test_an_open_transaction_is_seen_and_ended(dev: DevCluster) -> None:
         [described] = dev.json("transactions", "describe", "till-1")
         assert described["partitions"] == [{"topic": "paid", "partition": 1}]
         hanging = dev.json("transactions", "hanging", "--longer-than", "0")
-        assert hanging == {"hanging": [], "in_doubt": []}
+        assert hanging == {"hanging": [], "in_doubt": [], "not_searched": []}
         assert "till-1" in dev.ok("transactions", "abort", "till-1")
         with pytest.raises(TransactionAbortableError):
             producer.commit_transaction()
