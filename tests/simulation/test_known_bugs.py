@@ -9,7 +9,7 @@ import pytest
 from penstock.chaos.simulator.bugs import BUGS
 from penstock.chaos.simulator.simulation import Simulation
 
-ENOUGH_SEEDS = 40
+ENOUGH_SEEDS = 60
 RARELY = {  # It takes one of dozens of seeds: these are for ``make sim-mutants``.
     "leader-epoch-stays-when-replicas-leave",
     # Unit tests of the coordinator have these rules too.
