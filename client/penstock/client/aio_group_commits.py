@@ -156,7 +156,9 @@ class AsyncGroupCommits:
         request = transactions_pb2.LastCommittedRequest(group=self.group)
         return await self._ask("LastCommitted", request, self._group_commit)
 
-    async def commit(self, epoch_number: int, winners: Iterable[str]) -> bool:
+    async def commit(
+        self, epoch_number: int, winners: Iterable[str], *, ends_group: bool = False
+    ) -> bool:
         """Decide about an epoch number. See ``GroupCommits.commit``."""
         number = arguments.whole_number("epoch_number", epoch_number, 0)
         handles = arguments.texts("winners", winners, _HANDLES)
@@ -164,6 +166,7 @@ class AsyncGroupCommits:
             group=self.group,
             epoch_number=number,
             winners=[self._winner(number, handle) for handle in handles],
+            ends_group=arguments.flag("ends_group", ends_group),
         )
         return await self._ask("CommitGroup", request, lambda answer: bool(answer.is_replay))
 

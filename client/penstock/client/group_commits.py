@@ -167,7 +167,9 @@ class GroupCommits:
         """
         return self._run(self._commits.last_committed)
 
-    def commit(self, epoch_number: int, winners: Iterable[str]) -> bool:
+    def commit(
+        self, epoch_number: int, winners: Iterable[str], *, ends_group: bool = False
+    ) -> bool:
         """Decide about all attempts of the group up to this number, at once and for ever: the
         winners commit, every other one aborts.
 
@@ -178,8 +180,12 @@ class GroupCommits:
         another group or number, or another writer has begun the same attempt since: nothing was
         decided. Raises GroupCommitConflictError where the number is committed with other winners,
         StaleGroupCommitError where a higher one is, InvalidRequestError for what is no handle.
+
+        What a group committed last is remembered for ever, since its engine may come back with an
+        old checkpoint. ``ends_group`` says of a job that runs once that no commit follows: the
+        brokers forget the group after ``transactional.id.expiration.ms``.
         """
-        return self._run(self._commits.commit, epoch_number, winners)
+        return self._run(self._commits.commit, epoch_number, winners, ends_group=ends_group)
 
     def begin_attempt(
         self, epoch_number: int, task: int, attempt: int, **settings: Unpack[AttemptSettings]

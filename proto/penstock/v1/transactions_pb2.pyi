@@ -348,10 +348,16 @@ class CommitGroupRequest(google.protobuf.message.Message):
     GROUP_FIELD_NUMBER: builtins.int
     EPOCH_NUMBER_FIELD_NUMBER: builtins.int
     WINNERS_FIELD_NUMBER: builtins.int
+    ENDS_GROUP_FIELD_NUMBER: builtins.int
     group: builtins.str
     """The group."""
     epoch_number: builtins.int
     """The epoch number that is committed: the last one is a replay, a lower one an error."""
+    ends_group: builtins.bool
+    """No commit of the group is to follow, as of a job that runs once: the group is forgotten after
+    transactional.id.expiration.ms. A group that goes on is remembered for as long as the cluster
+    is, since its engine may come back with an old checkpoint at any time.
+    """
     @property
     def winner_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """How winners were named before Winner was there. Refused: a commit without winners would abort
@@ -371,8 +377,9 @@ class CommitGroupRequest(google.protobuf.message.Message):
         group: builtins.str = ...,
         epoch_number: builtins.int = ...,
         winners: collections.abc.Iterable[global___Winner] | None = ...,
+        ends_group: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["epoch_number", b"epoch_number", "group", b"group", "winner_ids", b"winner_ids", "winners", b"winners"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ends_group", b"ends_group", "epoch_number", b"epoch_number", "group", b"group", "winner_ids", b"winner_ids", "winners", b"winners"]) -> None: ...
 
 global___CommitGroupRequest = CommitGroupRequest
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from typing import Any
 
@@ -289,3 +290,29 @@ def test_a_query_may_have_a_name() -> None:
     # Spark hands what DataStreamWriter.queryName was given to the sink, as one of its options.
     given = {"queryname": "n", "topic": "t", "penstock.bootstrap.servers": "localhost:9092"}
     assert SinkOptions.load(given).topic == "t"
+
+
+@pytest.mark.parametrize("epoch", [EPOCH, Epoch("spark-batch-x", 0, 0, of_query=False)])
+def test_the_group_of_a_write_of_its_own_ends_with_it(
+    monkeypatch: pytest.MonkeyPatch, epoch: Epoch
+) -> None:
+    committed: list[tuple[str, int, bool]] = []
+
+    class Commits(contextlib.AbstractContextManager["Commits"]):
+        def __init__(self, servers: Any, group: str, **settings: Any) -> None:
+            self.group = group
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+        def commit(self, number: int, winners: list[str], *, ends_group: bool) -> bool:
+            committed.append((self.group, number, ends_group))
+            return False
+
+    monkeypatch.setattr(exactly_once, "GroupCommits", Commits)
+    plan = SinkPlan(OPTIONS, ("value",), "spark-batch-x")
+    exactly_once.commit(plan, [TaskDone(epoch, "a-handle")], one=True)
+    assert committed == [(epoch.group, epoch.number, not epoch.of_query)]
+    if not epoch.of_query:
+        exactly_once.abort(plan, [])
+        assert committed[1:] == [("spark-batch-x", 0, True)]

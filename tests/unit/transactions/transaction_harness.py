@@ -298,7 +298,9 @@ class Driver:
         self.handle(BeginAttempt(self._next(), request, self.now_ms + WAIT_MS))
         return self.answer()
 
-    def commit_group(self, epoch_number: int, *winners: str | Winner) -> Any:
+    def commit_group(
+        self, epoch_number: int, *winners: str | Winner, ends_group: bool = False
+    ) -> Any:
         """By ids of attempts, as they began last, or by winners."""
         request = transactions_pb2.CommitGroupRequest(
             group=GROUP,
@@ -307,6 +309,7 @@ class Driver:
                 transaction_codec.winner_proto(self.winner(one) if isinstance(one, str) else one)
                 for one in winners
             ],
+            ends_group=ends_group,
         )
         self.handle(CommitGroup(self._next(), request, self.now_ms + WAIT_MS))
         return self.answer()

@@ -203,7 +203,7 @@ class Attempts:
         if entry.outcome is None:
             if entry.expires_ms <= ledger.now_ms:
                 decisions.decide(ledger, entry, commit=False, cause=Cause.COORDINATOR)
-        elif entry.is_done and self._expires_ms(value) <= ledger.now_ms:
+        elif entry.is_done and self._expires_ms(value.updated_ms) <= ledger.now_ms:
             self._forget(entry)
 
     def deadline_ms(self, entry: Entry) -> int | None:
@@ -211,12 +211,20 @@ class Attempts:
         value = self._ledger.ids.get(entry.transactional_id)
         if value is None or entry.is_ending:
             return None
-        return entry.expires_ms if entry.outcome is None else self._expires_ms(value)
+        if entry.outcome is not None:
+            return self._expires_ms(value.updated_ms)
+        assert entry.attempt is not None
+        if self._ledger.is_decided_by_group(entry.attempt):
+            return None  # It is one of the unsettled, which have their group's deadline.
+        return entry.expires_ms
 
-    def _expires_ms(self, value: Transaction) -> int:
-        """When an attempt that has ended is forgotten, though its group has not decided."""
+    def _expires_ms(self, updated_ms: int) -> int:
+        """When what nobody used since is forgotten.
+
+        An attempt that has ended, though its group has not decided; a group after its last commit.
+        """
         ledger = self._ledger
-        idle_ms = ledger.wall_ms - value.updated_ms
+        idle_ms = ledger.wall_ms - updated_ms
         return ledger.now_ms + max(ledger.settings.id_expiration_ms - idle_ms, 0)
 
     def forget_if_done(self, entry: Entry) -> None:
@@ -246,11 +254,48 @@ class Attempts:
             return
         for winner in winners:
             self._check_winner(_named(group.name, request.epoch_number, winner), winner)
-        commit = GroupCommit(request.epoch_number, winners, ledger.wall_ms)
+        commit = GroupCommit(request.epoch_number, winners, ledger.wall_ms, request.ends_group)
         ledger.put_group(group.name, commit)
         group.unsettled.extend(sorted(group.attempts))
         self.settle_some(group)
         ledger.respond(group.name, event.request_id, event.answer())
+
+    def loaded(self, group: Group) -> None:
+        """Take up what is known of a group from its records."""
+        decided = []
+        for name in sorted(group.attempts):
+            entry = self._ledger.entry(name)
+            assert entry.attempt is not None
+            if self._ledger.is_decided_by_group(entry.attempt):
+                decided.append(name)
+            else:
+                self._ledger.settle(entry)
+        group.unsettled.extend(decided)
+        self.settle_some(group)
+
+    def group_due(self, group: Group) -> None:
+        """Do what time has come for: settle some more, and forget a group that has ended."""
+        group.retry_ms = None
+        self.settle_some(group)
+        expires_ms = self._group_expires_ms(group)
+        if expires_ms is not None and expires_ms <= self._ledger.now_ms:
+            self._ledger.put_group(group.name, None)
+
+    def group_deadline_ms(self, group: Group) -> int | None:
+        """When :meth:`group_due` has something to do."""
+        if group.unsettled:
+            return self._ledger.now_ms
+        expires_ms = self._group_expires_ms(group)
+        if expires_ms is None or group.retry_ms is None:
+            return expires_ms
+        return max(expires_ms, group.retry_ms)
+
+    def _group_expires_ms(self, group: Group) -> int | None:
+        """When a group is forgotten; None for one that may go on, or that has attempts."""
+        last = self._ledger.commits.get(group.name)
+        if last is None or not last.ends_group or group.attempts:
+            return None
+        return self._expires_ms(last.committed_ms)
 
     def settle_some(self, group: Group) -> None:
         """Have marks sent for attempts that the last commit has decided about.

@@ -94,6 +94,8 @@ class Group:
     """Commits that wait for attempts of the last one to end."""
     unsettled: deque[str] = field(default_factory=deque)
     """Attempts that the last commit has decided, and that ``settle`` has not looked at since."""
+    retry_ms: int | None = None
+    """When to try again to forget it, which could not be written."""
 
 
 class Ledger:
@@ -241,9 +243,9 @@ class Ledger:
         self._effects.append(Persist(entry.subject, change))
         self._set(name, value)
 
-    def put_group(self, name: str, value: GroupCommit) -> None:
-        """Set a group's last commit."""
-        record = transaction_codec.group_value(value)
+    def put_group(self, name: str, value: GroupCommit | None) -> None:
+        """Set a group's last commit, or with None forget it."""
+        record = None if value is None else transaction_codec.group_value(value)
         key = transaction_codec.group_key(name)
         change = Change(name, key, record, name, True, self._commits.get(name))
         self._effects.append(Persist(name, change))

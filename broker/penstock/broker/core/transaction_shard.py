@@ -135,8 +135,7 @@ class TransactionShard:
             case Tick():
                 self._tick()
             case Loaded():
-                for entry in self._ledger.entries():
-                    self._ledger.settle(entry)
+                self._loaded()
             case TopicsRemoved():
                 self._topics_removed(event)
             case ProducerIdGiven():
@@ -150,6 +149,13 @@ class TransactionShard:
         self._go_on()
         return self._ledger.take_effects()
 
+    def _loaded(self) -> None:
+        for entry in self._ledger.entries():
+            if entry.attempt is None:
+                self._ledger.settle(entry)
+        for group in self._ledger.groups():
+            self._attempts.loaded(group)
+
     def revert(self, changes: Sequence[Change], now_ms: int) -> None:
         """Take back changes that could not be written: all of them, in the order of effects."""
         ledger = self._ledger
@@ -162,7 +168,9 @@ class TransactionShard:
             if not change.is_group:
                 names.add(change.name)
         for subject, names in changed.items():
-            for name in {subject, *ledger.group(subject).attempts, *names}:
+            group = ledger.group(subject)
+            group.retry_ms = now_ms + ledger.settings.retry_ms
+            for name in {subject, *group.attempts, *names}:
                 # Marks that were to go out behind these changes did not.
                 entry = ledger.entry(name)
                 ledger.unsettle(entry)
@@ -311,11 +319,13 @@ class TransactionShard:
             due_ms = self._of(one).deadline_ms(one) if one.retry_ms is None else one.retry_ms
             if due_ms is not None:
                 deadlines.append(due_ms)
-        elif one.unsettled:
-            deadlines.append(self._ledger.now_ms)
-        elif deadlines and not self._attempts.is_held_up(one):
-            # What they waited for was taken back.
-            deadlines.append(self._ledger.now_ms + self._ledger.settings.retry_ms)
+        else:
+            due_ms = self._attempts.group_deadline_ms(one)
+            if due_ms is not None:
+                deadlines.append(due_ms)
+            elif deadlines and not self._attempts.is_held_up(one):
+                # What they waited for was taken back.
+                deadlines.append(self._ledger.now_ms + self._ledger.settings.retry_ms)
         return min(deadlines, default=None)
 
     # ------------------------------------------------------------------ time
@@ -335,7 +345,7 @@ class TransactionShard:
             if key.startswith("g"):
                 group = self._ledger.group(key[1:])
                 self._refuse_late(group, group.name)
-                self._attempts.settle_some(group)
+                self._attempts.group_due(group)
             else:
                 self._entry_due(self._settled(key[1:]))
 
@@ -375,7 +385,7 @@ class TransactionShard:
                 assert entry.is_ending or entry.retry_ms is not None
                 assert deadline_ms is not None
             value = self._ledger.present(entry)
-            by_group = entry.attempt is not None and entry.outcome is not None
+            by_group = entry.attempt is not None and self._ledger.is_decided_by_group(entry.attempt)
             if value is not None and value.state is State.ONGOING and not by_group:
                 assert deadline_ms is not None, "an open transaction without a deadline"
                 may_take_ms = self._ledger.may_take_ms(value)

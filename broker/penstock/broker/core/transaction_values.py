@@ -165,6 +165,8 @@ class GroupCommit:
     epoch_number: int
     winners: tuple[Winner, ...]
     committed_ms: int
+    ends_group: bool = False
+    """Whether no other commit is to follow, so that this one is forgotten in time."""
 
     def is_for(self, winners: Iterable[Winner]) -> bool:
         """Whether these are its winners, in any order."""

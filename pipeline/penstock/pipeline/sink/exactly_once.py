@@ -90,7 +90,8 @@ def commit(plan: SinkPlan, messages: Sequence[WriterCommitMessage | None], *, on
                 writer = commits.begin_attempt(epoch.number, _NO_TASK, attempt)
                 winners.append(stack.enter_context(writer).prepare())
             try:
-                commits.commit(epoch.number, winners)
+                # Nobody repeats a write of its own, and nothing follows it.
+                commits.commit(epoch.number, winners, ends_group=not epoch.of_query)
             except GroupCommitConflictError as error:
                 raise committed_meanwhile(epoch) from error
             except StaleGroupCommitError as error:
@@ -122,7 +123,7 @@ def abort(plan: SinkPlan, messages: Sequence[WriterCommitMessage | None]) -> Non
 def _end_alone(plan: SinkPlan) -> None:
     try:
         with _commits(plan, plan.alone) as commits:
-            commits.commit(0, [])
+            commits.commit(0, [], ends_group=True)
     except PenstockError as error:
         _LOG.warning("attempts of a write that failed are left to their timeout: %s", error)
 
