@@ -61,8 +61,14 @@ def state_of(sources: Iterable[Source]) -> SourceState:
     latest: Offsets = {}
     for source in sources:
         if _SOURCE in source.description:
-            done |= _offsets(source.endOffset)
-            latest |= _offsets(source.latestOffset)
+            ends = _offsets(source.latestOffset)
+            # Partitions that are gone keep their positions, and nobody can commit for them.
+            done |= {
+                one: offset
+                for one, offset in _offsets(source.endOffset).items()
+                if one in ends or not ends
+            }
+            latest |= ends
     lag = {one: max(0, latest[one] - offset) for one, offset in done.items() if one in latest}
     return SourceState(done, lag)
 

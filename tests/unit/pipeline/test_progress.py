@@ -42,6 +42,12 @@ def test_lag_is_what_lay_behind() -> None:
     assert found.lag == {A0: 3, A1: 0}
 
 
+def test_what_is_not_there_any_more_is_not_committed() -> None:
+    end = '{"a":{"0":5,"id":"7"},"gone":{"0":9,"id":"8"}}'
+    found = state_of([source(end, '{"a":{"0":8}}')])
+    assert found.done == {A0: 5}
+
+
 @pytest.mark.parametrize(
     "other",
     [
