@@ -10,6 +10,8 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import SparkSession
 
 from penstock.client import AdminClient, TopicPartition
+from penstock.pipeline.source.group import commit
+from penstock.pipeline.source_options import SourceOptions
 from tests.integration.cluster import Cluster, environment_without_penstock
 from tests.pipeline.source_tools import Batches, Topics
 from tests.support import wait_until
@@ -257,7 +259,12 @@ def test_a_query_has_a_group_that_shows_how_far_it_is(topics: Topics, tmp_path: 
     group = f"team-{query.id}"
     with AdminClient(topics.cluster.bootstrap) as admin:
         found = admin.list_group_offsets(group)
-        assert found[TopicPartition("stream-group", 0)].offset == 20  # A batch late.
+        where = TopicPartition("stream-group", 0)
+        assert found[where].offset == 20  # A batch late.
+        # A task of the second batch was held up, and commits now.
+        clients = SourceOptions.load(topics.options("stream-group")).clients
+        assert commit(clients, group, {where: 10}) is None
+        assert admin.list_group_offsets(group)[where].offset == 20
         assert admin.describe_groups([group])[0].members == ()
 
 
