@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ def machine(tmp_path: Path) -> Path:
         pytest.skip("a source distribution has no CI")
     programs = tmp_path / "bin"
     programs.mkdir()
-    for name in ("chmod", "rm"):
+    for name in ("chmod", "ln", "rm"):
         (programs / name).symlink_to(f"/bin/{name}")
     return programs
 
@@ -27,13 +28,14 @@ def program(machine: Path, name: str, text: str) -> None:
     (machine / name).chmod(0o755)
 
 
-def install(machine: Path) -> tuple[str, str]:
+def install(machine: Path, *arguments: str) -> tuple[str, str]:
     """What apt-get was told, and what the script said."""
     told = machine.parent / "told"
     done = subprocess.run(
-        ["/bin/bash", str(SCRIPT)],
+        ["/bin/bash", str(SCRIPT), *arguments],
         env={
             "PATH": str(machine),
+            "SBIN": str(machine),
             "POLICY_RC_D": str(machine.parent / "policy"),
             "TOLD": str(told),
         },
@@ -46,10 +48,26 @@ def install(machine: Path) -> tuple[str, str]:
     return told.read_text() if told.exists() else "", done.stderr
 
 
+APT = """
+# It must be forbidden to start servers while packages are installed.
+"$POLICY_RC_D"; [ $? = 101 ] || exit 1
+echo "$@" >> "$TOLD"
+# All or nothing. A program that is installed is there from then on.
+case "$1 $*" in "update "* | *UNAVAILABLE*) [ "$1" = update ]; exit ;; esac
+for name; do
+    case $name in
+        default-jre-headless) ln -s /bin/true "${0%/*}/java" ;;
+        postgresql) ln -s /bin/true "${0%/*}/initdb" ;;
+        install | -*) ;;
+        *) ln -s /bin/true "${0%/*}/$name" ;;
+    esac
+done
+"""
+
+
 def test_what_is_missing_is_installed_and_no_server_started(machine: Path) -> None:
     program(machine, "id", "echo 0")
-    # It must be forbidden to start servers while packages are installed.
-    program(machine, "apt-get", '"$POLICY_RC_D"; [ $? = 101 ] || exit 1; echo "$@" >> "$TOLD"')
+    program(machine, "apt-get", APT.replace("UNAVAILABLE", "none"))
     program(machine, "mosquitto", "exit 1")
     told, said = install(machine)
     update, install_them = told.splitlines()
@@ -59,12 +77,29 @@ def test_what_is_missing_is_installed_and_no_server_started(machine: Path) -> No
     assert said == ""
 
 
+def test_one_that_is_not_to_be_had_keeps_no_other_away(machine: Path) -> None:
+    program(machine, "id", "echo 0")
+    program(machine, "apt-get", APT.replace("UNAVAILABLE", "rabbitmq-server"))
+    _, said = install(machine)
+    assert (machine / "java").exists()
+    assert "NOT INSTALLED: rabbitmq-server (apt-get install failed)" in said
+    # The last word of a run, after all tests.
+    told, said = install(machine, "--missing")
+    assert told.count("update") == 1
+    assert "NOT INSTALLED: rabbitmq-server\n" in said
+    program(machine, "rabbitmq-server", "exit 1")
+    assert install(machine, "--missing")[1] == ""
+
+
 @pytest.mark.parametrize(
     ("user", "apt", "why"),
     [
         ("1000", "exit 0", "only root may"),
         ("0", None, "there is no apt-get"),
+        ("0", "exit 100", "apt-get update failed; apt-get install failed"),
         ("0", '[ "$1" = update ]', "apt-get install failed"),
+        # It succeeds where its lists cannot be had, and may say so of what it did not install.
+        ("0", "exit 0", "apt-get install said that it was done"),
     ],
 )
 def test_where_it_cannot_it_says_so_and_goes_on(
@@ -74,5 +109,17 @@ def test_where_it_cannot_it_says_so_and_goes_on(
     if apt is not None:
         program(machine, "apt-get", apt)
     _, said = install(machine)
-    assert f"({why}); tests of pipelines that want them will skip" in said
-    assert "rabbitmq-server" in said or "default-jre-headless" in said
+    assert f"({why})\n" in said
+    assert "NOT INSTALLED: " in said
+    assert "the summary of that test run lists" in said
+    assert "mosquitto" in said
+
+
+def test_a_run_says_at_its_end_what_was_not_tested(machine: Path) -> None:
+    run = SCRIPT.with_name("run").read_text()
+    assert run.index("\n.ci/packages\n") < run.index("trap '.ci/packages --missing' EXIT")
+    assert run.rstrip().endswith("make test")
+    # Pytest lists which tests were skipped, and why.
+    settings = tomllib.loads((SCRIPT.parents[1] / "pyproject.toml").read_text())
+    given = settings["tool"]["pytest"]["ini_options"]["addopts"].split()
+    assert {"-rs", "--no-fold-skipped"} <= set(given)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import datetime
+import socket
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -138,6 +139,52 @@ def test_a_connection_that_breaks_loses_and_doubles_nothing(sensors: Sensors) ->
     assert payloads(rows) == ["a", "b", "c", "d"]
 
 
+def test_when_a_server_is_gone_the_next_takes_over(sensors: Sensors) -> None:
+    # Two ways to one broker, as to a cluster's nodes: the session is the same.
+    one, other = Cable(sensors.port), Cable(sensors.port)
+    reader = sensors.reader(url=f"mqtt://127.0.0.1:{one.port},mqtt://127.0.0.1:{other.port}")
+    with closing(one), closing(other), stopped(reader):
+        driver = Driver(reader)
+        sensors.publish("a")
+        rows = driver.until(1)
+        wait_until(lambda: not driver.plan(), "the first batch to be done")
+        one.cut()
+        sensors.publish("b")
+        rows += driver.until(1)
+        wait_until(lambda: not driver.plan(), "the second batch to be done")
+        one.plug_in()
+        other.cut()
+        sensors.publish("c")
+        rows += driver.until(1)
+    assert list(dict.fromkeys(payloads(rows))) == ["a", "b", "c"]
+
+
+def test_a_server_that_does_not_answer_is_left_for_the_next(sensors: Sensors) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        first = f"mqtt://127.0.0.1:{silent.getsockname()[1]}"
+        url = f"{first},mqtt://127.0.0.1:{sensors.port}"
+        assert MqttDataSource(sensors.options(url=url, connectTimeout="300ms")).schema()
+        reader = sensors.reader(url=url, connectTimeout="300ms")
+        with stopped(reader):
+            driver = Driver(reader)
+            sensors.publish("a")
+            assert payloads(driver.until(1)) == ["a"]
+        with pytest.raises(ConnectorError, match=r"no broker answers: .*: no answer of a broker"):
+            MqttDataSource(sensors.options(url=first, connectTimeout="300ms")).schema()
+
+
+def test_what_goes_wrong_in_the_clients_thread_fails_the_query(
+    sensors: Sensors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{MqttReader.__module__}.to_row", lambda *_: 1 / 0)
+    reader = sensors.reader()
+    with stopped(reader):
+        driver = Driver(reader)
+        sensors.publish("a")
+        with pytest.raises(ConnectorError, match=r"ZeroDivisionError: .*report this"):
+            wait_until(driver.plan, "a failure")
+
+
 def test_an_outage_that_lasts_fails_the_query(sensors: Sensors) -> None:
     cable = Cable(sensors.port)
     reader = sensors.reader(cable.port, reconnectTimeout="0ms")
@@ -202,6 +249,8 @@ GOOD = {"url": "mqtt://a", "topics": "t", "clientId": "c"}
     [
         ({"url": "tcp://a"}, r"mqtt://host:port or mqtts://"),
         ({"url": "mqtt://a/path"}, "MQTT has no path"),
+        ({"url": "mqtt://a..b"}, r"mqtt://host:port or mqtts://"),
+        ({"url": "mqtts://a,mqtt://b"}, r"mqtt:// and mqtts://, so that password and messages"),
         ({"topics": "a/#/b"}, "'a/#/b' is no filter"),
         ({"topics": "a+/b"}, r"'a\+/b' is no filter"),
         ({"topics": "a,"}, "'' is no filter"),

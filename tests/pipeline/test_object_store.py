@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,24 +16,13 @@ from penstock.pipeline.connectors.object_store import (
     ParquetBatches,
 )
 from penstock.pipeline.errors import OptionError, StaleCheckpointError
+from tests.pipeline.stores import running_store
 
 
 @pytest.fixture(scope="module")
 def store() -> Iterator[S3]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Another package's, on being imported.
-        from moto.server import ThreadedMotoServer
-
-        server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-        server.start()
-    host, port = server.get_host_and_port()
-    found = S3(f"http://{host}:{port}", "us-east-1", "test", "secret")
-    fs.S3FileSystem(
-        access_key="test", secret_key="secret", region="us-east-1", scheme="http",
-        endpoint_override=f"{host}:{port}", allow_bucket_creation=True,
-    ).create_dir("bucket")  # fmt: skip
-    yield found
-    server.stop()
+    with running_store("bucket") as found:
+        yield found
 
 
 def objects(spark: SparkSession, store: S3, path: str, *, stream: bool, **more: Any) -> DataFrame:

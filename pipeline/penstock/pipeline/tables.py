@@ -23,9 +23,10 @@ def read_table(spark: SparkSession, topic: str, options: Mapping[str, str]) -> D
     """The table that a compacted topic is: of each key the last record, unless it is a tombstone.
 
     ``options`` are those of the source ``penstock`` for batches, without ``subscribe``. The columns
-    are the source's, one row for each key; records without a key are left out. Nothing is read yet,
-    and what is read is as of then: a streaming query that joins with the table reads all of it anew
-    in each of its batches.
+    are the source's, one row for each key; records without a key are left out. Nothing is read yet.
+    Spark plans what a source in Python reads when the frame is first used, and once: a streaming
+    query that joins with it sees the table as it was then. For the table as it is, call this in
+    ``foreachBatch``.
     """
     source = spark.read.format("penstock").options(**options).option("subscribe", topic)
     return latest_by_key(source.load()).where("value IS NOT NULL")

@@ -22,7 +22,12 @@ from penstock.pipeline.connectors.elasticsearch.options import (
     Limits,
     WriteMethod,
 )
-from penstock.pipeline.connectors.elasticsearch.sink import Written, write
+from penstock.pipeline.connectors.elasticsearch.sink import (
+    BatchWriter,
+    StreamWriter,
+    Written,
+    write,
+)
 from tests.unit.pipeline.fake_elasticsearch import FakeElasticsearch, running
 
 SCHEMA = pa.schema([
@@ -74,6 +79,29 @@ def test_by_key_a_replay_does_not_take_back_what_came_after(fake: FakeElasticsea
     write(by_key, rows(b'{"n":1}', b'{"n":2}', b'{"n":3}', key=b"ada"))
     assert write(by_key, rows(b'{"n":1}', b'{"n":2}', key=b"ada")) == Written(0, 2, 0)
     assert fake.documents == {("users", "ada"): (12, {"n": 3})}
+
+
+@pytest.mark.parametrize("kind", [BatchWriter, StreamWriter])
+def test_how_many_rows_changed_nothing_is_said(
+    fake: FakeElasticsearch,
+    caplog: pytest.LogCaptureFixture,
+    kind: type[BatchWriter | StreamWriter],
+) -> None:
+    writer = kind(options(fake.url, id="key", index="users"))
+    batch = () if kind is BatchWriter else (7,)
+    newest = [writer.write(rows(b'{"n":1}', b'{"n":2}', key=b"ada"))]
+    writer.commit([*newest, None], *batch)
+    assert caplog.records == []
+    older = [writer.write(rows(b'{"n":0}', key=key)) for key in (b"ada", b"bob")]
+    writer.commit([*older, *older], *batch)
+    assert "2 of 4 rows changed nothing" in caplog.text
+    assert fake.of("users") == {"ada": {"n": 2}, "bob": {"n": 0}}
+
+
+def test_a_conflict_that_is_none_of_versions_is_tried_again(fake: FakeElasticsearch) -> None:
+    times = iter([True, False])
+    fake.item_error = lambda about, document: (409, "locked") if next(times) else None
+    assert write(options(fake.url, id="key"), rows(b"{}", key=b"ada")) == Written(1, 0, 0)
 
 
 def test_a_tombstone_deletes_and_stays_deleted_in_a_replay(fake: FakeElasticsearch) -> None:
@@ -301,6 +329,7 @@ def test_options_pickle_and_show_no_secret() -> None:
     [
         ({"url": "localhost:9200"}, r"http://host:port"),
         ({"url": "http://a:1,,http://b:1"}, r"http://host:port"),
+        ({"url": "https://a:1,http://b:1"}, "http:// and https://, so that credentials"),
         ({"url": "http://ann:secret@a:1"}, "give credentials as username"),
         ({"username": "ann"}, "username and password go together"),
         ({"username": "a", "password": "b", "apiKey": "c"}, "contradict each other"),

@@ -62,6 +62,7 @@ from penstock.pipeline.connectors.jdbc_queries import (
     SourceColumn,
     column_of,
     identifier,
+    ordering_types,
     position_of,
     relation,
     select_end,
@@ -143,8 +144,13 @@ class PostgresDataSource(DataSource):
         return "penstock-postgres"
 
     def schema(self) -> StructType:
-        """The columns of the table or query, asked of the database. Raises OptionError."""
-        columns = _columns(_SourceOptions.load(self.options))
+        """The columns of the table or query, asked of the database. Raises OptionError, also where
+        the mode's columns are not there or have no order.
+        """
+        options = _SourceOptions.load(self.options)
+        columns = _columns(options)
+        if options.ordering is not None:
+            ordering_types(options.ordering, columns, _WHERE)
         return StructType([StructField(each.name, each.kind) for each in columns])
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -160,7 +166,9 @@ class PostgresDataSource(DataSource):
                 f"{_WHERE}: mode=bulk tells no row from another, so that a stream would never "
                 "know which are new; next: name another mode, or use spark.read"
             )
-        return _NewRowsReader(_RowReader(options, _columns(options), schema))
+        columns = _columns(options)
+        types = ordering_types(options.ordering, columns, _WHERE)
+        return _NewRowsReader(_RowReader(options, columns, schema), options.ordering, types)
 
 
 def _columns(options: _SourceOptions) -> list[SourceColumn]:
@@ -223,8 +231,10 @@ class _NewRowsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     failure, has the same rows as long as nobody changed them.
     """
 
-    def __init__(self, rows: _RowReader) -> None:
+    def __init__(self, rows: _RowReader, ordering: Ordering, types: Sequence[str]) -> None:
         self._rows = rows
+        self._ordering = ordering
+        self._types = types
         self._last: Position | None = None
 
     def initialOffset(self) -> Position:  # noqa: N802 - Spark's name.
@@ -245,19 +255,19 @@ class _NewRowsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end
 
     def partitions(self, start: Position, end: Position) -> Sequence[InputPartition]:
-        return [_Range(start, end)]
+        # Of a table that is empty Spark plans a first batch too; what comes then is the next one's.
+        return [_Range(start, end)] if start != end else []
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         return self._rows.read(partition, everything=False)
 
     def _end(self, start: Position, most: int | None) -> Position:
         options = self._rows.options
-        assert options.ordering is not None
         with psycopg.connect(options.url) as connection:
             row = connection.execute(
-                select_end(options.relation, options.ordering, start, most)
+                select_end(options.relation, self._ordering, start, most)
             ).fetchone()
-        return start if row is None else position_of(options.ordering, row)
+        return start if row is None else position_of(self._ordering, row)
 
     def _is_past(self, one: Position, other: Position) -> bool:
         """Whether ``one`` lies behind ``other``, by the database's own comparison."""
@@ -265,26 +275,15 @@ class _NewRowsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return False
         if not other:
             return True
-        options = self._rows.options
-        assert options.ordering is not None
-        names = options.ordering.names
-        kinds = {
-            each.name: "timestamptz" if isinstance(each.kind, TimestampType) else "timestamp"
-            for each in self._rows.columns
-        }
-        casts = {
-            "timestamp": kinds.get(options.ordering.timestamp or "", ""),
-            "incrementing": "bigint",
-        }
 
         def row_of(position: Position) -> sql.Composed:
-            values: list[sql.Composed] = [
-                sql.SQL("{}::{}").format(sql.Literal(position[name]), sql.SQL(casts[name]))
-                for name in names
+            values = [
+                sql.SQL("{}::{}").format(sql.Literal(position[name]), sql.SQL(kind))
+                for name, kind in zip(self._ordering.names, self._types, strict=True)
             ]
             return sql.SQL(", ").join(values)
 
-        with psycopg.connect(options.url) as connection:
+        with psycopg.connect(self._rows.options.url) as connection:
             found = connection.execute(
                 sql.SQL("SELECT ROW({}) > ROW({})").format(row_of(one), row_of(other))
             ).fetchone()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import decimal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -24,7 +25,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from penstock.pipeline.errors import OptionError
+from penstock.pipeline.errors import ConnectorError, OptionError
 
 _TYPES: Final[dict[str, DataType]] = {
     "bool": BooleanType(),
@@ -44,16 +45,24 @@ _TYPES: Final[dict[str, DataType]] = {
 _MOST_DIGITS: Final = 38
 
 Position = dict[str, Any]
-"""How far a source has read, by ``timestamp`` (text) and ``incrementing``; {} before all rows."""
+"""How far a source has read, by ``timestamp`` (text) and ``incrementing`` (a number, or the text of
+a NUMERIC, which JSON's numbers may not hold); {} before all rows.
+"""
+
+_TIMESTAMPS: Final = ("timestamp", "timestamptz")
+_NUMBERS: Final = ("int2", "int4", "int8", "numeric")
 
 
 @dataclass(frozen=True, slots=True)
 class SourceColumn:
-    """A column of a database's, its type in Spark, and whether it is read as text."""
+    """A column of a database's, its type in Spark, whether it is read as text, and the name of its
+    own type ("" for one that PostgreSQL does not bring).
+    """
 
     name: str
     kind: DataType
     as_text: bool = False
+    type_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +87,41 @@ class Ordering:
 
 def column_of(name: str, type_name: str, precision: int | None, scale: int | None) -> SourceColumn:
     """A column of PostgreSQL's; what Spark has no type for is read as the text of it."""
+    kind = _TYPES.get(type_name)
     if type_name == "numeric":
         if precision is None:  # Any number of digits: Spark's own JDBC takes these.
-            return SourceColumn(name, DecimalType(_MOST_DIGITS, 18))
-        if precision <= _MOST_DIGITS and 0 <= (scale or 0) <= precision:
-            return SourceColumn(name, DecimalType(precision, scale or 0))
-    if type_name in _TYPES:
-        return SourceColumn(name, _TYPES[type_name])
-    return SourceColumn(name, StringType(), as_text=True)
+            kind = DecimalType(_MOST_DIGITS, 18)
+        elif precision <= _MOST_DIGITS and 0 <= (scale or 0) <= precision:
+            kind = DecimalType(precision, scale or 0)
+    return SourceColumn(name, kind or StringType(), as_text=kind is None, type_name=type_name)
+
+
+def ordering_types(ordering: Ordering, columns: Sequence[SourceColumn], where: str) -> list[str]:
+    """PostgreSQL's types of the ordering's columns, in their order.
+
+    Raises OptionError for a column that is not there, and for one whose type has no order that a
+    position could keep; ``where`` says whose options they are.
+    """
+    types = {column.name: column.type_name for column in columns}
+    wanted = {
+        "timestampColumn": (ordering.timestamp, _TIMESTAMPS),
+        "incrementingColumn": (ordering.incrementing, _NUMBERS),
+    }
+    found = []
+    for option, (name, good) in wanted.items():
+        if name is None:
+            continue
+        if name not in types:
+            raise OptionError(
+                f"{where}: {option}={name}: there is no column {name}, but {', '.join(types)}"
+            )
+        if types[name] not in good:
+            raise OptionError(
+                f"{where}: {option}={name} is {types[name] or 'of a type of its own'}, and not one "
+                f"of {', '.join(good)}; next: cast it in option query, or name another column"
+            )
+        found.append(types[name])
+    return found
 
 
 def relation(table: str | None, query: str | None) -> sql.Composable:
@@ -157,9 +193,25 @@ def select_end(
 
 
 def position_of(ordering: Ordering, row: Sequence[Any]) -> Position:
-    """The position that ``select_end`` found, as JSON has it."""
-    values = [each.isoformat() if isinstance(each, datetime.datetime) else each for each in row]
+    """The position that ``select_end`` found, as JSON has it. Raises ConnectorError for a NUMERIC
+    that is no number, behind which PostgreSQL sorts no other.
+    """
+    columns = zip(ordering.columns, row, strict=True)
+    values = [_plain(column, value) for column, value in columns]
     return dict(zip(ordering.names, values, strict=True))
+
+
+def _plain(column: str, value: Any) -> Any:
+    if isinstance(value, datetime.datetime):
+        return value.isoformat()
+    if not isinstance(value, decimal.Decimal):
+        return value
+    if not value.is_finite():
+        raise ConnectorError(
+            f"column {column} has {value}, and rows after it would never be read; next: mend that "
+            "row, or leave it out by option query"
+        )
+    return str(value)
 
 
 def _compared(ordering: Ordering, operator: str, position: Position) -> sql.Composed | None:

@@ -21,6 +21,7 @@ _AGAIN: Final = frozenset({408, 429, 500, 502, 503, 504})
 _TOO_LARGE: Final = 413
 _CONFLICT: Final = 409
 _NOT_FOUND: Final = 404
+_AS_NEW: Final = "version_conflict_engine_exception"
 
 
 class UnreachableError(Exception):
@@ -50,6 +51,7 @@ class Verdict:
 
     written: int = 0
     superseded: int = 0
+    """Changed nothing, for the document is there in this version or a newer one."""
     again: list[Action] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
     reason: str = ""
@@ -97,8 +99,8 @@ def _judge_one(
     if status < 300 or (status == _NOT_FOUND and action.document is None):
         verdict.written += 1
         later.add(document)
-    elif status == _CONFLICT and action.version is not None:
-        verdict.superseded += 1  # What is there is as new, or newer.
+    elif status == _CONFLICT and action.version is not None and _reason(result)[0] == _AS_NEW:
+        verdict.superseded += 1
         later.add(document)
     elif status in _AGAIN or status == _CONFLICT:
         if document in later and action.version is None:

@@ -138,6 +138,11 @@ def _access(options: OptionMap) -> Access:
                 "url has more in it than scheme, host, port and path; give credentials as username "
                 "and password, or as apiKey"
             )
+    if len({urlsplit(url).scheme for url in urls}) > 1:
+        raise options.contradiction(
+            "url has http:// and https://, so that credentials and documents would be readable on "
+            "the way to some of the nodes; write the same for all of them"
+        )
     username, password = options.text("username"), options.text("password")
     api_key = options.text("apiKey")
     if (username is None) != (password is None):

@@ -78,11 +78,13 @@ class ElasticsearchDataSource(DataSource):
 
 @dataclass(frozen=True, slots=True)
 class Written(WriterCommitMessage):
-    """What one task did."""
+    """What became of the rows of one task."""
 
     written: int
     superseded: int
+    """Changed nothing, for their documents were there in that version or a newer one."""
     refused: int
+    """Set aside: see ``onError``."""
 
 
 class _Writer:
@@ -119,9 +121,16 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
 
 
 def _tell(messages: list[WriterCommitMessage | None]) -> None:
-    refused = sum(entry.refused for entry in messages if isinstance(entry, Written))
-    if refused:
+    tasks = [entry for entry in messages if isinstance(entry, Written)]
+    if refused := sum(task.refused for task in tasks):
         _log.warning("%s: %d rows were refused by Elasticsearch and set aside", WHERE, refused)
+    if superseded := sum(task.superseded for task in tasks):
+        _log.warning(
+            "%s: %d of %d rows changed nothing: their documents are there in that version or a "
+            "higher one. So it is when a batch is written again; otherwise see that versions only "
+            "grow, which a topic's offsets do not where it was made anew or got more partitions",
+            WHERE, superseded, sum(task.written + task.superseded + task.refused for task in tasks),
+        )  # fmt: skip
 
 
 def write(options: ElasticsearchOptions, batches: Iterator[pa.RecordBatch]) -> Written:

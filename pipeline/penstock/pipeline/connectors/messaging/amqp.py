@@ -24,7 +24,12 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from penstock.pipeline.connectors.messaging.common import CommonOptions, Server, library
+from penstock.pipeline.connectors.messaging.common import (
+    AwayError,
+    CommonOptions,
+    Server,
+    library,
+)
 from penstock.pipeline.connectors.messaging.inbox import Inbox
 from penstock.pipeline.connectors.messaging.reader import MessageReader
 from penstock.pipeline.errors import ConnectorError
@@ -127,7 +132,7 @@ class AmqpReader(MessageReader):
 def open_queue(options: AmqpOptions) -> tuple[Any, Any, int]:
     """A connection, a channel, and how many messages the queue has ready.
 
-    Tries each server once. Raises ConnectorError for what no patience mends, _AwayError otherwise.
+    Tries each server once. Raises ConnectorError for what no patience mends, AwayError otherwise.
     """
     pika = library("pika", "pika, the client for AMQP,")
     common = options.common
@@ -158,14 +163,10 @@ def open_queue(options: AmqpOptions) -> tuple[Any, Any, int]:
             ) from error
         except pika.exceptions.AMQPError as error:
             reasons.append(f"{server}: {_said(error)}")
-    raise _AwayError(
+    raise AwayError(
         f"{WHERE}: no broker answers: {'; '.join(reasons)}; next: check option url, and that the "
         "broker runs"
     )
-
-
-class _AwayError(ConnectorError):
-    """It may be back soon."""
 
 
 def _parameters(pika: Any, common: CommonOptions, server: Server) -> Any:
@@ -293,7 +294,7 @@ class AmqpLink:
                     _log.warning("%s: connected again", WHERE)
                 tries = 0
                 self._turn_once()
-            except (pika.exceptions.AMQPError, _AwayError, OSError) as error:
+            except (pika.exceptions.AMQPError, AwayError, OSError) as error:
                 self._drop(error)
                 longest = min(_BACKOFF_MAX_S, _BACKOFF_S * 2.0**tries)
                 self._closing.wait(longest * random.uniform(0.5, 1.0))
@@ -338,7 +339,7 @@ class AmqpLink:
             asked.set()
         if self._is_cancelled:
             # The queue is deleted, or its node is gone: to connect anew tells which.
-            raise _AwayError("the broker has ended the consumer")
+            raise AwayError("the broker has ended the consumer")
 
     def _cancelled(self, _: Any) -> None:
         self._is_cancelled = True

@@ -56,7 +56,7 @@ class CommonOptions:
         if not 1_000 <= heartbeat_ms <= 3_600_000:
             raise options.refusal("heartbeat", "from 1s to 1h")
         return cls(
-            servers=tuple(_server(options, url, scheme, ports) for url in text.split(",")),
+            servers=_servers(options, text, scheme, ports),
             username=username,
             password=password,
             tls=TlsOptions.load(options),
@@ -73,6 +73,22 @@ class CommonOptions:
         )
 
 
+class AwayError(ConnectorError):
+    """The broker may be back soon."""
+
+
+def _servers(
+    options: OptionMap, text: str, scheme: str, ports: tuple[int, int]
+) -> tuple[Server, ...]:
+    found = tuple(_server(options, url, scheme, ports) for url in text.split(","))
+    if len({server.is_tls for server in found}) > 1:
+        raise options.contradiction(
+            f"url has {scheme}:// and {scheme}s://, so that password and messages would be "
+            "readable on the way to some of the servers; write the same for all of them"
+        )
+    return found
+
+
 def _server(options: OptionMap, url: str, scheme: str, ports: tuple[int, int]) -> Server:
     refusal = options.refusal(
         "url", f"{scheme}://host:port or {scheme}s://host:port, or several with commas"
@@ -80,6 +96,7 @@ def _server(options: OptionMap, url: str, scheme: str, ports: tuple[int, int]) -
     try:
         parts = urlsplit(url.strip())
         port = parts.port
+        (parts.hostname or "").encode("idna")
     except ValueError:
         raise refusal from None
     if parts.scheme not in (scheme, f"{scheme}s") or not parts.hostname or port == 0:

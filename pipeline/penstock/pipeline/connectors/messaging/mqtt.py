@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import datetime
 import logging
+import sys
 import threading
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,7 +21,12 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from penstock.pipeline.connectors.messaging.common import CommonOptions, Server, library
+from penstock.pipeline.connectors.messaging.common import (
+    AwayError,
+    CommonOptions,
+    Server,
+    library,
+)
 from penstock.pipeline.connectors.messaging.inbox import Inbox
 from penstock.pipeline.connectors.messaging.reader import MessageReader
 from penstock.pipeline.errors import ConnectorError
@@ -118,7 +124,7 @@ class MqttDataSource(DataSource):
         options = MqttOptions.load(self.options)
         if options.common.check_on_load:
             # Under its own id it would end the session of a query that runs.
-            _Connection(options, f"{options.client_id}-check", 0).open(subscribe=False).close()
+            open_session(options, f"{options.client_id}-check", 0).close()
         return SCHEMA
 
     def streamReader(self, schema: StructType) -> MqttReader:  # noqa: N802 - Spark's.
@@ -143,18 +149,41 @@ _Tag = tuple[int, int]
 """Which session, counted from 1, and the message's id in it."""
 
 
+def open_session(
+    options: MqttOptions,
+    client_id: str,
+    expiry_s: int,
+    prepare: Callable[[_Connection], None] = lambda connection: None,
+) -> _Connection:
+    """A connection to the first of the servers that takes it, subscribed where the session lasts.
+
+    Each server is tried once, ``prepare`` called before. Raises ConnectorError.
+    """
+    reasons = []
+    for server in options.common.servers:
+        connection = _Connection(options, server, client_id, expiry_s)
+        prepare(connection)
+        try:
+            return connection.open()
+        except AwayError as error:
+            reasons.append(str(error))
+    raise ConnectorError(
+        f"{WHERE}: no broker answers: {'; '.join(reasons)}; next: check option url, mqtt:// or "
+        "mqtts://, and that the broker runs and speaks MQTT 5"
+    )
+
+
 class _Connection:
     """A client of paho, from its making until it stands."""
 
-    def __init__(self, options: MqttOptions, client_id: str, expiry_s: int) -> None:
+    def __init__(self, options: MqttOptions, server: Server, client_id: str, expiry_s: int) -> None:
         self.mqtt = library(_MQTT, "paho-mqtt, the client for MQTT,")
+        self.server = server
         self._options = options
         self._expiry_s = expiry_s
-        self._subscribe = True
         self._settled = threading.Event()
         self._refusal: ConnectorError | None = None
         common = options.common
-        self._server = common.servers[0]
         client = self.client = self.mqtt.Client(
             self.mqtt.CallbackAPIVersion.VERSION2,
             client_id=client_id,
@@ -165,46 +194,44 @@ class _Connection:
         client.reconnect_delay_set(1, _BACKOFF_MAX_S)
         if common.username is not None:
             client.username_pw_set(common.username, common.password)
-        if self._server.is_tls:
+        if server.is_tls:  # And so are the others.
             client.tls_set_context(common.tls.context(WHERE))
         client.on_connect = self._connected
         client.on_subscribe = self._subscribed
 
-    def open(self, *, subscribe: bool = True) -> _Connection:
-        """Connect, and wait for the broker's word. Raises ConnectorError."""
+    def open(self) -> _Connection:
+        """Connect, and wait for the broker's word. Raises AwayError where another server may do
+        better, and ConnectorError where it would not.
+        """
+        timeout_s = self._options.common.connect_timeout_s
+        self.turn_to(self.server)
+        try:
+            self.client.reconnect()
+        except (OSError, ValueError) as error:
+            raise AwayError(f"{self.server}: {type(error).__name__}: {error}") from error
+        self.client.loop_start()
+        is_settled = self._settled.wait(timeout_s)
+        if self._refusal is not None or not is_settled:
+            self.close()
+            raise self._refusal or AwayError(
+                f"{self.server}: no answer of a broker for MQTT within {timeout_s:g} s"
+            )
+        return self
+
+    def turn_to(self, server: Server) -> None:
+        """Have the next connection made to this one. In paho's thread, or before it has one."""
         from paho.mqtt.packettypes import PacketTypes  # noqa: PLC0415 - it may be missing.
         from paho.mqtt.properties import Properties  # noqa: PLC0415 - it may be missing.
 
-        self._subscribe = subscribe
         common = self._options.common
         properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
         properties.SessionExpiryInterval = self._expiry_s
         properties.ReceiveMaximum = common.prefetch
-        reasons = []
-        for server in common.servers:
-            self._server = server
-            try:
-                self.client.connect(
-                    server.host, server.port, keepalive=common.heartbeat_s,
-                    clean_start=not self._expiry_s, properties=properties,
-                )  # fmt: skip
-                break
-            except (OSError, ValueError) as error:
-                reasons.append(f"{server}: {type(error).__name__}: {error}")
-        else:
-            raise ConnectorError(
-                f"{WHERE}: no broker answers: {'; '.join(reasons)}; next: check option url, and "
-                "that the broker runs"
-            )
-        self.client.loop_start()
-        is_settled = self._settled.wait(common.connect_timeout_s)
-        if self._refusal is not None or not is_settled:
-            self.close()
-            raise self._refusal or ConnectorError(
-                f"{WHERE}: {self._server} does not answer as a broker for MQTT 5 within "
-                f"{common.connect_timeout_s:g} s; next: check option url, mqtt:// or mqtts://"
-            )
-        return self
+        self.server = server
+        self.client.connect_async(
+            server.host, server.port, keepalive=common.heartbeat_s,
+            clean_start=not self._expiry_s, properties=properties,
+        )  # fmt: skip
 
     def close(self) -> None:
         """Idempotent."""
@@ -218,8 +245,12 @@ class _Connection:
 
     def _connected(self, client: Any, _: Any, flags: Any, reason: Any, __: Any) -> None:
         if reason.is_failure:
-            self.refuse(refusal(self._options, self._server, reason))
-        elif self._subscribe:
+            is_final = reason.value in _FINAL
+            text = f"{self.server}: {reason}"
+            self.refuse(
+                refusal(self._options, self.server, reason) if is_final else AwayError(text)
+            )
+        elif self._expiry_s:
             subscribe(client, self._options)
         else:
             self._settled.set()
@@ -266,13 +297,17 @@ def check_grants(options: MqttOptions, reasons: Sequence[Any]) -> ConnectorError
 
 
 class MqttLink:
-    """A connection that paho keeps up, with a thread of its own."""
+    """A connection that paho keeps up, with a thread of its own, from server to server."""
 
     def __init__(self, options: MqttOptions, inbox: Inbox[_Tag]) -> None:
         self._options = options
         self._inbox = inbox
         self._connection: _Connection | None = None
         self._session = 1
+        self._session_at: Server | None = None
+        self._at = 0
+        """Which of the servers it is that the connection is to."""
+        self._was_up = True
         self._lock = threading.Lock()
         self._is_closing = False
         self._up_at = 0.0
@@ -283,16 +318,25 @@ class MqttLink:
         if self._connection is not None:
             return
         options = self._options
-        connection = _Connection(options, options.client_id, options.session_expiry_s)
-        client = connection.client
-        # Messages of the session may come before the broker's word on the subscription.
-        client.on_message = self._receive
-        client.on_disconnect = self._disconnected
-        self._connection = connection.open()
-        client.on_connect = self._connected
-        client.on_subscribe = self._subscribed
+        opened = open_session(options, options.client_id, options.session_expiry_s, self._prepare)
+        client = opened.client
+        self._session_at = opened.server
+        self._at = options.common.servers.index(opened.server)
         self._up_at = time.monotonic()
+        self._connection = opened
+        client.on_connect = self._guarded(self._connected)
+        client.on_subscribe = self._guarded(self._subscribed)
+        client.on_connect_fail = self._guarded(self._failed)
         self._inbox.up()
+
+    def _prepare(self, connection: _Connection) -> None:
+        # Messages of the session may come before the broker's word on the subscription. Those of a
+        # server that was given up since come again from there, or not at all.
+        self._inbox.lost("not connected yet", keep=False)
+        self._inbox.up(forgotten=True)
+        self._session += 1
+        connection.client.on_message = self._guarded(self._receive)
+        connection.client.on_disconnect = self._guarded(self._disconnected)
 
     def acknowledge(self, tags: Sequence[_Tag]) -> None:
         """As ``Link`` says."""
@@ -317,23 +361,41 @@ class MqttLink:
 
     # --- in paho's thread ---------------------------------------------------------------------
 
+    def _guarded(self, call: Callable[..., None]) -> Callable[..., None]:
+        """What paho calls: it would end its thread by what is raised there, and tell nobody."""
+
+        def run(*arguments: Any) -> None:
+            try:
+                call(*arguments)
+            except Exception as error:
+                _log.exception("%s: unexpected", WHERE)
+                what = f"{type(error).__name__}: {error}"
+                self._inbox.fail(ConnectorError(f"{WHERE}: {what}; next: report this"))
+
+        return run
+
     def _connected(self, client: Any, _: Any, flags: Any, reason: Any, __: Any) -> None:
+        assert self._connection is not None
+        server = self._connection.server
         if reason.is_failure:
-            error = refusal(self._options, self._options.common.servers[0], reason)
             if reason.value in _FINAL:
-                self._inbox.fail(error)
+                self._inbox.fail(refusal(self._options, server, reason))
             else:
-                self._inbox.lost(str(reason), keep=True)
+                self._inbox.lost(f"{server}: {reason}", keep=True)
             return
         if not flags.session_present:
             _log.warning(
-                "%s: the broker has forgotten the session of %r: messages may be missing",
-                WHERE, self._options.client_id,
+                "%s: %s has no session of %r, or has forgotten it: messages may be missing",
+                WHERE, server, self._options.client_id,
             )  # fmt: skip
+        # Another server may be of the same cluster, or may give the same numbers to other messages.
+        is_new = not flags.session_present or server != self._session_at
+        if is_new:
             with self._lock:
                 self._session += 1
+        self._session_at, self._was_up = server, True
         self._up_at = time.monotonic()
-        self._inbox.up(forgotten=not flags.session_present)
+        self._inbox.up(forgotten=is_new)
         subscribe(client, self._options)
 
     def _subscribed(self, _: Any, __: Any, ___: int, reasons: Sequence[Any], ____: Any) -> None:
@@ -345,8 +407,9 @@ class MqttLink:
             return
         # Many brokers only close the connection when another client comes under the same name; and
         # the two would take it from each other for ever.
-        is_short = time.monotonic() - self._up_at < _SHORT_S
-        self._short_ones = self._short_ones + 1 if is_short else 0
+        if self._was_up:
+            is_short = time.monotonic() - self._up_at < _SHORT_S
+            self._short_ones = self._short_ones + 1 if is_short else 0
         if reason.value == _TAKEN_OVER or self._short_ones >= _MOST_SHORT:
             self._inbox.fail(
                 ConnectorError(
@@ -356,8 +419,28 @@ class MqttLink:
                 )
             )
             return
-        _log.warning("%s: no connection, trying again: %s", WHERE, reason)
-        self._inbox.lost(str(reason), keep=True)
+        self._turn(str(reason))
+
+    def _failed(self, _: Any, __: Any) -> None:
+        error = sys.exception()  # Paho is handling it, and hands it to nobody.
+        self._turn(f"{type(error).__name__}: {error}")
+
+    def _turn(self, reason: str) -> None:
+        """Have it tried again: at the same server, which has the session, and then at the next."""
+        if self._connection is None:  # The first connection is still being made.
+            self._inbox.lost(reason, keep=False)
+            return
+        if self._is_closing:
+            return
+        servers, before = self._options.common.servers, self._connection.server
+        if not self._was_up:
+            self._at = (self._at + 1) % len(servers)
+        self._was_up = False
+        self._connection.turn_to(servers[self._at])
+        _log.warning(
+            "%s: no connection to %s: %s; trying %s", WHERE, before, reason, servers[self._at]
+        )
+        self._inbox.lost(f"{before}: {reason}", keep=True)
 
     def _receive(self, client: Any, _: Any, message: Any) -> None:
         row = to_row(message, datetime.datetime.now(datetime.UTC))
