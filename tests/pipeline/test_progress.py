@@ -26,18 +26,26 @@ def test_a_watched_query_shows_its_lag_exactly(
     listener = watch(spark, penstock_cluster.bootstrap, registry=registry)
     try:
         frame = topics.stream("progress-lag", maxOffsetsPerTrigger="10")
-        query = Batches().run(frame, tmp_path)
-        group = f"spark-{query.id}"
-        labels = {"query": str(query.id)}
-        with AdminClient(penstock_cluster.bootstrap) as admin:
+        query = Batches().start(frame, tmp_path, processingTime="0 seconds")
+        try:
+            labels = {"query": str(query.id)}
+            lag = {**labels, "topic": where.topic, "partition": "0"}
 
-            def committed() -> bool:
-                return admin.list_group_offsets(group)[where].offset == 30
+            def value(name: str, wanted: dict[str, str]) -> float | None:
+                return registry.get_sample_value(f"penstock_query_{name}", wanted)
 
-            # Not a batch late: all three are done.
-            wait_until(committed, "the group has all of it", 60)
-        assert registry.get_sample_value("penstock_query_rows_total", labels) == 30
-        lag = {**labels, "topic": where.topic, "partition": "0"}
-        assert registry.get_sample_value("penstock_query_lag_offsets", lag) == 0
+            wait_until(lambda: value("rows_total", labels) == 30, "all is shown", 60)
+            wait_until(lambda: value("lag_offsets", lag) == 0, "nothing is left", 60)
+            with AdminClient(penstock_cluster.bootstrap) as admin:
+
+                def committed() -> bool:
+                    return admin.list_group_offsets(f"spark-{query.id}")[where].offset == 30
+
+                # Not a batch late: all three are done.
+                wait_until(committed, "the group has all of it", 60)
+        finally:
+            query.stop()
+        wait_until(lambda: value("rows_total", labels) is None, "it is shown no more", 60)
     finally:
-        spark.streams.removeListener(listener)
+        listener.close()
+    assert list(registry.collect()) == []

@@ -6,11 +6,13 @@ import sys
 from pathlib import Path
 
 import pyarrow as pa
+import pyspark
+import pytest
 from pyspark.sql import SparkSession
 
 from penstock.client import AdminClient
 from penstock.pipeline import session
-from penstock.pipeline.java import find_java
+from penstock.pipeline.java import find_java, usable_home
 from tests.integration.cluster import Cluster
 
 
@@ -69,6 +71,43 @@ def test_spark_runs_on_the_java_that_comes_by_pip(tmp_path: Path) -> None:
     )
     assert done.stdout.split() == [str(java.home), "7"], done.stderr
     assert list((tmp_path / "cache").rglob("java"))
+
+
+@pytest.mark.parametrize("by", ["file", "spark-submit"])
+def test_a_session_keeps_to_what_is_configured(tmp_path: Path, by: str) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from penstock.pipeline import session\n"
+        "spark = session()\n"
+        "values = spark.sparkContext.getConf()\n"
+        "print('found', spark.sparkContext.master,\n"
+        "    values.get('spark.sql.execution.arrow.maxRecordsPerBatch'),\n"
+        "    values.get('spark.sql.execution.arrow.maxBytesPerBatch'))\n"
+        "spark.stop()\n"
+    )
+    given = {
+        "spark.master": "local[3,2]",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "50",
+        "spark.local.dir": str(tmp_path),
+        "spark.driver.memory": "600m",
+    }
+    command = [sys.executable, str(program)]
+    if by == "file":
+        lines = [f"{key} {value}\n" for key, value in given.items()]
+        (tmp_path / "spark-defaults.conf").write_text("".join(lines))
+    else:
+        options = [word for pair in given.items() for word in ("--conf", "=".join(pair))]
+        submit = Path(pyspark.__path__[0]) / "bin" / "spark-submit"
+        command = [str(submit), *options, str(program)]
+    environment = {
+        **os.environ,
+        "JAVA_HOME": str(usable_home(find_java())),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_CONF_DIR": str(tmp_path),
+    }
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    found = [line for line in done.stdout.splitlines() if line.startswith("found")]
+    assert found == ["found local[3,2] 50 2147483647"], done.stderr
 
 
 def test_the_cluster_of_these_tests_serves(penstock_cluster: Cluster) -> None:

@@ -10,6 +10,8 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import SparkSession
 
 from penstock.client import AdminClient, TopicPartition
+from penstock.pipeline.source.group import commit
+from penstock.pipeline.source_options import SourceOptions
 from tests.integration.cluster import Cluster, environment_without_penstock
 from tests.pipeline.source_tools import Batches, Topics
 from tests.support import wait_until
@@ -22,10 +24,23 @@ def topics(spark: SparkSession, penstock_cluster: Cluster) -> Topics:
     return Topics(spark, penstock_cluster)
 
 
+def numbers_in(text: str) -> dict[str, dict[str, int]]:
+    """The offsets that Spark has for a source, without the ids of their topics."""
+    found: dict[str, dict[str, int]] = json.loads(text)
+    assert all(isinstance(numbers.pop("id"), str) for numbers in found.values())
+    return found
+
+
 def offsets_in(checkpoint: Path) -> list[dict[str, dict[str, int]]]:
     """Where each planned batch ends, as Spark has it on disk."""
     files = sorted((checkpoint / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
-    return [json.loads(path.read_text().splitlines()[-1]) for path in files]
+    return [numbers_in(path.read_text().splitlines()[-1]) for path in files]
+
+
+def offsets_in_last(checkpoint: Path) -> dict[str, dict[str, int]]:
+    """Where the newest batch ends."""
+    newest = max((checkpoint / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
+    return numbers_in(newest.read_text().splitlines()[-1])
 
 
 def test_a_stream_goes_on_from_its_checkpoint(topics: Topics, tmp_path: Path) -> None:
@@ -37,7 +52,7 @@ def test_a_stream_goes_on_from_its_checkpoint(topics: Topics, tmp_path: Path) ->
     assert first.numbers == list(range(100))
     assert offsets_in(tmp_path)[-1] == {"stream-restart": {"0": 50, "1": 50}}
     progress = query.lastProgress
-    assert json.loads(progress.sources[0].endOffset) == {"stream-restart": {"0": 50, "1": 50}}
+    assert numbers_in(progress.sources[0].endOffset) == {"stream-restart": {"0": 50, "1": 50}}
     assert json.loads(progress.sources[0].latestOffset) == {"stream-restart": {"0": 50, "1": 50}}
     topics.send("stream-restart", range(100, 110), 1)
     second = Batches()
@@ -176,12 +191,29 @@ def test_a_topic_made_anew_is_noticed(topics: Topics, tmp_path: Path) -> None:
     with AdminClient(topics.cluster.bootstrap) as admin:
         admin.delete_topic("stream-anew")
     topics.make("stream-anew")
-    topics.send("stream-anew", range(100, 103))
-    with pytest.raises(StreamingQueryException, match=r"DataLossError.*ends at 3 now"):
+    # More than the old one had: offsets alone tell nothing.
+    topics.send("stream-anew", range(100, 108))
+    with pytest.raises(StreamingQueryException, match=r"DataLossError.*deleted and made anew"):
         Batches().run(topics.stream("stream-anew"), tmp_path)
     goes_on = Batches()
     goes_on.run(topics.stream("stream-anew", failOnDataLoss="false"), tmp_path)
-    assert goes_on.numbers == list(range(100, 103))
+    assert goes_on.numbers == list(range(100, 108))
+
+
+def test_a_checkpoint_without_ids_goes_on(topics: Topics, tmp_path: Path) -> None:
+    topics.make("stream-no-ids")
+    topics.send("stream-no-ids", range(5))
+    Batches().run(topics.stream("stream-no-ids"), tmp_path)
+    (last,) = (tmp_path / "offsets").glob("[0-9]*")
+    # As an earlier version has written it.
+    lines = last.read_text().splitlines()
+    last.write_text("\n".join([*lines[:-1], '{"stream-no-ids": {"0": 5}}']))
+    (last.parent / f".{last.name}.crc").unlink(missing_ok=True)
+    topics.send("stream-no-ids", range(5, 9))
+    goes_on = Batches()
+    goes_on.run(topics.stream("stream-no-ids"), tmp_path)
+    assert goes_on.numbers == list(range(5, 9))
+    assert offsets_in_last(tmp_path) == {"stream-no-ids": {"0": 9}}
 
 
 def test_a_topic_made_anew_in_mid_query_is_noticed(topics: Topics, tmp_path: Path) -> None:
@@ -227,7 +259,12 @@ def test_a_query_has_a_group_that_shows_how_far_it_is(topics: Topics, tmp_path: 
     group = f"team-{query.id}"
     with AdminClient(topics.cluster.bootstrap) as admin:
         found = admin.list_group_offsets(group)
-        assert found[TopicPartition("stream-group", 0)].offset == 20  # A batch late.
+        where = TopicPartition("stream-group", 0)
+        assert found[where].offset == 20  # A batch late.
+        # A task of the second batch was held up, and commits now.
+        clients = SourceOptions.load(topics.options("stream-group")).clients
+        assert commit(clients, group, {where: 10}) is None
+        assert admin.list_group_offsets(group)[where].offset == 20
         assert admin.describe_groups([group])[0].members == ()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -241,9 +242,10 @@ def _project(spec: Path | None, remote: str | None) -> Iterator[tuple[SparkSessi
 
     loaded = load_spec(path)
     values: Mapping[str, str] = {**project.read_defaults(path.parent), **loaded.configuration}
+    remote = remote or os.environ.get("SPARK_REMOTE")
     opened = (
         connection.local_connection(loaded.name, values)
-        if remote is None
+        if not remote
         else connection.remote_connection(remote, loaded.configuration)
     )
     with opened as spark:

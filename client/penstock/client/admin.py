@@ -282,12 +282,17 @@ class AdminClient:
         return self._run(self._client.list_group_offsets, group_id, partitions)
 
     def alter_group_offsets(
-        self, group_id: str, offsets: Mapping[TopicPartition, int | OffsetAndMetadata]
+        self,
+        group_id: str,
+        offsets: Mapping[TopicPartition, int | OffsetAndMetadata],
+        *,
+        only_forward: bool = False,
     ) -> None:
-        """Set committed offsets of a group without members. Raises UnknownMemberIdError (or
-        NonEmptyGroupError) while it has some.
+        """Set committed offsets of a group without members. With ``only_forward`` those stay as
+        they are that are further on already, unless of a topic that is no more. Raises
+        UnknownMemberIdError (or NonEmptyGroupError) while it has some.
         """
-        self._run(self._client.alter_group_offsets, group_id, offsets)
+        self._run(self._client.alter_group_offsets, group_id, offsets, only_forward=only_forward)
 
     def delete_group_offsets(self, group_id: str, partitions: Iterable[TopicPartition]) -> None:
         """Forget the committed offsets of partitions whose topic no member of the group reads.

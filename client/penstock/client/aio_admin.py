@@ -280,7 +280,11 @@ class AsyncAdminClient(PartitionAdmin, ClusterAdmin, TransactionAdmin):
         return admin_values.offsets(response.offsets)
 
     async def alter_group_offsets(
-        self, group_id: str, offsets: Mapping[TopicPartition, int | OffsetAndMetadata]
+        self,
+        group_id: str,
+        offsets: Mapping[TopicPartition, int | OffsetAndMetadata],
+        *,
+        only_forward: bool = False,
     ) -> None:
         """Set committed offsets of a group without members. See ``AdminClient``."""
         request = groups_pb2.CommitOffsetsRequest(
@@ -289,8 +293,8 @@ class AsyncAdminClient(PartitionAdmin, ClusterAdmin, TransactionAdmin):
             offsets=[
                 admin_values.offset_proto(*pair) for pair in arguments.positions(offsets).items()
             ],
+            only_forward=only_forward,
         )
-
         await self._ask_coordinator(group_id, "CommitOffsets", request, _judge_each)
 
     async def delete_group_offsets(

@@ -23,14 +23,13 @@ with ``--once`` when everything that was there is done.
 from __future__ import annotations
 
 import argparse
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as sf
 
 from penstock.client import AdminClient
-from penstock.pipeline import run_until_stopped, session
+from penstock.pipeline import run_until_stopped, session, start_query
 from penstock.pipeline.progress import watch
 
 if TYPE_CHECKING:
@@ -67,10 +66,6 @@ SETTINGS: Final = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
 """Of the session. Times of the log have their zone; what is written has UTC."""
-
-_STARTS: Final = 5
-_TOO_SLOW: Final = "Python worker failed to connect back"
-"""Spark gives the process that plans a query ten seconds to start, and does not try again."""
 
 _TEXT: Final = r'((?:[^"\\]|\\.)*)'
 _COMBINED: Final = (
@@ -139,15 +134,8 @@ class AccessLog:
 
     def _begin(self, name: str, writer: DataStreamWriter) -> StreamingQuery:
         checkpoint = f"{self._work}/checkpoints/{name}"
-        named = writer.queryName(name).option("checkpointLocation", checkpoint)
-        for _ in range(_STARTS):
-            query = named.start()
-            # One after the other: the processes of five at once would be slow to start.
-            while query.isActive and query.status["message"].startswith("Initializing"):
-                time.sleep(0.05)
-            if _TOO_SLOW not in str(query.exception()):
-                break
-        return query
+        # One after the other: the processes of five at once would be slow to start.
+        return start_query(writer.queryName(name).option("checkpointLocation", checkpoint))
 
 
 def parsed(records: DataFrame) -> DataFrame:

@@ -23,7 +23,7 @@ from penstock.pipeline.errors import (
     SparkMissingError,
     StaleCheckpointError,
 )
-from penstock.pipeline.running import run_until_stopped
+from penstock.pipeline.running import run_until_stopped, start_query
 from penstock.pipeline.session import session
 
 __all__ = [
@@ -41,4 +41,5 @@ __all__ = [
     "StaleCheckpointError",
     "run_until_stopped",
     "session",
+    "start_query",
 ]

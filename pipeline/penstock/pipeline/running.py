@@ -1,4 +1,4 @@
-"""Programs that run queries until they are told to stop."""
+"""Programs that start queries, and run them until they are told to stop."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import logging
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Final
@@ -15,11 +16,44 @@ from penstock.pipeline.reasons import reason_of
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 _LOG: Final = logging.getLogger("penstock.pipeline")
 
 _POLL_S: Final = 0.25
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+_START_POLL_S: Final = 0.05
+_INITIALIZING: Final = "Initializing"
+_TOO_SLOW: Final = "Python worker failed to connect back"
+"""What Spark says where the process that plans a query was not up within ten seconds."""
+
+
+def start_query(writer: DataStreamWriter, *, attempts: int = 5) -> StreamingQuery:
+    """Start a query as ``writer.start()`` does, and return when its sources are open.
+
+    Spark gives the Python process that plans a query ten seconds to start, and does not try again.
+    A machine that has other things to do takes longer, as one does on which several queries start
+    at the same time. So start one after the other by this: a query whose process was too slow is
+    started again, up to so many ``attempts`` in all, from the same checkpoint. The last one is what
+    is given, also where it has failed, by this or by anything else: whoever waits for it hears why.
+
+    Raises what ``writer.start()`` does.
+    """
+    left = max(1, attempts)
+    while True:
+        query = writer.start()
+        while query.isActive and str(query.status["message"]).startswith(_INITIALIZING):
+            time.sleep(_START_POLL_S)
+        left -= 1
+        failure = None if query.isActive else query.exception()
+        if left < 1 or _TOO_SLOW not in str(failure):
+            return query
+        _LOG.warning(
+            "query %s is started again: the process that plans it was not up within the ten "
+            "seconds that Spark gives it",
+            query.name or query.id,
+        )
 
 
 def run_until_stopped(*queries: StreamingQuery) -> None:

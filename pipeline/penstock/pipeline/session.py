@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from penstock.pipeline.configured import configured
 from penstock.pipeline.errors import SparkMissingError
 from penstock.pipeline.java import find_java, java_at, usable_home
 
@@ -103,27 +104,54 @@ def session(
 ) -> SparkSession:
     """A Spark session that knows the source and the sink "penstock"; the one there is, if any.
 
-    ``name`` is the application's. Without ``master`` it is that of ``spark-submit`` in a program
-    that was started by it, and ``local[2,4]`` in any other. ``settings`` are Spark's, over those of
-    ``settings()``; of a session that there was before, those that Spark fixes at its start stay as
-    they were. ``java`` is the home of a Java; without it one is found. The first session of a
-    process starts a Java process, which takes some seconds and ends with this process, or by
-    ``stop()``.
+    ``name`` is the application's. ``settings`` are Spark's, and win over all else; of a session
+    that there was before, those that Spark fixes at its start stay as they were. What is
+    configured for Spark (``penstock.pipeline.configured``, or ``spark-submit`` in a program that
+    was started by it) wins over those of ``settings()``. So without ``master`` it is the one that
+    is configured, and ``local[2,4]`` where none is; SPARK_REMOTE names a Spark Connect server in
+    its place.
+
+    ``java`` is the home of a Java; without it one is found. The first session of a process starts
+    a Java process, which takes some seconds and ends with this process, or by ``stop()``.
 
     Raises JavaMissingError, SparkMissingError, and what Spark raises.
     """
+    given = dict(settings or {})
+    if master is not None:
+        given = {"spark.master": master, **given}
+    is_remote = "spark.remote" in given or "SPARK_REMOTE" in os.environ
+    if is_remote and "spark.master" not in given:
+        require_spark()
+        return _session(name, {**_EVERYWHERE, **given})
     prepare_environment(java)
     # What is known of spark-submit in a program of it: it has started the Java already.
-    submitted = master is None and "PYSPARK_GATEWAY_PORT" in os.environ
-    chosen = DEFAULT_MASTER if master is None else master
-    if not submitted and _LOCAL.fullmatch(chosen):
+    if "spark.master" not in given and "PYSPARK_GATEWAY_PORT" in os.environ:
+        return _session(name, _unless(_submitted(), _EVERYWHERE) | given)
+    outside = configured()
+    chosen = given.get("spark.master") or outside.get("spark.master") or DEFAULT_MASTER
+    if _LOCAL.fullmatch(chosen):
         os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
+    values = _unless(outside, _settings(master=chosen))
+    return _session(name, {**values, "spark.master": chosen, **given})
+
+
+def _unless(outside: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:
+    """Those that are not configured outside."""
+    return {key: value for key, value in values.items() if key not in outside}
+
+
+def _submitted() -> dict[str, str]:
+    """What spark-submit has handed to the Java that it has started."""
+    from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - it takes a second.
+
+    SparkContext._ensure_initialized()
+    return dict(SparkConf(_jvm=SparkContext._jvm).getAll())
+
+
+def _session(name: str, values: Mapping[str, str]) -> SparkSession:
     from pyspark.sql import SparkSession  # noqa: PLC0415 - it takes a second, and may be missing.
 
     builder = SparkSession.builder.appName(name)
-    values = {**_EVERYWHERE, **(settings or {})}
-    if not submitted:
-        values = _settings(master=chosen, more=settings)
     for key, value in values.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()

@@ -225,12 +225,17 @@ class CommitOffsetsRequest(google.protobuf.message.Message):
     MEMBER_ID_FIELD_NUMBER: builtins.int
     MEMBER_EPOCH_FIELD_NUMBER: builtins.int
     OFFSETS_FIELD_NUMBER: builtins.int
+    ONLY_FORWARD_FIELD_NUMBER: builtins.int
     group_id: builtins.str
     """The group."""
     member_id: builtins.str
     """The member, or empty for a commit from outside an empty group."""
     member_epoch: builtins.int
     """The member's epoch, or -1 from outside. A stale one is refused."""
+    only_forward: builtins.bool
+    """Leave the position of a partition as it is where it is further on in the same topic. So says who
+    commits from several places, of which one may be late.
+    """
     @property
     def offsets(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___OffsetCommit]:
         """One entry a partition."""
@@ -242,8 +247,9 @@ class CommitOffsetsRequest(google.protobuf.message.Message):
         member_id: builtins.str = ...,
         member_epoch: builtins.int = ...,
         offsets: collections.abc.Iterable[global___OffsetCommit] | None = ...,
+        only_forward: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["group_id", b"group_id", "member_epoch", b"member_epoch", "member_id", b"member_id", "offsets", b"offsets"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group_id", b"group_id", "member_epoch", b"member_epoch", "member_id", b"member_id", "offsets", b"offsets", "only_forward", b"only_forward"]) -> None: ...
 
 global___CommitOffsetsRequest = CommitOffsetsRequest
 

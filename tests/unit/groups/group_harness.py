@@ -173,12 +173,14 @@ class Driver:
         epoch: int = -1,
         *,
         group: str = GROUP,
+        only_forward: bool = False,
         **fields: Any,
     ) -> groups_pb2.CommitOffsetsResponse:
         request = groups_pb2.CommitOffsetsRequest(
             group_id=group,
             member_id=member_id,
             member_epoch=epoch,
+            only_forward=only_forward,
             offsets=[
                 groups_pb2.OffsetCommit(
                     partition=common_pb2.TopicPartition(topic=topic, partition=number),

@@ -52,6 +52,23 @@ def test_a_group_without_members_takes_commits_from_outside(driver: Driver) -> N
     }
 
 
+def test_a_commit_that_only_goes_forward_leaves_what_is_further_on(driver: Driver) -> None:
+    driver.commit({("orders", 0): 5, ("orders", 1): 5})
+    late = {("orders", 0): 4, ("orders", 1): 6, ("orders", 2): 1}
+    response = driver.commit(late, only_forward=True)
+    assert [r.HasField("error") for r in response.results] == [False] * 3
+    assert offsets(driver) == {("orders", 0): 5, ("orders", 1): 6, ("orders", 2): 1}
+    driver.commit({("orders", 0): 4})
+    assert offsets(driver)["orders", 0] == 4
+
+
+def test_no_position_in_a_topic_is_further_on_in_another_one(driver: Driver) -> None:
+    driver.commit({("orders", 0): 5})
+    driver.topics.make("orders", 4)
+    driver.commit({("orders", 0): 1}, only_forward=True)
+    assert offsets(driver) == {("orders", 0): 1}
+
+
 def test_a_group_with_members_takes_none_from_outside(driver: Driver) -> None:
     driver.heartbeat("a", 0, topics=["orders"])
     assert code(driver.commit({("orders", 0): 5})) is ErrorCode.UNKNOWN_MEMBER_ID

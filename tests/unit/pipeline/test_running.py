@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.pipeline import QueryFailedError, run_until_stopped
+from penstock.pipeline import QueryFailedError, run_until_stopped, start_query
 from penstock.pipeline.reasons import reason_of
 
 IN_PYTHON = """\
@@ -109,3 +109,63 @@ def test_it_waits_in_other_threads_too() -> None:
     waiting.start()
     waiting.join(60)
     assert query.waited.is_set()
+
+
+SLOW = "[STREAM_FAILED] SparkException: Python worker failed to connect back.\n at x"
+
+
+class Start:
+    """A query that was just started: it opens its sources, and goes on or fails."""
+
+    id = "id-1"
+    name = None
+
+    def __init__(self, failure: str | None = None) -> None:
+        self.failure = failure
+        self.messages = ["Initializing StreamExecution", "Initializing sources", "Getting offsets"]
+
+    @property
+    def isActive(self) -> bool:
+        return self.failure is None or len(self.messages) > 1
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return {"message": self.messages.pop(0) if len(self.messages) > 1 else self.messages[0]}
+
+    def exception(self) -> Exception | None:
+        return None if self.failure is None else RuntimeError(self.failure)
+
+
+class Writer:
+    def __init__(self, *starts: Start) -> None:
+        self.left = list(starts)
+
+    def start(self) -> Start:
+        return self.left.pop(0)
+
+
+def begin(writer: Any, **more: Any) -> Any:
+    return start_query(writer, **more)
+
+
+def test_a_query_is_given_when_its_sources_are_open() -> None:
+    query = Start()
+    assert begin(Writer(query)) is query
+    assert query.messages == ["Getting offsets"]
+
+
+def test_a_query_whose_process_was_too_slow_is_started_again() -> None:
+    last = Start()
+    assert begin(Writer(Start(SLOW), Start(SLOW), last)) is last
+
+
+def test_it_is_given_up_in_the_end() -> None:
+    writer = Writer(*(Start(SLOW) for _ in range(4)))
+    assert begin(writer, attempts=3).failure == SLOW
+    assert len(writer.left) == 1
+
+
+def test_a_query_that_failed_otherwise_is_not_started_again() -> None:
+    writer = Writer(Start(IN_PYTHON), Start())
+    assert begin(writer).failure == IN_PYTHON
+    assert len(writer.left) == 1

@@ -12,6 +12,7 @@ from penstock.pipeline.source.offsets import (
     LATEST,
     describe,
     from_json,
+    ids_from_json,
     parse_partitions,
     parse_wanted,
     to_json,
@@ -63,6 +64,16 @@ def test_the_form_is_that_of_sparks_kafka_connector() -> None:
 def test_what_is_wrong_is_said(text: str, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         parse_wanted(text)
+
+
+def test_a_checkpoint_has_the_ids_of_topics() -> None:
+    offsets = {TopicPartition("a", 0): 5, TopicPartition("b", 1): 6}
+    text = to_json(offsets, {"a": "id-a", "c": "id-c"})
+    assert text == {"a": {"0": 5, "id": "id-a"}, "b": {"1": 6}}
+    assert from_json(text) == offsets
+    assert ids_from_json(text) == {"a": "id-a"}
+    with pytest.raises(ValueError, match="'id' is no partition"):
+        from_json({"a": {"0": 5, "id": 7}})
 
 
 def test_a_checkpoint_has_no_places() -> None:

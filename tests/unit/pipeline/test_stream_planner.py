@@ -29,7 +29,9 @@ def begins(partitions: Iterable[TopicPartition]) -> Offsets:
 def plan(
     found: StreamPlanner, start: Offsets, latest: Offsets, now_ms: float = 0, **more: Any
 ) -> Offsets:
-    given: dict[str, Any] = {"topic_ids": IDS, "earliest": begins, "weigh": lambda _: {}, **more}
+    given: dict[str, Any] = {
+        "topic_ids": IDS, "known_ids": IDS, "earliest": begins, "weigh": lambda _: {}, **more
+    }  # fmt: skip
     return found.next_end(start, latest, now_ms=now_ms, **given)
 
 
@@ -140,14 +142,60 @@ def test_what_is_gone(latest: Offsets, ids: dict[str, str], match: str) -> None:
         plan(found, {A0: 3, A1: 4}, latest, topic_ids=ids)
 
 
-def test_who_may_lose_goes_on_from_the_start_of_the_log() -> None:
+def test_who_may_lose_goes_on_from_the_start_of_a_log_that_was_cut() -> None:
     found = planner(failOnDataLoss="false")
-    plan(found, {A0: 3, A1: 9}, {A0: 3, A1: 9})
     cut = plan(found, {A0: 3, A1: 9}, {A0: 3, A1: 4})
     assert cut == {A0: 3, A1: 2}
     assert plan(found, cut, {A0: 3, A1: 4}) == {A0: 3, A1: 4}
-    gone = plan(found, {A0: 3, A1: 4}, {A0: 3})
-    assert gone == {A0: 3}
-    anew = plan(found, gone, {A0: 50}, topic_ids={"a": "another"})
-    assert anew == {A0: 2}
-    assert plan(found, anew, {A0: 50}, topic_ids={"a": "another"}) == {A0: 50}
+
+
+def test_who_may_lose_goes_on_from_the_start_of_a_topic_made_anew() -> None:
+    found = planner(failOnDataLoss="false")
+    other = {"topic_ids": {**IDS, "a": "another"}}
+    # The other topic has one partition less: what was read of that is no position in it.
+    anew = plan(found, {A0: 3, A1: 4, B0: 7}, {A0: 50, B0: 7}, **other)
+    assert anew == {A0: 2, B0: 7}
+    assert plan(found, anew, {A0: 50, B0: 7}, topic_ids=other["topic_ids"], known_ids=other[
+        "topic_ids"
+    ]) == {A0: 50, B0: 7}  # fmt: skip
+
+
+def test_a_topic_made_anew_before_the_first_batch_is_noticed() -> None:
+    found = planner()
+    found.begin({A0: 5}, is_fixed=False)
+    with pytest.raises(DataLossError, match="topic a was deleted and made anew"):
+        plan(found, {A0: 5}, {A0: 9}, topic_ids={"a": "another"})
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_partition_that_was_missing_is_not_read_twice(restarts: bool) -> None:
+    found = planner(failOnDataLoss="false")
+    without = plan(found, {A0: 3, A1: 4}, {A0: 9})
+    assert without == {A0: 9, A1: 4}
+    if restarts:
+        found = planner(failOnDataLoss="false")
+    assert plan(found, without, {A0: 9, A1: 6}) == {A0: 9, A1: 6}
+
+
+def test_a_topic_that_was_missing_is_not_read_twice_unless_it_is_another_one() -> None:
+    found = planner(failOnDataLoss="false")
+    without = plan(found, {A0: 3, B0: 4}, {A0: 3}, topic_ids={"a": "id-a"})
+    assert without == {A0: 3, B0: 4}
+    assert plan(found, without, {A0: 3, B0: 6}) == {A0: 3, B0: 6}
+    assert plan(found, without, {A0: 3, B0: 6}, topic_ids={"a": "id-a", "b": "new"})[B0] == 2
+
+
+def test_a_partition_that_available_now_did_not_see_is_not_read_twice() -> None:
+    found = planner(failOnDataLoss="false", minOffsetsPerTrigger="9")
+    found.end_at({A0: 5})
+    assert plan(found, {A0: 3, A1: 4}, {A0: 5, A1: 9}) == {A0: 5, A1: 4}
+
+
+def test_what_is_missing_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    found = planner(failOnDataLoss="false")
+    for _ in range(3):
+        plan(found, {A0: 3, A1: 4}, {A0: 3})
+    assert len(caplog.messages) == 1
+    plan(found, {A0: 3, A1: 4}, {A0: 3, A1: 4})
+    plan(found, {A0: 3, A1: 4}, {A0: 3})
+    assert len(caplog.messages) == 2

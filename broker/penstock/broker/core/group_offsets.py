@@ -99,7 +99,9 @@ def _commit(
         except PenstockError as error:
             result.error.CopyFrom(error.to_proto())
         else:
-            put(TopicPartition(info.name, entry.partition.partition), offset)
+            partition = TopicPartition(info.name, entry.partition.partition)
+            if not (request.only_forward and _is_behind(state, partition, offset)):
+                put(partition, offset)
     if stale is not None and stale_count == len(request.offsets):
         return groups_pb2.CommitOffsetsResponse(error=stale.to_proto())
     return response
@@ -240,6 +242,14 @@ def _stored(
     return CommittedOffset(
         entry.offset, max(entry.leader_epoch, -1), entry.metadata, timestamp_ms, info.topic_id
     )
+
+
+def _is_behind(state: GroupState, partition: TopicPartition, offset: CommittedOffset) -> bool:
+    """Whether the group is further on already, in the same topic."""
+    before = state.offsets.get(partition)
+    if before is None or before.topic_id != offset.topic_id:
+        return False
+    return offset.offset < before.offset
 
 
 def _found(

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from penstock.pipeline.configured import configured
 from penstock.pipeline.errors import PipelineError
 from penstock.pipeline.session import DEFAULT_MASTER, require_spark, session
 
@@ -31,17 +32,19 @@ class ConnectError(PipelineError):
 
 @contextlib.contextmanager
 def local_connection(
-    name: str, settings: Mapping[str, str], *, master: str = DEFAULT_MASTER
+    name: str, settings: Mapping[str, str], *, master: str | None = None
 ) -> Iterator[SparkSession]:
     """A session on this machine, which ends with the block; its server hears loopback alone.
 
-    ``settings`` are Spark's, over those of ``penstock.pipeline.session.settings``. Raises
+    ``settings`` are Spark's, over those of ``penstock.pipeline.session.settings``; without a master
+    in them or by name it is the one that is configured, as of ``session``. Raises
     JavaMissingError and SparkMissingError.
     """
     token = secrets.token_hex(16)
+    outside = master or configured().get("spark.master", DEFAULT_MASTER)
     server = session(
         name,
-        master=settings.get("spark.master", master),
+        master=settings.get("spark.master", outside),
         settings={
             # What fails is said by the command; warnings of Spark's would stand between its lines.
             "spark.log.level": "ERROR",

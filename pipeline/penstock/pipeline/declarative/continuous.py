@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.pipeline.declarative.definitions import DefinitionError, Pipeline, failed
 from penstock.pipeline.declarative.graph import GraphError, only_sinks_and_views
+from penstock.pipeline.running import start_query
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -121,7 +122,7 @@ def _start_flow(spark: SparkSession, pipeline: Pipeline, flow: Any, interval: st
         writer = writer.options(**sink.options).outputMode("append")
         place = _checkpoint(spark, pipeline.spec.storage, flow.target, flow.name)
         writer = writer.option("checkpointLocation", place)
-        return writer.trigger(processingTime=interval).start()
+        return start_query(writer.trigger(processingTime=interval))
 
 
 def _checkpoint(spark: SparkSession, storage: str, target: str, flow: str) -> str:

@@ -6,14 +6,14 @@ import re
 from pathlib import Path
 from typing import Final
 
+from penstock.pipeline.configured import DEFAULTS_NAME, configured, read_properties
 from penstock.pipeline.errors import PipelineError
-from penstock.pipeline.session import settings
+from penstock.pipeline.session import DEFAULT_MASTER, settings
 
 BOOTSTRAP_KEY: Final = "spark.penstock.bootstrap"
 """Where a project keeps its cluster's address: Spark hands on what begins with ``spark.``."""
 
 SPEC_NAMES: Final = ("spark-pipeline.yml", "spark-pipeline.yaml")
-DEFAULTS_NAME: Final = "spark-defaults.conf"
 
 _SPEC: Final = """\
 name: {name}
@@ -87,7 +87,8 @@ def make_project(parent: Path, name: str, *, bootstrap: str, in_sql: bool) -> li
     """Write a project into the new directory ``parent/name``; the files that were written.
 
     Its transformation is in Python or in SQL; it reads the topic ``NAME-in`` of the cluster at
-    ``bootstrap`` and writes to ``NAME-out``. Raises ProjectError where the directory exists.
+    ``bootstrap`` and writes to ``NAME-out``. Its master is the one that is configured. Raises
+    ProjectError where the directory exists.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
         raise ProjectError(
@@ -100,7 +101,7 @@ def make_project(parent: Path, name: str, *, bootstrap: str, in_sql: bool) -> li
     transformations.mkdir(parents=True)
     storage = (root / "pipeline-storage").as_uri()
     values = {"name": name, "key": BOOTSTRAP_KEY, "bootstrap": bootstrap, "storage": storage}
-    defaults = settings()
+    defaults = settings(master=configured().get("spark.master", DEFAULT_MASTER))
     texts = {
         root / SPEC_NAMES[0]: _SPEC.format(**values),
         root / DEFAULTS_NAME: _DEFAULTS + "".join(f"{k} {v}\n" for k, v in defaults.items()),
@@ -138,13 +139,4 @@ def find_spec(start: Path) -> Path:
 
 def read_defaults(directory: Path) -> dict[str, str]:
     """What the project's spark-defaults.conf sets; nothing where there is none."""
-    path = directory / DEFAULTS_NAME
-    if not path.is_file():
-        return {}
-    values = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        text = line.strip()
-        if text and not text.startswith("#"):
-            key, _, value = re.sub(r"\s*[\s=]\s*", " ", text, count=1).partition(" ")
-            values[key] = value.strip()
-    return values
+    return read_properties(directory / DEFAULTS_NAME)

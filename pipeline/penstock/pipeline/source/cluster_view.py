@@ -46,6 +46,7 @@ class ClusterView:
         self._admin = AdminClient(options.clients.bootstrap_servers, **settings)
         self._consumer: Consumer = open_consumer(options)
         self._topics: dict[str, Topic] = {}
+        self._gone: set[TopicPartition] = set()
         self._asked_at = float("-inf")
 
     def close(self) -> None:
@@ -65,23 +66,30 @@ class ClusterView:
         topics = self.topics(afresh=afresh)
         return tuple(one for name in sorted(topics) for one in topics[name].partitions)
 
-    def ends(self) -> tuple[Mapping[str, Topic], Offsets]:
+    def ends(self, known: Iterable[TopicPartition] = ()) -> tuple[Mapping[str, Topic], Offsets]:
         """The topics, and where what may be read of each of their partitions ends.
 
-        Raises UnknownTopicOrPartitionError where brokers go on contradicting one another.
+        A broker may hear late of what there is. So those that are ``known`` and not in its answer
+        are asked for again, for up to ten seconds, before they are taken to be gone. Raises
+        UnknownTopicOrPartitionError where brokers go on contradicting one another.
         """
         until = self._clock() + _AGREE_S
         while True:
-            try:
-                return self.topics(), self.latest(self.partitions())
-            except UnknownTopicOrPartitionError:
-                # One connection knows of a topic that is made, grown or deleted, the other not.
-                if self._clock() >= until:
-                    raise
-                self._consumer.close(0)
-                self._consumer = open_consumer(self._options)
-                self._asked_at = float("-inf")
-                sleep(_AGREE_PAUSE_S)
+            topics, partitions = self.topics(), self.partitions()
+            missing = set(known).difference(partitions)
+            is_late = self._clock() >= until
+            if missing <= self._gone or is_late:
+                self._gone = missing
+                try:
+                    return topics, self.latest(partitions)
+                except UnknownTopicOrPartitionError:
+                    # One connection knows of a topic that is made, grown or deleted, the other not.
+                    if is_late:
+                        raise
+                    self._consumer.close(0)
+                    self._consumer = open_consumer(self._options)
+            self._asked_at = float("-inf")
+            sleep(_AGREE_PAUSE_S)
 
     def earliest(self, partitions: Iterable[TopicPartition]) -> Offsets:
         """Where the logs begin."""

@@ -3,7 +3,8 @@
 Spark tells the process that plans a query's batches nothing of the query, and its tasks everything.
 So a task of each batch commits where the batch begins: there everything before it is done. That is
 a batch late; ``penstock.pipeline.progress`` commits exactly, from the driver. Nothing is ever read
-from these offsets, and a commit that fails costs no more than a warning.
+from these offsets, and a commit that fails costs no more than a warning. One that is late, of a
+task that was held up or killed, does not set them back behind those of the batches that followed.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def commit(
     settings = {**clients.of(AdminConfig), "default_api_timeout_ms": _TIMEOUT_MS}
     try:
         with AdminClient(clients.bootstrap_servers, **settings) as admin:
-            admin.alter_group_offsets(group, offsets)
+            admin.alter_group_offsets(group, offsets, only_forward=True)
     except PenstockError as error:
         _LOG.warning(
             "group %s: how far its query is was not committed, so that its lag looks larger than "

@@ -6,7 +6,9 @@
     {"orders": {"0": 1767323045000}}    times in ms since 1970, in ``startingOffsetsByTimestamp``
     {"orders": [0, 1]}                  partitions, in ``assign``
 
-In options -1 stands for the latest offset and -2 for the earliest. Pure.
+In options -1 stands for the latest offset and -2 for the earliest. In checkpoints a topic has its
+id beside its partitions, ``{"orders": {"0": 23, "id": "0198..."}}``: offsets mean nothing in
+another topic that was given its name. Those of earlier versions have none. Pure.
 """
 
 from __future__ import annotations
@@ -24,19 +26,41 @@ EARLIEST: Final = -2
 LATEST: Final = -1
 _MAX_INT64: Final = 2**63 - 1
 _MAX_INT32: Final = 2**31 - 1
+_ID: Final = "id"
 
 
-def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
-    """What goes into a checkpoint. Spark compares it as text, so equal offsets look alike."""
-    found: dict[str, dict[str, int]] = {}
+def to_json(
+    offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, str] | None = None
+) -> dict[str, dict[str, int | str]]:
+    """What goes into a checkpoint, with the ids of those topics of which they are known.
+
+    Spark compares it as text, so equal offsets look alike.
+    """
+    found: dict[str, dict[str, int | str]] = {}
     for partition in sorted(offsets):
         found.setdefault(partition.topic, {})[str(partition.partition)] = offsets[partition]
+    for topic, numbers in found.items():
+        if topic_ids is not None and topic in topic_ids:
+            numbers[_ID] = topic_ids[topic]
     return found
 
 
 def from_json(found: Any) -> Offsets:
-    """The reverse of ``to_json``. Raises ValueError saying what is wrong with it."""
+    """The offsets of ``to_json``. Raises ValueError saying what is wrong with it."""
+    if isinstance(found, dict):
+        found = {topic: _without_id(numbers) for topic, numbers in found.items()}
     return _offsets(found, least=0)
+
+
+def ids_from_json(found: Mapping[str, Any]) -> dict[str, str]:
+    """The topics' ids in ``to_json``, of those that have one there."""
+    return {topic: numbers[_ID] for topic, numbers in found.items() if _ID in numbers}
+
+
+def _without_id(numbers: Any) -> Any:
+    if not isinstance(numbers, dict) or not isinstance(numbers.get(_ID), str):
+        return numbers
+    return {number: offset for number, offset in numbers.items() if number != _ID}
 
 
 def parse_wanted(text: str) -> Offsets:

@@ -22,25 +22,34 @@ def slices(
     start: Offsets,
     end: Offsets,
     *,
-    finished: Offsets | None = None,
-) -> Sequence[InputPartition]:
+    topic_ids: Mapping[str, str] | None = None,
+) -> list[Slice]:
     """What the tasks read between two positions, ``minPartitions`` of them at least, and none
     more than ``maxRecordsPerPartition`` offsets.
 
-    The first one is to commit ``finished``. What is to be read of a topic that is gone is lost.
+    What is to be read of a topic that is gone is lost, and so is it where another one has its name:
+    one with another id than the offsets' in ``topic_ids``, if that has one.
     """
     found: list[Slice] = []
     for one in split(ranges(start, end), options.min_partitions, options.max_per_partition):
         where: TopicPartition = one.partition
         topic = topics.get(where.topic)
         if topic is None or where not in topic.partitions:
-            lost(
-                f"partition {where}: it is not there any more, and offsets {one.start} to "
-                f"{one.end} were to be read",
-                fail=options.fail_on_data_loss,
-            )
+            why = "it is not there any more"
+        elif (topic_ids or {}).get(where.topic, topic.topic_id) != topic.topic_id:
+            why = "its topic was deleted and made anew"
+        else:
+            found.append(Slice(*where, one.start, one.end, topic.topic_id, topic.timestamp_type))
             continue
-        found.append(Slice(*where, one.start, one.end, topic.topic_id, topic.timestamp_type))
-    if found and finished:
-        found[0] = replace(found[0], finished=finished)
+        lost(
+            f"partition {where}: {why}, and offsets {one.start} to {one.end} were to be read",
+            fail=options.fail_on_data_loss,
+        )
     return found
+
+
+def finishing(planned: list[Slice], finished: Offsets) -> Sequence[InputPartition]:
+    """The same tasks, of which the first one is to commit what the query is done with."""
+    if planned and finished:
+        planned[0] = replace(planned[0], finished=finished)
+    return planned

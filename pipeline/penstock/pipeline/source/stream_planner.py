@@ -3,12 +3,16 @@
 A checkpoint has where each batch ends, and nothing of where the first one began. So where that can
 be another place when it is looked for again ("latest" is), the first batch is empty and ends where
 it begins: from then on the checkpoint has it, and a crash loses nothing.
+
+A partition that was read keeps its position while it is not there, in the checkpoint too: one that
+is missing from an answer and comes back would otherwise be new, and be read twice. The position
+goes when its topic's name is another topic's, or when its log was cut before it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from penstock.client import TopicPartition
 from penstock.pipeline.source.losses import lost
@@ -25,7 +29,8 @@ class StreamPlanner:
     """What one stream remembers from batch to batch. Belongs to one query's run."""
 
     options: SourceOptions
-    topic_ids: dict[str, str] = field(default_factory=dict)
+    missing: frozenset[TopicPartition] = frozenset()
+    """Partitions that were not there when the batch before was planned."""
     anchor: Offsets | None = None
     """Where the first batch is to end, that is yet to come."""
     target: Offsets | None = None
@@ -47,6 +52,7 @@ class StreamPlanner:
         latest: Offsets,
         topic_ids: Mapping[str, str],
         *,
+        known_ids: Mapping[str, str],
         earliest: Callable[[Iterable[TopicPartition]], Offsets],
         weigh: Weigh,
         now_ms: float,
@@ -55,21 +61,30 @@ class StreamPlanner:
         """Where the batch ends that begins at ``start``; ``start`` itself for no batch.
 
         ``latest`` are the ends of what may be read, of the partitions that are there; ``topic_ids``
-        the ids of their topics. ``unlimited`` leaves the options' limits out (Trigger.Once). Raises
-        DataLossError, unless the query is to go on: then what is lost is begun anew where its log
-        begins.
+        the ids of their topics, ``known_ids`` those that belong to ``start``. ``unlimited`` leaves
+        the options' limits out (Trigger.Once). Raises DataLossError, unless the query is to go on:
+        then what is lost is begun anew where its log begins.
         """
         anchor, self.anchor = self.anchor, None
-        if anchor is not None and anchor == start and not unlimited:
+        others = replaced(topic_ids, known_ids)
+        if anchor is not None and anchor == start and not unlimited and not others:
             return start
         ends = self._wanted(start, latest)
-        anew = self._begun_anew(start, latest, topic_ids)
-        new = [one for one in ends if one not in start or one in anew]
-        begins = earliest(new) if new else {}
-        kept = {one: offset for one, offset in start.items() if one in ends and one not in anew}
-        end = step(kept, ends, begins)
+        cut = self._losses(start, latest, others)
+        kept = {
+            one: offset
+            for one, offset in start.items()
+            if one in ends and one not in cut and one.topic not in others
+        }
+        new = [one for one in ends if one not in kept]
+        end = step(kept, ends, earliest(new) if new else {})
         if not unlimited:
             end = self._limited(kept, end, weigh, now_ms)
+        end |= {
+            one: offset
+            for one, offset in start.items()
+            if one not in end and one.topic not in others
+        }
         if end != start:
             self.last_ms = now_ms
         return end
@@ -85,31 +100,30 @@ class StreamPlanner:
             if one in self.target
         }
 
-    def _begun_anew(
-        self, start: Offsets, latest: Offsets, topic_ids: Mapping[str, str]
+    def _losses(
+        self, start: Offsets, latest: Offsets, others: frozenset[str]
     ) -> set[TopicPartition]:
-        """The partitions whose old positions mean nothing any more."""
+        """Say what is lost; the partitions of the same topic whose logs were cut."""
         fail = self.options.fail_on_data_loss
-        anew: set[TopicPartition] = set()
-        for topic, topic_id in topic_ids.items():
-            if self.topic_ids.get(topic, topic_id) != topic_id:
-                lost(f"topic {topic} was deleted and made anew while it was read", fail=fail)
-                anew.update(one for one in start if one.topic == topic and one in latest)
+        cut: set[TopicPartition] = set()
+        for topic in sorted(others & {one.topic for one in start}):
+            lost(f"topic {topic} was deleted and made anew since it was read", fail=fail)
+        missing = frozenset(one for one in start if one not in latest and one.topic not in others)
+        for one in sorted(missing - self.missing):
+            lost(
+                f"partition {one} is not there any more, and was read up to offset {start[one]}",
+                fail=fail,
+            )
+        self.missing = missing
         for one, offset in start.items():
-            if one not in latest:
-                lost(
-                    f"partition {one} is not there any more, and was read up to offset {offset}",
-                    fail=fail,
-                )
-            elif offset > latest[one] and one not in anew:
+            if one in latest and offset > latest[one] and one.topic not in others:
                 lost(
                     f"partition {one} was read up to offset {offset}, and ends at {latest[one]} "
                     "now: it was cut, or its topic was deleted and made anew",
                     fail=fail,
                 )
-                anew.add(one)
-        self.topic_ids = dict(topic_ids)
-        return anew
+                cut.add(one)
+        return cut
 
     def _limited(self, start: Offsets, end: Offsets, weigh: Weigh, now_ms: float) -> Offsets:
         options = self.options
@@ -124,3 +138,8 @@ class StreamPlanner:
             weights = weigh({one.partition: one.start for one in wanted})
             end = limited(start, end, options.max_bytes, weights)
         return end
+
+
+def replaced(topic_ids: Mapping[str, str], known_ids: Mapping[str, str]) -> frozenset[str]:
+    """The topics whose names are those of other topics now; where no id is known, none."""
+    return frozenset(topic for topic, one in topic_ids.items() if known_ids.get(topic, one) != one)

@@ -21,9 +21,9 @@ from pyspark.sql.streaming.datasource import (
 from penstock.pipeline.source.arrow_reading import Slice, read_slice
 from penstock.pipeline.source.cluster_view import ClusterView, Topic
 from penstock.pipeline.source.group import commit_finished
-from penstock.pipeline.source.offsets import LATEST, Offsets, from_json, to_json
-from penstock.pipeline.source.slices import slices
-from penstock.pipeline.source.stream_planner import StreamPlanner
+from penstock.pipeline.source.offsets import LATEST, Offsets, from_json, ids_from_json, to_json
+from penstock.pipeline.source.slices import finishing, slices
+from penstock.pipeline.source.stream_planner import StreamPlanner, replaced
 from penstock.pipeline.source.weighing import Scale
 from penstock.pipeline.source_options import Place, SourceOptions
 from penstock.pipeline.worker_process import settle_in
@@ -64,7 +64,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         place = self._options.starting or Place(everywhere=LATEST)
         found = self._view.find(place, "starting")
         self._planner.begin(found, is_fixed=place.is_fixed)
-        return to_json(found)
+        return to_json(found, _ids(self._view.topics()))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - see above.
         """Not ReadAllAvailable: that stands for a trigger that wants no limits."""
@@ -81,12 +81,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         While nothing comes this takes up to a tenth of a second.
         """
         sleep(self._pause_s)
-        begin = from_json(start)
-        self._topics, self._latest = self._view.ends()
+        begin, known_ids = from_json(start), ids_from_json(start)
+        self._topics, self._latest = self._view.ends(begin)
+        topic_ids = _ids(self._topics)
         end = self._planner.next_end(
             begin,
             self._latest,
-            {name: topic.topic_id for name, topic in self._topics.items()},
+            topic_ids,
+            known_ids=known_ids,
             earliest=self._view.earliest,
             weigh=self._weigh,
             now_ms=monotonic() * 1000,
@@ -96,7 +98,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._pause_s = 0.0
         else:
             self._pause_s = min(_PAUSE_MOST_S, max(_PAUSE_FIRST_S, 2 * self._pause_s))
-        return to_json(end)
+        return to_json(end, known_ids | topic_ids)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - see above.
         """The ends of the logs, as of the last batch, for Spark's progress."""
@@ -104,11 +106,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of a batch. Raises DataLossError."""
-        begin = from_json(start)
+        begin, known_ids = from_json(start), ids_from_json(end)
         # The topics that the offsets were found in, where they were: tasks notice others. A batch
         # that an earlier run has planned comes without.
         topics = self._view.topics() if self._topics is None else self._topics
-        return slices(self._options, topics, begin, from_json(end), finished=begin)
+        anew = replaced(known_ids, ids_from_json(start))
+        # What was read of a topic that was made anew is no position in the one that there is.
+        positions = {one: offset for one, offset in begin.items() if one.topic not in anew}
+        planned = slices(self._options, topics, positions, from_json(end), topic_ids=known_ids)
+        there = {
+            one: begin[one] for topic in topics.values() for one in topic.partitions if one in begin
+        }
+        return finishing(planned, there)
 
     def stop(self) -> None:
         """Free the connections."""
@@ -140,3 +149,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield from read_slice(self._options, partition)
         finally:
             wait()
+
+
+def _ids(topics: Mapping[str, Topic]) -> dict[str, str]:
+    return {name: topic.topic_id for name, topic in topics.items()}

@@ -1,0 +1,60 @@
+"""What a planner is told of the cluster by brokers that do not all know the same."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from penstock.client import TopicPartition
+from penstock.pipeline.source import cluster_view
+from penstock.pipeline.source.cluster_view import ClusterView
+from penstock.pipeline.source_options import SourceOptions
+
+A0, A1 = TopicPartition("a", 0), TopicPartition("a", 1)
+
+
+class Brokers:
+    """Each answer has so many partitions as the next number says, and then as the last one."""
+
+    def __init__(self, *counts: int) -> None:
+        self.counts = list(counts)
+        self.asked = 0
+
+    def describe_topics(self, _names: Iterable[str]) -> list[Any]:
+        self.asked += 1
+        count = self.counts.pop(0) if len(self.counts) > 1 else self.counts[0]
+        partitions = [SimpleNamespace(partition=number) for number in range(count)]
+        return [SimpleNamespace(name="a", topic_id="id-a", partitions=partitions, configs={})]
+
+    def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        return dict.fromkeys(partitions, 9)
+
+
+def view(monkeypatch: pytest.MonkeyPatch, brokers: Brokers) -> ClusterView:
+    monkeypatch.setattr(cluster_view, "AdminClient", lambda *_, **__: brokers)
+    monkeypatch.setattr(cluster_view, "open_consumer", lambda _: brokers)
+    monkeypatch.setattr(cluster_view, "sleep", lambda _: None)
+    given = {"penstock.bootstrap.servers": "localhost:9092", "subscribe": "a"}
+    seconds = itertools.count()
+    return ClusterView(SourceOptions.load(given), clock=lambda: next(seconds) / 2)
+
+
+def test_what_one_answer_leaves_out_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = view(monkeypatch, Brokers(1, 1, 2))
+    assert found.ends([A0, A1])[1] == {A0: 9, A1: 9}
+
+
+def test_what_stays_away_is_gone_and_not_asked_for_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    brokers = Brokers(1)
+    found = view(monkeypatch, brokers)
+    assert found.ends([A0, A1])[1] == {A0: 9}
+    asked = brokers.asked
+    assert asked > 3
+    assert found.ends([A0, A1])[1] == {A0: 9}
+    assert brokers.asked <= asked + 1
