@@ -353,6 +353,18 @@ def test_attempts_are_forgotten_when_their_group_has_decided_or_nobody_used_them
     assert d.log[-1].value is None, "forgotten"
 
 
+def test_a_commit_keeps_what_its_engine_gave_along_and_a_replay_does_not_change_it() -> None:
+    d = Driver()
+    assert code(d.commit_group(0, metadata=b"planned")) is None
+    assert d.commit_group(0, metadata=b"other").is_replay
+    d.crash()
+    assert d.last_committed().metadata == b"planned"
+    d.commit_group(1)
+    assert d.last_committed().metadata == b""
+    assert code(d.commit_group(2, metadata=bytes(4_097))) is ErrorCode.INVALID_REQUEST
+    assert code(d.commit_group(2, metadata=bytes(4_096))) is None
+
+
 # ---------------------------------------------------------------------- ends of groups
 
 

@@ -299,7 +299,11 @@ class Driver:
         return self.answer()
 
     def commit_group(
-        self, epoch_number: int, *winners: str | Winner, ends_group: bool = False
+        self,
+        epoch_number: int,
+        *winners: str | Winner,
+        ends_group: bool = False,
+        metadata: bytes = b"",
     ) -> Any:
         """By ids of attempts, as they began last, or by winners."""
         request = transactions_pb2.CommitGroupRequest(
@@ -310,6 +314,7 @@ class Driver:
                 for one in winners
             ],
             ends_group=ends_group,
+            metadata=metadata,
         )
         self.handle(CommitGroup(self._next(), request, self.now_ms + WAIT_MS))
         return self.answer()
