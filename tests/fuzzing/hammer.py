@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from penstock.wire import reference
+from penstock.wire.columns import BytesColumn
 from penstock.wire.errors import CorruptRecordError
 from penstock.wire.record import Bounds
 
@@ -79,6 +80,23 @@ def plain(value: Any) -> Any:
     return [plain(one) for one in value] if isinstance(value, tuple) else value
 
 
+def strings_in(kind: Any, column: BytesColumn, first: int, count: int) -> Any:
+    found = kind(column, first, count)
+    return list(found), found.longest
+
+
+def check_strings(codec: Any, chance: random.Random) -> None:
+    """A column whose offsets may be anything, read by both alike."""
+    size = chance.choice((0, 1, 7, 8, 9, 40))
+    column = reference.column_of([some_bytes(chance) for _ in range(size)])
+    offsets = mutated(bytes(column.offsets), chance)
+    validity = None if column.validity is None else mutated(bytes(column.validity), chance)
+    odd = BytesColumn(validity, column.null_count, offsets, column.data)
+    first, count = chance.randrange(-1, 4), chance.randrange(-1, size + 2)
+    expected = outcome(strings_in, reference.Strings, odd, first, count)
+    assert outcome(strings_in, codec.Strings, odd, first, count) == expected
+
+
 def main(path: str, rounds: int, seed: int) -> None:
     codec = load(path)
     refused = 0
@@ -86,6 +104,7 @@ def main(path: str, rounds: int, seed: int) -> None:
         chance = random.Random(f"{seed}-{number}")
         count = chance.choice((1, 1, 2, 5, 20))
         sound = body_of(codec, count, chance)
+        check_strings(codec, chance)
         for _ in range(4):
             data = mutated(sound, chance)
             wrong = chance.choice((0, 0, 0, 0, 1, -1, 1000))

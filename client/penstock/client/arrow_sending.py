@@ -4,12 +4,13 @@ is first used.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from penstock.client.model import Header
 from penstock.client.sending import Plain
-from penstock.wire.codec import byte_strings
+from penstock.wire.codec import Strings
 from penstock.wire.columns import BytesColumn
 from penstock.wire.errors import ConfigurationError, InvalidRequestError
 
@@ -48,19 +49,36 @@ class ArrowRecords:
         return int(self._table.num_rows)
 
     def chunks(self, now_ms: int) -> Iterator[Plain]:
-        """All of them, in order; those without a timestamp column get the time ``now_ms``."""
+        """All of them, in order; those without a timestamp column get the time ``now_ms``.
+
+        Of keys, values, times and partitions no object is made: they stay in Arrow's buffers.
+        """
+        import pyarrow.compute as pc  # noqa: PLC0415 - see above.
+
         for batch in self._table.to_batches(max_chunksize=_CHUNK_RECORDS):
+            if not batch.num_rows:
+                continue
             columns = {name: batch.column(name) for name in batch.schema.names}
-            times: int | list[int] = now_ms
-            if "timestamp" in columns:
-                times = columns["timestamp"].to_pylist()
+            times, partitions = columns.get("timestamp"), columns.get("partition")
             yield Plain(
                 _strings(columns["value"]),
                 _strings(columns["key"]) if "key" in columns else None,
-                times,
+                now_ms if times is None else _numbers(times, "q"),
                 _headers(columns["headers"]) if "headers" in columns else None,
-                columns["partition"].to_pylist() if "partition" in columns else None,
+                None if partitions is None else _numbers(partitions.fill_null(-1), "i"),
+                _distinct(partitions),
+                0 if times is None else pc.min(times).as_py(),
             )
+
+    def times(self, now_ms: int) -> int | Sequence[int]:
+        """The time of each, or of all."""
+        if "timestamp" not in self._table.schema.names:
+            return now_ms
+        found = array("q")
+        for chunk in self._table.column("timestamp").chunks:
+            if len(chunk):
+                found.frombytes(_numbers(chunk, "q").cast("B"))
+        return found
 
 
 def _as_wanted(table: Any) -> Any:
@@ -113,12 +131,23 @@ def _is_bytes(kind: Any) -> bool:
     return any(test(kind) for test in tests) or of.is_fixed_size_binary(kind)
 
 
-def _strings(column: Any) -> list[bytes | None]:
+def _strings(column: Any) -> Strings:
     validity, offsets, data = column.buffers()
-    if not len(column):
-        return []
     whole = BytesColumn(validity, column.null_count, offsets, data or b"")
-    return byte_strings(whole, column.offset, len(column))
+    return Strings(whole, column.offset, len(column))
+
+
+def _numbers(column: Any, form: str) -> memoryview:
+    """The numbers of a column without nulls, of as many bytes as the form of ``array`` says."""
+    size = array(form).itemsize
+    whole = memoryview(column.buffers()[1])
+    return whole[size * column.offset : size * (column.offset + len(column))].cast("B").cast(form)
+
+
+def _distinct(partitions: Any) -> frozenset[int]:
+    if partitions is None:
+        return frozenset()
+    return frozenset(partitions.unique().drop_null().to_pylist())
 
 
 def _headers(column: Any) -> list[tuple[Header, ...]]:

@@ -190,13 +190,11 @@ class Producer:
         for plain in records.chunks(now):
             self._path.check_all(topic, plain)
         places: Places[Receipt] = Places()
-        times: list[int] = []
         with counting(places, len(records)):
             for plain in records.chunks(now):
                 self._queue_many(topic, plain, partition, places, deadline)
                 deadline = 0.0
-                times += plain.each_time()
-        return BulkDeliveryFuture(places, times)
+        return BulkDeliveryFuture(places, records.times(now))
 
     def _queue_many(
         self,

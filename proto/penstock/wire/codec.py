@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from penstock.wire.reference import (
         ColumnsBuilder,
         RecordsBody,
-        byte_strings,
+        Strings,
         parse_columns,
         parse_records,
         parse_records_as,
@@ -34,7 +34,7 @@ else:
     Places = (_codec or intake).Places
     Receipt = (_codec or intake).Receipt
     Stuck = (_codec or intake).Stuck
-    byte_strings = (_codec or reference).byte_strings
+    Strings = (_codec or reference).Strings
     first_odd = (_codec or intake).first_odd
 
 __all__ = [
@@ -45,8 +45,8 @@ __all__ = [
     "Places",
     "Receipt",
     "RecordsBody",
+    "Strings",
     "Stuck",
-    "byte_strings",
     "first_odd",
     "parse_columns",
     "parse_records",
