@@ -1,8 +1,9 @@
 """What it costs to put the rows of an Arrow table into batches: `send_arrow`, without the network.
 
 Tables as Spark's sink has them, 10,000 rows of 100 bytes: values alone; with keys of 8 bytes; with
-keys, times and partitions. Each row is looked at twice, as `send_arrow` does: once whether all can
-be sent, and once to send them. CPU microseconds a row, the best of several rounds in turns.
+keys, times and partitions; with two headers. Each row is looked at twice, as `send_arrow` does:
+once whether all can be sent, and once to send them. CPU microseconds a row, the best of several
+rounds in turns.
 """
 
 from __future__ import annotations
@@ -38,12 +39,15 @@ def _tables() -> dict[str, pa.Table]:
     keys = pa.array([b"%08d" % number for number in range(ROWS)])
     times = pa.array(range(_NOW_MS, _NOW_MS + ROWS), pa.int64())
     partitions = pa.array([number % PARTITIONS for number in range(ROWS)], pa.int32())
+    header = pa.struct([("key", pa.string()), ("value", pa.binary())])
+    headers = pa.array([[("trace", b"12345678"), ("kind", b"order")]] * ROWS, pa.list_(header))
     return {
         "values": pa.table({"value": values}),
         "keys and values": pa.table({"key": keys, "value": values}),
         "keys, values, times, partitions": pa.table(
             {"key": keys, "value": values, "timestamp": times, "partition": partitions}
         ),
+        "values, headers": pa.table({"value": values, "headers": headers}),
     }
 
 
@@ -75,6 +79,7 @@ def _send(table: pa.Table) -> None:
             before=before,
             places=places,
             partitions=plain.partitions,
+            headers=plain.joined_headers,
         )
         assert taken == len(plain.values)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import random
 import sys
+from array import array
+from itertools import accumulate
 from typing import Any
 
 from penstock.wire import reference
@@ -97,6 +99,27 @@ def check_strings(codec: Any, chance: random.Random) -> None:
     assert outcome(strings_in, codec.Strings, odd, first, count) == expected
 
 
+def check_headers(codec: Any, chance: random.Random) -> None:
+    """Headers whose lists may be anything, joined by both alike."""
+    counts = [chance.choice((0, 0, 1, 3)) for _ in range(chance.choice((0, 1, 5)))]
+    total = sum(counts)
+    names = [chance.choice((b"", b"a", b"n\xc3\xa4me", b"\xff", None)) for _ in range(total)]
+    sound = bool(chance.randrange(3))
+    parts = [b"ok"] * total if sound else names, [some_bytes(chance) for _ in range(total)]
+    ends = array("i", accumulate(counts, initial=0))
+    if not chance.randrange(4):
+        ends[chance.randrange(len(ends))] = chance.choice((-1, 0, 1, total, total + 1, 2**31 - 1))
+    found = [
+        one.join_headers(
+            ends,
+            *(one.Strings(reference.column_of(part), 0, total) for part in parts),
+        )
+        for one in (codec, reference)
+    ]
+    assert (found[0] is None) == (found[1] is None)
+    assert found[0] is None or list(found[0]) == list(found[1])
+
+
 def main(path: str, rounds: int, seed: int) -> None:
     codec = load(path)
     refused = 0
@@ -105,6 +128,7 @@ def main(path: str, rounds: int, seed: int) -> None:
         count = chance.choice((1, 1, 2, 5, 20))
         sound = body_of(codec, count, chance)
         check_strings(codec, chance)
+        check_headers(codec, chance)
         for _ in range(4):
             data = mutated(sound, chance)
             wrong = chance.choice((0, 0, 0, 0, 1, -1, 1000))

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from penstock.client.model import Header
 from penstock.client.sending import Plain
-from penstock.wire.codec import Strings
+from penstock.wire.codec import Strings, join_headers
 from penstock.wire.columns import BytesColumn
 from penstock.wire.errors import ConfigurationError, InvalidRequestError
 
@@ -51,7 +51,8 @@ class ArrowRecords:
     def chunks(self, now_ms: int) -> Iterator[Plain]:
         """All of them, in order; those without a timestamp column get the time ``now_ms``.
 
-        Of keys, values, times and partitions no object is made: they stay in Arrow's buffers.
+        No object is made of any: they stay in Arrow's buffers, and headers are joined as they
+        stand in batches.
         """
         import pyarrow.compute as pc  # noqa: PLC0415 - see above.
 
@@ -64,7 +65,7 @@ class ArrowRecords:
                 _strings(columns["value"]),
                 _strings(columns["key"]) if "key" in columns else None,
                 now_ms if times is None else _numbers(times, "q"),
-                _headers(columns["headers"]) if "headers" in columns else None,
+                *_headers(columns.get("headers")),
                 None if partitions is None else _numbers(partitions.fill_null(-1), "i"),
                 _distinct(partitions),
                 0 if times is None else pc.min(times).as_py(),
@@ -133,15 +134,17 @@ def _is_bytes(kind: Any) -> bool:
 
 def _strings(column: Any) -> Strings:
     validity, offsets, data = column.buffers()
+    if not len(column):  # Which may come without offsets.
+        return Strings(BytesColumn(None, 0, bytes(4), b""), 0, 0)
     whole = BytesColumn(validity, column.null_count, offsets, data or b"")
     return Strings(whole, column.offset, len(column))
 
 
-def _numbers(column: Any, form: str) -> memoryview:
+def _numbers(column: Any, form: Literal["i", "q"]) -> memoryview:
     """The numbers of a column without nulls, of as many bytes as the form of ``array`` says."""
     size = array(form).itemsize
-    whole = memoryview(column.buffers()[1])
-    return whole[size * column.offset : size * (column.offset + len(column))].cast("B").cast(form)
+    whole = memoryview(column.buffers()[1]).cast("B")
+    return whole[size * column.offset : size * (column.offset + len(column))].cast(form)
 
 
 def _distinct(partitions: Any) -> frozenset[int]:
@@ -150,7 +153,31 @@ def _distinct(partitions: Any) -> frozenset[int]:
     return frozenset(partitions.unique().drop_null().to_pylist())
 
 
-def _headers(column: Any) -> list[tuple[Header, ...]]:
-    return [
-        tuple((pair["key"], pair["value"]) for pair in pairs or ()) for pairs in column.to_pylist()
-    ]
+class _HeaderRows(Sequence[tuple[Header, ...]]):
+    """Each record's headers, made when they are looked at."""
+
+    def __init__(self, column: Any) -> None:
+        self._column = column
+
+    def __len__(self) -> int:
+        return len(self._column)
+
+    def __getitem__(self, number: Any) -> Any:
+        pairs = self._column[number].as_py() or ()
+        return tuple(pair and (pair["key"], pair["value"]) for pair in pairs)
+
+
+def _headers(column: Any) -> tuple[_HeaderRows | None, Strings | None]:
+    """Those of each record, and as they stand in a batch, where they all can."""
+    if column is None:
+        return None, None
+    import pyarrow as pa  # noqa: PLC0415 - see above.
+    import pyarrow.compute as pc  # noqa: PLC0415 - see above.
+
+    rows, pairs = _HeaderRows(column), column.flatten()
+    if pairs.null_count:
+        return rows, None
+    counts = pc.list_value_length(column).fill_null(0)
+    ends = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(counts)])
+    names, values = pairs.flatten()
+    return rows, join_headers(_numbers(ends, "i"), _strings(names), _strings(values))

@@ -178,7 +178,7 @@ class Producer:
         columns are those of ``Consumer.fetch_arrow``: ``value`` (binary or string), and if wanted
         ``key`` (the same), ``timestamp`` (a timestamp, or milliseconds as integers), ``headers``
         (lists of structs of a ``key`` and a ``value``) and ``partition`` (where it is null, that is
-        chosen as without). Serialisers are not asked. With the first three only it costs least.
+        chosen as without). Serialisers are not asked. Of no row an object is made.
 
         Raises ConfigurationError without pyarrow, InvalidRequestError for other columns or types.
         """

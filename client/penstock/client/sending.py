@@ -44,7 +44,9 @@ class Plain(NamedTuple):
     keys: list[bytes | None] | Strings | None
     times: int | memoryview
     """In milliseconds; each in a view of int64 where they are not the same."""
-    headers: list[tuple[Header, ...]] | None = None
+    headers: Sequence[tuple[Header, ...]] | None = None
+    joined_headers: Strings | None = None
+    """The same as they stand in a batch; None where one of them cannot."""
     partitions: memoryview | None = None
     """Int32; -1 where none is said."""
     distinct_partitions: frozenset[int] = frozenset()
@@ -145,7 +147,7 @@ class SendPath:
         self, topic: str, plain: Plain, partition: int | None, before: int, places: Places[Receipt]
     ) -> int:
         """How many are queued by now; those that the intake takes are added to ``places``."""
-        if plain.headers is not None:
+        if plain.headers is not None and plain.joined_headers is None:
             return len(places) - before
         return self._engine.intake.take_many(
             topic,
@@ -154,6 +156,7 @@ class SendPath:
             before=before,
             places=places,
             partitions=plain.partitions,
+            headers=plain.joined_headers,
         )
 
     def nth(self, topic: str, plain: Plain, number: int, partition: int | None) -> Prepared:
@@ -176,10 +179,16 @@ class SendPath:
         count = self._engine.metadata.partition_count(topic)
         for partition in plain.distinct_partitions:
             _check_partition(topic, partition, count)
-        # Half of what a record may have: keys and values are looked at one after the other.
-        small_bytes = (self._max_request_size - HEADER_BYTES - RECORD_BOUND_BYTES) // 2
-        odd = _has_odd(plain.values, small_bytes) or _has_odd(plain.keys or [], small_bytes)
-        if odd or plain.least_time_ms < 0 or plain.headers is not None:
+        # A third of what a record may have: all are looked at one after the other.
+        small_bytes = (self._max_request_size - HEADER_BYTES - RECORD_BOUND_BYTES) // 3
+        parts: tuple[list[Any] | Strings, ...] = (
+            plain.values,
+            plain.keys or [],
+            plain.joined_headers or [],
+        )
+        odd = any(_has_odd(part, small_bytes) for part in parts)
+        has_odd_headers = plain.headers is not None and plain.joined_headers is None
+        if odd or plain.least_time_ms < 0 or has_odd_headers:
             for number in range(len(plain.values)):
                 self.nth(topic, plain, number, None)
 

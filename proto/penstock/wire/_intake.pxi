@@ -116,6 +116,64 @@ cdef class Strings:
         return True
 
 
+def join_headers(offsets, Strings names, Strings values):
+    cdef Bytes held = Bytes(offsets)
+    cdef const int32_t* ends = <const int32_t*>held.start
+    cdef Py_ssize_t count = held.size // 4 - 1, size = 0, record, at
+    cdef bytearray out_offsets, out
+    cdef int32_t* out_ends
+    cdef uint8_t* start
+    cdef uint8_t* to
+    cdef uint8_t* end
+    cdef Span name, value
+    if count < 0 or ends[0] != 0 or ends[count] != names._count or ends[count] != values._count:
+        return None
+    for record in range(count):
+        if ends[record] > ends[record + 1]:
+            return None
+        size += size_of(zigzag(ends[record + 1] - ends[record]))
+    for at in range(names._count):
+        if not names.get(at, &name) or not values.get(at, &value) or not is_text(name):
+            return None
+        size += bytes_size(name) + bytes_size(value)
+    if size > INT32_MAX:
+        return None
+    out_offsets = PyByteArray_FromStringAndSize(NULL, 4 * (count + 1))
+    out = PyByteArray_FromStringAndSize(NULL, size)
+    out_ends = <int32_t*>PyByteArray_AS_STRING(out_offsets)
+    start = to = <uint8_t*>PyByteArray_AS_STRING(out)
+    end = start + size
+    out_ends[0] = 0
+    for record in range(count):
+        # Whoever made the columns may have written to them since they were measured.
+        if not 0 <= ends[record] <= ends[record + 1] <= names._count:
+            return None
+        if size_of(zigzag(ends[record + 1] - ends[record])) > end - to:
+            return None
+        to = write_varint(to, zigzag(ends[record + 1] - ends[record]))
+        for at in range(ends[record], ends[record + 1]):
+            if not names.get(at, &name) or not values.get(at, &value) or name.size < 0:
+                return None
+            if bytes_size(name) + bytes_size(value) > end - to:
+                return None
+            to = write_bytes(write_bytes(to, name), value)
+        out_ends[record + 1] = <int32_t>(to - start)
+    return Strings(BytesColumn(None, 0, out_offsets, out), 0, count)
+
+
+cdef bint is_text(Span data) except -1:
+    """Whether it is UTF-8, and not null."""
+    cdef int64_t at = 0
+    while at < data.size and data.start[at] < 0x80:
+        at += 1
+    if at < data.size:
+        try:
+            PyUnicode_DecodeUTF8(<const char*>data.start, data.size, NULL)
+        except UnicodeDecodeError:
+            return False
+    return data.size >= 0
+
+
 cdef class ManyBytes:
     """As many byte strings as there are records, in a list or a column; or none at all."""
 
@@ -384,6 +442,7 @@ cdef class Intake:
         Py_ssize_t before,
         Places places,
         partitions=None,
+        Strings headers=None,
     ):
         cdef OpenTopic found
         cdef OpenBatch batch
@@ -411,12 +470,15 @@ cdef class Intake:
             or not 0 <= at <= count
             or not all_values.has(count)
             or not all_keys.has(count)
+            or (headers is not None and headers._count != count)
             or (each_time != NULL and time_bytes.size != 8 * count)
             or (each_place != NULL and place_bytes.size != 4 * count)
         ):
             return at
         while at < count:
             if not all_values.get(at, &record.value) or not all_keys.get(at, &record.key):
+                return at
+            if headers is not None and not headers.get(at, &record.headers):
                 return at
             if each_time != NULL:
                 record.timestamp_ms = each_time[at]
@@ -453,7 +515,9 @@ cdef class Intake:
             bound += record.value.size
         if record.key.size > 0:
             bound += record.key.size
-        if bound + _HEADER_BYTES > self._max_record_bytes:
+        if record.headers.size > 1:
+            bound += record.headers.size
+        if record.headers.size < 0 or bound + _HEADER_BYTES > self._max_record_bytes:
             return None
         if record.partition != -1:
             if not 0 <= record.partition < count:

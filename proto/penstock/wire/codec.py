@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         ColumnsBuilder,
         RecordsBody,
         Strings,
+        join_headers,
         parse_columns,
         parse_records,
         parse_records_as,
@@ -35,6 +36,7 @@ else:
     Receipt = (_codec or intake).Receipt
     Stuck = (_codec or intake).Stuck
     Strings = (_codec or reference).Strings
+    join_headers = (_codec or reference).join_headers
     first_odd = (_codec or intake).first_odd
 
 __all__ = [
@@ -48,6 +50,7 @@ __all__ = [
     "Strings",
     "Stuck",
     "first_odd",
+    "join_headers",
     "parse_columns",
     "parse_records",
     "parse_records_as",

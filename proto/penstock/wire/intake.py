@@ -202,13 +202,15 @@ class Intake(Generic[R, C]):
         before: int,
         places: Places[R],
         partitions: Buffer | None = None,
+        headers: Strings | None = None,
     ) -> int:
         """Add values; the number of those that are added by now, all or up to one that there is
         more to.
 
         Those added before are as many as ``places`` has more than ``before``. ``keys``, ``times``
         in milliseconds if they are not the same for all (int64), and ``partitions`` (int32, -1 for
-        none; they count without ``partition``) are as many as the values. Of what is in columns no
+        none; they count without ``partition``) and ``headers`` (of ``join_headers``) are as many as
+        the values. Of what is in columns no
         object is made.
         """
         return len(places) - before

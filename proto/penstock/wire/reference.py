@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, Final, TypeVar
 
 from penstock.wire.batch import HEADER_BYTES, Buffer
@@ -364,3 +364,24 @@ def _byte_strings(column: BytesColumn, first: int, count: int) -> list[bytes | N
         there = validity is None or validity[place >> 3] >> (place & 7) & 1
         strings.append(bytes(data[start:end]) if there else None)
     return strings
+
+
+def join_headers(offsets: Buffer, names: Strings, values: Strings) -> Strings | None:
+    """The headers of each record as they stand in a batch, their count first.
+
+    Those of record i are the names and values from ``offsets[i]`` (int32, one more than there are
+    records) to ``offsets[i + 1]``. None where that is not so, and where a name is null or no text.
+    """
+    ends = memoryview(offsets).cast("B").cast("i").tolist()
+    if not ends or ends[0] != 0 or ends != sorted(ends):
+        return None
+    if not ends[-1] == len(names) == len(values):
+        return None
+    found: list[bytes | None] = []
+    try:
+        for start, end in pairwise(ends):
+            some = [(names[number].decode(), values[number]) for number in range(start, end)]
+            found.append(encode_headers(some))
+    except (AttributeError, UnicodeDecodeError):
+        return None
+    return Strings(column_of(found), 0, len(found))

@@ -25,6 +25,7 @@ from penstock.wire.codec import (
     Strings,
     Stuck,
     first_odd,
+    join_headers,
 )
 from penstock.wire.columns import BytesColumn
 from penstock.wire.compression import Compression
@@ -284,6 +285,64 @@ def test_columns_are_taken_as_lists_are(
     for mine, other in zip(from_columns.builders, from_lists.builders, strict=True):
         assert bytes(mine.body()) == bytes(other.body())
     assert from_columns.stuck.left_bytes == from_lists.stuck.left_bytes
+
+
+NAMES = st.none() | st.text(max_size=5).map(str.encode) | st.just(b"\xff")
+
+
+@given(
+    st.lists(st.lists(st.tuples(NAMES, DATA), max_size=3), max_size=9),
+    st.sampled_from([0, 0, 0, 1, -1]),
+    st.integers(0, 9),
+)
+def test_headers_of_columns_are_joined_as_they_stand_in_batches(
+    headers: list[list[tuple[bytes | None, bytes | None]]], wrong: int, where: int
+) -> None:
+    pairs = [pair for some in headers for pair in some]
+    ends = array("i", [0])
+    for some in headers:
+        ends.append(ends[-1] + len(some))
+    ends[where % len(ends)] += wrong
+    names, values = [name for name, _ in pairs], [value for _, value in pairs]
+    found = join_headers(ends, strings(names), strings(values))
+    by_reference = [
+        reference.Strings(reference.column_of(part), 0, len(part)) for part in (names, values)
+    ]
+    expected = reference.join_headers(ends, *by_reference)
+    assert (None if found is None else list(found)) == (
+        None if expected is None else list(expected)
+    )
+    sound = not wrong and all(name not in (None, b"\xff") for name in names)
+    assert (found is not None) == sound
+    if found is not None:
+        assert list(found) == [
+            reference.encode_headers(
+                [(str(name, "utf-8"), value) for name, value in some if name is not None]
+            )
+            for some in headers
+        ]
+
+
+@compiled
+def test_headers_are_taken_with_their_records() -> None:
+    producer, places = Producer(limit=400), Places[Receipt]()
+    names, values = strings([b"a", b"name"]), strings([b"1", None])
+    headers = join_headers(array("i", [0, 0, 2]), names, values)
+    column = strings([b"v", b"w"])
+
+    def take(headers: Any, partition: int) -> int:
+        return producer.intake.take_many(
+            "t", column, None, 5, partition=partition, before=len(places), places=places,
+            headers=headers,
+        )  # fmt: skip
+
+    assert take(headers, 0) == 2
+    found = decode_batch(producer.builders[0].build())
+    assert [one.headers for one in found] == [(), (("a", b"1"), ("name", None))]
+    # As many as values, and what is too large with them is declined.
+    assert take(join_headers(array("i", [0]), strings([]), strings([])), 0) == 0
+    large = join_headers(array("i", [0, 0, 1]), strings([b"h"]), strings([b"x" * 400]))
+    assert take(large, 1) == 1
 
 
 @compiled
