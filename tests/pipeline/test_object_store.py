@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 from pyspark.sql import DataFrame, SparkSession
@@ -15,7 +17,7 @@ from penstock.pipeline.connectors.object_store import (
     ObjectsDataSource,
     ParquetBatches,
 )
-from penstock.pipeline.errors import OptionError, StaleCheckpointError
+from penstock.pipeline.errors import ConcurrentQueryError, OptionError, StaleCheckpointError
 from tests.pipeline.stores import running_store
 
 
@@ -49,8 +51,9 @@ def test_batches_are_written_once_and_read_once(
     # Whoever died before left more objects than there are tasks now.
     write._write(frame.repartition(5), f"{path}/batch-0000000000").collect()
     write(frame, 0)
-    parts = [f"batch-0000000000/part-{part:05d}.parquet" for part in range(3)]
-    assert names(store, path) == ["batch-0000000000/_committed.json", *parts]
+    marker, *parts = names(store, path)
+    assert marker == "batch-0000000000/_committed.json"
+    assert [part[:27] for part in parts] == [f"batch-0000000000/part-{n:05d}" for n in range(3)]
     # The same batch again changes nothing, whatever is in it.
     write(spark.range(99).selectExpr(*columns.split(", ")), 0)
     found = objects(spark, store, path, stream=False)
@@ -82,6 +85,83 @@ def test_batches_are_written_once_and_read_once(
     write(frame.where("id = 7"), 2)
     run()
     assert batches[3:] == [[7]]
+
+
+def test_objects_of_others_hide_no_batch(spark: SparkSession, store: S3, tmp_path: Path) -> None:
+    path = "bucket/mixed"
+    write = ParquetBatches(path, store, sink_id="mixed")
+    found: list[list[int]] = []
+
+    def put(name: str, number: int) -> None:
+        pq.write_table(pa.table({"id": [number]}), f"{path}/{name}", filesystem=store.connect())
+
+    def run(**options: Any) -> None:
+        query = (
+            objects(spark, store, path, stream=True, **options)
+            .writeStream.foreachBatch(
+                lambda batch, _: found.append([r.id for r in batch.collect()])
+            )
+            .option("checkpointLocation", str(tmp_path))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+    write(spark.range(1), 0)
+    put("batch-foo.parquet", 100)
+    put("zzz.parquet", 101)
+    run()
+    write(spark.range(1, 2), 1)
+    put("~.parquet", 102)
+    # An attempt at a task whose driver believed it dead.
+    put("batch-0000000001/part-00000-late.parquet", 1)
+    run()
+    assert [sorted(batch) for batch in found] == [[0, 100, 101], [1, 102]]
+    assert written(spark, store, path) == [0, 1, 100, 101, 102]
+    put("a.parquet", 103)
+    with pytest.raises(Exception, match=r"DataLossError: .*1 objects came whose .*failOnDataLoss"):
+        run()
+    write(spark.range(2, 3), 2)
+    run(failOnDataLoss=False)
+    assert found[2:] == [[2]]
+
+
+def test_a_batch_that_another_driver_commits_meanwhile_is_written_once(
+    spark: SparkSession, store: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = "bucket/meanwhile"
+    real = ParquetBatches._write
+
+    def write(self: ParquetBatches, frame: DataFrame, directory: str) -> DataFrame:
+        monkeypatch.setattr(ParquetBatches, "_write", real)
+        done = spark.createDataFrame(real(self, frame, directory).collect())
+        self(frame, 0)
+        # That one takes what it finds for an earlier attempt's.
+        return done
+
+    monkeypatch.setattr(ParquetBatches, "_write", write)
+    ParquetBatches(path, store, sink_id="meanwhile")(spark.range(5, numPartitions=1), 0)
+    assert len(names(store, path)) == 2
+    assert written(spark, store, path) == list(range(5))
+
+
+def test_an_object_that_is_gone_before_the_commit_is_noticed(
+    spark: SparkSession, store: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = "bucket/gone"
+    real = ParquetBatches._write
+
+    def write(self: ParquetBatches, frame: DataFrame, directory: str) -> DataFrame:
+        done = spark.createDataFrame(real(self, frame, directory).collect())
+        # Another driver cleans up after those before it.
+        for name in names(store, path):
+            store.connect().delete_file(f"{path}/{name}")
+        return done
+
+    monkeypatch.setattr(ParquetBatches, "_write", write)
+    with pytest.raises(ConcurrentQueryError, match="is gone before the batch was committed"):
+        ParquetBatches(path, store, sink_id="gone")(spark.range(1), 0)
+    assert names(store, path) == []
 
 
 def test_an_empty_batch_is_committed_too(spark: SparkSession, store: S3) -> None:

@@ -17,8 +17,10 @@ environment, the machine's role), unless they are given.
 from __future__ import annotations
 
 import json
+import logging
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -42,12 +44,25 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from penstock.pipeline.connectors.object_listing import (
+    MARKER,
+    Listing,
+    Position,
+    check_path,
+    directory_of,
+)
 from penstock.pipeline.connectors.writer_identity import execution_of, writer_of
-from penstock.pipeline.errors import OptionError, SharedSinkIdError, StaleCheckpointError
+from penstock.pipeline.errors import (
+    ConcurrentQueryError,
+    DataLossError,
+    OptionError,
+    SharedSinkIdError,
+    StaleCheckpointError,
+)
 from penstock.pipeline.option_map import OptionMap
 
+_log: Final = logging.getLogger(__name__)
 _WHERE: Final = "the penstock-objects source"
-_MARKER: Final = "_committed.json"
 _PIECE_BYTES: Final = 8 << 20
 
 
@@ -82,12 +97,13 @@ class S3:
 class ParquetBatches:
     """Connect's S3 sink: what ``foreachBatch`` calls to write each batch as Parquet objects.
 
-    Under ``path`` (``bucket/prefix``) a batch has the names ``batch-0000000012/part-00000.parquet``
-    and so on, and last of all ``_committed.json``, which names them: a batch without it is not
-    there. A batch that comes again after a crash is written under the same names, or not at all
-    where it was committed. Who reads only what is committed (as ``penstock-objects`` does) reads
-    each row once. One query writes under one path, once a batch: the batches have its id, which its
-    checkpoint keeps, or ``sink_id``, and those of another one are refused.
+    Under ``path`` (``bucket/prefix``) a batch has the names
+    ``batch-0000000012/part-00000-1f0c6a52.parquet`` and so on, of which no two attempts at a task
+    share one, and last of all ``_committed.json``, which names those that count: a batch without it
+    is not there. A batch that comes again after a crash is written anew, or not at all where it was
+    committed. Who reads only what these name (as ``penstock-objects`` does) reads each row once.
+    One query writes under one path, once a batch: the batches have its id, which its checkpoint
+    keeps, or ``sink_id``, and those of another one are refused.
     """
 
     path: str
@@ -106,18 +122,27 @@ class ParquetBatches:
         if self._is_written(store, sink_id, execution, batch_id):
             return
         written = {row.name: row.rows for row in self._write(frame, directory).collect()}
-        # An earlier attempt may have had more tasks: what it left is not this batch's.
-        for left in _list(store, directory):
-            if left.base_name not in written:
-                store.delete_file(left.path)
+        if self._is_written(store, sink_id, execution, batch_id):
+            # Meanwhile, by another driver with this checkpoint: its objects count.
+            marker = _marker(store, directory) or {}
+            _keep_only(store, directory, {MARKER, *marker["objects"]})
+            return
+        # Earlier attempts are not this batch's, for those who read whatever lies there.
+        found = _keep_only(store, directory, written.keys())
+        if gone := written.keys() - found:
+            raise ConcurrentQueryError(
+                f"{', '.join(sorted(gone))} of batch {batch_id} under {self.path} is gone before "
+                "the batch was committed: another driver with this checkpoint writes there, too; "
+                "next: let one of them run"
+            )
         marker = {
             "batch": batch_id, "sink": sink_id, "execution": execution, "objects": written,
         }  # fmt: skip
-        with store.open_output_stream(f"{directory}/{_MARKER}") as target:
+        with store.open_output_stream(f"{directory}/{MARKER}") as target:
             target.write(json.dumps(marker).encode())
 
     def _directory(self, batch_id: int) -> str:
-        return f"{self.path.rstrip('/')}/batch-{batch_id:010d}"
+        return f"{self.path.rstrip('/')}/{directory_of(batch_id)}"
 
     def _is_written(
         self, store: fs.FileSystem, sink_id: str, execution: str | None, batch_id: int
@@ -142,7 +167,7 @@ class ParquetBatches:
                 f"{self.path} already, and this one would be taken for its repetition; nothing was "
                 "written by this one; next: give it a path of its own, and start the query again"
             )
-        if _exists(store, f"{self._directory(batch_id + 1)}/{_MARKER}"):
+        if _exists(store, f"{self._directory(batch_id + 1)}/{MARKER}"):
             raise StaleCheckpointError(
                 f"sink {sink_id} has written batch {batch_id + 1} under {self.path}, and batch "
                 f"{batch_id} comes now: the query's checkpoint is older than what is there; "
@@ -157,7 +182,9 @@ class ParquetBatches:
         def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             context = TaskContext.get()
             assert context is not None
-            name, rows = f"part-{context.partitionId():05d}.parquet", 0
+            # An attempt that was given up may still be sending when another one has been counted.
+            unique = uuid.uuid4().hex[:8]
+            name, rows = f"part-{context.partitionId():05d}-{unique}.parquet", 0
             # Sent when it is whole: pyarrow finishes an upload also where its writer has failed,
             # and what was torn so would lie under the name of what is right.
             with tempfile.TemporaryFile() as whole:
@@ -183,6 +210,7 @@ class _SourceOptions:
     path: str
     store: S3
     most_files: int | None
+    fails: bool
 
     @classmethod
     def load(cls, given: Mapping[str, str]) -> _SourceOptions:
@@ -196,33 +224,59 @@ class _SourceOptions:
                 options.text("secretKey"),
             ),
             options.whole_number("maxFilesPerTrigger", low=1),
+            options.flag("failOnDataLoss", True),
         )
         options.finish()
+        check_path(found.path, _WHERE)
         return found
 
-    def names(self, after: str = "") -> list[str]:
-        """The Parquet objects after this one by name; of batches of ours the committed ones."""
-        store = self.store.connect()
-        found = sorted(each.path for each in _list(store, self.path) if each.is_file)
-        committed = {path.rpartition("/")[0] for path in found if path.endswith(f"/{_MARKER}")}
-        names = []
-        for path in found:
-            directory, _, name = path.rpartition("/")
-            if not name.endswith(".parquet"):
-                continue
-            if directory.rpartition("/")[2].startswith("batch-") and directory not in committed:
-                # Batches come one after the other: what follows is not complete either.
-                break
-            names.append(path)
-        return [path for path in names if path > after]
+    def listing(self) -> Listing:
+        """What there is now. Raises OptionError for a path that has paths of batches below."""
+        found = _list(self.store.connect(), self.path)
+        return Listing.of((each.path.removeprefix(f"{self.path}/") for each in found), _WHERE)
+
+    def parts_of(self, batch_id: int) -> list[str] | None:
+        """What a batch consists of; None where it is not committed."""
+        marker = _marker(self.store.connect(), f"{self.path}/{directory_of(batch_id)}")
+        return None if marker is None else list(marker["objects"])
+
+    def all_objects(self) -> list[str]:
+        """The paths of all objects that are there to read now."""
+        lost, listing = _Losses(self), self.listing()
+        end = listing.plan(Position(), None, self.parts_of, lost)
+        return self.paths(listing.between(Position(), end, self.parts_of, lost))
+
+    def paths(self, names: Sequence[str]) -> list[str]:
+        """As the store has them."""
+        return [f"{self.path}/{name}" for name in names]
+
+
+class _Losses:
+    """What is done with what will never be read: the query fails, or the log says it, once."""
+
+    def __init__(self, options: _SourceOptions) -> None:
+        self._options = options
+        self._told: set[str] = set()
+
+    def __call__(self, what: str) -> None:
+        text = f"{_WHERE}: under {self._options.path} {what}"
+        if self._options.fails:
+            raise DataLossError(
+                f"{text}; next: put that right, or go on without it by failOnDataLoss=false"
+            )
+        if what not in self._told:
+            _log.warning("%s", text)
+        self._told.add(what)
 
 
 class ObjectsDataSource(DataSource):
-    """``format("penstock-objects")``: Parquet objects under a path, in the order of their names.
+    """``format("penstock-objects")``: Parquet objects under a path.
 
-    Options: ``path``, ``endpoint``, ``region``, ``accessKey``, ``secretKey``,
-    ``maxFilesPerTrigger``. Without ``.schema(...)`` the first object's is taken. A stream reads
-    objects that are new, by name: each must come after those before it, as those of batches do.
+    These are the batches of ``ParquetBatches`` that are committed, in their order, and any others,
+    in the order of their names; of these a stream reads those whose names are after what it has
+    read. What it would never read fails it, unless ``failOnDataLoss`` is false. Other options:
+    ``path``, ``endpoint``, ``region``, ``accessKey``, ``secretKey``, ``maxFilesPerTrigger``.
+    Without ``.schema(...)`` the first object's is taken.
     """
 
     @classmethod
@@ -235,7 +289,7 @@ class ObjectsDataSource(DataSource):
         from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 - rarely needed.
 
         options = _SourceOptions.load(self.options)
-        names = options.names()
+        names = options.all_objects()
         if not names:
             raise OptionError(
                 f"{_WHERE}: there is no Parquet object under {options.path} to take the schema "
@@ -263,7 +317,7 @@ class _ObjectsReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        return [_Object(path) for path in self._options.names()]
+        return [_Object(path) for path in self._options.all_objects()]
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         return _read(self._options.store, partition.path, self._schema)
@@ -273,29 +327,32 @@ class _NewObjectsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: _SourceOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._last: str | None = None
+        self._lost = _Losses(options)
+        self._bound: Listing | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name.
-        return {"after": ""}
+        return Position().offset
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name.
         most = self._options.most_files
         return ReadAllAvailable() if most is None else ReadMaxFiles(most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name.
-        self._last = max(self._options.names(), default="")
+        self._bound = self._options.listing()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's.
-        names = self._options.names(start["after"])
-        if self._last is not None:
-            names = [name for name in names if name <= self._last]
+        listing, most = self._options.listing(), None
+        if self._bound is not None:
+            listing = listing.within(self._bound)
         if isinstance(limit, ReadMaxFiles):
-            names = names[: limit.max_files]
-        return {"after": max(names, default=start["after"])}
+            most = limit.max_files
+        return listing.plan(Position.of(start), most, self._options.parts_of, self._lost).offset
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        names = self._options.names(start["after"])
-        return [_Object(name) for name in names if name <= end["after"]]
+        names = self._options.listing().between(
+            Position.of(start), Position.of(end), self._options.parts_of, self._lost
+        )
+        return [_Object(path) for path in self._options.paths(names)]
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         return _read(self._options.store, partition.path, self._schema)
@@ -315,11 +372,19 @@ def _list(store: fs.FileSystem, path: str) -> list[Any]:
     return [each for each in found if each.is_file]
 
 
+def _keep_only(store: fs.FileSystem, directory: str, names: Collection[str]) -> set[str]:
+    """Delete what has none of these names, and return which of them are there."""
+    found = {each.base_name: each.path for each in _list(store, directory)}
+    for name in found.keys() - set(names):
+        store.delete_file(found[name])
+    return found.keys() & set(names)
+
+
 def _marker(store: fs.FileSystem, directory: str) -> dict[str, Any] | None:
     """What a batch's commit says; None where it is not committed."""
-    if not _exists(store, f"{directory}/{_MARKER}"):
+    if not _exists(store, f"{directory}/{MARKER}"):
         return None
-    with store.open_input_stream(f"{directory}/{_MARKER}") as source:
+    with store.open_input_stream(f"{directory}/{MARKER}") as source:
         found: dict[str, Any] = json.loads(source.read())
     return found
 
