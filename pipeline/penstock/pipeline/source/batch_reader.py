@@ -32,6 +32,7 @@ class BatchReader(DataSourceReader):
         options = self._options
         with closing(ClusterView(options)) as view:
             start = view.find(options.starting or Place(everywhere=EARLIEST), "starting")
+            known_ids = view.known_ids
             end = view.find(options.ending or Place(everywhere=LATEST), "ending")
             latest = view.latest(start)
             for partition, offset in latest.items():
@@ -43,7 +44,7 @@ class BatchReader(DataSourceReader):
                         fail=options.fail_on_data_loss,
                     )
                     end[partition] = min(end[partition], offset)
-            return slices(options, view.topics(), start, end)
+            return slices(options, view.topics(), start, end, topic_ids=known_ids)
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         """The records of one task. Spark makes one without a Slice where there is nothing."""

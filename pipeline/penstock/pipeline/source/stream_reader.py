@@ -64,7 +64,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         place = self._options.starting or Place(everywhere=LATEST)
         found = self._view.find(place, "starting")
         self._planner.begin(found, is_fixed=place.is_fixed)
-        return to_json(found, _ids(self._view.topics()))
+        return to_json(found, self._view.known_ids)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - see above.
         """Not ReadAllAvailable: that stands for a trigger that wants no limits."""
