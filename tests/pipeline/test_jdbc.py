@@ -112,6 +112,22 @@ def test_new_rows_are_read_once_by_their_number(
     assert len(batches) == 4
 
 
+def test_times_without_a_zone_are_of_the_zone_of_the_databases_sessions(
+    spark: SparkSession, url: str, database: Any, tmp_path: Path
+) -> None:
+    database.execute("CREATE TABLE orders (changed timestamp)")
+    database.execute("INSERT INTO orders VALUES (now() AT TIME ZONE 'UTC')")
+    counts = []
+    for zone in ("America/New_York", "UTC"):
+        frame = source(
+            spark, f"{url}?options=-c%20TimeZone%3D{zone}", stream=True, table="orders",
+            mode="timestamp", timestampColumn="changed",
+        )  # fmt: skip
+        run(frame, tmp_path / zone, lambda batch, _: counts.append(batch.count()))
+    # What was written in UTC is hours away for New York.
+    assert counts == [0, 1]
+
+
 def test_a_table_that_is_empty_at_first(
     spark: SparkSession, url: str, database: Any, tmp_path: Path
 ) -> None:
