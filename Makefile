@@ -28,7 +28,7 @@ endif
 	test-integration-brokers test-integration-clients test-pipeline proto proto-check bench-failover \
 	bench-group-failover bench-idle bench-quorum bench-controller-failover bench-metadata \
 	bench-latency bench-catch-up bench-throughput \
-	bench-recovery bench-partitions bench-tls bench-codec bench-client bench-consume bench-transactions bench-pipeline soak \
+	bench-recovery bench-partitions bench-tls bench-codec bench-converters bench-client bench-consume bench-transactions bench-pipeline soak \
 	transaction-soak \
 	pipeline-crashes kill-loop fuzz-codec flip-loop sim sim-mutants build clean distclean
 
@@ -134,6 +134,9 @@ bench-tls: $(VENV)/.installed-dev ## Measure what TLS costs on producing and on 
 
 bench-codec: $(VENV)/.installed-dev ## Measure what a record costs to encode and to decode
 	@$(BIN)/python bench/codec.py $(ARGS)
+
+bench-converters: $(VENV)/.installed-dev ## Measure what a row costs to read from Avro
+	@$(BIN)/python bench/converters.py $(ARGS)
 
 bench-client: $(VENV)/.installed-dev ## Measure every way to write and read against its goals
 	@$(BIN)/python bench/client.py $(ARGS)

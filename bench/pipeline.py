@@ -13,7 +13,8 @@ On a local cluster of three nodes, with records of 100 bytes in topics of three 
   micro-batch, as Spark says it, without state and with counts that need it;
 - the first of them goes on when no more records come: what CPU it and the nodes take for nothing.
 
-Each topic that was written must have all of its rows. The first round of each is thrown away, and
+Each topic that was written is read back, by read_committed: it must have just as many records as
+rows were written (at least as many, at least once). The first round of each is thrown away, and
 so are the first micro-batches: a Java that has just started is slow. Of a stream the time of its
 micro-batch counts, as Spark says it, and not that of its start and end. CPU is that of Spark's
 processes (Java and Python together) and of all nodes. Memory is the largest sum that was seen while

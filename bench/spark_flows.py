@@ -21,6 +21,9 @@ from penstock.client import AdminClient, Consumer, Producer, TopicPartition
 SOURCE: Final = "read-by-spark"
 _NODES: Final = 3
 _FILL_RECORDS: Final = 10_000
+_POLL_MS: Final = 200
+_READ_RECORDS: Final = 50_000
+_QUIET_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,21 +83,21 @@ class Flows:
         return rounds * len(values) * sizes.partitions
 
     @contextmanager
-    def written_topic(self, rows: int) -> Iterator[str]:
-        """A topic for one round, which must have so many records in the end, and then goes."""
+    def written_topic(self, rows: int, *, repeats: bool = False) -> Iterator[str]:
+        """A topic for one round, which must have just so many records in the end, and then goes.
+        More are no fault where what fails ``repeats``.
+
+        They are read back, by read_committed: offsets count what transactions leave between them,
+        and what was aborted, as well.
+        """
         topic = f"written-by-spark-{next(self._numbers)}"
         with AdminClient(self.cluster.bootstrap) as admin:
             admin.create_topic(topic, self.sizes.partitions, _NODES)
             yield topic
-            self._check(topic, rows)
+            found = records_in(self.cluster.bootstrap, topic, self.sizes.partitions)
+            if found < rows or (found > rows and not repeats):
+                raise SystemExit(f"{rows} rows were written to {topic}, which has {found} records")
             admin.delete_topic(topic)
-
-    def _check(self, topic: str, rows: int) -> None:
-        with Consumer(self.cluster.bootstrap, isolation_level="read_committed") as consumer:
-            every = [TopicPartition(topic, number) for number in range(self.sizes.partitions)]
-            found = sum(consumer.end_offsets(every).values())
-        if found < rows:
-            raise SystemExit(f"{rows} rows were written to {topic}, whose offsets end at {found}")
 
     # --- frames -----------------------------------------------------------------------------
 
@@ -157,13 +160,15 @@ class Flows:
 
     def write_batch(self, delivery: str) -> float:
         """Rows that are made, into a topic."""
-        with self.written_topic(self.sizes.written_rows) as topic:
+        rows, repeats = self.sizes.written_rows, delivery == "at-least-once"
+        with self.written_topic(rows, repeats=repeats) as topic:
             writer = self._made().write.format("penstock").mode("append")
             return _timed(writer.options(**self.sink_options(topic, delivery)).save)
 
     def write_stream(self, delivery: str) -> float:
         """The same by a stream."""
-        with self.written_topic(self.sizes.written_rows) as topic:
+        rows, repeats = self.sizes.written_rows, delivery == "at-least-once"
+        with self.written_topic(rows, repeats=repeats) as topic:
             writer = self._made_by_stream().writeStream.format("penstock")
             return self._run(writer.options(**self.sink_options(topic, delivery)))
 
@@ -193,6 +198,27 @@ class Flows:
             (cpu_seconds(nodes) - nodes_s) / millions,
             os.getloadavg()[0],
         )
+
+
+def records_in(bootstrap: str, topic: str, partitions: int) -> int:
+    """How many records a reader of committed ones gets of a topic, all of which are read.
+
+    Raises SystemExit where nothing comes for so long that there must be a fault.
+    """
+    every = [TopicPartition(topic, number) for number in range(partitions)]
+    found = 0
+    with Consumer(bootstrap, isolation_level="read_committed", auto_offset_reset="earliest") as own:
+        own.assign(every)
+        ends = own.end_offsets(every)
+        quiet_at = time.monotonic() + _QUIET_S
+        while any(own.position(one) < end for one, end in ends.items()):
+            rows = own.fetch_arrow(_POLL_MS, _READ_RECORDS).num_rows
+            found += rows
+            if rows:
+                quiet_at = time.monotonic() + _QUIET_S
+            elif time.monotonic() > quiet_at:
+                raise SystemExit(f"{topic} cannot be read to its end; {found} records were read")
+    return found
 
 
 def _timed(run: Callable[[], object]) -> float:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib.util
 import random
 import sys
+from array import array
+from itertools import accumulate
 from typing import Any
 
 from penstock.wire import reference
+from penstock.wire.columns import BytesColumn
 from penstock.wire.errors import CorruptRecordError
 from penstock.wire.record import Bounds
 
@@ -79,6 +82,44 @@ def plain(value: Any) -> Any:
     return [plain(one) for one in value] if isinstance(value, tuple) else value
 
 
+def strings_in(kind: Any, column: BytesColumn, first: int, count: int) -> Any:
+    found = kind(column, first, count)
+    return list(found), found.longest
+
+
+def check_strings(codec: Any, chance: random.Random) -> None:
+    """A column whose offsets may be anything, read by both alike."""
+    size = chance.choice((0, 1, 7, 8, 9, 40))
+    column = reference.column_of([some_bytes(chance) for _ in range(size)])
+    offsets = mutated(bytes(column.offsets), chance)
+    validity = None if column.validity is None else mutated(bytes(column.validity), chance)
+    odd = BytesColumn(validity, column.null_count, offsets, column.data)
+    first, count = chance.randrange(-1, 4), chance.randrange(-1, size + 2)
+    expected = outcome(strings_in, reference.Strings, odd, first, count)
+    assert outcome(strings_in, codec.Strings, odd, first, count) == expected
+
+
+def check_headers(codec: Any, chance: random.Random) -> None:
+    """Headers whose lists may be anything, joined by both alike."""
+    counts = [chance.choice((0, 0, 1, 3)) for _ in range(chance.choice((0, 1, 5)))]
+    total = sum(counts)
+    names = [chance.choice((b"", b"a", b"n\xc3\xa4me", b"\xff", None)) for _ in range(total)]
+    sound = bool(chance.randrange(3))
+    parts = [b"ok"] * total if sound else names, [some_bytes(chance) for _ in range(total)]
+    ends = array("i", accumulate(counts, initial=0))
+    if not chance.randrange(4):
+        ends[chance.randrange(len(ends))] = chance.choice((-1, 0, 1, total, total + 1, 2**31 - 1))
+    found = [
+        one.join_headers(
+            ends,
+            *(one.Strings(reference.column_of(part), 0, total) for part in parts),
+        )
+        for one in (codec, reference)
+    ]
+    assert (found[0] is None) == (found[1] is None)
+    assert found[0] is None or list(found[0]) == list(found[1])
+
+
 def main(path: str, rounds: int, seed: int) -> None:
     codec = load(path)
     refused = 0
@@ -86,6 +127,8 @@ def main(path: str, rounds: int, seed: int) -> None:
         chance = random.Random(f"{seed}-{number}")
         count = chance.choice((1, 1, 2, 5, 20))
         sound = body_of(codec, count, chance)
+        check_strings(codec, chance)
+        check_headers(codec, chance)
         for _ in range(4):
             data = mutated(sound, chance)
             wrong = chance.choice((0, 0, 0, 0, 1, -1, 1000))

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
+
+from tests.integration.cluster import Cluster
+from tests.pipeline.source_tools import Topics
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(420)]
 
-SCRIPT = Path(__file__).resolve().parents[2] / "bench" / "pipeline.py"
+SCRIPT = BENCH / "pipeline.py"
 SMALL = (
     "--records", "20000", "--written", "20000", "--rounds", "1", "--batches", "2", "--warm-up", "1",
     "--idle", "0.2", "--json",
@@ -44,3 +51,17 @@ def test_pipelines_are_measured() -> None:
     for part in figures["memory"].values():
         assert min(part["java_mb"], part["driver_python_mb"], part["workers_mb"]) > 20
         assert part["workers"] >= 2
+
+
+def test_what_was_written_is_counted_by_reading_it(
+    spark: SparkSession, penstock_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    records_in = importlib.import_module("spark_flows").records_in
+    topics = Topics(spark, penstock_cluster)
+    topics.make("bench-counted", 2)
+    topics.transact("bench-counted", range(30), commit=True)
+    topics.transact("bench-counted", range(30, 90), commit=False)
+    topics.send("bench-counted", range(7), 1)
+    # The offsets of the first partition end at 92.
+    assert records_in(penstock_cluster.bootstrap, "bench-counted", 2) == 37

@@ -167,13 +167,12 @@ class AsyncProducer:
         for plain in records.chunks(now):
             self._path.check_all(topic, plain)
         places: Places[Receipt] = Places()
-        times: list[int] = []
         with counting(places, len(records)):
             for plain in records.chunks(now):
                 await self._queue_many(topic, plain, partition, places, deadline)
                 deadline = 0.0
-                times += plain.each_time()
-        return AsyncBulkDeliveryFuture(places, times, loop=asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        return AsyncBulkDeliveryFuture(places, records.times(now), loop=loop)
 
     async def _queue_many(
         self,

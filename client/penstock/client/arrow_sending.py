@@ -4,12 +4,13 @@ is first used.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Final
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Literal
 
 from penstock.client.model import Header
 from penstock.client.sending import Plain
-from penstock.wire.codec import byte_strings
+from penstock.wire.codec import Strings, join_headers
 from penstock.wire.columns import BytesColumn
 from penstock.wire.errors import ConfigurationError, InvalidRequestError
 
@@ -48,19 +49,37 @@ class ArrowRecords:
         return int(self._table.num_rows)
 
     def chunks(self, now_ms: int) -> Iterator[Plain]:
-        """All of them, in order; those without a timestamp column get the time ``now_ms``."""
+        """All of them, in order; those without a timestamp column get the time ``now_ms``.
+
+        No object is made of any: they stay in Arrow's buffers, and headers are joined as they
+        stand in batches.
+        """
+        import pyarrow.compute as pc  # noqa: PLC0415 - see above.
+
         for batch in self._table.to_batches(max_chunksize=_CHUNK_RECORDS):
+            if not batch.num_rows:
+                continue
             columns = {name: batch.column(name) for name in batch.schema.names}
-            times: int | list[int] = now_ms
-            if "timestamp" in columns:
-                times = columns["timestamp"].to_pylist()
+            times, partitions = columns.get("timestamp"), columns.get("partition")
             yield Plain(
                 _strings(columns["value"]),
                 _strings(columns["key"]) if "key" in columns else None,
-                times,
-                _headers(columns["headers"]) if "headers" in columns else None,
-                columns["partition"].to_pylist() if "partition" in columns else None,
+                now_ms if times is None else _numbers(times, "q"),
+                *_headers(columns.get("headers")),
+                None if partitions is None else _numbers(partitions.fill_null(-1), "i"),
+                _distinct(partitions),
+                0 if times is None else pc.min(times).as_py(),
             )
+
+    def times(self, now_ms: int) -> int | Sequence[int]:
+        """The time of each, or of all."""
+        if "timestamp" not in self._table.schema.names:
+            return now_ms
+        found = array("q")
+        for chunk in self._table.column("timestamp").chunks:
+            if len(chunk):
+                found.frombytes(_numbers(chunk, "q").cast("B"))
+        return found
 
 
 def _as_wanted(table: Any) -> Any:
@@ -113,15 +132,52 @@ def _is_bytes(kind: Any) -> bool:
     return any(test(kind) for test in tests) or of.is_fixed_size_binary(kind)
 
 
-def _strings(column: Any) -> list[bytes | None]:
+def _strings(column: Any) -> Strings:
     validity, offsets, data = column.buffers()
-    if not len(column):
-        return []
+    if not len(column):  # Which may come without offsets.
+        return Strings(BytesColumn(None, 0, bytes(4), b""), 0, 0)
     whole = BytesColumn(validity, column.null_count, offsets, data or b"")
-    return byte_strings(whole, column.offset, len(column))
+    return Strings(whole, column.offset, len(column))
 
 
-def _headers(column: Any) -> list[tuple[Header, ...]]:
-    return [
-        tuple((pair["key"], pair["value"]) for pair in pairs or ()) for pairs in column.to_pylist()
-    ]
+def _numbers(column: Any, form: Literal["i", "q"]) -> memoryview:
+    """The numbers of a column without nulls, of as many bytes as the form of ``array`` says."""
+    size = array(form).itemsize
+    whole = memoryview(column.buffers()[1]).cast("B")
+    return whole[size * column.offset : size * (column.offset + len(column))].cast(form)
+
+
+def _distinct(partitions: Any) -> frozenset[int]:
+    if partitions is None:
+        return frozenset()
+    return frozenset(partitions.unique().drop_null().to_pylist())
+
+
+class _HeaderRows(Sequence[tuple[Header, ...]]):
+    """Each record's headers, made when they are looked at."""
+
+    def __init__(self, column: Any) -> None:
+        self._column = column
+
+    def __len__(self) -> int:
+        return len(self._column)
+
+    def __getitem__(self, number: Any) -> Any:
+        pairs = self._column[number].as_py() or ()
+        return tuple(pair and (pair["key"], pair["value"]) for pair in pairs)
+
+
+def _headers(column: Any) -> tuple[_HeaderRows | None, Strings | None]:
+    """Those of each record, and as they stand in a batch, where they all can."""
+    if column is None:
+        return None, None
+    import pyarrow as pa  # noqa: PLC0415 - see above.
+    import pyarrow.compute as pc  # noqa: PLC0415 - see above.
+
+    rows, pairs = _HeaderRows(column), column.flatten()
+    if pairs.null_count:
+        return rows, None
+    counts = pc.list_value_length(column).fill_null(0)
+    ends = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(counts)])
+    names, values = pairs.flatten()
+    return rows, join_headers(_numbers(ends, "i"), _strings(names), _strings(values))

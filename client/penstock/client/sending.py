@@ -13,7 +13,7 @@ from penstock.client.core.accumulator import Appended
 from penstock.client.delivery import Receipt
 from penstock.client.model import Header
 from penstock.client.producer_engine import ProducerEngine
-from penstock.wire.codec import Places, first_odd
+from penstock.wire.codec import Places, Strings, first_odd
 from penstock.wire.errors import (
     InvalidPartitionsError,
     InvalidRequestError,
@@ -40,16 +40,18 @@ class Prepared(NamedTuple):
 class Plain(NamedTuple):
     """Many records in bytes: as many of everything as values, or None."""
 
-    values: list[bytes | None]
-    keys: list[bytes | None] | None
-    times: int | list[int]
-    headers: list[tuple[Header, ...]] | None = None
-    partitions: list[int | None] | None = None
-
-    def each_time(self) -> list[int]:
-        """The time of each."""
-        times = self.times
-        return [times] * len(self.values) if isinstance(times, int) else times
+    values: list[bytes | None] | Strings
+    keys: list[bytes | None] | Strings | None
+    times: int | memoryview
+    """In milliseconds; each in a view of int64 where they are not the same."""
+    headers: Sequence[tuple[Header, ...]] | None = None
+    joined_headers: Strings | None = None
+    """The same as they stand in a batch; None where one of them cannot."""
+    partitions: memoryview | None = None
+    """Int32; -1 where none is said."""
+    distinct_partitions: frozenset[int] = frozenset()
+    """Those of ``partitions``, without -1."""
+    least_time_ms: int = 0
 
 
 class Place(NamedTuple):
@@ -145,10 +147,16 @@ class SendPath:
         self, topic: str, plain: Plain, partition: int | None, before: int, places: Places[Receipt]
     ) -> int:
         """How many are queued by now; those that the intake takes are added to ``places``."""
-        if plain.headers is not None or plain.partitions is not None:
+        if plain.headers is not None and plain.joined_headers is None:
             return len(places) - before
         return self._engine.intake.take_many(
-            topic, *plain[:3], partition=partition, before=before, places=places
+            topic,
+            *plain[:3],
+            partition=partition,
+            before=before,
+            places=places,
+            partitions=plain.partitions,
+            headers=plain.joined_headers,
         )
 
     def nth(self, topic: str, plain: Plain, number: int, partition: int | None) -> Prepared:
@@ -160,7 +168,7 @@ class SendPath:
         self._check_size(topic, key, value, size_bound)
         time_ms = plain.times if isinstance(plain.times, int) else plain.times[number]
         data = RecordData(_timestamp(topic, time_ms), key, value, headers)
-        if partition is None and plain.partitions is not None:
+        if partition is None and plain.partitions is not None and plain.partitions[number] >= 0:
             partition = plain.partitions[number]
         return Prepared(topic, partition, key, value, data, size_bound)
 
@@ -169,15 +177,18 @@ class SendPath:
         InvalidPartitionsError.
         """
         count = self._engine.metadata.partition_count(topic)
-        for partition in set(plain.partitions or ()):
-            if partition is not None:
-                _check_partition(topic, partition, count)
-        # Half of what a record may have: keys and values are looked at one after the other.
-        small_bytes = (self._max_request_size - HEADER_BYTES - RECORD_BOUND_BYTES) // 2
-        odd = any(first_odd(data or [], small_bytes) < len(data or []) for data in plain[:2])
-        if not isinstance(plain.times, int):
-            odd = odd or min(plain.times, default=0) < 0
-        if odd or plain.headers is not None:
+        for partition in plain.distinct_partitions:
+            _check_partition(topic, partition, count)
+        # A third of what a record may have: all are looked at one after the other.
+        small_bytes = (self._max_request_size - HEADER_BYTES - RECORD_BOUND_BYTES) // 3
+        parts: tuple[list[Any] | Strings, ...] = (
+            plain.values,
+            plain.keys or [],
+            plain.joined_headers or [],
+        )
+        odd = any(_has_odd(part, small_bytes) for part in parts)
+        has_odd_headers = plain.headers is not None and plain.joined_headers is None
+        if odd or plain.least_time_ms < 0 or has_odd_headers:
             for number in range(len(plain.values)):
                 self.nth(topic, plain, number, None)
 
@@ -258,6 +269,13 @@ class SendPath:
                 f"0 to {count - 1}"
             )
         return partition
+
+
+def _has_odd(data: list[bytes | None] | Strings, max_bytes: int) -> bool:
+    """Whether one of them is longer, or is no bytes."""
+    if isinstance(data, list):
+        return first_odd(data, max_bytes) < len(data)
+    return data.longest > max_bytes
 
 
 def _timestamp(topic: str, timestamp_ms: object) -> int:

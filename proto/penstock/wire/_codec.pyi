@@ -7,7 +7,8 @@ from penstock.wire.intake import Stuck as Stuck
 from penstock.wire.intake import first_odd as first_odd
 from penstock.wire.reference import ColumnsBuilder as ColumnsBuilder
 from penstock.wire.reference import RecordsBody as RecordsBody
-from penstock.wire.reference import byte_strings as byte_strings
+from penstock.wire.reference import Strings as Strings
+from penstock.wire.reference import join_headers as join_headers
 from penstock.wire.reference import parse_columns as parse_columns
 from penstock.wire.reference import parse_records as parse_records
 from penstock.wire.reference import parse_records_as as parse_records_as

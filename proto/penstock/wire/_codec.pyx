@@ -14,7 +14,7 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, P
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize, PyByteArray_Resize
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
-from cpython.long cimport PyLong_CheckExact
+from cpython.long cimport PyLong_CheckExact, PyLong_AsLongLongAndOverflow
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from cpython.object cimport PyObject, PyTypeObject
 from cpython.ref cimport Py_INCREF
@@ -45,6 +45,44 @@ cdef Py_ssize_t _HEADER_BYTES = HEADER_BYTES
 cdef Py_ssize_t _MIN_RECORD_BYTES = reference.MIN_RECORD_BYTES
 
 
+# --- bytes -------------------------------------------------------------------------------------
+
+cdef struct Span:
+    const uint8_t* start
+    int64_t size  # -1: null.
+
+
+cdef class Bytes:
+    """What a buffer holds, for as long as this is there."""
+
+    cdef Py_buffer _buffer
+    cdef const uint8_t* start
+    cdef Py_ssize_t size
+
+    def __cinit__(self, data):
+        PyObject_GetBuffer(data, &self._buffer, PyBUF_SIMPLE)
+        self.start = <const uint8_t*>self._buffer.buf
+        self.size = self._buffer.len
+
+    def __dealloc__(self):
+        PyBuffer_Release(&self._buffer)
+
+
+cdef inline Span span_of(object data) noexcept:
+    """Of None, or of exactly bytes, for as long as those are there."""
+    cdef Span span
+    span.start, span.size = NULL, -1
+    if data is not None:
+        span.start, span.size = <const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data)
+    return span
+
+
+cdef inline object as_object(Span span):
+    if span.size < 0:
+        return None
+    return PyBytes_FromStringAndSize(<const char*>span.start, span.size)
+
+
 # --- writing -------------------------------------------------------------------------------------
 
 cdef inline uint64_t zigzag(int64_t value) noexcept nogil:
@@ -68,16 +106,14 @@ cdef inline uint8_t* write_varint(uint8_t* at, uint64_t unsigned) noexcept nogil
     return at + 1
 
 
-cdef inline uint8_t* write_bytes(uint8_t* at, object data) noexcept:
-    """A null, or exactly bytes, with its length before it."""
-    cdef Py_ssize_t size
-    if data is None:
+cdef inline uint8_t* write_bytes(uint8_t* at, Span data) noexcept nogil:
+    """A null, or bytes with their length before them."""
+    if data.size < 0:
         at[0] = 1
         return at + 1
-    size = PyBytes_GET_SIZE(data)
-    at = write_varint(at, zigzag(size))
-    memcpy(at, PyBytes_AS_STRING(data), size)
-    return at + size
+    at = write_varint(at, zigzag(data.size))
+    memcpy(at, data.start, data.size)
+    return at + data.size
 
 
 cdef inline object as_bytes(object data):
@@ -87,12 +123,9 @@ cdef inline object as_bytes(object data):
     return bytes(memoryview(data))
 
 
-cdef inline Py_ssize_t bytes_size(object data) noexcept:
-    """The size of None (one byte) or of bytes with their length."""
-    if data is None:
-        return 1
-    cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
-    return size_of(zigzag(size)) + size
+cdef inline Py_ssize_t bytes_size(Span data) noexcept nogil:
+    """The size of a null (one byte) or of bytes with their length."""
+    return 1 if data.size < 0 else size_of(zigzag(data.size)) + data.size
 
 
 # Buffers that records were gathered in, kept for those who gather next: memory that was touched
@@ -181,16 +214,15 @@ cdef class RecordsBody:
         cdef bytes encoded_headers = reference.encode_headers(headers) if headers else b"\x00"
         if timestamp_ms == INT64_MAX and self.record_count and self.base_timestamp_ms < 0:
             encode_varint(timestamp - self.base_timestamp_ms)  # Refuses by ValueError: 65 bits.
-        return self._write(timestamp_ms, key, value, encoded_headers)
+        return self._write(timestamp_ms, span_of(key), span_of(value), span_of(encoded_headers))
 
-    cdef Py_ssize_t _write(self, int64_t timestamp_ms, object key, object value, bytes headers) except -1:
+    cdef Py_ssize_t _write(self, int64_t timestamp_ms, Span key, Span value, Span headers) except -1:
         """Add what was checked. Runs no Python code, so nothing else runs in its midst."""
-        cdef Py_ssize_t headers_size = PyBytes_GET_SIZE(headers)
         cdef int64_t base_ms = self.base_timestamp_ms if self.record_count else timestamp_ms
         cdef uint64_t delta = zigzag(timestamp_ms - base_ms)
         cdef uint64_t offset = zigzag(self.record_count)
         cdef Py_ssize_t size = (
-            1 + size_of(delta) + size_of(offset) + bytes_size(key) + bytes_size(value) + headers_size
+            1 + size_of(delta) + size_of(offset) + bytes_size(key) + bytes_size(value) + headers.size
         )
         cdef Py_ssize_t grown = size_of(zigzag(size)) + size
         self._make_room(grown)
@@ -200,7 +232,7 @@ cdef class RecordsBody:
         at = write_varint(at, offset)
         at = write_bytes(at, key)
         at = write_bytes(at, value)
-        memcpy(at, PyBytes_AS_STRING(headers), headers_size)
+        memcpy(at, headers.start, headers.size)
         self._size += grown
         self.base_timestamp_ms = base_ms
         if not self.record_count or timestamp_ms > self.max_timestamp_ms:
@@ -235,11 +267,6 @@ include "_intake.pxi"
 
 
 # --- reading -------------------------------------------------------------------------------------
-
-cdef struct Span:
-    const uint8_t* start
-    int64_t size  # -1: null.
-
 
 cdef struct Parsed:  # One record. ``headers`` are the bytes after their count.
     int64_t delta, delta_ms, header_count
@@ -319,12 +346,6 @@ cdef inline bint add(int64_t base, int64_t delta, int64_t* out) noexcept nogil:
     return True
 
 
-cdef inline object as_object(Span span):
-    if span.size < 0:
-        return None
-    return PyBytes_FromStringAndSize(<const char*>span.start, span.size)
-
-
 cdef object read_headers(Parsed* record):
     """A tuple of names and values; None where they are malformed."""
     cdef const uint8_t* at = record.headers
@@ -382,22 +403,6 @@ cdef inline object new_record(
         put(record, first + 5 + place, <object>PyTuple_GET_ITEM(after, place))
     PyObject_GC_UnTrack(<void*>record)
     return record
-
-
-cdef class Bytes:
-    """What a buffer holds, for as long as this is there."""
-
-    cdef Py_buffer _buffer
-    cdef const uint8_t* start
-    cdef Py_ssize_t size
-
-    def __cinit__(self, data):
-        PyObject_GetBuffer(data, &self._buffer, PyBUF_SIMPLE)
-        self.start = <const uint8_t*>self._buffer.buf
-        self.size = self._buffer.len
-
-    def __dealloc__(self):
-        PyBuffer_Release(&self._buffer)
 
 
 def parse_records(data, bounds):

@@ -13,6 +13,7 @@ cdef extern from "<time.h>" nogil:
     int timespec_get(timespec* time, int base)
 
 cdef tuple _NO_ARGUMENTS = ()
+cdef bytes _NO_HEADERS = b"\x00"
 cdef Py_ssize_t _BOUND_BYTES = reference.RECORD_BOUND_BYTES
 
 
@@ -42,10 +43,6 @@ cdef uint32_t murmur2(const uint8_t* key, Py_ssize_t size) noexcept nogil:
     return h ^ h >> 15
 
 
-cdef inline bint of_length(list data, Py_ssize_t count) noexcept:
-    return data is None or PyList_GET_SIZE(data) == count
-
-
 cdef inline bint is_plain(object data) noexcept:
     return data is None or PyBytes_CheckExact(data)
 
@@ -60,53 +57,166 @@ def first_odd(list data, Py_ssize_t max_bytes):
     return len(data)
 
 
-def byte_strings(column, Py_ssize_t first, Py_ssize_t count):
-    cdef list strings = _byte_strings(column, first, count)
-    if strings is None:
-        return reference.byte_strings(column, first, count)
-    return strings
+cdef class Strings:
+    """The buffers are looked at again with each string: whoever made them may have written since."""
+
+    cdef Bytes _offsets, _data, _validity
+    cdef const int32_t* _ends
+    cdef const uint8_t* _bits
+    cdef Py_ssize_t _first, _count
+    cdef readonly Py_ssize_t longest
+
+    def __init__(self, column, Py_ssize_t first, Py_ssize_t count):
+        cdef Span one
+        cdef Py_ssize_t at
+        cdef bint has_validity = column.validity is not None
+        self._count = 0
+        self._offsets, self._data = Bytes(column.offsets), Bytes(column.data)
+        self._validity = Bytes(column.validity) if has_validity else None
+        self._ends = <const int32_t*>self._offsets.start
+        self._bits = self._validity.start if has_validity else NULL
+        self._first = first
+        self.longest = 0
+        cdef bint sound = first >= 0 and count >= 0 and first <= self._offsets.size // 4 - 1 - count
+        if sound and has_validity and (first + count + 7) // 8 > self._validity.size:
+            sound = False
+        cdef Py_ssize_t most = count if sound else 0
+        for at in range(most):
+            if not self.get(at, &one):
+                sound = False
+                break
+            if one.size > self.longest:
+                self.longest = one.size
+        if not sound:
+            reference.Strings(column, first, count)  # Says what is wrong.
+            raise ValueError("the strings are not there")
+        self._count = count
+
+    def __len__(self):
+        return self._count
+
+    def __getitem__(self, number):
+        cdef Py_ssize_t at = number
+        cdef Span one
+        if not 0 <= at < self._count:
+            raise IndexError(f"there is no string {number} of {self._count}")
+        if not self.get(at, &one):
+            raise ValueError(f"string {number} is not within the data any more")
+        return as_object(one)
+
+    cdef inline bint get(self, Py_ssize_t at, Span* out) noexcept:
+        """Whether it is there. The caller has seen to it that there are so many."""
+        cdef Py_ssize_t place = self._first + at
+        cdef int32_t start = self._ends[place], end = self._ends[place + 1]
+        if not 0 <= start <= end <= self._data.size:
+            return False
+        out.start, out.size = self._data.start + start, end - start
+        if self._bits != NULL and not self._bits[place >> 3] >> (place & 7) & 1:
+            out.size = -1
+        return True
 
 
-cdef list _byte_strings(object column, Py_ssize_t first, Py_ssize_t count):
-    """The strings, or None where they are not all there."""
-    cdef Py_buffer offsets, data, validity
-    cdef bint has_validity = column.validity is not None
-    PyObject_GetBuffer(column.offsets, &offsets, PyBUF_SIMPLE)
-    try:
-        PyObject_GetBuffer(column.data, &data, PyBUF_SIMPLE)
-        try:
-            if not has_validity:
-                return _strings_in(&offsets, &data, NULL, first, count)
-            PyObject_GetBuffer(column.validity, &validity, PyBUF_SIMPLE)
-            try:
-                return _strings_in(&offsets, &data, &validity, first, count)
-            finally:
-                PyBuffer_Release(&validity)
-        finally:
-            PyBuffer_Release(&data)
-    finally:
-        PyBuffer_Release(&offsets)
-
-
-cdef list _strings_in(Py_buffer* offsets, Py_buffer* data, Py_buffer* validity, Py_ssize_t first, Py_ssize_t count):
-    cdef const int32_t* ends = <const int32_t*>offsets.buf
-    cdef const uint8_t* bits = NULL
-    cdef list strings = []
-    cdef Py_ssize_t at
-    if first < 0 or count < 0 or first > offsets.len // 4 - 1 - count:
+def join_headers(offsets, Strings names, Strings values):
+    cdef Bytes held = Bytes(offsets)
+    cdef const int32_t* ends = <const int32_t*>held.start
+    cdef Py_ssize_t count = held.size // 4 - 1, size = 0, record, at
+    cdef bytearray out_offsets, out
+    cdef int32_t* out_ends
+    cdef uint8_t* start
+    cdef uint8_t* to
+    cdef uint8_t* end
+    cdef Span name, value
+    if count < 0 or ends[0] != 0 or ends[count] != names._count or ends[count] != values._count:
         return None
-    if validity != NULL:
-        if (first + count + 7) // 8 > validity.len:
+    for record in range(count):
+        if ends[record] > ends[record + 1]:
             return None
-        bits = <const uint8_t*>validity.buf
-    for at in range(first, first + count):
-        if not 0 <= ends[at] <= ends[at + 1] <= data.len:
+        size += size_of(zigzag(ends[record + 1] - ends[record]))
+    for at in range(names._count):
+        if not names.get(at, &name) or not values.get(at, &value) or not is_text(name):
             return None
-        if bits != NULL and not bits[at >> 3] >> (at & 7) & 1:
-            strings.append(None)
+        size += bytes_size(name) + bytes_size(value)
+    if size > INT32_MAX:
+        return None
+    out_offsets = PyByteArray_FromStringAndSize(NULL, 4 * (count + 1))
+    out = PyByteArray_FromStringAndSize(NULL, size)
+    out_ends = <int32_t*>PyByteArray_AS_STRING(out_offsets)
+    start = to = <uint8_t*>PyByteArray_AS_STRING(out)
+    end = start + size
+    out_ends[0] = 0
+    for record in range(count):
+        # Whoever made the columns may have written to them since they were measured.
+        if not 0 <= ends[record] <= ends[record + 1] <= names._count:
+            return None
+        if size_of(zigzag(ends[record + 1] - ends[record])) > end - to:
+            return None
+        to = write_varint(to, zigzag(ends[record + 1] - ends[record]))
+        for at in range(ends[record], ends[record + 1]):
+            if not names.get(at, &name) or not values.get(at, &value) or name.size < 0:
+                return None
+            if bytes_size(name) + bytes_size(value) > end - to:
+                return None
+            to = write_bytes(write_bytes(to, name), value)
+        out_ends[record + 1] = <int32_t>(to - start)
+    return Strings(BytesColumn(None, 0, out_offsets, out), 0, count)
+
+
+cdef bint is_text(Span data) except -1:
+    """Whether it is UTF-8, and not null."""
+    cdef int64_t at = 0
+    while at < data.size and data.start[at] < 0x80:
+        at += 1
+    if at < data.size:
+        try:
+            PyUnicode_DecodeUTF8(<const char*>data.start, data.size, NULL)
+        except UnicodeDecodeError:
+            return False
+    return data.size >= 0
+
+
+cdef class ManyBytes:
+    """As many byte strings as there are records, in a list or a column; or none at all."""
+
+    cdef list _list
+    cdef Strings _strings
+
+    def __cinit__(self, data):
+        if data is not None and type(data) is not list:
+            self._strings = data
         else:
-            strings.append(PyBytes_FromStringAndSize(<const char*>data.buf + ends[at], ends[at + 1] - ends[at]))
-    return strings
+            self._list = data
+
+    cdef inline bint has(self, Py_ssize_t count) noexcept:
+        """Whether there are so many still, or none at all: lists change."""
+        if self._strings is not None:
+            return self._strings._count == count
+        return self._list is None or PyList_GET_SIZE(self._list) == count
+
+    cdef inline bint get(self, Py_ssize_t at, Span* out) noexcept:
+        """Whether it is a null or plain bytes. They stay where they are until Python code runs."""
+        cdef PyObject* one
+        if self._strings is not None:
+            return self._strings.get(at, out)
+        if self._list is None:
+            out.start, out.size = NULL, -1
+            return True
+        one = PyList_GET_ITEM(self._list, at)
+        if not is_plain(<object>one):
+            return False
+        out[0] = span_of(<object>one)
+        return True
+
+
+cdef inline int64_t whole_place(object partition) noexcept:
+    """The number of a partition; -1 for none, and -2 for what is no such number."""
+    cdef int overflow = 0
+    cdef long long number
+    if partition is None:
+        return -1
+    if not PyLong_CheckExact(partition):
+        return -2
+    number = PyLong_AsLongLongAndOverflow(partition, &overflow)
+    return -2 if overflow or number < 0 else number
 
 
 cdef class Receipt:
@@ -240,6 +350,13 @@ cdef class OpenTopic:
     cdef Stuck stuck
 
 
+cdef struct Taken:  # A record that is to be taken in.
+    int64_t timestamp_ms
+    int64_t partition  # -1: wherever it goes.
+    Span key, value
+    Span headers  # As they stand in a batch.
+
+
 cdef class Intake:
     cdef readonly int64_t used_bytes, buffer_memory_bytes
     cdef Py_ssize_t _max_record_bytes
@@ -299,33 +416,75 @@ cdef class Intake:
         found = self._topics.get(topic)
         if found is None:
             return None
-        batch = self._batch_for(found, value, key, partition)
+        if not is_plain(value) or not is_plain(key):
+            return None
+        cdef Taken record
+        record.value, record.key, record.headers = span_of(value), span_of(key), span_of(_NO_HEADERS)
+        record.partition = whole_place(partition)
+        record.timestamp_ms = wall_ms()
+        batch = self._batch_for(found, &record)
         if batch is None:
             return None
         claim.receipt = batch.receipt
         claim.index = batch.body.record_count
-        claim.timestamp_ms = wall_ms()
-        self._put(found, batch, claim.timestamp_ms, value, key, partition)
+        claim.timestamp_ms = record.timestamp_ms
+        self._put(found, batch, &record)
         return claim
 
     def take_many(
-        self, topic, list values, list keys, times, *, partition, Py_ssize_t before, Places places
+        self,
+        topic,
+        values,
+        keys,
+        times,
+        *,
+        partition,
+        Py_ssize_t before,
+        Places places,
+        partitions=None,
+        Strings headers=None,
     ):
-        cdef OpenTopic found = self._topics.get(topic) if PyUnicode_CheckExact(topic) else None
+        cdef OpenTopic found
         cdef OpenBatch batch
-        cdef Py_ssize_t at = places._size - before, count = len(values)
-        cdef object value, key = None
-        cdef list each_time = times if type(times) is list else None
-        cdef int64_t timestamp_ms = 0 if each_time is not None else times
-        if found is None or not 0 <= at <= count or not of_length(keys, count) or not of_length(each_time, count):
+        cdef Py_ssize_t at, count = len(values)
+        cdef ManyBytes all_values = ManyBytes(values), all_keys = ManyBytes(keys)
+        cdef Bytes time_bytes = None if PyLong_CheckExact(times) else Bytes(times)
+        cdef Bytes place_bytes = None
+        cdef const int64_t* each_time = NULL
+        cdef const int32_t* each_place = NULL
+        cdef Taken record
+        record.headers = span_of(_NO_HEADERS)
+        record.partition = whole_place(partition)
+        if partition is None and partitions is not None:
+            place_bytes = Bytes(partitions)
+            each_place = <const int32_t*>place_bytes.start
+        if time_bytes is None:
+            record.timestamp_ms = times
+        else:
+            each_time = <const int64_t*>time_bytes.start
+        # Here, behind whatever might run anything.
+        at = places._size - before
+        found = self._topics.get(topic) if PyUnicode_CheckExact(topic) else None
+        if (
+            found is None
+            or not 0 <= at <= count
+            or not all_values.has(count)
+            or not all_keys.has(count)
+            or (headers is not None and headers._count != count)
+            or (each_time != NULL and time_bytes.size != 8 * count)
+            or (each_place != NULL and place_bytes.size != 4 * count)
+        ):
             return at
         while at < count:
-            value = values[at]
-            if each_time is not None:
-                timestamp_ms = each_time[at]
-            if keys is not None:
-                key = keys[at]
-            batch = self._batch_for(found, value, key, partition)
+            if not all_values.get(at, &record.value) or not all_keys.get(at, &record.key):
+                return at
+            if headers is not None and not headers.get(at, &record.headers):
+                return at
+            if each_time != NULL:
+                record.timestamp_ms = each_time[at]
+            if each_place != NULL:
+                record.partition = each_place[at]
+            batch = self._batch_for(found, &record)
             if batch is None:
                 return at
             if batch.places is not places:
@@ -337,40 +496,37 @@ cdef class Intake:
                 batch = None
                 found = None
                 found = self._topics.get(topic)
-                if (
-                    found is None
-                    or not of_length(values, count)
-                    or not of_length(keys, count)
-                    or not of_length(each_time, count)
-                ):
+                if found is None or not all_values.has(count) or not all_keys.has(count):
                     return at
                 continue
             places._add(batch.number, batch.body.record_count)
-            self._put(found, batch, timestamp_ms, value, key, partition)
+            self._put(found, batch, &record)
             at += 1
         return at
 
-    cdef inline OpenBatch _batch_for(self, OpenTopic found, object value, object key, object partition):
+    cdef inline OpenBatch _batch_for(self, OpenTopic found, const Taken* record):
         """The batch that takes the record now; None where more is to be done about it."""
         cdef Py_ssize_t bound = _BOUND_BYTES
         cdef Py_ssize_t place, count = len(found.batches)
         cdef OpenBatch batch
-        if not is_plain(value) or not is_plain(key):
+        if record.timestamp_ms < 0:
             return None
-        if value is not None:
-            bound += PyBytes_GET_SIZE(value)
-        if key is not None:
-            bound += PyBytes_GET_SIZE(key)
-        if bound + _HEADER_BYTES > self._max_record_bytes:
+        if record.value.size > 0:
+            bound += record.value.size
+        if record.key.size > 0:
+            bound += record.key.size
+        if record.headers.size > 1:
+            bound += record.headers.size
+        if record.headers.size < 0 or bound + _HEADER_BYTES > self._max_record_bytes:
             return None
-        if partition is not None:
-            if not PyLong_CheckExact(partition) or not 0 <= partition < count:
+        if record.partition != -1:
+            if not 0 <= record.partition < count:
                 return None
-            place = partition
+            place = record.partition
         elif not self._hashes_keys:
             return None
-        elif key is not None:
-            place = (murmur2(<const uint8_t*>PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key)) & 0x7FFFFFFF) % count
+        elif record.key.size >= 0:
+            place = (murmur2(record.key.start, record.key.size) & 0x7FFFFFFF) % count
         elif found.stuck is not None and found.stuck.left_bytes > 0 and found.stuck.partition < count:
             place = found.stuck.partition
         else:
@@ -384,11 +540,11 @@ cdef class Intake:
             return None
         return batch
 
-    cdef inline int _put(
-        self, OpenTopic found, OpenBatch batch, int64_t timestamp_ms, object value, object key, object partition
-    ) except -1:
-        cdef Py_ssize_t grown = batch.body._write(timestamp_ms, key, value, b"\x00")
+    cdef inline int _put(self, OpenTopic found, OpenBatch batch, const Taken* record) except -1:
+        cdef Py_ssize_t grown = batch.body._write(
+            record.timestamp_ms, record.key, record.value, record.headers
+        )
         self.used_bytes += grown
-        if key is None and partition is None:
+        if record.key.size < 0 and record.partition == -1:
             found.stuck.left_bytes -= grown
         return 0

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from penstock.wire.reference import (
         ColumnsBuilder,
         RecordsBody,
-        byte_strings,
+        Strings,
+        join_headers,
         parse_columns,
         parse_records,
         parse_records_as,
@@ -34,7 +35,8 @@ else:
     Places = (_codec or intake).Places
     Receipt = (_codec or intake).Receipt
     Stuck = (_codec or intake).Stuck
-    byte_strings = (_codec or reference).byte_strings
+    Strings = (_codec or reference).Strings
+    join_headers = (_codec or reference).join_headers
     first_odd = (_codec or intake).first_odd
 
 __all__ = [
@@ -45,9 +47,10 @@ __all__ = [
     "Places",
     "Receipt",
     "RecordsBody",
+    "Strings",
     "Stuck",
-    "byte_strings",
     "first_odd",
+    "join_headers",
     "parse_columns",
     "parse_records",
     "parse_records_as",

@@ -19,7 +19,8 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
-from penstock.wire.reference import RecordsBody
+from penstock.wire.batch import Buffer
+from penstock.wire.reference import RecordsBody, Strings
 
 _new = tuple.__new__
 
@@ -193,18 +194,23 @@ class Intake(Generic[R, C]):
     def take_many(
         self,
         topic: object,
-        values: list[Any],
-        keys: list[Any] | None,
-        times: int | list[int],
+        values: list[Any] | Strings,
+        keys: list[Any] | Strings | None,
+        times: int | Buffer,
         *,
         partition: object,
         before: int,
         places: Places[R],
+        partitions: Buffer | None = None,
+        headers: Strings | None = None,
     ) -> int:
         """Add values; the number of those that are added by now, all or up to one that there is
         more to.
 
-        Those added before are as many as ``places`` has more than ``before``. ``keys``, and
-        ``times`` in milliseconds if they are not the same for all, are as many as the values.
+        Those added before are as many as ``places`` has more than ``before``. ``keys``, ``times``
+        in milliseconds if they are not the same for all (int64), and ``partitions`` (int32, -1 for
+        none; they count without ``partition``) and ``headers`` (of ``join_headers``) are as many as
+        the values. Of what is in columns no
+        object is made.
         """
         return len(places) - before

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, Final, TypeVar
 
 from penstock.wire.batch import HEADER_BYTES, Buffer
@@ -290,13 +290,14 @@ def _columns(records: list[Record]) -> Columns:
         len(records),
         array("q", [record.offset for record in records]).tobytes(),
         array("q", [record.timestamp_ms for record in records]).tobytes(),
-        _bytes_column([record.key for record in records]),
-        _bytes_column([record.value for record in records]),
+        column_of([record.key for record in records]),
+        column_of([record.value for record in records]),
         _headers_column(headers) if any(headers) else None,
     )
 
 
-def _bytes_column(strings: Sequence[bytes | None]) -> BytesColumn:
+def column_of(strings: Sequence[bytes | None]) -> BytesColumn:
+    """These strings as a column."""
     present = [b"" if one is None else one for one in strings]
     validity = bytearray((len(strings) + 7) // 8)
     for place, one in enumerate(strings):
@@ -313,8 +314,8 @@ def _bytes_column(strings: Sequence[bytes | None]) -> BytesColumn:
 def _headers_column(headers: Sequence[tuple[Header, ...]]) -> HeadersColumn:
     return HeadersColumn(
         _running_total(len(some) for some in headers),
-        _bytes_column([name.encode() for some in headers for name, _ in some]),
-        _bytes_column([value for some in headers for _, value in some]),
+        column_of([name.encode() for some in headers for name, _ in some]),
+        column_of([value for some in headers for _, value in some]),
     )
 
 
@@ -322,12 +323,32 @@ def _running_total(lengths: Iterable[int]) -> bytes:
     return array("i", accumulate(lengths, initial=0)).tobytes()
 
 
-def byte_strings(column: BytesColumn, first: int, count: int) -> list[bytes | None]:
+class Strings(Sequence[bytes | None]):
     """So many strings of a column, from number ``first`` on; None where one is null.
 
-    Raises ValueError where they are not all there, or one is not within the data.
+    The column's buffers must stay as they are. Raises ValueError where the strings are not all
+    there, or one is not within the data. ``longest`` is how many bytes the longest one has.
     """
-    ends = memoryview(column.offsets).cast("B").cast("i")
+
+    __slots__ = ("_strings", "longest")
+
+    def __init__(self, column: BytesColumn, first: int, count: int) -> None:
+        self._strings = _byte_strings(column, first, count)
+        self.longest = max((len(one) for one in self._strings if one is not None), default=0)
+
+    def __len__(self) -> int:
+        return len(self._strings)
+
+    def __getitem__(self, number: Any) -> Any:
+        """One of them. Raises IndexError."""
+        if not 0 <= number < len(self._strings):
+            raise IndexError(f"there is no string {number} of {len(self._strings)}")
+        return self._strings[number]
+
+
+def _byte_strings(column: BytesColumn, first: int, count: int) -> list[bytes | None]:
+    offsets = memoryview(column.offsets).cast("B")
+    ends = offsets[: len(offsets) // 4 * 4].cast("i")
     data = memoryview(column.data).cast("B")
     validity = None if column.validity is None else memoryview(column.validity).cast("B")
     last = first + count
@@ -343,3 +364,24 @@ def byte_strings(column: BytesColumn, first: int, count: int) -> list[bytes | No
         there = validity is None or validity[place >> 3] >> (place & 7) & 1
         strings.append(bytes(data[start:end]) if there else None)
     return strings
+
+
+def join_headers(offsets: Buffer, names: Strings, values: Strings) -> Strings | None:
+    """The headers of each record as they stand in a batch, their count first.
+
+    Those of record i are the names and values from ``offsets[i]`` (int32, one more than there are
+    records) to ``offsets[i + 1]``. None where that is not so, and where a name is null or no text.
+    """
+    ends = memoryview(offsets).cast("B").cast("i").tolist()
+    if not ends or ends[0] != 0 or ends != sorted(ends):
+        return None
+    if not ends[-1] == len(names) == len(values):
+        return None
+    found: list[bytes | None] = []
+    try:
+        for start, end in pairwise(ends):
+            some = [(names[number].decode(), values[number]) for number in range(start, end)]
+            found.append(encode_headers(some))
+    except (AttributeError, UnicodeDecodeError):
+        return None
+    return Strings(column_of(found), 0, len(found))

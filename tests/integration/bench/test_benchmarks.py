@@ -11,8 +11,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = [
-    "catch_up.py", "client.py", "codec.py", "consume.py", "controller_failover.py", "failover.py",
-    "group_failover.py", "idle.py",
+    "catch_up.py", "client.py", "codec.py", "consume.py", "controller_failover.py",
+    "converters.py", "failover.py", "group_failover.py", "idle.py",
     "log_recovery.py", "many_partitions.py", "metadata_scale.py", "pipeline.py",
     "produce_latency.py",
     "quorum_commit.py", "soak.py", "throughput.py", "transaction_soak.py", "transactions.py",
@@ -48,6 +48,13 @@ def test_commits_are_counted():
     assert one["commits_a_second"] > 0
     assert one["syncs_a_commit"] >= 1, "a commit without a write to the disk is none"
     assert eight["syncs_a_commit"] < 1, "commits under way together share one write"
+
+
+@pytest.mark.integration
+def test_converters_are_compared():
+    found = json.loads(run("converters.py", "--rounds", "1", "--json"))["us_per_row"]
+    assert len(found) == 4
+    assert all(cost > 0 for cost in found.values())
 
 
 @pytest.mark.integration

@@ -81,6 +81,27 @@ async def test_headers_and_partitions_have_columns_too(cluster: FakeCluster) -> 
     assert records_of(cluster, 0)[-1].value is None
 
 
+def test_many_rows_keep_their_headers(background: Background) -> None:
+    cluster = background.cluster
+    background.run(lambda: cluster.add_topic("t", 1))
+    headers: list[Any] = [
+        [("a", b"%d" % number), ("n\xe4me", None)][: number % 4] if number % 4 != 3 else None
+        for number in range(COUNT)
+    ]
+    table = pa.table(
+        {
+            "value": pa.array(VALUES, pa.binary()),
+            "headers": pa.array(headers, pa.list_(HEADER)),
+            "partition": pa.array([0, None] * (COUNT // 2), pa.int32()),
+        }
+    )
+    with Producer(cluster.bootstrap) as producer:
+        assert len(producer.send_arrow("t", table.slice(1)).result(60)) == COUNT - 1
+    found = [(one.value, list(one.headers)) for one in records_of(cluster, 0)]
+    wanted = [(value, some or []) for value, some in zip(VALUES, headers, strict=True)]
+    assert found == wanted[1:]
+
+
 VALUE = pa.array([b"v"])
 
 
@@ -103,6 +124,20 @@ VALUE = pa.array([b"v"])
             SerializationError,
             "header",
         ),
+        (
+            {"value": VALUE, "headers": pa.array([[None]], pa.list_(HEADER))},
+            SerializationError,
+            "header None",
+        ),
+        (
+            {
+                "value": VALUE,
+                "headers": pa.array([[("h", b"h" * 2_000_000)]], pa.list_(HEADER)),
+            },
+            RecordTooLargeError,
+            "2000",
+        ),
+        ({"value": VALUE, "partition": pa.array([-1])}, InvalidPartitionsError, "0 to 2"),
         ({"value": VALUE, "partition": pa.array([2**40])}, InvalidRequestError, "'partition'"),
         (
             {"value": pa.array([b"v", b"w"]), "partition": pa.array([0, 7])},

@@ -22,9 +22,10 @@ from penstock.wire.codec import (
     Intake,
     Places,
     Receipt,
+    Strings,
     Stuck,
-    byte_strings,
     first_odd,
+    join_headers,
 )
 from penstock.wire.columns import BytesColumn
 from penstock.wire.compression import Compression
@@ -120,7 +121,7 @@ def test_what_is_taken_is_in_the_batch_as_if_it_had_been_appended(
 def test_many_are_taken_as_one_by_one(
     records: list[tuple[bytes | None, bytes | None]], partition: int | None, each: bool
 ) -> None:
-    times: int | list[int] = list(range(len(records))) if each else 7
+    times: int | array[int] = array("q", range(len(records))) if each else 7
     one_by_one, together = Producer(), Producer()
     claims = [one_by_one.take(value, key, partition) for key, value in records]
     places: Places[Receipt] = Places()
@@ -182,14 +183,22 @@ def test_lists_of_other_lengths_are_declined() -> None:
     producer = Producer()
     places: Places[Receipt] = Places()
 
-    def take(values: list[Any], keys: list[Any] | None, times: int | list[int], before: int) -> int:
+    def take(values: Any, keys: Any, times: Any, before: int, partitions: Any = None) -> int:
+        partition = 0 if partitions is None else None
         return producer.intake.take_many(
-            "t", values, keys, times, partition=0, before=before, places=places
-        )
+            "t", values, keys, times, partition=partition, before=before, places=places,
+            partitions=partitions,
+        )  # fmt: skip
 
     assert take([b"v"] * 3, [b"k"] * 2, 1, 0) == 0
-    assert take([b"v"] * 3, None, [1, 2], 0) == 0
+    assert take(strings([b"v"] * 3), strings([b"k"] * 2), 1, 0) == 0
+    assert take(strings([b"v"] * 3), [b"k"] * 4, 1, 0) == 0
+    assert take([b"v"] * 3, None, array("q", [1, 2]), 0) == 0
+    assert take([b"v"] * 3, None, 1, 0, array("i", [1, 2])) == 0
     assert take([b"v"] * 3, None, 1, 1) == -1
+    assert take([b"v"] * 3, None, array("q", [-1, 2, 3]), 0) == 0
+    for odd in (-2, PARTITIONS):
+        assert take([b"v"] * 3, None, 1, 0, array("i", [odd, 0, 0])) == 0
     assert take([b"v", "text", b"v"], None, 1, 0) == 1
     assert producer.counts[0] == len(places) == 1
 
@@ -205,8 +214,14 @@ def test_strings_of_a_column_are_those_that_it_was_made_of(
     column = BytesColumn(validity, strings.count(None), offsets, buffer or b"")
     first = data.draw(st.integers(0, len(strings)))
     count = data.draw(st.integers(0, len(strings) - first))
-    for read in (byte_strings, reference.byte_strings):
-        assert read(column, first, count) == strings[first : first + count]
+    wanted = strings[first : first + count]
+    for kind in (Strings, reference.Strings):
+        found = kind(column, first, count)
+        assert list(found) == wanted
+        assert found.longest == max(map(len, filter(None, wanted)), default=0)
+        for number in (-1, count):
+            with pytest.raises(IndexError):
+                found[number]
 
 
 @given(
@@ -222,13 +237,125 @@ def test_strings_beyond_a_columns_buffers_are_refused_and_not_read(
 ) -> None:
     column = BytesColumn(validity, 0, array("i", ends).tobytes(), data)
 
-    def outcome(read: Any) -> Any:
+    def outcome(kind: Any) -> Any:
         try:
-            return read(column, first, count)
+            return list(kind(column, first, count))
         except ValueError as error:
             return str(error)
 
-    assert outcome(byte_strings) == outcome(reference.byte_strings)
+    assert outcome(Strings) == outcome(reference.Strings)
+
+
+def strings(data: list[bytes | None]) -> Strings:
+    """A column that has others before these and behind them."""
+    validity, offsets, buffer = pa.array([b"first", *data, b"last"], pa.binary()).buffers()
+    return Strings(BytesColumn(validity, data.count(None), offsets, buffer), 1, len(data))
+
+
+@compiled
+@given(
+    st.lists(st.tuples(DATA, DATA, st.integers(-1, PARTITIONS - 1)), max_size=40),
+    st.booleans(),
+    st.booleans(),
+)
+def test_columns_are_taken_as_lists_are(
+    records: list[tuple[bytes | None, bytes | None, int]], with_keys: bool, placed: bool
+) -> None:
+    values = [value for value, _, _ in records]
+    keys = [key for _, key, _ in records] if with_keys else None
+    partitions = array("i", [number for _, _, number in records]) if placed else None
+    times = array("q", range(len(records)))
+    from_lists, from_columns = Producer(), Producer()
+    one_by_one: Places[Receipt] = Places()
+    for number, (value, key, partition) in enumerate(records):
+        from_lists.intake.take_many(
+            "t", [value], [key] if with_keys else None, number,
+            partition=partition if placed and partition >= 0 else None,
+            before=number, places=one_by_one,
+        )  # fmt: skip
+    together: Places[Receipt] = Places()
+    taken = from_columns.intake.take_many(
+        "t", strings(values), None if keys is None else strings(keys), times,
+        partition=None, before=0, places=together, partitions=partitions,
+    )  # fmt: skip
+    assert taken == len(together) == len(records)
+    assert [together.place(number)[1] for number in range(taken)] == [
+        one_by_one.place(number)[1] for number in range(taken)
+    ]
+    for mine, other in zip(from_columns.builders, from_lists.builders, strict=True):
+        assert bytes(mine.body()) == bytes(other.body())
+    assert from_columns.stuck.left_bytes == from_lists.stuck.left_bytes
+
+
+NAMES = st.none() | st.text(max_size=5).map(str.encode) | st.just(b"\xff")
+
+
+@given(
+    st.lists(st.lists(st.tuples(NAMES, DATA), max_size=3), max_size=9),
+    st.sampled_from([0, 0, 0, 1, -1]),
+    st.integers(0, 9),
+)
+def test_headers_of_columns_are_joined_as_they_stand_in_batches(
+    headers: list[list[tuple[bytes | None, bytes | None]]], wrong: int, where: int
+) -> None:
+    pairs = [pair for some in headers for pair in some]
+    ends = array("i", [0])
+    for some in headers:
+        ends.append(ends[-1] + len(some))
+    ends[where % len(ends)] += wrong
+    names, values = [name for name, _ in pairs], [value for _, value in pairs]
+    found = join_headers(ends, strings(names), strings(values))
+    by_reference = [
+        reference.Strings(reference.column_of(part), 0, len(part)) for part in (names, values)
+    ]
+    expected = reference.join_headers(ends, *by_reference)
+    assert (None if found is None else list(found)) == (
+        None if expected is None else list(expected)
+    )
+    sound = not wrong and all(name not in (None, b"\xff") for name in names)
+    assert (found is not None) == sound
+    if found is not None:
+        assert list(found) == [
+            reference.encode_headers(
+                [(str(name, "utf-8"), value) for name, value in some if name is not None]
+            )
+            for some in headers
+        ]
+
+
+@compiled
+def test_headers_are_taken_with_their_records() -> None:
+    producer, places = Producer(limit=400), Places[Receipt]()
+    names, values = strings([b"a", b"name"]), strings([b"1", None])
+    headers = join_headers(array("i", [0, 0, 2]), names, values)
+    column = strings([b"v", b"w"])
+
+    def take(headers: Any, partition: int) -> int:
+        return producer.intake.take_many(
+            "t", column, None, 5, partition=partition, before=len(places), places=places,
+            headers=headers,
+        )  # fmt: skip
+
+    assert take(headers, 0) == 2
+    found = decode_batch(producer.builders[0].build())
+    assert [one.headers for one in found] == [(), (("a", b"1"), ("name", None))]
+    # As many as values, and what is too large with them is declined.
+    assert take(join_headers(array("i", [0]), strings([]), strings([])), 0) == 0
+    large = join_headers(array("i", [0, 0, 1]), strings([b"h"]), strings([b"x" * 400]))
+    assert take(large, 1) == 1
+
+
+@compiled
+def test_a_column_that_is_written_to_is_not_read_beyond_its_data() -> None:
+    offsets = array("i", [0, 3, 6])
+    column = Strings(BytesColumn(None, 0, offsets, b"onetwo"), 0, 2)
+    offsets[2] = 7
+    producer, places = Producer(), Places[Receipt]()
+    assert column[0] == b"one"
+    with pytest.raises(ValueError, match="not within the data any more"):
+        column[1]
+    taken = producer.intake.take_many("t", column, None, 1, partition=0, before=0, places=places)
+    assert taken == producer.counts[0] == 1
 
 
 class Text(str):

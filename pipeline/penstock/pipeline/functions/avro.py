@@ -54,7 +54,7 @@ def from_avro(
         raise ConverterError("writer_schema and schema_of contradict each other; leave one out")
     reader = parse(schema)
     writer = None if writer_schema is None else _text(parse(writer_schema))
-    decoder = _AvroDecoder(_text(reader), writer, confluent, schema_of)
+    decoder = AvroDecoder(_text(reader), writer, confluent, schema_of)
     return decoded(column, decoder, spark_type(reader), mode)
 
 
@@ -76,45 +76,58 @@ def _text(parsed: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _AvroDecoder:
+class AvroDecoder:
+    """Reads what the arguments of ``from_avro`` say; schemas are JSON."""
+
     schema: str
     writer_schema: str | None
     confluent: bool
     schema_of: SchemaOf | None
 
     def reader(self) -> Callable[[bytes], Any]:
+        """As ``Decoder`` says."""
         wanted = parse(self.schema)
-        fixed = wanted if self.writer_schema is None else parse(self.writer_schema)
         mend = mender(wanted)
-        known: dict[int, Any] = {}
+        fixed = _resolution(wanted if self.writer_schema is None else self.writer_schema, wanted)
+        known: dict[int, _Resolution | None] = {}
 
-        def look_up(schema_id: int) -> Any:
+        def look_up(schema_id: int) -> _Resolution:
             if self.schema_of is None:
                 return fixed
             if schema_id not in known:
                 try:
                     found = self.schema_of(schema_id)
-                    known[schema_id] = None if found is None else parse(found)
+                    known[schema_id] = None if found is None else _resolution(found, wanted)
                 except Exception as error:
                     raise LookupFailure(
                         f"schema {schema_id} cannot be looked up: {type(error).__name__}: {error}"
                     ) from error
-            return known[schema_id]
+            if (resolution := known[schema_id]) is None:
+                raise ConverterError(f"nobody knows schema {schema_id}")
+            return resolution
 
         def read(data: bytes) -> Any:
-            writer = fixed
+            writer, reader = fixed
             if self.confluent:
                 schema_id, data = split_frame(data)
-                writer = look_up(schema_id)
-                if writer is None:
-                    raise ConverterError(f"nobody knows schema {schema_id}")
+                writer, reader = look_up(schema_id)
             source = io.BytesIO(data)
-            value = fastavro.schemaless_reader(source, writer, wanted)
+            value = fastavro.schemaless_reader(source, writer, reader)
             if source.tell() != len(data):
                 raise ConverterError(f"{len(data) - source.tell()} bytes are left over")
             return mend(value) if mend and value is not None else value
 
         return read
+
+
+_Resolution = tuple[Any, Any]
+"""The schema that wrote, and the one to read by; None where it is the same."""
+
+
+def _resolution(writer: Any, wanted: Any) -> _Resolution:
+    # Fastavro compares them too, but for each datum, which takes long where they are two objects.
+    parsed = parse(writer)
+    return parsed, None if parsed == wanted else wanted
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,10 +49,17 @@ def decoded(column: Column | str, decoder: Decoder, kind: DataType, mode: str) -
     def decode(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
         read = decoder.reader()
         for batch in batches:
-            values = [_read(read, data, lenient) for data in batch.to_pylist()]
-            yield _as_array(values, arrow, lenient)
+            yield decode_batch(read, batch, arrow, lenient=lenient)
 
     return sf.arrow_udf(decode, kind)(column)  # type: ignore[attr-defined, no-any-return]
+
+
+def decode_batch(
+    read: Callable[[bytes], Any], batch: pa.Array, kind: pa.DataType, *, lenient: bool
+) -> pa.Array:
+    """An array of bytes as one of this type; ``lenient`` says that what is corrupt is NULL."""
+    values = [_read(read, data, lenient) for data in batch.to_pylist()]
+    return _as_array(values, kind, lenient)
 
 
 def encoded(column: Column | str, encoder: Encoder) -> Column:
