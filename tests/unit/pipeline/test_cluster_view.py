@@ -94,3 +94,14 @@ def test_offsets_of_a_topic_are_never_taken_for_those_of_the_next_one(
     monkeypatch.setattr(batch_reader, "ClusterView", lambda _: found)
     with pytest.raises(DataLossError, match="its topic was deleted and made anew"):
         batch_reader.BatchReader(SourceOptions.load(given)).partitions()
+
+
+def test_a_batch_leaves_out_what_is_added_while_it_is_planned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    brokers = Brokers(1, 2)
+    brokers.beginning_offsets = lambda partitions: dict.fromkeys(partitions, 3)  # type: ignore[method-assign]
+    monkeypatch.setattr(batch_reader, "ClusterView", lambda _: view(monkeypatch, brokers))
+    given = {"penstock.bootstrap.servers": "localhost:9092", "subscribe": "a"}
+    planned: list[Any] = list(batch_reader.BatchReader(SourceOptions.load(given)).partitions())
+    assert [(one.where, one.start, one.end) for one in planned] == [(A0, 3, 9)]

@@ -31,9 +31,11 @@ from penstock.client import (
     GroupCommits,
     PenstockError,
     StaleGroupCommitError,
+    TransactionAbortableError,
 )
 from penstock.client.config import AttemptConfig, CommitConfig
 from penstock.pipeline.errors import SharedSinkIdError, StaleCheckpointError
+from penstock.pipeline.sink.failures import write_failed
 from penstock.pipeline.sink.identity import Epoch, Place, mark_of, marked, place_of
 from penstock.pipeline.sink.plan import SinkPlan
 from penstock.pipeline.sink.rows import by_topic
@@ -63,7 +65,12 @@ def write(plan: SinkPlan, batches: Iterator[pa.RecordBatch]) -> TaskDone:
                 for _ in batches:  # What is upstream may count on having been asked for its rows.
                     pass
                 return TaskDone(epoch, committed_by=_mark_of(last))
-        return TaskDone(epoch, _write_rows(plan, commits, place, batches))
+        try:
+            return TaskDone(epoch, _write_rows(plan, commits, place, batches))
+        except TransactionAbortableError as error:
+            # The client's own advice is to abort and begin anew, which is Spark's part here.
+            failed = write_failed(place, error)
+            raise failed from failed.__cause__
 
 
 def commit(plan: SinkPlan, messages: Sequence[WriterCommitMessage | None], *, one: bool) -> None:
