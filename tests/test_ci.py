@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -115,11 +116,30 @@ def test_where_it_cannot_it_says_so_and_goes_on(
     assert "mosquitto" in said
 
 
-def test_a_run_says_at_its_end_what_was_not_tested(machine: Path) -> None:
-    run = SCRIPT.with_name("run").read_text()
-    assert run.index("\n.ci/packages\n") < run.index("trap '.ci/packages --missing' EXIT")
-    assert run.rstrip().endswith("make test")
-    # Pytest lists which tests were skipped, and why.
+@pytest.mark.parametrize("status", [0, 2])
+def test_a_run_says_at_its_end_what_was_not_tested(
+    machine: Path, tmp_path: Path, status: int
+) -> None:
+    repository = tmp_path / "repository"
+    shutil.copytree(SCRIPT.parent, repository / ".ci")
+    for name in ("bash", "dirname"):
+        (machine / name).symlink_to(f"/usr/bin/{name}")
+    program(machine, "id", "echo 1000")
+    program(machine, "make", f"echo tested >&2; exit {status}")
+    done = subprocess.run(
+        ["/bin/bash", str(repository / ".ci" / "run")],
+        env={"PATH": str(machine), "SBIN": str(machine)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == status
+    before, after = done.stderr.split("tested\n")
+    assert "NOT INSTALLED: default-jre-headless" in before
+    assert "NOT INSTALLED: default-jre-headless" in after
+
+
+def test_pytest_names_each_test_that_is_skipped() -> None:
     settings = tomllib.loads((SCRIPT.parents[1] / "pyproject.toml").read_text())
     given = settings["tool"]["pytest"]["ini_options"]["addopts"].split()
     assert {"-rs", "--no-fold-skipped"} <= set(given)

@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from penstock.pipeline.connectors.jdbc import PostgresDataSource, UpsertBatches
 from penstock.pipeline.errors import ConnectorError, OptionError, StaleCheckpointError
@@ -110,6 +111,21 @@ def test_new_rows_are_read_once_by_their_number(
     assert batches[3:] == [[100]]
     run(frame, tmp_path, keep)
     assert len(batches) == 4
+
+
+def test_times_without_a_zone_are_of_the_zone_of_the_databases_sessions(
+    url: str, database: Any
+) -> None:
+    database.execute("CREATE TABLE orders (changed timestamp)")
+    database.execute("INSERT INTO orders VALUES (now() AT TIME ZONE 'UTC')")
+    options = {"table": "orders", "mode": "timestamp", "timestampColumn": "changed"}
+    found = []
+    for zone in ("America/New_York", "UTC"):
+        made = PostgresDataSource({"url": f"{url}?options=-c%20TimeZone%3D{zone}", **options})
+        reader = made.streamReader(made.schema())
+        found.append(reader.latestOffset(reader.initialOffset(), ReadAllAvailable()))
+    # What was written in UTC is hours away for New York.
+    assert [bool(offset) for offset in found] == [False, True]
 
 
 def test_a_table_that_is_empty_at_first(

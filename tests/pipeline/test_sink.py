@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import PySparkException, StreamingQueryException
 
+from penstock.pipeline.reasons import reason_of
 from tests.integration.cluster import Cluster
 from tests.pipeline.logs import make_topic, read, values
 
@@ -202,7 +204,7 @@ REFUSED: dict[str, tuple[Callable[[SparkSession], DataFrame], dict[str, Any], st
     "a record that is too large": (
         lambda spark: spark.range(1).selectExpr("repeat('x', 2000000) AS value"),
         {"topic": "sink-refused"},
-        "RecordTooLargeError",
+        "RecordTooLargeError: a record for topic 'sink-refused-",
     ),
     "a partition that is not there": (
         lambda spark: numbers(spark, 1).selectExpr("value", "7 AS partition"),
@@ -236,6 +238,49 @@ def test_what_cannot_be_written_says_why(
     with pytest.raises(Exception, match=wanted.split("(")[0]) as caught:
         write(make(spark), penstock_cluster, **options)
     assert "Traceback" not in str(caught.value).rsplit(wanted, 1)[1]
+
+
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
+def test_a_record_above_the_clients_bound_names_the_option(
+    spark: SparkSession, penstock_cluster: Cluster, delivery: str
+) -> None:
+    topic = make_topic(penstock_cluster, f"sink-bound-{delivery}")
+    large = spark.range(1).selectExpr("repeat('x', 2000000) AS value")
+    with pytest.raises(PySparkException) as caught:
+        write(large, penstock_cluster, topic=topic, delivery=delivery)
+    assert "raise penstock.max.request.size (and the topic's max.message.bytes)" in reason(caught)
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "value", "says"),
+    [
+        (
+            "large", {"max.message.bytes": "1000"}, "repeat('x', 5000)",
+            r"RecordTooLargeError: .*; next: raise the topic's max\.message\.bytes",
+        ),
+        (
+            "keyless", {"cleanup.policy": "compact"}, "'x'",
+            "InvalidRecordError: .*; a compacted topic takes none whose key is null",
+        ),
+    ],
+)  # fmt: skip
+def test_what_brokers_refuse_says_why_and_what_to_do_in_spark(
+    spark: SparkSession, penstock_cluster: Cluster, name: str, config: dict[str, str], *,
+    value: str, says: str,
+) -> None:  # fmt: skip
+    topic = make_topic(penstock_cluster, f"sink-brokers-{name}", 1, **config)
+    frame = spark.range(1).selectExpr(f"{value} AS value")
+    with pytest.raises(PySparkException) as caught:
+        write(frame, penstock_cluster, topic=topic)
+    found = reason(caught)
+    assert found.startswith("WriteFailedError: the penstock sink: what task ")
+    assert re.search(says, found)
+    assert "abort()" not in str(caught.value)
+    assert values(penstock_cluster, topic) == []
+
+
+def reason(caught: pytest.ExceptionInfo[PySparkException]) -> str:
+    return reason_of(str(caught.value))
 
 
 def test_a_log_cannot_be_overwritten(spark: SparkSession, penstock_cluster: Cluster) -> None:

@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from penstock.client import AdminClient, Consumer, Producer, TopicPartition
+from penstock.pipeline.reasons import reason_of
 from tests.integration.cluster import Cluster
 from tests.pipeline.source_tools import Topics, numbers
 from tests.support import wait_until
@@ -191,8 +192,17 @@ def test_retention_that_was_faster(topics: Topics) -> None:
     gone = {**goes_on, "endingOffsets": '{"source-lost":{"0":30}}'}
     assert topics.values("source-lost", **gone) == []
     late = {"endingOffsets": '{"source-lost":{"0":101}}'}
-    with pytest.raises(PySparkException, match=r"DataLossError.*offset 101 was asked for.*at 100"):
+    with pytest.raises(PySparkException, match=r"DataLossError.*offset 101 was asked") as caught:
         topics.values("source-lost", **late)
+    assert "endingOffsets: partition source-lost-0: " in str(caught.value)
+    assert "ends at 100: its log has never come so far" in str(caught.value)
+    assert "retention" not in reason_of(str(caught.value))
+    begins_late = {"startingOffsets": '{"source-lost":{"0":102}}'}
+    with pytest.raises(
+        PySparkException, match="startingOffsets: partition source-lost-0: offset 1"
+    ):
+        topics.values("source-lost", **begins_late)
+    assert topics.values("source-lost", **begins_late, failOnDataLoss="false") == []
     assert topics.values("source-lost", **late, failOnDataLoss="false") == list(range(40, 100))
 
 

@@ -10,6 +10,7 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import SparkSession
 
 from penstock.client import AdminClient, TopicPartition
+from penstock.pipeline.reasons import reason_of
 from penstock.pipeline.source.group import commit
 from penstock.pipeline.source_options import SourceOptions
 from tests.integration.cluster import Cluster, environment_without_penstock
@@ -304,9 +305,30 @@ def test_what_is_wrong_for_a_stream(topics: Topics, tmp_path: Path) -> None:
         topics.stream("stream-wrong", startingOffset="earliest")
     # That it is a stream Spark says when it plans the first batch: there is none yet.
     ending = topics.stream("stream-wrong", endingOffsets="latest")
-    with pytest.raises(StreamingQueryException, match="endingOffsets is for batch queries"):
+    with pytest.raises(StreamingQueryException, match="endingOffsets is for batch") as caught:
         Batches().run(ending, tmp_path / "ending")
+    # The last error of Python is what people look at, and what QueryFailedError says.
+    assert reason_of(str(caught.value)).startswith("OptionError: the penstock source: endingOffset")
+    assert "UnboundLocalError" not in str(caught.value)
     assert offsets_in(tmp_path / "ending") == []
     missing = topics.stream("stream-no-such-topic")
     with pytest.raises(StreamingQueryException, match="stream-no-such-topic"):
         Batches().run(missing, tmp_path / "missing")
+    topics.send("stream-wrong", range(3))
+    beyond = topics.stream("stream-wrong", startingOffsets='{"stream-wrong":{"0":9}}')
+    with pytest.raises(StreamingQueryException, match="DataLossError") as caught:
+        Batches().run(beyond, tmp_path / "beyond")
+    why = reason_of(str(caught.value))
+    assert "startingOffsets: partition stream-wrong-0: offset 9 was asked for" in why
+    assert "ends at 3: its log has never come so far" in why
+    assert "retention" not in why
+
+
+def test_a_wrong_option_is_told_when_a_stream_goes_on(topics: Topics, tmp_path: Path) -> None:
+    topics.make("stream-wrong-later")
+    topics.send("stream-wrong-later", range(3))
+    Batches().run(topics.stream("stream-wrong-later"), tmp_path)
+    ending = topics.stream("stream-wrong-later", endingOffsets="latest")
+    with pytest.raises(StreamingQueryException) as caught:
+        Batches().run(ending, tmp_path)
+    assert reason_of(str(caught.value)).startswith("OptionError: the penstock source: endingOffset")

@@ -22,6 +22,7 @@ from penstock.pipeline.errors import (
     SharedSinkIdError,
     SparkMissingError,
     StaleCheckpointError,
+    WriteFailedError,
 )
 from penstock.pipeline.running import run_until_stopped, start_query
 from penstock.pipeline.session import session
@@ -39,6 +40,7 @@ __all__ = [
     "SharedSinkIdError",
     "SparkMissingError",
     "StaleCheckpointError",
+    "WriteFailedError",
     "run_until_stopped",
     "session",
     "start_query",

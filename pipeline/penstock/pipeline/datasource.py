@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from pyspark.sql.datasource import DataSource
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from penstock.pipeline.errors import OptionError
+from penstock.pipeline.refused_stream import said_later
 from penstock.pipeline.sink.plan import SinkPlan
 from penstock.pipeline.sink.writers import BatchWriter, StreamWriter
 from penstock.pipeline.source.batch_reader import BatchReader
@@ -33,8 +34,9 @@ class PenstockDataSource(DataSource):
         """For ``spark.read``. Raises OptionError."""
         return BatchReader(self._source(schema))
 
-    def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802 - Spark's name.
-        """For ``spark.readStream``. Raises OptionError."""
+    @said_later
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's.
+        """For ``spark.readStream``. What is wrong with it fails the query with OptionError."""
         return StreamReader(self._source(schema))
 
     def _source(self, schema: StructType) -> SourceOptions:

@@ -35,6 +35,10 @@ class RowError(PipelineError, ValueError):
     """A row can be no record: its topic is null, or a header of it has no name."""
 
 
+class WriteFailedError(PipelineError):
+    """What a task wrote to a topic was refused, so that it cannot be committed."""
+
+
 class StaleCheckpointError(PipelineError):
     """A query is to write a batch again that is older than what it has committed last."""
 

@@ -14,10 +14,10 @@ from typing import Any, Final
 from penstock.client.config import CommonConfig
 from penstock.client.errors import ConfigurationError
 from penstock.pipeline.errors import OptionError
+from penstock.pipeline.setting_names import PREFIX, as_options
 from penstock.wire.config_keys import suggest
 
 _MAX_INT64: Final = 2**63 - 1
-_PREFIX: Final = "penstock."
 _SERVERS: Final = "bootstrap.servers"
 _SPAN: Final = re.compile(r"([0-9]{1,15})\s*(ms|s|sec|m|min|h|d|)", re.ASCII)
 _UNITS_MS: Final = {
@@ -152,7 +152,8 @@ class OptionMap:
         *kinds: type[CommonConfig],
         ours: Mapping[str, str] | None = None,
         assumed: Mapping[type[CommonConfig], Mapping[str, Any]] | None = None,
-        prefix: str = _PREFIX,
+        called: Mapping[str, str] | None = None,
+        prefix: str = PREFIX,
     ) -> ClientSettings:
         """What is given under ``prefix``, for clients of these kinds (ConsumerConfig, ...).
 
@@ -160,6 +161,7 @@ class OptionMap:
         given, with dots or with underscores, and is checked as that client checks it. ``ours`` has
         settings that this source or sink sets by itself, each with what to do instead. ``assumed``
         has, by kind, what will be set where the client is made, as far as others are checked by it.
+        ``called`` has settings of ours that follow from options, as messages are to call them.
         """
         servers_name = prefix + _SERVERS
         servers = self.required(servers_name, "write host:port, or several with commas")
@@ -182,15 +184,16 @@ class OptionMap:
             value = self._typed(low, entries[setting])
             if settings.setdefault(setting, value) != value:
                 raise OptionError(
-                    f"{self._where}: setting {setting} is given twice, with dots and with "
-                    "underscores; leave one out"
+                    f"{self._where}: {prefix}{setting.replace('_', '.')} is given twice, with dots "
+                    "and with underscores; leave one out"
                 )
         found = ClientSettings(servers, settings)
         for kind in kinds:
             try:
                 kind.load(servers, {**(assumed or {}).get(kind, {}), **found.of(kind)})
             except ConfigurationError as error:
-                raise OptionError(f"{self._where}, options {prefix}*: {error}") from error
+                why = as_options(error.message, prefix=prefix, other=called)
+                raise OptionError(f"{self._where}, options {prefix}*: {why}") from error
         return found
 
     def _typed(self, low: str, entry: Field[Any]) -> Any:
@@ -241,5 +244,5 @@ def _short(value: object) -> str:
 
 
 def _listed(names: Iterable[str]) -> str:
-    own = sorted({name for name in names if not name.startswith(_PREFIX)}, key=str.lower)
-    return ", ".join([*own, f"{_PREFIX}{_SERVERS} and others of the client's with {_PREFIX}"])
+    own = sorted({name for name in names if not name.startswith(PREFIX)}, key=str.lower)
+    return ", ".join([*own, f"{PREFIX}{_SERVERS} and others of the client's with {PREFIX}"])

@@ -27,6 +27,9 @@ _OURS: Final = {
     "value_serializer": _BYTES,
     "transactional_id": "the sink makes it of the query, batch and task; set sinkId instead",
 }
+_CALLED: Final = {
+    "transactional_id": "delivery=exactly-once (the default; the other is at-least-once)"
+}
 _OURS_WITHOUT_TRANSACTIONS: Final = {
     **_OURS,
     "transactional_id": "delivery=at-least-once has no transactions; leave it out",
@@ -79,6 +82,7 @@ class SinkOptions:
                 AttemptConfig,
                 ours=_OURS,
                 assumed={AttemptConfig: {"transactional_id": _SOME_ATTEMPT}},
+                called=_CALLED,
             )
         else:
             if sink_id is not None:

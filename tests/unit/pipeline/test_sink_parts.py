@@ -21,11 +21,19 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from penstock.client import (
+    InvalidRecordError,
+    PenstockError,
+    RecordTooLargeError,
+    RequestTimedOutError,
+    TransactionAbortableError,
+)
 from penstock.client.config import AttemptConfig, CommitConfig
 from penstock.pipeline.errors import ConcurrentQueryError, OptionError, RowError, SchemaError
 from penstock.pipeline.sink import exactly_once
 from penstock.pipeline.sink.columns import check
-from penstock.pipeline.sink.identity import Epoch, mark_of, marked, place_of
+from penstock.pipeline.sink.failures import write_failed
+from penstock.pipeline.sink.identity import Epoch, Place, mark_of, marked, place_of
 from penstock.pipeline.sink.plan import SinkPlan
 from penstock.pipeline.sink.replays import Content, plan_of
 from penstock.pipeline.sink.rows import by_topic
@@ -72,7 +80,12 @@ def test_client_settings_go_to_those_who_have_them() -> None:
         ({"delivery": "twice"}, "exactly-once, at-least-once"),
         ({"sinkId": "x" * 250}, "at most 249 bytes"),
         ({"delivery": "at-least-once", "sinkId": "s"}, "sinkId is for delivery=exactly-once"),
-        ({"penstock.acks": "1"}, "acks"),
+        (
+            {"penstock.acks": "1"},
+            "(the default; the other is at-least-once) contradicts penstock.acks='1'; it needs",
+        ),
+        ({"penstock.enable.idempotence": "false"}, "contradicts penstock.enable.idempotence=False"),
+        ({"delivery": "exactly-once", "penstock.retries": "0"}, "contradicts penstock.retries=0"),
         ({"penstock.value.serializer": "json"}, "columns of bytes or text"),
         ({"penstock.transactional.id": "mine"}, "set sinkId instead"),
         ({"delivery": "at-least-once", "penstock.transaction.timeout.ms": "5"}, "no transactions"),
@@ -359,3 +372,38 @@ def test_a_plan_is_the_file_of_its_offsets(tmp_path: Path) -> None:
     assert plan_of(str(checkpoint), 9) == ""
     assert plan_of("hdfs://somewhere/else", 7) == ""
     assert plan_of(None, 7) == ""
+
+
+# --- what cannot be committed -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cause", "says"),
+    [
+        (
+            RecordTooLargeError("9 bytes"),
+            "RecordTooLargeError: 9 bytes; next: raise the topic's max",
+        ),
+        (InvalidRecordError("no key"), "InvalidRecordError: no key; next: mend these rows before"),
+        (RequestTimedOutError("late"), "RequestTimedOutError: late; next: see to the brokers"),
+    ],
+)
+def test_a_write_that_failed_says_why_and_what_to_do_in_spark(
+    cause: PenstockError, says: str
+) -> None:
+    dropped = TransactionAbortableError("next: abort(), then begin anew")
+    dropped.__cause__ = cause
+    error = TransactionAbortableError("next: abort(), then begin anew")
+    error.__cause__ = dropped
+    failed = write_failed(Place(EPOCH, 3, 1), error)
+    assert "what task 3 of batch 7 of spark-q-t has written" in str(failed)
+    assert says in str(failed)
+    assert "abort()" not in str(failed)
+    assert failed.__cause__ is cause
+
+
+def test_a_transaction_that_the_cluster_ended_is_its_own_cause() -> None:
+    error = TransactionAbortableError("it timed out")
+    failed = write_failed(Place(EPOCH, 3, 1), error)
+    assert "TransactionAbortableError: it timed out; next: " in str(failed)
+    assert failed.__cause__ is error

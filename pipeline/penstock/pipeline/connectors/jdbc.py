@@ -77,6 +77,7 @@ from penstock.pipeline.errors import (
 )
 from penstock.pipeline.functions.columns import quoted
 from penstock.pipeline.option_map import OptionMap
+from penstock.pipeline.refused_stream import said_later
 
 _WHERE: Final = "the penstock-postgres source"
 _ROWS: Final = 10_000
@@ -158,8 +159,11 @@ class PostgresDataSource(DataSource):
         options = _SourceOptions.load(self.options)
         return _BulkReader(_RowReader(options, _columns(options), schema))
 
+    @said_later
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's.
-        """For ``spark.readStream``: rows that are new. Raises OptionError for the mode bulk."""
+        """For ``spark.readStream``: rows that are new. In the mode bulk its query fails with
+        OptionError.
+        """
         options = _SourceOptions.load(self.options)
         if options.ordering is None:
             raise OptionError(

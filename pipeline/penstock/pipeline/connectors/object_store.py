@@ -60,6 +60,7 @@ from penstock.pipeline.errors import (
     StaleCheckpointError,
 )
 from penstock.pipeline.option_map import OptionMap
+from penstock.pipeline.refused_stream import said_later
 
 _log: Final = logging.getLogger(__name__)
 _WHERE: Final = "the penstock-objects source"
@@ -301,6 +302,7 @@ class ObjectsDataSource(DataSource):
         """For ``spark.read``: all objects."""
         return _ObjectsReader(_SourceOptions.load(self.options), schema)
 
+    @said_later
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's.
         """For ``spark.readStream``: objects that are new."""
         return _NewObjectsReader(_SourceOptions.load(self.options), schema)

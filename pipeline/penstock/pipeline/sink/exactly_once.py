@@ -31,9 +31,11 @@ from penstock.client import (
     GroupCommits,
     PenstockError,
     StaleGroupCommitError,
+    TransactionAbortableError,
 )
 from penstock.client.config import AttemptConfig, CommitConfig
 from penstock.pipeline.errors import SharedSinkIdError, StaleCheckpointError
+from penstock.pipeline.sink.failures import write_failed
 from penstock.pipeline.sink.identity import Epoch, Place, mark_of, marked, place_of
 from penstock.pipeline.sink.plan import SinkPlan
 from penstock.pipeline.sink.replays import Content, plan_of
@@ -64,7 +66,12 @@ def write(plan: SinkPlan, batches: Iterator[pa.RecordBatch]) -> TaskDone:
                 # What is upstream may count on having been asked for its rows.
                 rows = sum(batch.num_rows for batch in batches)
                 return TaskDone(epoch, committed_by=_mark_of(last), rows=rows)
-        handle, rows = _write_rows(plan, commits, place, batches)
+        try:
+            handle, rows = _write_rows(plan, commits, place, batches)
+        except TransactionAbortableError as error:
+            # The client's own advice is to abort and begin anew, which is Spark's part here.
+            failed = write_failed(place, error)
+            raise failed from failed.__cause__
         return TaskDone(epoch, handle, rows=rows)
 
 

@@ -17,6 +17,7 @@ from pyspark.sql.datasource import (
 
 from penstock.client import PenstockError
 from penstock.pipeline.errors import PipelineError
+from penstock.pipeline.setting_names import settings_as_options
 from penstock.pipeline.sink import at_least_once, exactly_once
 from penstock.pipeline.sink.plan import SinkPlan
 from penstock.pipeline.sink_options import Delivery
@@ -26,9 +27,10 @@ from penstock.pipeline.worker_process import settle_in
 def _write(plan: SinkPlan, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
     settle_in()
     try:
-        if plan.options.delivery is Delivery.EXACTLY_ONCE:
-            return exactly_once.write(plan, batches)
-        return at_least_once.write(plan, batches)
+        with settings_as_options():
+            if plan.options.delivery is Delivery.EXACTLY_ONCE:
+                return exactly_once.write(plan, batches)
+            return at_least_once.write(plan, batches)
     except (PenstockError, PipelineError) as error:
         # What they say is for whoever runs the query. Spark would show the way to them above it.
         raise error.with_traceback(None) from error.__cause__
@@ -47,7 +49,8 @@ class BatchWriter(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """In the driver, when all tasks are done."""
         settle_in()
-        exactly_once.commit(self._plan, messages, one=False)
+        with settings_as_options():
+            exactly_once.commit(self._plan, messages, one=False)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """In the driver, when the write has failed."""
@@ -70,7 +73,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         batchId: int,  # noqa: N803 - Spark's.
     ) -> None:
         """In the driver, when all tasks of a batch are done, and before Spark notes that."""
-        exactly_once.commit(self._plan, messages, one=True)
+        with settings_as_options():
+            exactly_once.commit(self._plan, messages, one=True)
 
     def abort(
         self,

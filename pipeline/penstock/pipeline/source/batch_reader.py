@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from penstock.pipeline.setting_names import settings_as_options
 from penstock.pipeline.source.arrow_reading import Slice, read_slice
 from penstock.pipeline.source.cluster_view import ClusterView
-from penstock.pipeline.source.losses import lost
+from penstock.pipeline.source.losses import never_there
 from penstock.pipeline.source.offsets import EARLIEST, LATEST
 from penstock.pipeline.source.slices import slices
 from penstock.pipeline.source_options import Place, SourceOptions
@@ -30,23 +31,20 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """The tasks. Raises UnknownTopicOrPartitionError, OptionError and DataLossError."""
         options = self._options
-        with closing(ClusterView(options)) as view:
+        with settings_as_options(), closing(ClusterView(options)) as view:
             start = view.find(options.starting or Place(everywhere=EARLIEST), "starting")
+            known_ids = view.known_ids
             end = view.find(options.ending or Place(everywhere=LATEST), "ending")
             latest = view.latest(start)
-            for partition, offset in latest.items():
-                wanted = max(start[partition], end[partition])
-                if wanted > offset:
-                    lost(
-                        f"partition {partition}: offset {wanted} was asked for, and what can be "
-                        f"read ends at {offset}",
-                        fail=options.fail_on_data_loss,
-                    )
-                    end[partition] = min(end[partition], offset)
-            return slices(options, view.topics(), start, end)
+            never_there("startingOffsets", start, latest, fail=options.fail_on_data_loss)
+            never_there("endingOffsets", end, latest, fail=options.fail_on_data_loss)
+            # Of partitions that were added meanwhile nobody has said where to begin.
+            end = {one: min(offset, latest[one]) for one, offset in end.items() if one in latest}
+            return slices(options, view.topics(), start, end, topic_ids=known_ids)
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         """The records of one task. Spark makes one without a Slice where there is nothing."""
         settle_in()
         if isinstance(partition, Slice):
-            yield from read_slice(self._options, partition)
+            with settings_as_options():
+                yield from read_slice(self._options, partition)

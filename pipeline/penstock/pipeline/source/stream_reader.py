@@ -18,9 +18,11 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from penstock.pipeline.setting_names import settings_as_options
 from penstock.pipeline.source.arrow_reading import Slice, read_slice
 from penstock.pipeline.source.cluster_view import ClusterView, Topic
 from penstock.pipeline.source.group import commit_finished
+from penstock.pipeline.source.losses import never_there
 from penstock.pipeline.source.offsets import LATEST, Offsets, from_json, ids_from_json, to_json
 from penstock.pipeline.source.slices import finishing, slices
 from penstock.pipeline.source.stream_planner import StreamPlanner, replaced
@@ -56,6 +58,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # --- planning ---------------------------------------------------------------------------
 
+    @settings_as_options()
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name, as those below.
         """Where a query without a checkpoint begins.
 
@@ -63,18 +66,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         place = self._options.starting or Place(everywhere=LATEST)
         found = self._view.find(place, "starting")
+        if place.offsets is not None and self._options.fail_on_data_loss:
+            never_there("startingOffsets", found, self._view.latest(found), fail=True)
         self._planner.begin(found, is_fixed=place.is_fixed)
-        return to_json(found, _ids(self._view.topics()))
+        return to_json(found, self._view.known_ids)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - see above.
         """Not ReadAllAvailable: that stands for a trigger that wants no limits."""
         return ReadMaxRows(self._options.max_offsets or _NO_LIMIT)
 
+    @settings_as_options()
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - see above.
         """Take down where everything ends now, for a query that ends there."""
         self._view.topics(afresh=True)
         self._planner.end_at(self._view.ends()[1])
 
+    @settings_as_options()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - see above.
         """Where the next batch ends; ``start`` when there is none. Raises DataLossError.
 
@@ -104,6 +111,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The ends of the logs, as of the last batch, for Spark's progress."""
         return None if self._latest is None else to_json(self._latest)
 
+    @settings_as_options()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of a batch. Raises DataLossError."""
         begin, known_ids = from_json(start), ids_from_json(end)
@@ -146,7 +154,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         settle_in()
         wait: Callable[[], None] = commit_finished(self._options, partition)
         try:
-            yield from read_slice(self._options, partition)
+            with settings_as_options():
+                yield from read_slice(self._options, partition)
         finally:
             wait()
 

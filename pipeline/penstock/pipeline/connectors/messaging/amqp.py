@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from pyspark.sql.datasource import DataSource
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 from pyspark.sql.types import (
     BinaryType,
     BooleanType,
@@ -34,6 +34,7 @@ from penstock.pipeline.connectors.messaging.inbox import Inbox
 from penstock.pipeline.connectors.messaging.reader import MessageReader
 from penstock.pipeline.errors import ConnectorError
 from penstock.pipeline.option_map import OptionMap
+from penstock.pipeline.refused_stream import said_later
 
 _log: Final = logging.getLogger(__name__)
 WHERE: Final = "the penstock-amqp source"
@@ -108,8 +109,9 @@ class AmqpDataSource(DataSource):
             connection.close()
         return SCHEMA
 
-    def streamReader(self, schema: StructType) -> AmqpReader:  # noqa: N802 - Spark's.
-        """For ``readStream``. Raises OptionError."""
+    @said_later
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's.
+        """For ``readStream``. What is wrong with it fails the query with OptionError."""
         return AmqpReader(AmqpOptions.load(self.options))
 
 

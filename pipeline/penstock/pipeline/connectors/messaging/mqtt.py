@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pyspark.sql.datasource import DataSource
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 from pyspark.sql.types import (
     BinaryType,
     BooleanType,
@@ -31,6 +31,7 @@ from penstock.pipeline.connectors.messaging.inbox import Inbox
 from penstock.pipeline.connectors.messaging.reader import MessageReader
 from penstock.pipeline.errors import ConnectorError
 from penstock.pipeline.option_map import OptionMap
+from penstock.pipeline.refused_stream import said_later
 
 _log: Final = logging.getLogger(__name__)
 WHERE: Final = "the penstock-mqtt source"
@@ -127,8 +128,9 @@ class MqttDataSource(DataSource):
             open_session(options, f"{options.client_id}-check", 0).close()
         return SCHEMA
 
-    def streamReader(self, schema: StructType) -> MqttReader:  # noqa: N802 - Spark's.
-        """For ``readStream``. Raises OptionError."""
+    @said_later
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's.
+        """For ``readStream``. What is wrong with it fails the query with OptionError."""
         return MqttReader(MqttOptions.load(self.options))
 
 
