@@ -380,3 +380,18 @@ def code(answer: Any) -> ErrorCode | None:
 def identity_of(answer: Any) -> Identity:
     assert code(answer) is None, answer.error
     return Identity(answer.producer_id, answer.producer_epoch)
+
+
+def begun(d: Driver, number: int, task: int = 0, attempt: int = 0, *partitions: str) -> Identity:
+    """An attempt that has written."""
+    answer = d.begin(number, task, attempt)
+    assert answer.attempt_id == attempt_id(number, task, attempt)
+    identity = identity_of(answer)
+    for partition in partitions or (f"orders-{task}",):
+        assert code(d.add(identity, partition, name=answer.attempt_id)) is None
+    return identity
+
+
+def marks(d: Driver) -> dict[str, bool]:
+    """What became of the attempts whose marks are sent, after they are written."""
+    return {mark.transactional_id: mark.commit for mark in d.write_marks()}
