@@ -1,0 +1,170 @@
+"""What clients asked for and what came of it: events, and the files that hold them.
+
+The format is in docs/internals/chaos.md. Files are JSON lines, written by each worker for itself
+and merged by time; a line that was cut when its worker was killed is left out.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import IO, Any, Final
+
+from penstock.chaos.errors import HistoryError
+
+FINAL: Final = "final"
+
+
+class Type(StrEnum):
+    """What an event says of its operation."""
+
+    INVOKE = "invoke"
+    OK = "ok"
+    FAIL = "fail"
+    INFO = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One line of a history; see docs/internals/chaos.md for its fields."""
+
+    t: int
+    p: str
+    type: Type
+    f: str
+    value: Any = None
+    error: str = ""
+    phase: str = ""
+
+    def line(self) -> str:
+        """As JSON, without the end of the line."""
+        fields: dict[str, Any] = {"t": self.t, "p": self.p, "type": self.type.value, "f": self.f}
+        if self.value is not None:
+            fields["value"] = self.value
+        if self.error:
+            fields["error"] = self.error
+        if self.phase:
+            fields["phase"] = self.phase
+        return json.dumps(fields, separators=(",", ":"), ensure_ascii=False)
+
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> Event:
+        """Of what a line says. Raises KeyError, TypeError or ValueError for anything else."""
+        return cls(
+            int(fields["t"]),
+            str(fields["p"]),
+            Type(fields["type"]),
+            str(fields["f"]),
+            fields.get("value"),
+            str(fields.get("error", "")),
+            str(fields.get("phase", "")),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """An invocation and its completion."""
+
+    invoked: Event
+    completed: Event | None
+    """None where nothing was heard any more, which is as good as INFO."""
+
+    @property
+    def type(self) -> Type:
+        """What came of it: never INVOKE."""
+        return Type.INFO if self.completed is None else self.completed.type
+
+    @property
+    def value(self) -> Any:
+        """What came of it where that is known, else what was asked for."""
+        if self.completed is None or self.completed.value is None:
+            return self.invoked.value
+        return self.completed.value
+
+
+class History:
+    """All events of a run by time, and the operations that they make. Never changed."""
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        self.events: Final[Sequence[Event]] = sorted(events, key=lambda event: event.t)
+        self.operations: Final[Sequence[Operation]] = _pair(self.events)
+        """By the time of their invocations."""
+
+    def of(self, *fs: str) -> Iterator[Operation]:
+        """The operations of these kinds."""
+        return (one for one in self.operations if one.invoked.f in fs)
+
+    def write(self, path: Path) -> None:
+        """Write all events, one a line."""
+        with path.open("w", encoding="utf-8") as file:
+            file.writelines(event.line() + "\n" for event in self.events)
+
+
+def _pair(events: Sequence[Event]) -> list[Operation]:
+    """Raises HistoryError where a process has two operations under way, or answers nothing."""
+    begun: dict[str, Event] = {}
+    completed: dict[int, Event] = {}
+    order: list[Event] = []
+    for event in events:
+        if event.type is Type.INVOKE:
+            if event.p in begun:
+                raise HistoryError(
+                    f"process {event.p} begins {event.f} at {event.t} while its {begun[event.p].f} "
+                    f"of {begun[event.p].t} is under way"
+                )
+            begun[event.p] = event
+            order.append(event)
+            continue
+        invoked = begun.pop(event.p, None)
+        if invoked is None or invoked.f != event.f:
+            raise HistoryError(
+                f"process {event.p} completes {event.f} at {event.t}, which it has not begun"
+            )
+        completed[id(invoked)] = event
+    return [Operation(invoked, completed.get(id(invoked))) for invoked in order]
+
+
+class HistoryWriter:
+    """Appends events to a file. For one thread; what was added is in the file after ``flush``."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: Final[IO[str]] = path.open("a", encoding="utf-8", buffering=1 << 16)
+
+    def add(self, event: Event) -> None:
+        """Append one."""
+        self._file.write(event.line() + "\n")
+
+    def flush(self) -> None:
+        """Hand over to the system what was added: a killed worker loses none of it."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Flush, and close the file. Idempotent."""
+        self._file.close()
+
+
+def read_history(*paths: Path) -> History:
+    """The events of these files together.
+
+    Raises HistoryError where a line is no event, but for the last one of a file, which may have
+    been cut when its writer was killed.
+    """
+    return History(heapq.merge(*map(_read, paths), key=lambda event: event.t))
+
+
+def _read(path: Path) -> Iterator[Event]:
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith("\n"):
+                return
+            try:
+                yield Event.of(json.loads(line))
+            except (KeyError, TypeError, ValueError) as error:
+                raise HistoryError(
+                    f"{path}, line {number} is no event of a history ({error!r}); next: see "
+                    "whether this is the history.jsonl of a run, whole"
+                ) from None
