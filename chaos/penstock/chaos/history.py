@@ -36,7 +36,7 @@ class Type(StrEnum):
     INFO = "info"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Event:
     """One line of a history; see docs/internals/chaos.md for its fields."""
 
@@ -59,26 +59,46 @@ class Event:
             fields["phase"] = self.phase
         return fields
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Event) and self.fields() == other.fields()
+
+    def __hash__(self) -> int:
+        return hash((self.t, self.p, self.type, self.f))
+
     def line(self) -> str:
         """As JSON, without the end of the line."""
         return orjson.dumps(self.fields()).decode()
 
-    @classmethod
-    def of(cls, fields: dict[str, Any]) -> Event:
-        """Of what a line says. Raises KeyError, TypeError or ValueError for anything else."""
-        # Names come again in every line; one object for each keeps a history small.
-        return cls(
-            int(fields["t"]),
-            intern(fields["p"]),
-            _TYPES[fields["type"]],
-            intern(fields["f"]),
-            fields.get("value"),
-            str(fields.get("error", "")),
-            intern(fields.get("phase", "")),
-        )
+
+class _Line(Event):
+    """One that was read, and takes no more memory than its line: ``value`` is parsed when asked for.
+
+    Raises KeyError, TypeError or ValueError where the line is no event.
+    """
+
+    __slots__ = ("_line",)
+
+    def __init__(self, line: bytes) -> None:
+        fields = orjson.loads(line)
+        # Names come again in every line: one object for each. The slots are set past what freezes.
+        _set_t(self, int(fields["t"]))
+        _set_p(self, intern(fields["p"]))
+        _set_type(self, _TYPES[fields["type"]])
+        _set_f(self, intern(fields["f"]))
+        _set_error(self, str(fields.get("error", "")))
+        _set_phase(self, intern(fields.get("phase", "")))
+        object.__setattr__(self, "_line", line)
+
+    @property
+    def value(self) -> Any:  # type: ignore[override]  # It is never set.
+        """What exactly was asked for, or came."""
+        return orjson.loads(self._line).get("value")
 
 
 _TYPES: Final[dict[str, Type]] = {one.value: one for one in Type}
+_set_t, _set_p, _set_type, _set_f, _set_error, _set_phase = (
+    Event.__dict__[name].__set__ for name in ("t", "p", "type", "f", "error", "phase")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +228,7 @@ def _read(path: Path) -> Iterator[Event]:
             if not line.endswith(b"\n"):
                 return
             try:
-                yield Event.of(orjson.loads(line))
+                yield _Line(line)
             except (KeyError, TypeError, ValueError) as error:
                 raise HistoryError(
                     f"{path}, line {number} is no event of a history ({error!r}); next: see "
