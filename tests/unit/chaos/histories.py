@@ -109,10 +109,10 @@ class Script:
         self.do(reader, "poll", asked, answer, final=final)
 
     def seek(
-        self, reader: str, offset: int, partition: int = 0, *, final: bool = False, **where: Any
+        self, reader: str, got: int, partition: int = 0, *, final: bool = False, **where: Any
     ) -> None:
-        asked = {"topic": "orders", "partition": partition, **(where or {"offset": offset})}
-        self.do(reader, "seek", asked, {"offset": offset}, final=final)
+        asked = {"topic": "orders", "partition": partition, **(where or {"offset": got})}
+        self.do(reader, "seek", asked, {"offset": got}, final=final)
 
     def final(self, *runs: Run, end: int, start: int = 0, partition: int = 0, **more: Any) -> None:
         """A last reader reads a partition from ``start`` to ``end`` and is given this."""

@@ -202,7 +202,7 @@ class _Builder:
         self._outcome, self._weight = array("b", bytes(count)), array("b", bytes(count))
         self._transaction, self._begun = array("i", [NONE]) * count, array("q", [0]) * count
         self._ended: Final = array("q", [0]) * count
-        self._moves: Final = _moves(history)
+        self._moves: Final = moves(history)
         self._move_all: Final = _lost_polls(history)
 
     def build(self) -> Records:
@@ -301,7 +301,7 @@ class _Builder:
         return number
 
 
-def _moves(history: History) -> Mapping[tuple[str, str], list[int]]:
+def moves(history: History) -> Mapping[tuple[str, str], list[int]]:
     """By reader and partition the times at which its position was moved."""
     found: dict[tuple[str, str], list[int]] = defaultdict(list)
     for one in history.of("seek", "assigned", "revoked", "lost"):
