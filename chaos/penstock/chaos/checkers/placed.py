@@ -55,7 +55,7 @@ class _Sources:
 
     def _show(self, operations: Column, touches: Touches) -> Iterator[Shown]:
         found: Iterable[Operation] = (
-            self._history.operations[place] for place in operations.tolist()[: _MOST_SOURCES]
+            self._history.operations[place] for place in operations.tolist()[:_MOST_SOURCES]
         )
         yield from show(*found, touches=touches)
 

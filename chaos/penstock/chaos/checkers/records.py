@@ -217,7 +217,9 @@ class _Builder:
         attempted, given = _runs(self._attempted), _runs(self._given)
         producers = max(1, len(self._producers.names))
         lanes = np.unique(
-            np.concatenate([runs.partition * producers + runs.producer for runs in (attempted, given)])
+            np.concatenate(
+                [runs.partition * producers + runs.producer for runs in (attempted, given)]
+            )
         )
         return Records(
             self._partitions,
