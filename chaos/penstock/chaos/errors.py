@@ -1,0 +1,23 @@
+"""What goes wrong in the harness itself. Each message says what, where, and what to do next."""
+
+from __future__ import annotations
+
+
+class ChaosError(Exception):
+    """Any of them."""
+
+
+class HistoryError(ChaosError):
+    """A history cannot be judged, since it is not one."""
+
+
+class PlanError(ChaosError, ValueError):
+    """A run cannot be as it was asked for: an unknown name, or a fault that the backend has not."""
+
+
+class FaultError(ChaosError):
+    """A fault could not be injected or healed."""
+
+
+class ClusterError(ChaosError):
+    """The cluster could not be started, or did not recover after everything was healed."""
