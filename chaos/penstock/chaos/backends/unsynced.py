@@ -65,8 +65,9 @@ class Change:
 
 @dataclass(slots=True)
 class Lost:
-    """What was taken back."""
+    """What was taken back, of so many changes."""
 
+    changes: int = 0
     writes: int = 0
     write_bytes: int = 0
     names: list[str] = field(default_factory=list)
@@ -79,8 +80,8 @@ def lose_power(root: Path, notes: Path, journal: Path) -> Lost:
     """
     if not journal.exists():
         return Lost()
-    lost = Lost()
     changes = read_changes(journal.read_bytes())
+    lost = Lost(len(changes))
     _restore_contents([c for c in changes if c.kind not in _OF_NAMES], root, notes, lost)
     _restore_names([c for c in changes if c.kind in _OF_NAMES], root, notes, lost)
     return lost

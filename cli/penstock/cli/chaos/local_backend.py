@@ -32,11 +32,12 @@ from penstock.cli.cluster_layout import (
     HOST,
     ClusterLayout,
     NodePlan,
+    check_ports,
     find_base_port,
     prepare_layout,
 )
-from penstock.cli.local_cluster import LocalCluster
-from penstock.cli.readiness import describe_unready
+from penstock.cli.local_cluster import LocalCluster, read_tail
+from penstock.cli.readiness import describe_cluster, describe_unready
 from penstock.v1 import metadata_pb2, metadata_pb2_grpc
 from penstock.wire.errors import PenstockError
 from penstock.wire.transport import CHANNEL_OPTIONS
@@ -49,6 +50,7 @@ TERMINATE_S: Final = 30.0
 FRAMES_CALL: Final = "/penstock.v1.Replication/Fetch"
 """What goes over a connection in frames, by the name that it has in gRPC."""
 _POLL_S: Final = 0.05
+_TAIL_LINES: Final = 20
 _ASK_S: Final = 2.0
 
 
@@ -151,6 +153,8 @@ class LocalBackend:
             if self._has_links and self._network is None:
                 self._network = Network(self._routes(), self._seed)
                 self._network.set_faults(self._faults)
+            running = self.running
+            check_ports(plan for plan in self._layout.plans if plan.node_id not in running)
             for node in self.nodes:
                 self.start_node(node)
         except (PenstockError, FaultError) as error:
@@ -187,8 +191,23 @@ class LocalBackend:
         for node in self.nodes:
             if node not in running:
                 self._note_exits()
-                raise ClusterError(f"node {node} is down; next: see {self.log(node)}")
-        return describe_unready(self._layout.plans) or self._describe_leaderless()
+                log = self._layout.plan(node).log_path
+                raise ClusterError(
+                    f"node {node} is down; the end of {log}:\n{read_tail(log, _TAIL_LINES)}"
+                )
+        return (
+            describe_unready(self._layout.plans)
+            or self._describe_strangers()
+            or self._describe_leaderless()
+        )
+
+    def _describe_strangers(self) -> str:
+        """Another cluster's node may have taken a port before ours, which ends only later."""
+        for plan in self._layout.plans:
+            answer = describe_cluster(plan)
+            if answer is None or answer.cluster_id != self._layout.cluster_id:
+                return f"a node of another cluster, or none, answers at {plan.address}"
+        return ""
 
     def _describe_leaderless(self) -> str:
         for plan in self._layout.plans:
