@@ -300,6 +300,23 @@ def test_what_a_failed_sync_has_lost_no_later_one_brings(disk: Disk) -> None:
     assert disk.contents() == {"log": b"one \0\0\0\0three"}
 
 
+def test_the_lives_of_a_node_are_one_story(disk: Disk) -> None:
+    """What one life has not synced is not synced in the next one either, until it is."""
+    disk.preload.set_disk(FORGETS)
+    (disk.root / "log").write_bytes(b"")
+    (disk.root / "other").write_bytes(b"")
+    for said in ("one ", "two "):
+        disk.run(f"""
+            for name in ("log", "other"):
+                os.write(opened(name, os.O_WRONLY | os.O_APPEND), b"{said}")
+        """)
+    disk.run("os.fsync(opened('log', os.O_RDONLY))")
+    disk.run("os.write(opened('log', os.O_WRONLY | os.O_APPEND), b'three ')")
+    lost = disk.lose_power()
+    assert lost.writes == 3
+    assert disk.contents() == {"log": b"one two ", "other": b""}
+
+
 def test_power_that_stays_takes_nothing(disk: Disk) -> None:
     disk.preload.set_disk(FORGETS)
     disk.run("os.write(opened('log'), b'content')")

@@ -182,9 +182,10 @@ static int is_noted(void) { return control && control->journal; }
 static int open_journal(void) {
     uint32_t wanted = control->journal;
     if (wanted && wanted != journal_open_as) {
-        char path[PATH_MAX + 32];
+        char path[PATH_MAX + 64];
         if (journal_fd >= 0) REAL(close)(journal_fd);
-        snprintf(path, sizeof path, "%s/journal-%u", journal_directory, wanted);
+        /* One for each life: what a life that was ended tore is at the end of its own. */
+        snprintf(path, sizeof path, "%s/journal-%u-%d", journal_directory, wanted, getpid());
         journal_fd = REAL(open)(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0640);
         journal_open_as = wanted;
         if (journal_fd < 0) die("open", path);

@@ -9,6 +9,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
@@ -235,6 +236,7 @@ class LocalBackend:
         if node in self.running:
             self._cluster.kill_node(node)
             self._lose_unsynced(node)
+            self._tell_owners()
 
     def terminate(self, node: int) -> None:
         """Ask it to stop, and return when it has; by force after half a minute."""
@@ -244,6 +246,7 @@ class LocalBackend:
         if node in self.running and not self._cluster.stop_node(node, TERMINATE_S):
             self._note(node, f"did not stop within {TERMINATE_S:.0f} s and was killed")
             self._lose_unsynced(node)
+        self._tell_owners()
 
     def start_node(self, node: int) -> None:
         """Start one that is down; does not wait until it serves. No-op where it runs."""
@@ -253,8 +256,12 @@ class LocalBackend:
         self._cluster.start_node(node)
         self._pids[node] = self._cluster.pid(node)
         self._apply_limits(node)
+        self._tell_owners()
+
+    def _tell_owners(self) -> None:
+        """Have the relay know the nodes' processes: others may have the numbers of those gone."""
         if self._network is not None:
-            self._network.set_owners({pid: one for one, pid in self._pids.items()})
+            self._network.set_owners({pid: node for node, pid in self._pids.items()})
 
     def pause(self, node: int) -> None:
         """Stop its process in its tracks, and return when it stands still."""
@@ -353,15 +360,18 @@ class LocalBackend:
     # --- evidence
 
     def heal_all(self) -> None:
-        """Heal whatever is broken, and start whatever is down."""
-        self.set_links({})
-        for node in self.nodes:
-            self.set_disk(node, None)
-            self.set_clock(node, 0)
-            self.set_limits(node)
-            self.resume(node)
-        for node in self.nodes:
-            self.start_node(node)
+        """Heal whatever is broken, and start whatever is down.
+
+        What cannot be healed does not keep the rest from it; FaultError is raised for it then.
+        """
+        with ExitStack() as healing:  # From the last to the first.
+            for node in self.nodes:
+                healing.callback(self.start_node, node)
+                healing.callback(self.resume, node)
+                healing.callback(self.set_limits, node)
+                healing.callback(self.set_clock, node, 0)
+                healing.callback(self.set_disk, node, None)
+            healing.callback(self.set_links, {})
 
     def log(self, node: int) -> Path | None:
         """What it has written for people, over all of its lives."""
