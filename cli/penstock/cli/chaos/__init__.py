@@ -1,0 +1,1 @@
+"""`penstock chaos`: break a cluster on purpose, and judge what it promised."""
