@@ -182,6 +182,10 @@ class LocalCluster:
             child.process.wait()
             self._close_output(node_id)
 
+    def signal_node(self, node_id: int, signal_number: int) -> None:
+        """Send a signal that does not end the node, such as SIGSTOP."""
+        self._children[node_id].process.send_signal(signal_number)
+
     def stop(self, timeout_seconds: float = STOP_TIMEOUT_SECONDS) -> list[int]:
         """Stop every node cleanly; the ids of those that had to be killed after the time.
 
