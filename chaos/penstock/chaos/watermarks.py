@@ -42,7 +42,7 @@ class WatermarkWatcher(Watcher):
 
     def look(self) -> None:
         """Ask all of them at once."""
-        request = metadata_pb2.DescribeTopicsRequest()
+        request = metadata_pb2.DescribeTopicsRequest(all_topics=True)
         calls = [
             (
                 address,
