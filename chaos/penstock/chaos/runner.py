@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.chaos.checkers import Checker, Evidence, ReplicaRecords
-from penstock.chaos.cluster import Cluster
+from penstock.chaos.cluster import Capability, Cluster
 from penstock.chaos.errors import ChaosError, ClusterError
 from penstock.chaos.evidence import ProcessSampler, crash_lines, read_replica, write_evidence
 from penstock.chaos.fault_thread import FaultThread
@@ -338,6 +338,11 @@ def plan_faults(plan: RunPlan) -> list[ScheduledFault]:
         int(plan.duration_s * 1000),
         int(plan.interval_s * 1000),
     )
+
+
+def needs_of(faults: Sequence[ScheduledFault]) -> frozenset[Capability]:
+    """What a cluster must be able to do for these faults."""
+    return frozenset().union(*(one.needs for one in _nemeses_of(faults).values()))
 
 
 def _nemeses_of(faults: Sequence[ScheduledFault]) -> dict[str, Nemesis]:

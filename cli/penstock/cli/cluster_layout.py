@@ -32,6 +32,8 @@ HOST: Final = "127.0.0.1"
 DEFAULT_NODES: Final = 3
 DEFAULT_BASE_PORT: Final = 9092
 CONTROLLER_PORT_DISTANCE: Final = 1000
+FRAMES_PORT_DISTANCE: Final = 2000
+"""Where followers are served has a port that is known only in a cluster behind another host."""
 MAX_NODES: Final = 99
 _CLUSTER_FILE: Final = "cluster.json"
 _TLS_DIRECTORY: Final = "tls"
@@ -51,21 +53,46 @@ class NodePlan:
     directory: Path
     broker_port: int
     controller_port: int
+    advertised_host: str = HOST
+    """Where others are told that it is. Whoever names another host passes on what comes there, to
+    the same ports of HOST, where the node listens."""
+    has_files_beside: bool = False
+    """Its settings and its log are beside its directory, which can then be lost without them."""
 
     @property
     def address(self) -> str:
-        """Where clients reach it."""
+        """Where its broker listens."""
         return format_address(HOST, self.broker_port)
+
+    @property
+    def advertised(self) -> str:
+        """Where clients are told to reach it."""
+        return format_address(self.advertised_host, self.broker_port)
+
+    @property
+    def is_behind_another(self) -> bool:
+        """Whether it is reached at another host than it listens at."""
+        return self.advertised_host != HOST
+
+    @property
+    def frames_port(self) -> int:
+        """Where it serves followers, if it is reached at another host; else they are told."""
+        return self.broker_port + FRAMES_PORT_DISTANCE
 
     @property
     def config_path(self) -> Path:
         """Its settings."""
-        return self.directory / "node.toml"
+        return self._file("toml")
 
     @property
     def log_path(self) -> Path:
         """What the process prints."""
-        return self.directory / "node.log"
+        return self._file("log")
+
+    def _file(self, suffix: str) -> Path:
+        if self.has_files_beside:
+            return self.directory.with_name(f"{self.directory.name}.{suffix}")
+        return self.directory / f"node.{suffix}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +104,8 @@ class _ClusterFile:
     base_port: int
     complete: bool = False
     tls: bool = False
+    advertised_host: str = HOST
+    has_files_beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +131,8 @@ def prepare_layout(
     base_port: int | None = None,
     tls: bool = False,
     settings: Mapping[str, str | int] | None = None,
+    advertised_host: str = HOST,
+    has_files_beside: bool = False,
 ) -> ClusterLayout:
     """Make or find the cluster of ``directory``; None means: as it was, or the defaults.
 
@@ -109,7 +140,7 @@ def prepare_layout(
     number of nodes than it was made with is refused: the set of controllers is part of what the
     data means. Another base port moves it. With ``tls`` a new cluster has certificates of its own
     on every port; one that was made without is refused. ``settings`` go into the file of each new
-    node.
+    node. For a new cluster's ``advertised_host`` and ``has_files_beside`` see NodePlan.
 
     Nothing is written while a node of the cluster runs (DataDirectoryError), or for a new cluster
     or a move where a port is taken (AddressInUseError).
@@ -121,6 +152,8 @@ def prepare_layout(
             DEFAULT_NODES if nodes is None else nodes,
             DEFAULT_BASE_PORT if base_port is None else base_port,
             tls=tls,
+            advertised_host=advertised_host,
+            has_files_beside=has_files_beside,
         )
         _refuse_unknown_contents(directory)
     else:
@@ -210,7 +243,10 @@ def _write_files(
 def check_ports(plans: Iterable[NodePlan]) -> None:
     """Raise AddressInUseError that names the port when one of the nodes' is taken."""
     for plan in plans:
-        for port, what in ((plan.broker_port, "broker"), (plan.controller_port, "controller")):
+        wanted = [(plan.broker_port, "broker"), (plan.controller_port, "controller")]
+        if plan.is_behind_another:
+            wanted.append((plan.frames_port, "followers"))
+        for port, what in wanted:
             if not _is_free(port):
                 raise AddressInUseError(
                     f"port {port} on {HOST} is in use already; node {plan.node_id} needs it for "
@@ -218,14 +254,16 @@ def check_ports(plans: Iterable[NodePlan]) -> None:
                 )
 
 
-def find_base_port(nodes: int, *, first: int = 21_000) -> int:
-    """A base port such that all ports of ``nodes`` nodes are free now.
+def find_base_port(nodes: int, *, first: int = 21_000, frames: bool = False) -> int:
+    """A base port such that all ports of ``nodes`` nodes are free now; with ``frames`` those at
+    which followers are served, too.
 
     It looks below the range from which systems take ports for outgoing connections.
     """
     step = MAX_NODES + 1
+    distances = [0, CONTROLLER_PORT_DISTANCE, *([FRAMES_PORT_DISTANCE] if frames else [])]
     for base in range(first, first + 9 * step, step):
-        ports = [base + i + d for i in range(nodes) for d in (0, CONTROLLER_PORT_DISTANCE)]
+        ports = [base + i + distance for i in range(nodes) for distance in distances]
         if all(_is_free(port) for port in ports):
             return base
     raise AddressInUseError(f"no free ports for {nodes} nodes from {first} on; name a --base-port")
@@ -234,7 +272,8 @@ def find_base_port(nodes: int, *, first: int = 21_000) -> int:
 def _plans(directory: Path, cluster: _ClusterFile) -> tuple[NodePlan, ...]:
     if not 1 <= cluster.nodes <= MAX_NODES:
         raise ConfigurationError(f"--nodes {cluster.nodes}: from 1 to {MAX_NODES} nodes can run")
-    last = cluster.base_port + CONTROLLER_PORT_DISTANCE + cluster.nodes - 1
+    distance = CONTROLLER_PORT_DISTANCE if cluster.advertised_host == HOST else FRAMES_PORT_DISTANCE
+    last = cluster.base_port + distance + cluster.nodes - 1
     if cluster.base_port < 1 or last > _HIGHEST_PORT:
         raise ConfigurationError(
             f"--base-port {cluster.base_port}: the ports up to {last} are needed "
@@ -247,6 +286,8 @@ def _plans(directory: Path, cluster: _ClusterFile) -> tuple[NodePlan, ...]:
             directory=directory / f"node-{i + 1}",
             broker_port=cluster.base_port + i,
             controller_port=cluster.base_port + CONTROLLER_PORT_DISTANCE + i,
+            advertised_host=cluster.advertised_host,
+            has_files_beside=cluster.has_files_beside,
         )
         for i in range(cluster.nodes)
     )
@@ -324,7 +365,8 @@ def _defaults(nodes: int) -> dict[str, str | int]:
 def _own_settings(plan: NodePlan, plans: Sequence[NodePlan], *, tls: bool) -> dict[str, str | int]:
     """The settings that tell one node of the cluster from another."""
     voters = ",".join(
-        f"{other.node_id}@{format_address(HOST, other.controller_port)}" for other in plans
+        f"{other.node_id}@{format_address(other.advertised_host, other.controller_port)}"
+        for other in plans
     )
     own: dict[str, str | int] = {
         "node.id": plan.node_id,
@@ -334,6 +376,10 @@ def _own_settings(plan: NodePlan, plans: Sequence[NodePlan], *, tls: bool) -> di
         "controller.listen": format_address(HOST, plan.controller_port),
         "controller.quorum.voters": voters,
     }
+    if plan.is_behind_another:
+        own["broker.advertised"] = plan.advertised
+        own["controller.advertised"] = format_address(plan.advertised_host, plan.controller_port)
+        own["replication.frames.listen"] = format_address(HOST, plan.frames_port)
     if tls:
         files = files_in(plan.directory.resolve().parent / _TLS_DIRECTORY, plan.directory.name)
         own["tls.ca"] = str(files.ca)

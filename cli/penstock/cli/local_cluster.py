@@ -70,9 +70,11 @@ class LocalCluster:
         self,
         layout: ClusterLayout,
         node_command: Callable[[NodePlan], list[str]] = _node_command,
+        environment: Callable[[NodePlan], Mapping[str, str]] = lambda _plan: {},
     ) -> None:
         self.layout = layout
         self._node_command = node_command
+        self._environment = environment
         self._children: dict[int, _Child] = {}
 
     def __enter__(self) -> LocalCluster:
@@ -83,8 +85,8 @@ class LocalCluster:
 
     @property
     def bootstrap(self) -> str:
-        """Every broker's address, with commas."""
-        return ",".join(plan.address for plan in self.layout.plans)
+        """Every broker's address, with commas, as clients are told."""
+        return ",".join(plan.advertised for plan in self.layout.plans)
 
     @property
     def running(self) -> list[int]:
@@ -114,7 +116,7 @@ class LocalCluster:
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=_node_environment(self.layout.environment_names),
+            env={**_node_environment(self.layout.environment_names), **self._environment(plan)},
             # A group of its own: Ctrl-C in the terminal reaches us alone, and we stop the nodes.
             process_group=0,
         )
@@ -182,9 +184,18 @@ class LocalCluster:
             child.process.wait()
             self._close_output(node_id)
 
-    def signal_node(self, node_id: int, signal_number: int) -> None:
-        """Send a signal that does not end the node, such as SIGSTOP."""
-        self._children[node_id].process.send_signal(signal_number)
+    def stop_node(self, node_id: int, timeout_seconds: float = STOP_TIMEOUT_SECONDS) -> bool:
+        """Stop one node cleanly, or by force after the time; whether it stopped by itself."""
+        child = self._children[node_id]
+        child.stopping = True
+        child.process.terminate()
+        try:
+            child.process.wait(timeout_seconds)
+        except subprocess.TimeoutExpired:
+            self.kill_node(node_id)
+            return False
+        self._close_output(node_id)
+        return True
 
     def stop(self, timeout_seconds: float = STOP_TIMEOUT_SECONDS) -> list[int]:
         """Stop every node cleanly; the ids of those that had to be killed after the time.

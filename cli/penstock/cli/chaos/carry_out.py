@@ -67,12 +67,13 @@ def carry_out(
 
     The nodes' data are kept where the verdict is not true, or ``keep_data`` is set.
     """
-    from penstock.chaos.runner import Runner  # noqa: PLC0415 - it imports gRPC.
+    from penstock.chaos.runner import Runner, plan_faults  # noqa: PLC0415 - it imports gRPC.
     from penstock.chaos.stored_run import report_stored  # noqa: PLC0415 - as above.
 
     plan = replace(plan, versions=versions())
     directory.mkdir(parents=True, exist_ok=True)
-    cluster = make_cluster(plan, directory)
+    faults = plan_faults(plan) if faults is None else faults
+    cluster = make_cluster(plan, directory, faults)
     runner = Runner(plan, cluster, directory, faults=faults, onlooker=onlooker, stop=stop.event)
     outcome = runner.run()
     if outcome.valid.value == "true" and not keep_data:

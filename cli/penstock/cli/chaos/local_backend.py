@@ -1,0 +1,370 @@
+"""The local backend: node processes on this machine, and a network, disks and clocks to break.
+
+What each facility does and does not model is said in docs/internals/chaos.md.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from penstock.chaos.backends import preload, processes
+from penstock.chaos.backends.relay import Route
+from penstock.chaos.backends.relay_process import Network
+from penstock.chaos.backends.unsynced import Lost
+from penstock.chaos.cluster import (
+    CLIENTS,
+    Capability,
+    DiskFault,
+    Link,
+    LinkFault,
+    PacketFault,
+)
+from penstock.chaos.errors import ClusterError, FaultError
+from penstock.cli.cluster_layout import (
+    HOST,
+    ClusterLayout,
+    NodePlan,
+    find_base_port,
+    prepare_layout,
+)
+from penstock.cli.local_cluster import LocalCluster
+from penstock.cli.readiness import describe_unready
+from penstock.v1 import metadata_pb2, metadata_pb2_grpc
+from penstock.wire.errors import PenstockError
+from penstock.wire.transport import CHANNEL_OPTIONS
+
+RELAY_HOST: Final = "127.0.0.2"
+"""Where nodes are reached, through the relay. The same ports of 127.0.0.1 are the nodes' own."""
+FIRST_PORT: Final = 28_000
+START_S: Final = 60.0
+TERMINATE_S: Final = 30.0
+FRAMES_CALL: Final = "/penstock.v1.Replication/Fetch"
+"""What goes over a connection in frames, by the name that it has in gRPC."""
+_POLL_S: Final = 0.05
+_ASK_S: Final = 2.0
+
+
+class LocalBackend:
+    """Nodes as processes of this machine (``penstock.chaos.cluster.Cluster``).
+
+    ``directory`` is made, and gets everything: the cluster, its logs, what was lost of its disks.
+    Without ``links`` nothing is between the nodes, and without ``disks`` nothing is before their
+    files and clocks; then there are no such faults, and what these cost is not paid.
+
+    ``log`` and ``pid`` may be asked from any thread, all else from one at a time.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        nodes: int = 3,
+        *,
+        settings: Mapping[str, str | int] | None = None,
+        node_command: Callable[[NodePlan], list[str]] | None = None,
+        links: bool = True,
+        disks: bool = True,
+        seed: int = 0,
+    ) -> None:
+        """Make the cluster's directories. Raises ClusterError."""
+        self._directory = directory
+        self._seed = seed
+        self._has_links = links and sys.platform.startswith("linux")
+        try:
+            self._layout = self._lay_out(nodes, settings)
+        except PenstockError as error:
+            raise ClusterError(str(error)) from error
+        self._preloads: dict[int, preload.Preload] = {}
+        if disks and not preload.why_not():
+            library = preload.build(directory)
+            self._preloads = {
+                plan.node_id: preload.Preload(
+                    library, plan.directory, directory / "disks" / plan.directory.name
+                )
+                for plan in self._layout.plans
+            }
+        command = {} if node_command is None else {"node_command": node_command}
+        self._cluster = LocalCluster(self._layout, environment=self._environment, **command)
+        self._network: Network | None = None
+        self._faults: Mapping[Link, LinkFault] = {}
+        self._pids: dict[int, int] = {}
+        self._paused: set[int] = set()
+        self._limits: dict[int, tuple[int | None, int | None]] = {}
+
+    def _lay_out(self, nodes: int, settings: Mapping[str, str | int] | None) -> ClusterLayout:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        return prepare_layout(
+            self._directory.resolve() / "cluster",
+            nodes=nodes,
+            base_port=find_base_port(nodes, first=FIRST_PORT, frames=self._has_links),
+            settings=settings,
+            advertised_host=RELAY_HOST if self._has_links else HOST,
+            has_files_beside=True,
+        )
+
+    def _environment(self, plan: NodePlan) -> Mapping[str, str]:
+        found = self._preloads.get(plan.node_id)
+        return {} if found is None else found.environment
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """What of the following it can do."""
+        found = {Capability.PROCESSES, Capability.FILES}
+        if sys.platform.startswith("linux"):
+            found.add(Capability.LIMITS)
+        if self._has_links:
+            found.add(Capability.LINKS)
+        if self._preloads:
+            found |= {Capability.DISKS, Capability.CLOCKS}
+        return frozenset(found)
+
+    @property
+    def nodes(self) -> Sequence[int]:
+        """All of them."""
+        return [plan.node_id for plan in self._layout.plans]
+
+    @property
+    def bootstrap(self) -> str:
+        """Every broker's address, through the relay if there is one."""
+        return self._cluster.bootstrap
+
+    @property
+    def running(self) -> Sequence[int]:
+        """Those whose process lives, be it paused."""
+        return self._cluster.running
+
+    @property
+    def relay_pid(self) -> int | None:
+        """The process that passes on what nodes and clients say, to be measured."""
+        return None if self._network is None else self._network.pid
+
+    def start(self) -> None:
+        """Start what does not run, and return when all are ready. Raises ClusterError."""
+        try:
+            if self._has_links and self._network is None:
+                self._network = Network(self._routes(), self._seed)
+                self._network.set_faults(self._faults)
+            for node in self.nodes:
+                self.start_node(node)
+        except (PenstockError, FaultError) as error:
+            raise ClusterError(str(error)) from error
+        self.wait_ready(START_S)
+
+    def stop(self) -> None:
+        """Stop everything and free what it took. Idempotent."""
+        for node in list(self._paused):
+            self.resume(node)
+        self._note_exits()
+        self._pids.clear()
+        self._cluster.stop()
+        if self._network is not None:
+            self._network.close()
+            self._network = None
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Return when every node serves and every partition has a leader. Raises ClusterError.
+
+        Nodes are asked where they listen, not through links.
+        """
+        deadline = time.monotonic() + timeout_s
+        while reason := self._why_unready():
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    f"the cluster is not ready after {timeout_s:.0f} s: {reason}; next: see "
+                    f"{self._layout.directory}/node-*.log"
+                )
+            time.sleep(_POLL_S)
+
+    def _why_unready(self) -> str:
+        running = self.running
+        for node in self.nodes:
+            if node not in running:
+                self._note_exits()
+                raise ClusterError(f"node {node} is down; next: see {self.log(node)}")
+        return describe_unready(self._layout.plans) or self._describe_leaderless()
+
+    def _describe_leaderless(self) -> str:
+        for plan in self._layout.plans:
+            with grpc.insecure_channel(plan.address, options=CHANNEL_OPTIONS) as channel:
+                request = metadata_pb2.DescribeTopicsRequest(all_topics=True, include_internal=True)
+                try:
+                    answer = metadata_pb2_grpc.MetadataStub(channel).DescribeTopics(
+                        request, timeout=_ASK_S
+                    )
+                except grpc.RpcError:
+                    return f"node {plan.node_id} does not answer at {plan.address}"
+            for topic in answer.topics:
+                for found in topic.partitions:
+                    if found.leader < 0:
+                        name = f"{topic.name}-{found.partition}"
+                        return f"node {plan.node_id} knows no leader of {name}"
+        return ""
+
+    # --- processes
+
+    def kill(self, node: int) -> None:
+        """End it at once, as SIGKILL does, and return when it is gone. Its disk may then forget."""
+        self._paused.discard(node)
+        self._pids.pop(node, None)
+        if node in self.running:
+            self._cluster.kill_node(node)
+            self._lose_unsynced(node)
+
+    def terminate(self, node: int) -> None:
+        """Ask it to stop, and return when it has; by force after half a minute."""
+        self.resume(node)
+        self._note_exits()
+        self._pids.pop(node, None)
+        if node in self.running and not self._cluster.stop_node(node, TERMINATE_S):
+            self._note(node, f"did not stop within {TERMINATE_S:.0f} s and was killed")
+            self._lose_unsynced(node)
+
+    def start_node(self, node: int) -> None:
+        """Start one that is down; does not wait until it serves. No-op where it runs."""
+        self._note_exits()
+        if node in self.running:
+            return
+        self._cluster.start_node(node)
+        self._pids[node] = self._cluster.pid(node)
+        self._apply_limits(node)
+        if self._network is not None:
+            self._network.set_owners({pid: one for one, pid in self._pids.items()})
+
+    def pause(self, node: int) -> None:
+        """Stop its process in its tracks, and return when it stands still."""
+        pid = self._pids.get(node)
+        if pid is not None:
+            self._paused.add(node)
+            processes.pause(pid)
+
+    def resume(self, node: int) -> None:
+        """Have it go on."""
+        if node in self._paused:
+            self._paused.discard(node)
+            processes.resume(self._pids[node])
+
+    # --- links
+
+    def set_links(self, faults: Mapping[Link, LinkFault]) -> None:
+        """From now on these links do that, and all others nothing. Raises FaultError."""
+        ends: set[int | str] = {CLIENTS, *self.nodes}
+        for link in faults:
+            if not {link.source, link.target} <= ends or link.source == link.target:
+                raise FaultError(f"{link} is no link of this cluster; its ends are {_listed(ends)}")
+        if self._network is not None:
+            self._network.set_faults(faults)
+        elif faults and not self._has_links:
+            raise FaultError("there are no links between these nodes; next: see `capabilities`")
+        self._faults = dict(faults)
+
+    def set_packets(self, node: int, fault: PacketFault | None) -> None:
+        """There are none here."""
+        if fault is not None:
+            raise FaultError("the local backend has no packets; next: see `capabilities`")
+
+    def _routes(self) -> list[Route]:
+        return [
+            Route(plan.node_id, plan.advertised_host, port, HOST, port, call)
+            for plan in self._layout.plans
+            for port, call in (
+                (plan.broker_port, ""),
+                (plan.controller_port, ""),
+                (plan.frames_port, FRAMES_CALL),
+            )
+        ]
+
+    # --- disks, files, clocks and limits
+
+    def set_disk(self, node: int, fault: DiskFault | None) -> None:
+        """From now on the node's disk does this; None heals it. Raises FaultError."""
+        if fault is not None or self._preloads:
+            self._preload(node).set_disk(fault)
+
+    def data_directory(self, node: int) -> Path:
+        """Where it keeps everything but its settings and its log."""
+        return self._layout.plan(node).directory
+
+    def set_clock(self, node: int, offset_ms: int) -> None:
+        """From now on its wall clock is off by so much; 0 heals it. Raises FaultError."""
+        if offset_ms or self._preloads:
+            self._preload(node).set_clock(offset_ms)
+
+    def set_limits(
+        self, node: int, *, descriptors: int | None = None, memory_bytes: int | None = None
+    ) -> None:
+        """From now on it may have no more; None is what it was started with."""
+        self._limits[node] = (descriptors, memory_bytes)
+        self._apply_limits(node)
+
+    def _apply_limits(self, node: int) -> None:
+        if node in self._limits and node in self._pids:
+            descriptors, memory_bytes = self._limits[node]
+            processes.limit(self._pids[node], processes.DESCRIPTORS, descriptors)
+            processes.limit(self._pids[node], processes.MEMORY, memory_bytes)
+
+    def _preload(self, node: int) -> preload.Preload:
+        found = self._preloads.get(node)
+        if found is None:
+            why = preload.why_not() or "it was started without"
+            raise FaultError(f"node {node} has a disk and a clock that cannot be broken: {why}")
+        return found
+
+    def _lose_unsynced(self, node: int) -> None:
+        found = self._preloads.get(node)
+        lost = None if found is None else found.killed()
+        if lost is not None:
+            self._record(node, lost)
+
+    def _record(self, node: int, lost: Lost) -> None:
+        with self.lost_path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"node": node, **asdict(lost)}) + "\n")
+
+    @property
+    def lost_path(self) -> Path:
+        """A line of JSON for each loss of power: what was not synced, and is gone."""
+        return self._directory / "lost.jsonl"
+
+    # --- evidence
+
+    def heal_all(self) -> None:
+        """Heal whatever is broken, and start whatever is down."""
+        self.set_links({})
+        for node in self.nodes:
+            self.set_disk(node, None)
+            self.set_clock(node, 0)
+            self.set_limits(node)
+            self.resume(node)
+        for node in self.nodes:
+            self.start_node(node)
+
+    def log(self, node: int) -> Path | None:
+        """What it has written for people, over all of its lives."""
+        return self._layout.plan(node).log_path
+
+    def pid(self, node: int) -> int | None:
+        """Its process; None where it is down."""
+        pid = self._pids.get(node)
+        return pid if pid is not None and processes.state(pid) not in ("", "Z") else None
+
+    def _note_exits(self) -> None:
+        """Have the log of a node that ended by itself say so: nothing else would."""
+        for ended in self._cluster.take_exits():
+            self._pids.pop(ended.plan.node_id, None)
+            self._paused.discard(ended.plan.node_id)
+            self._note(ended.plan.node_id, f"(pid {ended.pid}) ended by itself: {ended.how}")
+
+    def _note(self, node: int, what: str) -> None:
+        with self._layout.plan(node).log_path.open("a", encoding="utf-8") as log:
+            log.write(f"penstock.chaos: node {node} {what}\n")
+
+
+def _listed(ends: set[int | str]) -> str:
+    """The ends of links, for people."""
+    return ", ".join(sorted(map(str, ends)))
