@@ -81,8 +81,8 @@ def measure(pid: int) -> tuple[int, int, int] | None:
     process = Path("/proc") / str(pid)
     try:
         pages = int((process / "statm").read_text(encoding="ascii").split()[1])
-        descriptors = len(os.listdir(process / "fd"))
-        threads = len(os.listdir(process / "task"))
+        descriptors = sum(1 for _ in (process / "fd").iterdir())
+        threads = sum(1 for _ in (process / "task").iterdir())
     except (OSError, ValueError, IndexError):
         return None
     return pages * _PAGE_BYTES, descriptors, threads

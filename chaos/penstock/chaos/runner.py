@@ -30,7 +30,7 @@ from penstock.chaos.worker import WorkerSpec
 from penstock.chaos.workers import Workers
 from penstock.chaos.workloads import ClientSpec, Workload
 from penstock.chaos.workloads.registry import find_workload
-from penstock.client import AdminClient, PenstockError, TopicPartition
+from penstock.client import AdminClient, OffsetSpec, PenstockError, TopicPartition
 
 HISTORY_FILE: Final = "history.jsonl"
 SCHEDULE_FILE: Final = "schedule.json"
@@ -260,7 +260,7 @@ class Runner:
     def _read_replicas(self, admin: AdminClient, topics: Sequence[Any]) -> list[ReplicaRecords]:
         found = []
         for topic in topics:
-            wanted = {
+            wanted: dict[TopicPartition, OffsetSpec] = {
                 TopicPartition(topic.name, one.partition): "latest" for one in topic.partitions
             }
             ends = admin.list_offsets(wanted)

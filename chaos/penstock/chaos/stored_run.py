@@ -78,10 +78,10 @@ def report_stored(directory: Path) -> Path:
     run = read_run(directory)
     return write_report(
         directory,
-        run.plan,
-        run.history,
-        run.evidence,
-        run.faults,
-        read_judgement(directory),
-        run.checkers(),
+        plan=run.plan,
+        history=run.history,
+        evidence=run.evidence,
+        faults=run.faults,
+        judgement=read_judgement(directory),
+        checkers=run.checkers(),
     )

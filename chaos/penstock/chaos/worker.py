@@ -149,13 +149,16 @@ class Worker:
         Raises what a client raises: that is a fault of the harness.
         """
         clients = [self._client(spec, epoch_ns) for spec in self._spec.clients]
-        running = [asyncio.ensure_future(self._drive(client)) for client in clients]
+        running: list[asyncio.Task[None]] = [
+            asyncio.create_task(self._drive(client)) for client in clients
+        ]
         flushing = asyncio.ensure_future(self._flush())
         telling = asyncio.ensure_future(self._tell())
-        stopping = asyncio.ensure_future(stopped.wait())
+        stopping: asyncio.Task[Any] = asyncio.create_task(stopped.wait())
         everyone = asyncio.gather(*running)
         try:
-            await asyncio.wait({everyone, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            done: set[asyncio.Future[Any]] = {everyone, stopping}
+            await asyncio.wait(done, return_when=asyncio.FIRST_COMPLETED)
             if everyone.done():
                 everyone.result()
         finally:

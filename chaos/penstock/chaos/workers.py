@@ -240,12 +240,12 @@ class Workers:
     def wait_finished(self, timeout_s: float) -> bool:
         """Whether all clients of all of them finished in time."""
         deadline = time.monotonic() + timeout_s
-        return all(
-            [
-                worker.wait_finished(max(0.0, deadline - time.monotonic()))
-                for worker in self._workers.values()
-            ]
-        )
+        # Each is asked, also after one that has not: a failure is to be heard.
+        finished = [
+            worker.wait_finished(max(0.0, deadline - time.monotonic()))
+            for worker in self._workers.values()
+        ]
+        return all(finished)
 
     def stop(self) -> None:
         """End all. Raises WorkerError, when all have ended, where one had failed."""

@@ -1,4 +1,4 @@
-"""Faults of processes: killed, stopped, paused and restarted nodes, and faults beside each other."""
+"""Faults of processes: nodes killed, stopped, paused and restarted; and several at a time."""
 
 from __future__ import annotations
 

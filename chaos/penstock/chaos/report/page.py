@@ -39,6 +39,7 @@ _SAID: Final = {
 
 def write_report(
     directory: Path,
+    *,
     plan: RunPlan,
     history: History,
     evidence: Evidence,
@@ -48,7 +49,14 @@ def write_report(
 ) -> Path:
     """Write ``report.html`` into the directory of a run; where it is."""
     path = directory / REPORT_FILE
-    text = render(plan, history, evidence, faults, judgement, definitions(checkers))
+    text = render(
+        plan=plan,
+        history=history,
+        evidence=evidence,
+        faults=faults,
+        judgement=judgement,
+        meanings=definitions(checkers),
+    )
     path.write_text(text, encoding="utf-8")
     return path
 
@@ -60,6 +68,7 @@ def definitions(checkers: Sequence[Checker]) -> dict[str, str]:
 
 
 def render(
+    *,
     plan: RunPlan,
     history: History,
     evidence: Evidence,
@@ -105,7 +114,7 @@ def _header(
     recovery = judgement.figures.get("recovery_ms")
     held = sum(one.held is not None for one in faults)
     tiles = [
-        (f"{totals.written:,}", "records acknowledged"),
+        (f"{totals.written:,}", "records written"),
         (f"{totals.written / seconds:,.0f}/s", "on average"),
         (f"{totals.read + totals.read_in_the_end:,}", "records read"),
         (_ms(totals.latency_ms(50)), "p50 of an operation"),
@@ -395,7 +404,7 @@ def _table(
 
 
 def _ms(value: float | None) -> str:
-    if value is None:
+    if not value:
         return "-"
     if value >= 1000:
         return f"{value / 1000:.2f} s"

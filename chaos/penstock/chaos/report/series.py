@@ -93,7 +93,9 @@ def series_of(history: History) -> Series:
         [one / bucket_s for one in read],
         failed,
         ambiguous,
-        *([percentile(each, percent) for each in latencies] for percent in (50, 99, 99.9)),
+        [percentile(each, 50) for each in latencies],
+        [percentile(each, 99) for each in latencies],
+        [percentile(each, 99.9) for each in latencies],
         totals,
     )
 

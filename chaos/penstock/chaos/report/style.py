@@ -43,11 +43,12 @@ svg .fault-label { fill:var(--doubt); font-size:10.5px; }
 .line { fill:none; stroke-width:1.7; stroke-linejoin:round; stroke-linecap:round; }
 .written { stroke:var(--written); } .read { stroke:var(--read); }
 .p50 { stroke:var(--written); } .p99 { stroke:var(--p99); } .p999 { stroke:var(--p999); }
-.memory-0 { stroke:var(--written); } .memory-1 { stroke:var(--read); } .memory-2 { stroke:var(--p99); }
-.memory-3 { stroke:var(--p999); } .memory-4 { stroke:var(--good); }
+.memory-0 { stroke:var(--written); } .memory-1 { stroke:var(--read); } .memory-2 {
+  stroke:var(--p99); } .memory-3 { stroke:var(--p999); } .memory-4 { stroke:var(--good); }
 .bar.failed { fill:var(--bad); } .bar.ambiguous { fill:var(--doubt); }
 .up { fill:var(--up); } .down { fill:var(--bad); }
-.legend { display:flex; gap:16px; flex-wrap:wrap; color:var(--soft); font-size:13px; margin:2px 0 6px; }
+.legend { display:flex; gap:16px; flex-wrap:wrap; color:var(--soft); font-size:13px;
+  margin:2px 0 6px; }
 .legend i { display:inline-block; width:14px; height:3px; border-radius:2px; margin-right:6px;
   vertical-align:middle; }
 .legend i.box { height:11px; width:11px; border-radius:3px; }

@@ -11,7 +11,7 @@ from typing import Final
 from penstock.chaos.report.series import nice_ticks
 
 WIDTH: Final = 1040
-LEFT: Final = 64
+LEFT: Final = 92
 RIGHT: Final = 16
 TOP: Final = 26
 _BOTTOM: Final = 26
@@ -61,10 +61,11 @@ class Frame:
                 f'<rect class="fault" x="{left:.1f}" y="{top}" width="{max(right - left, 2):.1f}" '
                 f'height="{bottom - top}">{title}</rect>'
             )
-            yield f'<line class="fault-edge" x1="{held:.1f}" x2="{held:.1f}" y1="{top}" y2="{bottom}"/>'
+            yield _upright("fault-edge", held, top, bottom)
             if labels and left - last_label_x > 8 * len(shade.label):
                 last_label_x = left
-                yield f'<text class="fault-label" x="{left + 2:.1f}" y="{top - 8}">{escape(shade.label)}</text>'
+                place = f'x="{left + 2:.1f}" y="{top - 8}"'
+                yield f'<text class="fault-label" {place}>{escape(shade.label)}</text>'
 
     def seconds_axis(self, bottom: float) -> Iterator[str]:
         """Ticks of time."""
@@ -72,8 +73,9 @@ class Frame:
             if tick > self.seconds:
                 break
             x = self.x(tick)
-            yield f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{bottom}" y2="{bottom + 4}"/>'
-            yield f'<text class="tick" x="{x:.1f}" y="{bottom + 17}" text-anchor="middle">{tick:g} s</text>'
+            yield _upright("grid", x, bottom, bottom + 4)
+            place = f'x="{x:.1f}" y="{bottom + 17}" text-anchor="middle"'
+            yield f'<text class="tick" {place}>{tick:g} s</text>'
 
 
 def line_chart(
@@ -92,13 +94,7 @@ def line_chart(
     parts = [*frame.behind(top, bottom, labels=True)]
     for tick in scale.ticks:
         y = scale.y(tick)
-        parts.append(
-            f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        )
-        parts.append(
-            f'<text class="tick" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">'
-            f"{amount(tick)}{unit}</text>"
-        )
+        parts += [_across(y), _left_of_axis(y + 4, f"{amount(tick)}{unit}")]
     parts += frame.seconds_axis(bottom)
     for line in lines:
         parts.append(
@@ -123,12 +119,7 @@ def bar_chart(
     parts = [*frame.behind(top, bottom, labels=False)]
     for tick in scale.ticks:
         y = scale.y(tick)
-        parts.append(
-            f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        )
-        parts.append(
-            f'<text class="tick" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{amount(tick)}</text>'
-        )
+        parts += [_across(y), _left_of_axis(y + 4, amount(tick))]
     parts += frame.seconds_axis(bottom)
     for index, second in enumerate(seconds):
         below = 0
@@ -152,19 +143,29 @@ def rows_chart(frame: Frame, rows: Sequence[tuple[str, Sequence[tuple[float, flo
     parts = [*frame.behind(top, bottom, labels=True), *frame.seconds_axis(bottom)]
     for number, (name, stretches) in enumerate(rows):
         y = top + number * _ROW + 4
-        parts.append(
-            f'<text class="tick" x="{LEFT - 8}" y="{y + 10}" text-anchor="end">{escape(name)}</text>'
-        )
-        parts.append(
-            f'<rect class="up" x="{LEFT}" y="{y}" width="{WIDTH - LEFT - RIGHT}" height="{_ROW - 8}" rx="2"/>'
-        )
+        parts += [_left_of_axis(y + 10, name), _bar("up", LEFT, WIDTH - RIGHT, y)]
         for start, end, title in stretches:
             left, right = frame.x(start), frame.x(end)
-            parts.append(
-                f'<rect class="down" x="{left:.1f}" y="{y}" width="{max(right - left, 2):.1f}" '
-                f'height="{_ROW - 8}" rx="2"><title>{escape(title)}</title></rect>'
-            )
+            parts.append(_bar("down", left, max(right, left + 2), y, title))
     return _svg(bottom + _BOTTOM, parts, "availability by partition")
+
+
+def _bar(css: str, left: float, right: float, y: float, title: str = "") -> str:
+    place = f'x="{left:.1f}" y="{y}" width="{right - left:.1f}" height="{_ROW - 8}" rx="2"'
+    return f'<rect class="{css}" {place}><title>{escape(title)}</title></rect>'
+
+
+def _upright(css: str, x: float, top: float, bottom: float) -> str:
+    return f'<line class="{css}" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{bottom}"/>'
+
+
+def _across(y: float) -> str:
+    return f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+
+
+def _left_of_axis(y: float, text: str) -> str:
+    x = LEFT - 8
+    return f'<text class="tick" x="{x}" y="{y:.1f}" text-anchor="end">{escape(text)}</text>'
 
 
 def amount(value: float) -> str:

@@ -22,9 +22,9 @@ DeliveryTimeoutError                      only where it says "not sent", or "eve
 
 Everything else is `info`: NotLeaderError also answers what was appended when the leader was deposed
 meanwhile; so do NotEnoughReplicasAfterAppendError, RequestTimedOutError, NetworkError and
-StorageError; after OutOfOrderSequenceError and its like the producer has begun anew while an earlier
-attempt may be unheard; UnknownTopicOrPartitionError comes of a topic that may have held the records
-until it was deleted; ClientClosedError and UnknownServerError say nothing of the log.
+StorageError; after OutOfOrderSequenceError and its like the producer has begun anew while an
+earlier attempt may be unheard; UnknownTopicOrPartitionError comes of a topic that may have held the
+records until it was deleted; ClientClosedError and UnknownServerError say nothing of the log.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Carries out one plan: a run from its cluster to its report, as `run`, `shrink` and `matrix` do."""
+"""Carries out one plan, from its cluster to its report."""
 
 from __future__ import annotations
 

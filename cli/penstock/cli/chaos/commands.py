@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import secrets
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from penstock.cli.chaos import matrix, shrink, sim
 from penstock.cli.chaos.backends import Backend
 from penstock.cli.chaos.carry_out import StopRequest, carry_out, interrupted_status
 from penstock.cli.chaos.outcome import (
@@ -21,6 +22,9 @@ from penstock.cli.errors import report
 from penstock.cli.installation import require_broker
 from penstock.cli.output import print_json, print_table
 from penstock.cli.settings import Output, Settings, resolve
+
+if TYPE_CHECKING:
+    from penstock.chaos.run_plan import RunPlan
 
 RUNS: Final = Path("chaos-runs")
 
@@ -110,6 +114,14 @@ def run(
             "--bug", metavar="NAME", help="Put a known bug into the nodes, to see it found."
         ),
     ] = "",
+    schedule: Annotated[
+        Path | None,
+        typer.Option(
+            "--schedule",
+            metavar="FILE",
+            help="The faults of this file, such as a run's schedule.json, and no others.",
+        ),
+    ] = None,
     keep_data: Annotated[
         bool, typer.Option("--keep-data", help="Keep the nodes' data also of a good run.")
     ] = False,
@@ -142,14 +154,21 @@ def run(
         )
         directory = out or new_directory(RUNS, [workload, nemesis, f"seed{plan.seed}"])
         _refuse_filled(directory)
-        _run(plan, directory, settings, keep_data=keep_data)
+        _run(plan, directory, settings, schedule, keep_data=keep_data)
 
 
-def _run(plan: Any, directory: Path, settings: Settings, *, keep_data: bool) -> None:
+def _run(
+    plan: RunPlan, directory: Path, settings: Settings, schedule: Path | None, *, keep_data: bool
+) -> None:
+    from penstock.chaos.schedule import read_schedule  # noqa: PLC0415 - not for --help.
+
     report(plan.command())
+    faults = None if schedule is None else read_schedule(schedule)
     stop = StopRequest()
     with stop.installed():
-        outcome, page = carry_out(plan, directory, stop=stop, onlooker=Shown(), keep_data=keep_data)
+        outcome, page = carry_out(
+            plan, directory, stop=stop, onlooker=Shown(), faults=faults, keep_data=keep_data
+        )
     show_judgement(
         outcome.judgement, as_json=settings.as_json, directory=directory, report_path=page
     )
@@ -252,3 +271,8 @@ def report_run(directory: Directory) -> None:
         from penstock.chaos.stored_run import report_stored  # noqa: PLC0415 - not for --help.
 
         print(report_stored(directory))
+
+
+app.command("shrink")(shrink.shrink)
+app.command("matrix")(matrix.matrix)
+app.command("sim")(sim.sim)
