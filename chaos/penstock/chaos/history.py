@@ -1,22 +1,30 @@
 """What clients asked for and what came of it: events, and the files that hold them.
 
 The format is in docs/internals/chaos.md. Files are JSON lines, written by each worker for itself
-and merged by time; a line that was cut when its worker was killed is left out.
+and merged by time; a line that was cut when its worker was killed is left out. Histories have
+millions of events: what is read and kept of each one here decides how long judging takes.
 """
 
 from __future__ import annotations
 
-import heapq
-import json
-from collections.abc import Iterable, Iterator, Sequence
+import gc
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import attrgetter
 from pathlib import Path
-from typing import IO, Any, Final
+from sys import intern
+from typing import IO, Any, Final, TypeVar
+
+import orjson
 
 from penstock.chaos.errors import HistoryError
 
 FINAL: Final = "final"
+
+_Derived = TypeVar("_Derived")
 
 
 class Type(StrEnum):
@@ -28,7 +36,7 @@ class Type(StrEnum):
     INFO = "info"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Event:
     """One line of a history; see docs/internals/chaos.md for its fields."""
 
@@ -40,8 +48,8 @@ class Event:
     error: str = ""
     phase: str = ""
 
-    def line(self) -> str:
-        """As JSON, without the end of the line."""
+    def fields(self) -> dict[str, Any]:
+        """What its line holds."""
         fields: dict[str, Any] = {"t": self.t, "p": self.p, "type": self.type.value, "f": self.f}
         if self.value is not None:
             fields["value"] = self.value
@@ -49,20 +57,48 @@ class Event:
             fields["error"] = self.error
         if self.phase:
             fields["phase"] = self.phase
-        return json.dumps(fields, separators=(",", ":"), ensure_ascii=False)
+        return fields
 
-    @classmethod
-    def of(cls, fields: dict[str, Any]) -> Event:
-        """Of what a line says. Raises KeyError, TypeError or ValueError for anything else."""
-        return cls(
-            int(fields["t"]),
-            str(fields["p"]),
-            Type(fields["type"]),
-            str(fields["f"]),
-            fields.get("value"),
-            str(fields.get("error", "")),
-            str(fields.get("phase", "")),
-        )
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Event) and self.fields() == other.fields()
+
+    def __hash__(self) -> int:
+        return hash((self.t, self.p, self.type, self.f))
+
+    def line(self) -> str:
+        """As JSON, without the end of the line."""
+        return orjson.dumps(self.fields()).decode()
+
+
+class _Line(Event):
+    """One that was read, and takes no more memory than its line: ``value`` is parsed when asked for.
+
+    Raises KeyError, TypeError or ValueError where the line is no event.
+    """
+
+    __slots__ = ("_line",)
+
+    def __init__(self, line: bytes) -> None:
+        fields = orjson.loads(line)
+        # Names come again in every line: one object for each. The slots are set past what freezes.
+        _set_t(self, int(fields["t"]))
+        _set_p(self, intern(fields["p"]))
+        _set_type(self, _TYPES[fields["type"]])
+        _set_f(self, intern(fields["f"]))
+        _set_error(self, str(fields.get("error", "")))
+        _set_phase(self, intern(fields.get("phase", "")))
+        object.__setattr__(self, "_line", line)
+
+    @property
+    def value(self) -> Any:  # type: ignore[override]  # It is never set.
+        """What exactly was asked for, or came."""
+        return orjson.loads(self._line).get("value")
+
+
+_TYPES: Final[dict[str, Type]] = {one.value: one for one in Type}
+_set_t, _set_p, _set_type, _set_f, _set_error, _set_phase = (
+    Event.__dict__[name].__set__ for name in ("t", "p", "type", "f", "error", "phase")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +126,30 @@ class History:
     """All events of a run by time, and the operations that they make. Never changed."""
 
     def __init__(self, events: Iterable[Event]) -> None:
-        self.events: Final[Sequence[Event]] = sorted(events, key=lambda event: event.t)
+        self.events: Final[Sequence[Event]] = sorted(events, key=attrgetter("t"))
         self.operations: Final[Sequence[Operation]] = _pair(self.events)
         """By the time of their invocations."""
+        self._by_f: Final[dict[str, list[Operation]]] = defaultdict(list)
+        for one in self.operations:
+            self._by_f[one.invoked.f].append(one)
+        self._derived: Final[dict[Callable[[History], Any], Any]] = {}
+
+    @property
+    def end_t(self) -> int:
+        """When its last event was; 0 where it has none."""
+        return self.events[-1].t if self.events else 0
 
     def of(self, *fs: str) -> Iterator[Operation]:
-        """The operations of these kinds."""
-        return (one for one in self.operations if one.invoked.f in fs)
+        """The operations of these kinds, by the time of their invocations."""
+        found = [one for f in fs for one in self._by_f.get(f, ())]
+        return iter(found if len(fs) == 1 else sorted(found, key=attrgetter("invoked.t")))
+
+    def derived(self, make: Callable[[History], _Derived]) -> _Derived:
+        """What ``make`` makes of it: made once, for all checkers that look at it."""
+        if make not in self._derived:
+            self._derived[make] = make(self)
+        made: _Derived = self._derived[make]
+        return made
 
     def write(self, path: Path) -> None:
         """Write all events, one a line."""
@@ -153,16 +206,29 @@ def read_history(*paths: Path) -> History:
     Raises HistoryError where a line is no event, but for the last one of a file, which may have
     been cut when its writer was killed.
     """
-    return History(heapq.merge(*map(_read, paths), key=lambda event: event.t))
+    with _without_collecting():
+        return History(event for path in paths for event in _read(path))
+
+
+@contextmanager
+def _without_collecting() -> Iterator[None]:
+    """Millions of objects come to stay: looking again and again for cycles takes half the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _read(path: Path) -> Iterator[Event]:
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            if not line.endswith("\n"):
+            if not line.endswith(b"\n"):
                 return
             try:
-                yield Event.of(json.loads(line))
+                yield _Line(line)
             except (KeyError, TypeError, ValueError) as error:
                 raise HistoryError(
                     f"{path}, line {number} is no event of a history ({error!r}); next: see "

@@ -13,13 +13,14 @@ from penstock.chaos.history import Event, History, HistoryWriter, Type, read_his
 from penstock.chaos.recorder import Recorder
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
+numbers = st.integers(-(2**63), 2**63 - 1)
 values = st.recursive(
-    st.none() | st.integers() | st.booleans() | texts,
+    st.none() | numbers | st.booleans() | texts,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
     max_leaves=5,
 )
 events = st.builds(
-    Event, st.integers(0), texts, st.sampled_from(Type), texts, values, texts, texts
+    Event, st.integers(0, 2**63 - 1), texts, st.sampled_from(Type), texts, values, texts, texts
 )  # fmt: skip
 
 
