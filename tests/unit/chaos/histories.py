@@ -136,9 +136,7 @@ def is_true(checker: Checker, script: Script, evidence: Evidence = FAULTY) -> Ve
     return verdict
 
 
-def is_false(
-    checker: Checker, script: Script, *says: str, evidence: Evidence = FAULTY
-) -> Verdict:
+def is_false(checker: Checker, script: Script, *says: str, evidence: Evidence = FAULTY) -> Verdict:
     """With so many anomalies, each of which says this, and shows events that prove it."""
     verdict = judge(checker, script, evidence)
     assert verdict.valid is Valid.FALSE, verdict
@@ -150,9 +148,7 @@ def is_false(
     return verdict
 
 
-def is_unknown(
-    checker: Checker, script: Script, says: str, evidence: Evidence = FAULTY
-) -> Verdict:
+def is_unknown(checker: Checker, script: Script, says: str, evidence: Evidence = FAULTY) -> Verdict:
     verdict = judge(checker, script, evidence)
     assert verdict.valid is Valid.UNKNOWN, verdict
     assert says in verdict.reason, verdict.reason
