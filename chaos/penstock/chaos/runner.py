@@ -27,7 +27,7 @@ from penstock.chaos.schedule import schedule, write_schedule
 from penstock.chaos.verdict import Anomaly, Valid, Verdict
 from penstock.chaos.watermarks import WatermarkWatcher
 from penstock.chaos.worker import WorkerSpec
-from penstock.chaos.workers import Workers
+from penstock.chaos.workers import WORKER_COMMAND, Workers
 from penstock.chaos.workloads import ClientSpec, Workload
 from penstock.chaos.workloads.registry import find_workload
 from penstock.client import AdminClient, OffsetSpec, PenstockError, TopicPartition
@@ -42,6 +42,7 @@ _HEAL_S: Final = 60.0
 _AFTER_S: Final = 1.0
 """Load goes on for so long after the cluster has recovered, so that a report shows that it has."""
 _IN_SYNC_S: Final = 30.0
+_ADMIN_MS: Final = 20_000
 _FINAL_S: Final = 120.0
 
 
@@ -75,7 +76,9 @@ class Runner:
         onlooker: Onlooker | None = None,
         stop: threading.Event | None = None,
         common: Callable[[], Sequence[Checker]] | None = None,
+        worker_command: Sequence[str] = WORKER_COMMAND,
     ) -> None:
+        self._worker_command: Final = worker_command
         self._plan: Final = plan
         self._cluster: Final = cluster
         self._directory: Final = directory
@@ -112,15 +115,20 @@ class Runner:
         self._onlooker.phase("start the nodes")
         self._cluster.start()
         try:
-            with AdminClient(self._cluster.bootstrap, client_id="penstock-chaos") as admin:
+            with self._admin() as admin:
                 self._workload.prepare(admin, self._plan.for_workload())
         except PenstockError as error:
             raise ClusterError(f"the topics could not be made: {error}") from error
 
+    def _admin(self) -> AdminClient:
+        return AdminClient(
+            self._cluster.bootstrap, client_id="penstock-chaos", default_api_timeout_ms=_ADMIN_MS
+        )
+
     # --- load, heal, final reads
 
     def _under_load(self) -> tuple[Evidence, list[Path]]:
-        workers = Workers(self._specs(is_final=False), self._directory, self._gauge.add)
+        workers = self._workers(is_final=False)
         try:
             self._onlooker.phase("load")
             self._epoch_ns = workers.begin()
@@ -211,7 +219,7 @@ class Runner:
 
     def _final_reads(self) -> list[Path]:
         self._onlooker.phase("final reads")
-        workers = Workers(self._specs(is_final=True), self._directory)
+        workers = self._workers(is_final=True)
         try:
             workers.begin(self._epoch_ns)
             if not workers.wait_finished(_FINAL_S):
@@ -219,6 +227,14 @@ class Runner:
         finally:
             workers.stop()
         return workers.histories
+
+    def _workers(self, *, is_final: bool) -> Workers:
+        return Workers(
+            self._specs(is_final=is_final),
+            self._directory,
+            (lambda _: None) if is_final else self._gauge.add,
+            self._worker_command,
+        )
 
     def _specs(self, *, is_final: bool) -> dict[int, WorkerSpec]:
         plan = self._plan.for_workload()
@@ -238,9 +254,8 @@ class Runner:
         """What each in-sync replica of each partition of clients' topics holds."""
         self._onlooker.phase("read the replicas")
         deadline = time.monotonic() + _IN_SYNC_S
-        bootstrap = self._cluster.bootstrap
         try:
-            with AdminClient(bootstrap, client_id="penstock-chaos") as admin:
+            with self._admin() as admin:
                 while True:
                     topics = admin.list_topics()
                     behind = [
@@ -321,8 +336,9 @@ def conclude(
 ) -> Judgement:
     """What the checkers of the workload, and the common ones, say of a history."""
     # Imported here: whoever only runs workers has no need of them.
-    import penstock.chaos.checkers.registry as registry
-    all_common = getattr(registry,"common",tuple)
+    from penstock.chaos.checkers import registry
+
+    all_common = getattr(registry, "common", tuple)
 
     workload = find_workload(plan.workload)
     checkers = [*workload.checkers(plan.for_workload()), *(common or all_common)()]

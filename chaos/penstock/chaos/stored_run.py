@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.chaos.checkers import Checker, Evidence
-import penstock.chaos.checkers.registry as registry
-common = getattr(registry,"common",tuple)
+from penstock.chaos.checkers import Checker, Evidence, registry
+
+common = getattr(registry, "common", tuple)
 from penstock.chaos.errors import PlanError
 from penstock.chaos.evidence import read_evidence
 from penstock.chaos.fault_thread import FaultRecord, read_faults

@@ -19,7 +19,7 @@ from penstock.chaos.worker import WorkerSpec
 
 READY_S: Final = 60.0
 STOP_S: Final = 20.0
-_COMMAND: Final = (sys.executable, "-m", "penstock.chaos.worker")
+WORKER_COMMAND: Final = (sys.executable, "-m", "penstock.chaos.worker")
 
 
 class WorkerError(ChaosError):
@@ -34,7 +34,7 @@ class WorkerProcess:
         spec: WorkerSpec,
         log: Path,
         on_progress: Callable[[Mapping[str, Any]], object] = lambda _: None,
-        command: Sequence[str] = _COMMAND,
+        command: Sequence[str] = WORKER_COMMAND,
     ) -> None:
         self.spec: Final = spec
         self._log: Final = log
@@ -188,7 +188,7 @@ class Workers:
         specs: Mapping[int, WorkerSpec],
         directory: Path,
         on_progress: Callable[[Mapping[str, Any]], object] = lambda _: None,
-        command: Sequence[str] = _COMMAND,
+        command: Sequence[str] = WORKER_COMMAND,
     ) -> None:
         self._directory: Final = directory
         self._on_progress: Final = on_progress
@@ -215,8 +215,12 @@ class Workers:
 
     def begin(self, epoch_ns: int | None = None) -> int:
         """Wait until all are ready and have them begin; when the history's clock was 0."""
-        for worker in self._workers.values():
-            worker.wait_ready()
+        try:
+            for worker in self._workers.values():
+                worker.wait_ready()
+        except WorkerError:
+            self._kill_all()
+            raise
         self._epoch_ns = time.monotonic_ns() if epoch_ns is None else epoch_ns
         for worker in self._workers.values():
             worker.go(self._epoch_ns)

@@ -42,7 +42,9 @@ def _look(history: History, findings: Findings, promised: Runs) -> None:
             findings.doubt(complaint)
 
 
-def _survivors(history: History, promised: Runs, missing: Iterable[Missing]) -> Mapping[int, tuple[int, int]]:
+def _survivors(
+    history: History, promised: Runs, missing: Iterable[Missing]
+) -> Mapping[int, tuple[int, int]]:
     """By partition the lowest and the highest offset of what was promised and is there."""
     gone: dict[tuple[int, int], list[Missing]] = {}
     for one in missing:
@@ -151,9 +153,7 @@ class LostWrite:
                 continue
             place = _place(one, survivors)
             lost[place] += one.count
-            _report(
-                history, findings, one, f"is lost ({place}): {_WHY[one.where]}, {_AT[place]}"
-            )
+            _report(history, findings, one, f"is lost ({place}): {_WHY[one.where]}, {_AT[place]}")
         return findings.verdict(_NO_APPEND, lost_records=dict(lost), expired_records=expired)
 
 

@@ -55,7 +55,7 @@ class _Sources:
 
     def _show(self, operations: Column, touches: Touches) -> Iterator[Shown]:
         found: Iterable[Operation] = (
-            self._history.operations[place] for place in operations.tolist()[: _MOST_SOURCES]
+            self._history.operations[place] for place in operations.tolist()[:_MOST_SOURCES]
         )
         yield from show(*found, touches=touches)
 
@@ -213,7 +213,8 @@ class Reorder:
 
 def _out_of_order(given: Runs, runs: Column) -> Iterator[tuple[int, int, int, int]]:
     """Of one producer's runs by offset: the run, its first late number, how many, and the largest
-    number that comes before them."""
+    number that comes before them.
+    """
     seen: set[int] = set()
     largest = -1
     for run in runs.tolist():

@@ -112,7 +112,8 @@ class Visits:
 @dataclass(frozen=True, slots=True)
 class Records:
     """All of it. ``outcome``, ``weight``, ``transaction``, ``begun`` and ``ended`` are by the place
-    of an append or a poll in the history's operations."""
+    of an append or a poll in the history's operations.
+    """
 
     partitions: Names
     producers: Names
@@ -217,7 +218,9 @@ class _Builder:
         attempted, given = _runs(self._attempted), _runs(self._given)
         producers = max(1, len(self._producers.names))
         lanes = np.unique(
-            np.concatenate([runs.partition * producers + runs.producer for runs in (attempted, given)])
+            np.concatenate(
+                [runs.partition * producers + runs.producer for runs in (attempted, given)]
+            )
         )
         return Records(
             self._partitions,

@@ -38,9 +38,7 @@ class _Partition:
         self.stamps: Final = stamps[self.acknowledged.operation]
         self.given: Final[Runs] = records.given.where(records.given.partition == number)
         own = records.attempted.where(records.attempted.partition == number)
-        self.is_transactional: Final = bool(
-            np.any(records.transaction[own.operation] != NONE)
-        )
+        self.is_transactional: Final = bool(np.any(records.transaction[own.operation] != NONE))
 
     def before(self, t: int) -> np.ndarray:
         """Which appends were acknowledged before then."""
@@ -94,7 +92,9 @@ class SeekHonoured:
                 )
             reader = asked.get("member") or one.invoked.p
             later = moved[reader, name]
-            self._next_poll(history, findings, one, name, later[bisect_right(later, one.invoked.t) :])
+            self._next_poll(
+                history, findings, one, name, later[bisect_right(later, one.invoked.t) :]
+            )
         return findings.verdict("no seek was answered")
 
     @staticmethod
@@ -122,9 +122,7 @@ class SeekHonoured:
                 findings.add(f"{name}: {reader} {what}", *show(one, poll))
             return
 
-    def _wrong(
-        self, one: Operation, name: str, known: _Partition
-    ) -> Iterator[tuple[int, str]]:
+    def _wrong(self, one: Operation, name: str, known: _Partition) -> Iterator[tuple[int, str]]:
         """What is wrong with a seek, and the offset that shows it."""
         assert one.completed is not None
         asked, got = one.invoked.value, int(one.completed.value["offset"])

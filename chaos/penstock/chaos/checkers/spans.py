@@ -84,7 +84,8 @@ class Cover:
 
 def overlaps(start: Column, end: Column) -> Iterator[tuple[int, int]]:
     """Of spans in the order of their starts: each one's place that begins before the end of one
-    that comes before it, after that one's place (the one that reaches the furthest)."""
+    that comes before it, after that one's place (the one that reaches the furthest).
+    """
     if not len(start):
         return
     reach = np.maximum.accumulate(end)

@@ -110,9 +110,7 @@ class ErrorHonesty:
                     f"and was given to a reader all the same",
                     *show(append, *_readers(history, lower, numbers), touches=touches),
                 )
-        return findings.verdict(
-            "no record was read", failed_records=int(failed.count.sum())
-        )
+        return findings.verdict("no record was read", failed_records=int(failed.count.sum()))
 
 
 def _readers(history: History, place: int, numbers: np.ndarray) -> Iterator[Operation]:
