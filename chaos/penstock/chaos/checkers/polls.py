@@ -81,6 +81,17 @@ class PollOrder:
         findings.add(f"{partition}: {reader} {what}", *show(*polls))
 
 
+def committed_places(history: History, evidence: Evidence) -> Cover:
+    """The offsets of what is there for read_committed readers, as SkippedPoll defines it."""
+    records = history.derived(Records.of)
+    certain = records.strong(records.acknowledged, faulty=bool(evidence.faults))
+    transaction = records.transaction[certain.operation]
+    stays: Mask = (transaction == NONE) | with_fate(history, Fate.COMMITTED)[transaction]
+    given = records.given.where(records.visits.committed[records.given.visit])
+    known = merged(given.beside(certain.where(stays)))
+    return Cover(known.start, known.end)
+
+
 class SkippedPoll:
     """A skip is a record between the position that a poll began at and the one that it left in a
     partition that the poll did not give, though it is there: another poll was given it (for a
@@ -111,7 +122,7 @@ class SkippedPoll:
         findings.looked_at = int(np.count_nonzero(moved))
         everything = history.derived(places if evidence.faults else calm_places).cover()
         skipped = 0
-        for committed, cover in ((False, everything), (True, self._committed(history, evidence))):
+        for committed, cover in ((False, everything), (True, committed_places(history, evidence))):
             start = on_line(visits.partition, begin)
             end = on_line(visits.partition, visits.after)
             there = cover.count(start, np.maximum(start, end))
@@ -133,17 +144,6 @@ class SkippedPoll:
         first = visits.after.copy()
         np.minimum.at(first, given.visit, given.offset)
         return first, total
-
-    @staticmethod
-    def _committed(history: History, evidence: Evidence) -> Cover:
-        """What is there for read_committed readers."""
-        records = history.derived(Records.of)
-        certain = records.strong(records.acknowledged, faulty=bool(evidence.faults))
-        transaction = records.transaction[certain.operation]
-        stays: Mask = (transaction == NONE) | with_fate(history, Fate.COMMITTED)[transaction]
-        given = records.given.where(records.visits.committed[records.given.visit])
-        known = merged(given.beside(certain.where(stays)))
-        return Cover(known.start, known.end)
 
     @staticmethod
     def _add(history: History, findings: Findings, visit: int, start: int, end: int) -> None:
