@@ -13,7 +13,9 @@ PRIORITY = 0x20
 
 
 def frame(kind: int, stream: int, payload: bytes = b"", flags: int = 0) -> bytes:
-    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+    return (
+        len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+    )
 
 
 class Sender:

@@ -30,7 +30,9 @@ def test_jitter_changes_no_order() -> None:
     for number in range(100):
         lane.push(b"%d " % number, now=number / 1000)
     came = [lane.take(now / 1000) for now in range(700)]
-    assert b"".join(p or b"" for one in came for p in one).split() == [b"%d" % n for n in range(100)]
+    assert b"".join(p or b"" for one in came for p in one).split() == [
+        b"%d" % n for n in range(100)
+    ]
     assert len([one for one in came if one]) > 1, "not all at once"
 
 

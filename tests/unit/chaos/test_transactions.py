@@ -50,9 +50,7 @@ class Bank(Script):
         asked = {"txn": name, "group": "g", "member": "m", "generation": 1}
         self.do(name, "send-offsets", {**asked, "offsets": {"orders-2": up_to}})
 
-    def read(
-        self, reader: str, names: dict[int, str], end: int, *partitions: int, **more
-    ) -> None:
+    def read(self, reader: str, names: dict[int, str], end: int, *partitions: int, **more) -> None:
         """Of these partitions from the start to the end, the transactions at these offsets."""
         for partition in partitions or (0, 1):
             runs = [(partition, offset, name, 0, 1) for offset, name in names.items()]
