@@ -1,4 +1,4 @@
-"""How long the chaos harness takes to judge a history of millions of records, and in how much memory.
+"""How long the chaos harness takes to judge millions of records, and in how much memory.
 
 Writes the history of a correct run: producers whose appends of 1 to ``--run`` records lie between
 each other, readers, and final reads. The shorter the runs, the more there is to judge. Then it is
@@ -62,7 +62,7 @@ def events(records: int, longest: int, random: Random) -> Iterator[dict[str, Any
         if unread[where] >= _GIVEN:
             unread[where] = 0
             t += 50_000
-            yield from _poll(f"reader-{where}", where, logs[where], read[where], t, "")
+            yield from _poll(f"reader-{where}", where, logs[where], read[where], t=t, phase="")
             read[where] = len(logs[where])
     for where, log in enumerate(logs):
         reader = f"final-{where}"
@@ -73,11 +73,17 @@ def events(records: int, longest: int, random: Random) -> Iterator[dict[str, Any
             yield {**shared, "value": value}
         for at in range(0, len(log), _GIVEN):
             t += _MS
-            yield from _poll(reader, where, log[: at + _GIVEN], at, t, "final")
+            yield from _poll(reader, where, log[: at + _GIVEN], at, t=t, phase="final")
 
 
 def _poll(
-    reader: str, where: int, log: Sequence[tuple[int, str, int, int]], at: int, t: int, phase: str
+    reader: str,
+    where: int,
+    log: Sequence[tuple[int, str, int, int]],
+    at: int,
+    *,
+    t: int,
+    phase: str,
 ) -> Iterator[dict[str, Any]]:
     partition = f"orders-{where}"
     before, after = log[at][0], log[-1][0] + log[-1][3]
@@ -109,10 +115,9 @@ def judge(path: Path) -> None:
         took = time.perf_counter() - start
         print(f"  {verdict.checker:24} {took:6.1f} s  {verdict.valid} of {verdict.looked_at:,}")
     used = resource.getrusage(resource.RUSAGE_SELF)
-    print(
-        f"  {'in all':24} {time.perf_counter() - began:6.1f} s, {used.ru_utime + used.ru_stime:.1f} s"
-        f" of CPU, peak memory {used.ru_maxrss / 1024:,.0f} MiB"
-    )
+    wall, cpu = time.perf_counter() - began, used.ru_utime + used.ru_stime
+    memory = used.ru_maxrss / 1024
+    print(f"  {'in all':24} {wall:6.1f} s, {cpu:.1f} s of CPU, peak memory {memory:,.0f} MiB")
 
 
 def main() -> None:

@@ -71,12 +71,14 @@ class Event:
 
 
 class _Line(Event):
-    """One that was read, and takes no more memory than its line: ``value`` is parsed when asked for.
+    """One that was read, and takes no more memory than its line: ``value`` is parsed when asked
+    for.
 
     Raises KeyError, TypeError or ValueError where the line is no event.
     """
 
     __slots__ = ("_line",)
+    _line: bytes
 
     def __init__(self, line: bytes) -> None:
         fields = orjson.loads(line)
@@ -90,7 +92,7 @@ class _Line(Event):
         object.__setattr__(self, "_line", line)
 
     @property
-    def value(self) -> Any:  # type: ignore[override]  # It is never set.
+    def value(self) -> Any:
         """What exactly was asked for, or came."""
         return orjson.loads(self._line).get("value")
 
@@ -133,6 +135,11 @@ class History:
         for one in self.operations:
             self._by_f[one.invoked.f].append(one)
         self._derived: Final[dict[Callable[[History], Any], Any]] = {}
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """What was done: the ``f`` of all operations."""
+        return frozenset(self._by_f)
 
     @property
     def end_t(self) -> int:

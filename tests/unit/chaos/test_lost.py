@@ -46,7 +46,7 @@ def test_what_is_there_is_not_missing(checker: LostWrite | UnseenWrite) -> None:
         (((0, 0, "r", 0, 32),), 0, 32, "all", "p's 0 to 9", "nothing that was acknowledged is"),
     ],
 )  # fmt: skip
-def test_a_lost_write_is_told_by_its_place(runs, start, end, place, numbers, why) -> None:
+def test_a_lost_write_is_told_by_its_place(*, runs, start, end, place, numbers, why) -> None:
     script = written()
     script.final(*runs, start=start, end=end)
     verdict = LostWrite().check(script.history, FAULTY)

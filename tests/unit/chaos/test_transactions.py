@@ -30,7 +30,7 @@ ALL = (
 
 
 class Bank(Script):
-    """Transfers of one record in each of two partitions; partition 2 holds what they are made of."""
+    """Transfers of a record in each of two partitions; partition 2 holds what they come from."""
 
     def begin(self, name: str, at: int | None, *, amount: int = 5) -> None:
         self.do(name, "begin", {"txn": name, "transactional_id": name})

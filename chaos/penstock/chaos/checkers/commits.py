@@ -15,20 +15,21 @@ from penstock.chaos.checkers.places import calm_places, places
 from penstock.chaos.checkers.polls import committed_places
 from penstock.chaos.checkers.records import Records, is_final, partition_name, topic_of
 from penstock.chaos.checkers.showing import show, span
-from penstock.chaos.checkers.spans import Cover, off_line, on_line
+from penstock.chaos.checkers.spans import Cover, off_line, point
 from penstock.chaos.history import History, Operation, Type
 from penstock.chaos.verdict import Findings, Verdict
 
 
 class CommittedForward:
-    """A committed offset goes back where, of a group and a partition, a commit that was accepted, or
-    what a reader of committed offsets was told, is below (or, of what was told, is no offset
+    """A committed offset goes back where, of a group and a partition, a commit that was accepted,
+    or what a reader of committed offsets was told, is below (or, of what was told, is no offset
     at all) what was committed by a commit that was accepted before it was invoked, without a reset
     in between: a seek of a member, or a commit by no member. A commit of which nobody knows whether
-    it was accepted, or that was under way meanwhile, may have come in between as well. What transactions have committed is
-    asked of final reads alone, since it may show only later. A committed offset is a phantom where a
-    reader is told one that nobody committed: all commits of it failed, or were in transactions that
-    are not committed, or are not there. An anomaly is a commit or a read, and one of its partitions.
+    it was accepted, or that was under way meanwhile, may have come in between as well. What
+    transactions have committed is asked of final reads alone, since it may show only later. A
+    committed offset is a phantom where a reader is told one that nobody committed: all commits of
+    it failed, or were in transactions that are not committed, or are not there. An anomaly is a
+    commit or a read, and one of its partitions.
     """
 
     name = "committed-forward"
@@ -130,7 +131,7 @@ class _Floor:
                 what = f"a commit of {offset} was accepted after one of {floor[0]}"
                 self._add(partition, what, floor[1], commit)
             # Of two that were under way together either may have been the last.
-            together = now is not None and now[1].completed.t > commit.invoked.t
+            together = now is not None and _ended(now[1]) > commit.invoked.t
             if now is None or is_reset or went_back or together or now[0] < offset:
                 lower = min(offset, now[0]) if now and together else offset
                 self._floor[partition] = (lower, commit)
@@ -174,6 +175,11 @@ class _Floor:
         self._findings.add(f"group {self._group.name}, {partition}: {what}", *show(*operations))
 
 
+def _ended(one: Operation) -> int:
+    assert one.completed is not None
+    return one.completed.t
+
+
 class GroupProcessed:
     """A record is not processed where the group's committed offset, as it was read last (or, where
     it was never read, as it was committed highest), is above it, and no member's poll was given it,
@@ -208,12 +214,14 @@ class GroupProcessed:
                 here = np.flatnonzero(its & (records.visits.partition == number))
                 asked = records.visits.asked[here]
                 start = 0 if self._from_earliest else int(asked.min(initial=offset))
-                base, top = (int(on_line(np.int64(number), np.int64(at))) for at in (start, offset))
+                base, top = (point(number, at) for at in (start, offset))
                 findings.looked_at += int(there.count(np.array([base]), np.array([top]))[0])
                 for lower, upper in there.parts(base, top):
                     for a, b in seen.gaps(lower, upper):
-                        self._add(history, findings, group, partition, offset, a, b)
-                end = int(on_line(np.int64(number + 1), np.int64(0)))
+                        self._add(
+                            history, findings, group, partition=partition, offset=offset, at=(a, b)
+                        )
+                end = point(number + 1, 0)
                 left = int(there.count(np.array([top]), np.array([end]))[0])
                 if left:
                     findings.doubt(
@@ -227,16 +235,17 @@ class GroupProcessed:
         history: History,
         findings: Findings,
         group: Group,
+        *,
         partition: str,
         offset: int,
-        a: int,
-        b: int,
+        at: tuple[int, int],
     ) -> None:
+        a, b = at
         records = history.derived(Records.of)
         shown: list[Operation] = []
         for runs in (records.acknowledged, records.given):
-            at = np.flatnonzero((runs.start <= a) & (runs.end > a))
-            shown += [history.operations[place] for place in runs.operation[at].tolist()[:1]]
+            here = np.flatnonzero((runs.start <= a) & (runs.end > a))
+            shown += [history.operations[place] for place in runs.operation[here].tolist()[:1]]
         past = [one for one in group.commits if offsets_of(one).get(partition, -1) > off_line(a)[1]]
         findings.add(
             f"group {group.name}, {partition}: offset {span(off_line(a)[1], off_line(b)[1])} was "

@@ -12,7 +12,7 @@ from penstock.chaos.checkers import Evidence
 from penstock.chaos.checkers.fates import Fate, transactions, with_fate
 from penstock.chaos.checkers.records import NONE, Records, partition_name
 from penstock.chaos.checkers.showing import show
-from penstock.chaos.checkers.spans import on_line
+from penstock.chaos.checkers.spans import point
 from penstock.chaos.history import History, Operation
 from penstock.chaos.verdict import Findings, Verdict
 
@@ -76,10 +76,10 @@ def _circle(edges: Mapping[_Node, set[_Node]], nodes: list[_Node]) -> list[_Node
 class CircularRead:
     """A circle of reads (Adya's G1c) is a row of transactions, committed or possibly so, of which
     each has read from a record that the one before has written, and the first from the last: none
-    of them can have been the first. Write-write edges are not looked at: a log has its transactions'
-    records between each other, so that circles of writes (G0) are no anomaly of it; how many
-    transactions lie in one is a figure. An anomaly is a set of transactions each of which can be
-    reached from each.
+    of them can have been the first. Write-write edges are not looked at: a log has its
+    transactions' records between each other, so that circles of writes (G0) are no anomaly of it;
+    how many transactions lie in one is a figure. An anomaly is a set of transactions each of which
+    can be reached from each.
     """
 
     name = "circular-read"
@@ -99,7 +99,7 @@ class CircularRead:
                 *show(*shown),
             )
         return findings.verdict(
-            "no transaction that may be committed has read a transaction's record",
+            "no transaction that may be committed has read a record",
             g0_transactions=sum(map(len, components(_writes(history)))),
         )
 
@@ -108,9 +108,7 @@ class CircularRead:
         """By transaction those that have read from it."""
         records, known = history.derived(Records.of), history.derived(transactions)
         fates = with_fate(history, Fate.COMMITTED, Fate.UNKNOWN)
-        writers = records.attempted.where(
-            fates[records.transaction[records.attempted.operation]]
-        )
+        writers = records.attempted.where(fates[records.transaction[records.attempted.operation]])
         begins = records.numbers(writers)
         order = np.argsort(begins, kind="stable")
         begins, number = begins[order], records.transaction[writers.operation][order]
@@ -119,13 +117,13 @@ class CircularRead:
             reader = one.invoked.value["txn"]
             if known[reader].fate is Fate.ABORTED:
                 continue
+            findings.looked_at += 1
             for start, end in _spans_of(records, one):
                 first = max(0, int(np.searchsorted(begins, start, "right")) - 1)
                 for at in range(first, int(np.searchsorted(begins, end, "left"))):
                     run = int(order[at])
                     if begins[at] + writers.count[run] <= start:
                         continue
-                    findings.looked_at += 1
                     writer = records.transactions.names[int(number[at])]
                     if writer != reader:
                         edges[writer].add(reader)
@@ -143,7 +141,7 @@ def _spans_of(records: Records, read_from: Operation) -> Iterator[tuple[int, int
         lane = int(np.searchsorted(records.lanes, pair))
         if NONE in {partition, who} or lane == len(records.lanes) or records.lanes[lane] != pair:
             continue
-        start = int(on_line(np.int64(lane), np.int64(first)))
+        start = point(lane, first)
         yield start, start + count
 
 

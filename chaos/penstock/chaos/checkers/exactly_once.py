@@ -14,7 +14,7 @@ from penstock.chaos.checkers.fates import Fate, transactions
 from penstock.chaos.checkers.polls import committed_places
 from penstock.chaos.checkers.records import NONE, Records, partition_name
 from penstock.chaos.checkers.showing import show, span
-from penstock.chaos.checkers.spans import Column, Cover, off_line, on_line, overlaps
+from penstock.chaos.checkers.spans import Column, Cover, off_line, on_line, overlaps, point
 from penstock.chaos.history import History, Operation, Type
 from penstock.chaos.verdict import Findings, Verdict
 
@@ -80,9 +80,10 @@ class ProcessedOnce:
                     after = min((one for one in reads if one.start >= b), key=lambda one: one.start)
                     done = history.derived(transactions)[after.txn]
                     offset = off_line(a)[1]
+                    lacking = span(offset, offset + b - a)
                     findings.add(
-                        f"group {group}, {names[number]}: offset {span(offset, offset + b - a)} was "
-                        f"never processed, but transaction {after.txn} went on behind it",
+                        f"group {group}, {names[number]}: offset {lacking} was never processed, "
+                        f"but transaction {after.txn} went on behind it",
                         *show(*done.of("read-from", "send-offsets", "commit")),
                     )
 
@@ -109,9 +110,9 @@ def _read_by_group(history: History) -> Mapping[str, list[_Read]]:
             asked = read.invoked.value
             for entry, offset, _, _, count in asked.get("runs") or ():
                 name = partition_name(asked.get("topic", ""), entry)
-                place = on_line(np.int64(records.partitions.number(name)), np.int64(offset))
+                place = point(records.partitions.number(name), offset)
                 committed = one.fate is Fate.COMMITTED
-                run = _Read(int(place), int(place) + count, one.name, committed)
+                run = _Read(place, place + count, one.name, committed)
                 found[sent[0].invoked.value["group"]].append(run)
     return found
 
@@ -119,7 +120,7 @@ def _read_by_group(history: History) -> Mapping[str, list[_Read]]:
 class TransferTotal:
     """A transfer takes an amount from one account and gives it to another by the two appends of its
     transaction, in this order (a transaction of several transfers has two appends for each). A
-    read_committed reader has passed a transfer when its positions are above the offsets of both, and
+    read_committed reader has passed a transfer when its positions are above the offsets of both and
     began at or below them; the total of a reader is all that it was given as gains, less all that
     it was given as losses, of the transfers that it has passed. It is 0 after each poll: money is
     neither made nor lost at any boundary of transactions. An anomaly is a reader and a transfer by
@@ -161,7 +162,9 @@ class TransferTotal:
                     *show(*done.of("transfer", "append", "commit", "abort")),
                 )
         return findings.verdict(
-            "no read_committed reader has passed a transfer", totals=totals, readers_that_moved=moved
+            "no read_committed reader has passed a transfer",
+            totals=totals,
+            readers_that_moved=moved,
         )
 
 
@@ -188,7 +191,10 @@ def _legs(history: History) -> list[_Leg]:
             if len(both) < 2 or NONE in both:
                 continue
             worth = int(transfer.invoked.value["amount"])
-            found += [_Leg(number, one.name, both[0], -worth), _Leg(number, one.name, both[1], worth)]
+            found += [
+                _Leg(number, one.name, both[0], -worth),
+                _Leg(number, one.name, both[1], worth),
+            ]
             number += 1
     return found
 
@@ -200,7 +206,7 @@ def _place(records: Records, append: Operation) -> int:
     number = records.partitions.find(partition_name(asked["topic"], asked["partition"]))
     if not runs or number == NONE:
         return NONE
-    return int(on_line(np.int64(number), np.int64(runs[0][2])))
+    return point(number, runs[0][2])
 
 
 def _readers(records: Records) -> Iterator[tuple[str, Column]]:
@@ -221,5 +227,3 @@ def _way(records: Records, its: Column) -> Cover | None:
     if len(np.unique(partition)) != len(np.unique(reading)):
         return None
     return Cover(on_line(partition, visits.asked[its]), on_line(partition, visits.after[its]))
-
-

@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.chaos.checkers.places import merged
 from penstock.chaos.checkers.records import NONE, Records, Runs, is_final, partition_name
-from penstock.chaos.checkers.spans import Cover, off_line, on_line
+from penstock.chaos.checkers.spans import Cover, off_line, on_line, point
 from penstock.chaos.history import History, Type
 
 
@@ -41,7 +41,7 @@ class FinalReads:
 
     def _span(self, partition: int) -> tuple[int, int] | None:
         """From where to where it was read; None where it was not."""
-        parts = list(self._read.parts(*_line(partition)))
+        parts = list(self._read.parts(point(partition, 0), point(partition + 1, 0)))
         if not parts:
             # One that is empty was read too, where a reader has seen that nothing is there.
             return (0, 0) if self.ends.get(partition) == 0 else None
@@ -49,7 +49,7 @@ class FinalReads:
 
     def unread(self, partition: int, start: int, end: int) -> Iterator[tuple[int, int]]:
         """What of these offsets no final read passed over."""
-        for gap in self._read.gaps(*on_line(np.int64(partition), np.array([start, end])).tolist()):
+        for gap in self._read.gaps(point(partition, start), point(partition, end)):
             yield off_line(gap[0])[1], off_line(gap[1])[1]
 
     def begins_at(self, partition: int) -> int | None:
@@ -74,11 +74,6 @@ class FinalReads:
             return f"the final reads of {name} began at {found[0]}, and nobody asked for its start"
         gap = next(self.unread(partition, *found), None)
         return f"the final reads of {name} left out offsets {gap[0]} to {gap[1] - 1}" if gap else ""
-
-
-def _line(partition: int) -> tuple[int, int]:
-    start, end = on_line(np.array([partition, partition + 1]), np.zeros(2, np.int64)).tolist()
-    return start, end
 
 
 def _numbers(records: Records, given: Runs) -> Cover:
@@ -155,7 +150,7 @@ def _missing(
     if start >= end:
         return
     unread = list(reads.unread(partition, start, end))
-    line = int(on_line(np.int64(partition), np.int64(0)))
+    line = point(partition, 0)
     for a, b in reads.offsets.parts(line + start, line + end):
         yield piece(a - line, b - line, gone=True, where="within")
     for a, b in reads.offsets.gaps(line + start, line + end):

@@ -1,4 +1,4 @@
-"""Whether a group's partitions are each one member's, all somebody's, and nobody acts for another."""
+"""Whether each partition of a group is one member's, and nobody acts for another."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def _claims(group: Group) -> Iterator[tuple[int, str, str, Operation]]:
 
 class GroupComplete:
     """A group is not complete where one of its partitions is left out: for ``limit_ms`` on end,
-    with no fault held, no member's poll was about it, though members polled other partitions before,
-    in and after that time. The partitions of a group are those that a member ever had, and those of
-    the same topics that were written to. An anomaly is a partition and such a time. One that is
-    never polled is left out from the group's first poll to its last.
+    with no fault held, no member's poll was about it, though members polled other partitions
+    before, in and after that time. The partitions of a group are those that a member ever had, and
+    those of the same topics that were written to. An anomaly is a partition and such a time. One
+    that is never polled is left out from the group's first poll to its last.
     """
 
     name = "group-complete"

@@ -11,7 +11,7 @@ from penstock.chaos.checkers import Evidence
 from penstock.chaos.checkers.places import Clash, Places, calm_places, places
 from penstock.chaos.checkers.records import Records, Runs
 from penstock.chaos.checkers.showing import Shown, Touches, at_offset, of_number, show, span
-from penstock.chaos.checkers.spans import Column, off_line, on_line, overlaps
+from penstock.chaos.checkers.spans import Column, off_line, on_line, overlaps, point
 from penstock.chaos.history import History, Operation
 from penstock.chaos.verdict import Findings, Verdict
 
@@ -34,7 +34,7 @@ class _Sources:
         """Those that say what is there, one of each answer."""
         records = self._records
         touches = at_offset(records.partitions.names[partition], offset)
-        line = int(on_line(np.int64(partition), np.int64(offset)))
+        line = point(partition, offset)
         for runs in (records.acknowledged, records.given):
             here = runs.where(np.flatnonzero((runs.start <= line) & (runs.end > line)))
             _, one_each = np.unique(here.first - here.offset, return_index=True)
@@ -175,10 +175,10 @@ class InconsistentOffset:
 
 
 class Reorder:
-    """A reorder is a record that readers were given at a higher offset than one with a larger number
-    of the same producer in the same partition (of a record that is there twice, the first counts). An anomaly
-    is a run of such records. Producers that wrote with fewer acknowledgements than all have no
-    idempotence and may be reordered by their retries: theirs are figures.
+    """A reorder is a record that readers were given at a higher offset than one with a larger
+    number of the same producer in the same partition (of a record that is there twice, the first
+    counts). An anomaly is a run of such records. Producers that wrote with fewer acknowledgements
+    than all have no idempotence and may be reordered by their retries: theirs are figures.
     """
 
     name = "reorder"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.chaos.checkers.records import Records, Runs
-from penstock.chaos.checkers.spans import Column, Cover, Mask, on_line, overlaps, starts_of
+from penstock.chaos.checkers.spans import Column, Cover, Mask, overlaps, point, starts_of
 from penstock.chaos.history import History
 
 
@@ -59,7 +59,8 @@ def _reach_of_groups(end: Column, begins: Mask) -> Column:
     # Ends are below 2^63 / 4: a rank keeps them apart by group, and in their order.
     order = np.unique(end)
     rank = np.searchsorted(order, end) + group * len(order)
-    return order[np.maximum.accumulate(rank) - group * len(order)]
+    reach: Column = order[np.maximum.accumulate(rank) - group * len(order)]
+    return reach
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ class Places:
         """Whether a reader was given this record of a known run there."""
         known, given = self.known, self.given
         partition, shift = known.partition[run], known.first[run] - known.offset[run]
-        line = on_line(partition, np.int64(offset))
+        line = point(int(partition), offset)
         # What clashes overlaps: the run may be some places before.
         at = int(np.searchsorted(given.start, line, "right")) - 1
         while at >= 0 and given.start[at] + self._longest > line:

@@ -12,7 +12,7 @@ from penstock.chaos.checkers.fates import Fate, with_fate
 from penstock.chaos.checkers.places import calm_places, merged, places
 from penstock.chaos.checkers.records import NONE, Records, Runs, Visits, topic_of
 from penstock.chaos.checkers.showing import at_offset, show, span
-from penstock.chaos.checkers.spans import Column, Cover, Mask, off_line, on_line
+from penstock.chaos.checkers.spans import Column, Cover, Mask, off_line, on_line, point
 from penstock.chaos.history import History
 from penstock.chaos.verdict import Findings, Verdict
 
@@ -152,7 +152,7 @@ class SkippedPoll:
         number = int(visits.partition[visit])
         partition = records.partitions.names[number]
         touches = at_offset(partition, start)
-        line = int(on_line(np.int64(number), np.int64(start)))
+        line = point(number, start)
         shown = list(show(history.operations[int(visits.operation[visit])], touches=touches))
         for runs in (records.acknowledged, records.given):
             for run in np.flatnonzero((runs.start <= line) & (runs.end > line)).tolist()[:1]:

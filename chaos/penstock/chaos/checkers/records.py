@@ -26,6 +26,8 @@ WEIGHTS: Final = {"all": 2, "-1": 2, "1": 1, "0": 0}
 """What an acknowledgement weighs, by what ``acks`` was."""
 ACKS_ALL: Final = 2
 NONE: Final = -1
+NEVER: Final = 1 << 62
+"""When an operation ends that was never answered."""
 
 
 class Names:
@@ -255,9 +257,9 @@ class _Builder:
         self._attempted.extend(
             (partition, NONE, producer, asked["first"], asked["count"], place, NONE)
         )
+        self._ended[place] = NEVER if completed is None else completed.t
         if completed is None or completed.type is not Type.OK:
             return
-        self._ended[place] = completed.t
         for first, count, offset in (completed.value or {}).get("runs") or ():
             self._acknowledged.extend((partition, offset, producer, first, count, place, NONE))
 
@@ -269,7 +271,7 @@ class _Builder:
         answer = completed.value or {}
         self._begun[place], self._ended[place] = operation.invoked.t, completed.t
         reader = asked.get("member") or operation.invoked.p
-        before, after, ends = asked.get("positions") or {}, answer.get("positions") or {}, {}
+        before, after = asked.get("positions") or {}, answer.get("positions") or {}
         ends = answer.get("ends") or {}
         visits: dict[str | int, tuple[int, int]] = {}
         flags = (asked.get("isolation") == "read_committed", is_final(operation))

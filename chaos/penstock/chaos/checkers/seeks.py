@@ -19,7 +19,7 @@ from penstock.chaos.checkers.records import (
     topic_of,
 )
 from penstock.chaos.checkers.showing import at_offset, show
-from penstock.chaos.checkers.spans import Column
+from penstock.chaos.checkers.spans import Column, Mask
 from penstock.chaos.history import History, Operation, Type
 from penstock.chaos.verdict import Findings, Verdict
 
@@ -40,7 +40,7 @@ class _Partition:
         own = records.attempted.where(records.attempted.partition == number)
         self.is_transactional: Final = bool(np.any(records.transaction[own.operation] != NONE))
 
-    def before(self, t: int) -> np.ndarray:
+    def before(self, t: int) -> Mask:
         """Which appends were acknowledged before then."""
         return self.ended < t
 
@@ -101,7 +101,9 @@ class SeekHonoured:
     def _next_poll(
         history: History, findings: Findings, one: Operation, name: str, later: list[int]
     ) -> None:
-        """Whether the poll that follows begins where the seek has led, unless it was moved again."""
+        """Whether the poll that follows begins where the seek has led, unless it was moved
+        again.
+        """
         assert one.completed is not None
         records = history.derived(Records.of)
         visits, got = records.visits, int(one.completed.value["offset"])
@@ -146,7 +148,7 @@ class SeekHonoured:
 
 
 def _wrong_time(
-    timestamp: int, got: int, known: _Partition, before: np.ndarray
+    timestamp: int, got: int, known: _Partition, before: Mask
 ) -> Iterator[tuple[int, str]]:
     runs, stamps = known.acknowledged, known.stamps
     passed = (runs.offset < got) & before & (stamps >= timestamp)

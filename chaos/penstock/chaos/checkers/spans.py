@@ -24,6 +24,11 @@ def on_line(line: Column, at: Column) -> Column:
     return (line << _BITS) + np.clip(at, 0, _MOST)
 
 
+def point(line: int, at: int) -> int:
+    """Where one number of a line is on the one line of all."""
+    return (line << _BITS) + max(0, at)
+
+
 def off_line(place: int) -> tuple[int, int]:
     """The line, and the number on it."""
     return place >> _BITS, place & _MOST

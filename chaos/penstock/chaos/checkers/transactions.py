@@ -43,7 +43,9 @@ def _transactional(history: History) -> int:
     return int(_cover(records, _within(records)).count(start, start + given.count).sum())
 
 
-def _proof(history: History, transaction: str, *polls: Operation, number: int, lane: int) -> list[Shown]:
+def _proof(
+    history: History, transaction: str, *polls: Operation, number: int, lane: int
+) -> list[Shown]:
     """The polls, the append of the record, and how the transaction ended."""
     records = history.derived(Records.of)
     partition, producer = records.lane_names(lane)
@@ -84,16 +86,12 @@ class AbortedRead:
         for run in np.flatnonzero(cover.count(start, end) > 0).tolist():
             for lower, upper in cover.parts(int(start[run]), int(end[run])):
                 at = order[int(np.searchsorted(begins[order], lower, "right")) - 1]
-                name = records.transactions.names[
-                    int(records.transaction[int(bad.operation[at])])
-                ]
+                name = records.transactions.names[int(records.transaction[int(bad.operation[at])])]
                 self._add(history, findings, name, run, lower, upper)
         return findings.verdict(_NOTHING)
 
     @staticmethod
-    def _add(
-        history: History, findings: Findings, name: str, run: int, *places: int
-    ) -> None:
+    def _add(history: History, findings: Findings, name: str, run: int, *places: int) -> None:
         records, given = history.derived(Records.of), history.derived(_given_committed)
         lane, number = off_line(places[0])
         partition, producer = records.lane_names(lane)
@@ -188,9 +186,10 @@ class TornTransaction:
                 f"{missing.offset[run]}"
                 for run in range(min(3, len(missing)))
             )
+            fate = known[names[at]].fate
             findings.add(
-                f"transaction {names[at]} ({known[names[at]].fate}) was seen in part: what it wrote "
-                f"to {where} was passed over",
+                f"transaction {names[at]} ({fate}) was seen in part: what it wrote to {where} was "
+                "passed over",
                 *show(*known[names[at]].of("append", "commit")),
             )
         return findings.verdict("no transaction that may be committed was read")

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 import numpy as np
 
 from penstock.chaos.checkers import Evidence
 from penstock.chaos.checkers.records import FAIL, Records, Runs
 from penstock.chaos.checkers.showing import of_number, show, span
-from penstock.chaos.checkers.spans import Cover, off_line
+from penstock.chaos.checkers.spans import Column, Cover, off_line
 from penstock.chaos.history import History, Operation
 from penstock.chaos.verdict import Findings, Verdict
+
+_NEVER: Final = "was never written"
+_EARLY: Final = "was given before its append was invoked"
 
 
 def _poll_of(history: History, given: Runs, run: int) -> Operation:
@@ -39,15 +43,15 @@ class Phantom:
         unknown = tried.count(start, end) < given.count
         for run in np.flatnonzero(unknown).tolist():
             for lower, upper in tried.gaps(int(start[run]), int(end[run])):
-                self._add(history, findings, run, lower, upper - lower, "was never written")
+                self._add(history, findings, run, place=lower, count=upper - lower, what=_NEVER)
         for run in self._early(records, start, begins).tolist():
             if not unknown[run]:
-                what = "was given before its append was invoked"
-                self._add(history, findings, run, int(start[run]), int(given.count[run]), what)
+                place, count = int(start[run]), int(given.count[run])
+                self._add(history, findings, run, place=place, count=count, what=_EARLY)
         return findings.verdict("no record was read")
 
     @staticmethod
-    def _early(records: Records, start: np.ndarray, begins: np.ndarray) -> np.ndarray:
+    def _early(records: Records, start: Column, begins: Column) -> Column:
         """The runs whose last record was given before its append began.
 
         A producer's numbers go up with time, so the last record of a run is the latest.
@@ -63,7 +67,7 @@ class Phantom:
 
     @staticmethod
     def _add(
-        history: History, findings: Findings, run: int, place: int, count: int, what: str
+        history: History, findings: Findings, run: int, *, place: int, count: int, what: str
     ) -> None:
         records = history.derived(Records.of)
         given = records.given
@@ -113,7 +117,7 @@ class ErrorHonesty:
         return findings.verdict("no record was read", failed_records=int(failed.count.sum()))
 
 
-def _readers(history: History, place: int, numbers: np.ndarray) -> Iterator[Operation]:
+def _readers(history: History, place: int, numbers: Column) -> Iterator[Operation]:
     """The first poll that gave the record."""
     given = history.derived(Records.of).given
     for run in np.flatnonzero((numbers <= place) & (place < numbers + given.count)).tolist()[:1]:
