@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.chaos.checkers import Evidence, HeldFault, ReplicaRecords, Sample
+from penstock.chaos.checkers.crashes import tells_of_a_crash
 from penstock.chaos.cluster import Cluster
 from penstock.wire.errors import CorruptRecordError
 from penstock.wire.records import iter_batches
@@ -24,9 +24,6 @@ from penstock.wire.records import iter_batches
 SAMPLE_S: Final = 1.0
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _MOST_LINES: Final = 200
-_CRASH: Final = re.compile(
-    r"Fatal Python error|Segmentation fault|MemoryError|AssertionError|\[critical|ended by itself"
-)
 _TRACEBACK: Final = "Traceback (most recent call last)"
 
 
@@ -117,8 +114,8 @@ def _crashes(lines: Iterable[str]) -> Iterator[str]:
             yield f"{traceback[0]} ... {text}"
             traceback = []
         elif _TRACEBACK in text:
-            traceback = [f"line {number}: {before}"]
-        elif _CRASH.search(text):
+            traceback = [f"line {number}: {before} {_TRACEBACK}"]
+        elif tells_of_a_crash(text):
             yield f"line {number}: {text}"
         before = text
     if traceback:

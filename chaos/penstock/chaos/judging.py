@@ -1,4 +1,4 @@
-"""Has checkers judge a history, and keeps what they conclude."""
+"""What all checkers conclude of a run together, and the file that keeps it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.chaos.checkers import Checker, Evidence
 from penstock.chaos.errors import PlanError
-from penstock.chaos.history import History
 from penstock.chaos.verdict import Anomaly, Valid, Verdict, compose
 
 VERDICT_FILE: Final = "verdict.json"
@@ -32,19 +30,6 @@ class Judgement:
     def anomalies(self) -> int:
         """How many were found in all."""
         return sum(verdict.found for verdict in self.verdicts)
-
-
-def judge(history: History, evidence: Evidence, checkers: Sequence[Checker]) -> list[Verdict]:
-    """What each concludes. One that raises cannot tell, and the reason says what it raised."""
-    return [_judge(checker, history, evidence) for checker in checkers]
-
-
-def _judge(checker: Checker, history: History, evidence: Evidence) -> Verdict:
-    try:
-        return checker.check(history, evidence)
-    except Exception as error:
-        reason = f"the checker itself failed: {error!r}"
-        return Verdict(checker.name, Valid.UNKNOWN, 0, reason=reason)
 
 
 def write_judgement(judgement: Judgement, directory: Path) -> None:

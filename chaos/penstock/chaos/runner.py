@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.chaos.checkers import Checker, Evidence, ReplicaRecords
+from penstock.chaos.checkers.registry import common as all_common
+from penstock.chaos.checkers.registry import judge, left_out
 from penstock.chaos.cluster import Capability, Cluster
 from penstock.chaos.errors import ChaosError, ClusterError
 from penstock.chaos.evidence import ProcessSampler, crash_lines, read_replica, write_evidence
 from penstock.chaos.fault_thread import FaultThread
 from penstock.chaos.history import History, read_history
-from penstock.chaos.judging import Judgement, judge, write_judgement
+from penstock.chaos.judging import Judgement, write_judgement
 from penstock.chaos.live import Gauge, Nobody, Onlooker
 from penstock.chaos.nemeses import Nemesis, ScheduledFault
 from penstock.chaos.nemeses.registry import find_nemeses, find_nemesis, require
@@ -31,6 +33,9 @@ from penstock.chaos.workers import WORKER_COMMAND, Workers
 from penstock.chaos.workloads import ClientSpec, Workload
 from penstock.chaos.workloads.registry import find_workload
 from penstock.client import AdminClient, OffsetSpec, PenstockError, TopicPartition
+
+Common = Callable[[Evidence], Sequence[Checker]]
+"""What makes the checkers that judge every run, of its evidence."""
 
 HISTORY_FILE: Final = "history.jsonl"
 SCHEDULE_FILE: Final = "schedule.json"
@@ -75,7 +80,7 @@ class Runner:
         faults: Sequence[ScheduledFault] | None = None,
         onlooker: Onlooker | None = None,
         stop: threading.Event | None = None,
-        common: Callable[[], Sequence[Checker]] | None = None,
+        common: Common = all_common,
         worker_command: Sequence[str] = WORKER_COMMAND,
     ) -> None:
         self._worker_command: Final = worker_command
@@ -332,17 +337,17 @@ def conclude(
     own: Sequence[Verdict],
     figures: Mapping[str, Any],
     *,
-    common: Callable[[], Sequence[Checker]] | None = None,
+    common: Common = all_common,
 ) -> Judgement:
     """What the checkers of the workload, and the common ones, say of a history."""
-    # Imported here: whoever only runs workers has no need of them.
-    from penstock.chaos.checkers import registry
+    checkers = checkers_of(plan, evidence, common)
+    figures = {**figures, "not_judged": dict(left_out(evidence))}
+    return Judgement([*own, *judge(checkers, history, evidence)], figures)
 
-    all_common = getattr(registry, "common", tuple)
 
-    workload = find_workload(plan.workload)
-    checkers = [*workload.checkers(plan.for_workload()), *(common or all_common)()]
-    return Judgement([*own, *judge(history, evidence, checkers)], figures)
+def checkers_of(plan: RunPlan, evidence: Evidence, common: Common = all_common) -> list[Checker]:
+    """All that judge runs of a plan: the workload's, and the common ones."""
+    return [*find_workload(plan.workload).checkers(plan.for_workload()), *common(evidence)]
 
 
 def plan_faults(plan: RunPlan) -> list[ScheduledFault]:

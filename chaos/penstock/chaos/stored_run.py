@@ -6,18 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.chaos.checkers import Checker, Evidence, registry
-
-common = getattr(registry, "common", tuple)
+from penstock.chaos.checkers import Checker, Evidence
+from penstock.chaos.checkers.registry import CHECKERS, applicable, judge
 from penstock.chaos.errors import PlanError
 from penstock.chaos.evidence import read_evidence
 from penstock.chaos.fault_thread import FaultRecord, read_faults
 from penstock.chaos.history import History, read_history
-from penstock.chaos.judging import Judgement, read_judgement, write_judgement
+from penstock.chaos.judging import VERDICT_FILE, Judgement, read_judgement, write_judgement
 from penstock.chaos.report import write_report
 from penstock.chaos.run_plan import RunPlan, read_plan
-from penstock.chaos.runner import EVIDENCE_DIRECTORY, FAULTS_FILE, HISTORY_FILE, conclude
-from penstock.chaos.workloads.registry import find_workload
+from penstock.chaos.runner import (
+    EVIDENCE_DIRECTORY,
+    FAULTS_FILE,
+    HISTORY_FILE,
+    checkers_of,
+    conclude,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +36,7 @@ class StoredRun:
 
     def checkers(self) -> list[Checker]:
         """All that judge it."""
-        return checkers_of(self.plan)
-
-
-def checkers_of(plan: RunPlan) -> list[Checker]:
-    """All that judge runs of a plan: the workload's, and the common ones."""
-    return [*find_workload(plan.workload).checkers(plan.for_workload()), *common()]
+        return checkers_of(self.plan, self.evidence)
 
 
 def read_run(directory: Path) -> StoredRun:
@@ -60,18 +59,20 @@ def judge_again(run: StoredRun) -> Judgement:
 
     What the runner itself found, such as a cluster that did not recover, is taken over.
     """
-    judges = {one.name for one in run.checkers()}
-    before = read_judgement(run.directory)
+    judges = set(CHECKERS)
+    before = Judgement([])
+    if (run.directory / VERDICT_FILE).exists():
+        before = read_judgement(run.directory)
     own = [one for one in before.verdicts if one.checker not in judges]
     judgement = conclude(run.plan, run.history, run.evidence, own, before.figures)
     write_judgement(judgement, run.directory)
     return judgement
 
 
-def judge_history(path: Path, workload: str) -> Judgement:
-    """What the checkers of a workload say of a history alone. Raises PlanError, HistoryError."""
-    plan = RunPlan(workload, "", 3, 0, 0, 0, 0)
-    return conclude(plan, read_history(path), Evidence(), [], {})
+def judge_history(path: Path) -> Judgement:
+    """What all checkers that it is about say of a history alone. Raises HistoryError."""
+    history, evidence = read_history(path), Evidence()
+    return Judgement(judge(applicable(history, evidence), history, evidence))
 
 
 def report_stored(directory: Path) -> Path:

@@ -124,3 +124,23 @@ def test_what_there_is_is_listed() -> None:
     entries = [json.loads(line) for line in done.stdout.splitlines()]
     assert {one["kind"] for one in entries} == {"workload", "nemesis", "checker", "bug"}
     assert all(one["summary"] for one in entries)
+
+
+def test_a_bug_in_the_nodes_is_found_and_told_record_by_record(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    # While a follower stands still nothing is acknowledged: producers lose patience and retry.
+    faults = write_schedule(tmp_path / "faults.json", [(2000, 4000, "pause", "node 2")])
+    done = chaos(
+        *("run", "--bug", "retries-are-appended-again", "--duration", "9", "--rate", "2000"),
+        *("--seed", "7", "--schedule", faults, "--out", run, "--output", "json"),
+    )
+    assert done.status == 1, done.stderr
+    assert done.json["valid"] == "false"
+    found = done.verdict_of("duplicate")
+    assert found["valid"] == "false"
+    assert "is there twice" in found["anomalies"][0]
+    assert (run / "cluster").exists()  # Kept, to be looked into.
+    page = (run / "report.html").read_text()
+    assert "a promise was broken" in page
+    assert found["anomalies"][0].partition(" ")[0] in page
+    assert "--bug retries-are-appended-again" in page

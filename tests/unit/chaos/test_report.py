@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from penstock.chaos.checkers import Evidence, Sample
+from penstock.chaos.checkers.registry import judge
 from penstock.chaos.fault_thread import FaultRecord
 from penstock.chaos.history import Event, History, Type
-from penstock.chaos.judging import Judgement, judge, read_judgement, write_judgement
+from penstock.chaos.judging import Judgement, read_judgement, write_judgement
 from penstock.chaos.nemeses import Fault
 from penstock.chaos.report.page import write_report
 from penstock.chaos.report.series import nice_ticks, series_of
@@ -108,7 +109,7 @@ def report(directory: Path) -> str:
     evidence = Evidence([], samples, [], {2: ["line 7: AssertionError <x>"]}, [])
     checkers = [LostSomething(), Failing()]
     own = Verdict("recovery", Valid.TRUE, 1)
-    judgement = Judgement([own, *judge(history(), evidence, checkers)], {"recovery_ms": 1234})
+    judgement = Judgement([own, *judge(checkers, history(), evidence)], {"recovery_ms": 1234})
     plan = RunPlan("append", "kill", 3, 10, 7, 100, 5, versions={"penstock": "1.2.3"})
     path = write_report(
         directory,
@@ -159,7 +160,7 @@ def test_the_page_is_whole_and_loads_nothing(tmp_path: Path) -> None:
         "record 3 of t-0 is gone &amp; lost",
         "... and 3 more",
         "24 more are not shown.",
-        "failing the checker itself failed: ZeroDivisionError(&#x27;by zero&#x27;)",
+        "failing the checker broke: ZeroDivisionError: by zero",
         "node 2: line 7: AssertionError &lt;x&gt;",
         "penstock 1.2.3",
     ],
@@ -220,7 +221,7 @@ def test_amounts_are_short() -> None:
 
 
 def test_a_judgement_can_be_kept_and_read_again(tmp_path: Path) -> None:
-    kept = Judgement(judge(history(), Evidence(), [LostSomething(), Failing()]), {"a": 1})
+    kept = Judgement(judge([LostSomething(), Failing()], history(), Evidence()), {"a": 1})
     write_judgement(kept, tmp_path)
     written = (tmp_path / "verdict.json").read_text(encoding="utf-8")
     found = read_judgement(tmp_path)

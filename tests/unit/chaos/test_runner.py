@@ -66,7 +66,7 @@ def run(
         faults=faults,
         onlooker=watching,
         stop=stop,
-        common=tuple,
+        common=lambda _: (),
         worker_command=COMMAND,
     ).run()
     return carried_out, watching

@@ -110,33 +110,13 @@ class Append:
     def checkers(self, plan: Plan) -> Sequence[Checker]:
         """Those of logs, whatever the plan."""
         # Imported here: only who judges needs them, and what they stand on.
-        from penstock.chaos.checkers.lost import (  # noqa: PLC0415 - see above.
+        from penstock.chaos.checkers.registry import (  # noqa: PLC0415 - see above.
             AcksLevels,
-            LostWrite,
-            UnseenWrite,
+            SeekHonoured,
+            appends,
         )
-        from penstock.chaos.checkers.placed import (  # noqa: PLC0415 - see above.
-            Duplicate,
-            InconsistentOffset,
-            Reorder,
-        )
-        from penstock.chaos.checkers.polls import PollOrder, SkippedPoll  # noqa: PLC0415
-        from penstock.chaos.checkers.seeks import SeekHonoured  # noqa: PLC0415 - see above.
-        from penstock.chaos.checkers.written import ErrorHonesty, Phantom  # noqa: PLC0415
 
-        return [
-            LostWrite(),
-            UnseenWrite(),
-            AcksLevels(),
-            Duplicate(),
-            InconsistentOffset(),
-            Reorder(),
-            Phantom(),
-            ErrorHonesty(),
-            PollOrder(),
-            SkippedPoll(),
-            SeekHonoured(),
-        ]
+        return [*appends(), AcksLevels(), SeekHonoured()]
 
 
 def option(plan: Plan, name: str) -> int:

@@ -193,23 +193,15 @@ def _refuse_filled(directory: Path) -> None:
 @app.command("list")
 def list_names(ctx: typer.Context, *, output: Output = None) -> None:
     """Print the workloads, nemeses, checkers and known bugs that there are."""
-    from penstock.chaos.nemeses.registry import NEMESES  # noqa: PLC0415 - not for --help.
-    from penstock.chaos.report.page import definitions  # noqa: PLC0415 - as above.
-    from penstock.chaos.run_plan import RunPlan  # noqa: PLC0415 - as above.
-    from penstock.chaos.stored_run import checkers_of  # noqa: PLC0415 - as above.
+    from penstock.chaos.checkers.registry import SUMMARIES  # noqa: PLC0415 - not for --help.
+    from penstock.chaos.nemeses.registry import NEMESES  # noqa: PLC0415 - as above.
     from penstock.chaos.workloads.registry import WORKLOADS  # noqa: PLC0415 - as above.
 
     settings = resolve(ctx, None, output)
-    checkers: dict[str, str] = {}
-    for name in WORKLOADS:
-        plan = RunPlan(name, "", 3, 1, 0, 1, 1)
-        judges = checkers_of(plan)
-        meanings = definitions(judges)
-        checkers.update({one.name: meanings[one.name].partition("\n\n")[0] for one in judges})
     rows = [
         *(("workload", one.name, one.summary) for one in WORKLOADS.values()),
         *(("nemesis", one.name, one.summary) for one in NEMESES.values()),
-        *(("checker", name, " ".join(meaning.split())) for name, meaning in checkers.items()),
+        *(("checker", one.name, summary) for one, summary in SUMMARIES.items()),
         *(("bug", name, summary) for name, summary in _bugs()),
     ]
     if settings.as_json:
@@ -234,13 +226,12 @@ def check(
         Path, typer.Argument(metavar="HISTORY|DIR", help="A history, or the directory of a run.")
     ],
     *,
-    workload: Workload = "append",
     output: Output = None,
 ) -> None:
     """Judge a run again, or a history alone, by the checkers of today.
 
-    Of a history alone, --workload says by whose checkers, and there is no evidence beside it. The
-    exit status is as that of `run`.
+    A history alone is judged by all checkers that are about what it holds, without evidence beside
+    it. The exit status is as that of `run`.
     """
     settings = resolve(ctx, None, output)
     with harness_errors():
@@ -257,7 +248,7 @@ def check(
             page = report_stored(path)
             show_judgement(judgement, as_json=settings.as_json, directory=path, report_path=page)
         elif path.exists():
-            judgement = judge_history(path, workload)
+            judgement = judge_history(path)
             show_judgement(judgement, as_json=settings.as_json, directory=None, report_path=None)
         else:
             raise PlanError(f"there is no {path}; next: name a history or the directory of a run")
