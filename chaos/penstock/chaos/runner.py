@@ -350,6 +350,12 @@ def checkers_of(plan: RunPlan, evidence: Evidence, common: Common = all_common) 
     return [*find_workload(plan.workload).checkers(plan.for_workload()), *common(evidence)]
 
 
+def check_plan(plan: RunPlan) -> None:
+    """Raise PlanError where it cannot be, as far as that is known without a cluster."""
+    find_workload(plan.workload).clients(plan.for_workload())
+    plan_faults(plan)
+
+
 def plan_faults(plan: RunPlan) -> list[ScheduledFault]:
     """The schedule that the plan's seed makes."""
     nemeses = find_nemeses("" if plan.nemesis == "none" else plan.nemesis)

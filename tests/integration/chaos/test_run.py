@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -20,7 +21,7 @@ def nodes_of(runner: int) -> list[psutil.Process]:
     return [
         child
         for child in psutil.Process(runner).children(recursive=True)
-        if any(word.endswith("node.toml") for word in cmdline(child))
+        if "penstock.cli.child" in cmdline(child)
     ]
 
 
@@ -38,6 +39,10 @@ def is_stopped(process: psutil.Process) -> bool:
         return False
 
 
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
 def test_a_run_with_kills_is_true_and_can_be_judged_and_reported_again(tmp_path: Path) -> None:
     run = tmp_path / "run"
     faults = write_schedule(
@@ -52,7 +57,7 @@ def test_a_run_with_kills_is_true_and_can_be_judged_and_reported_again(tmp_path:
     assert done.json["valid"] == "true"
     assert done.json["figures"]["faults"] == {"planned": 2, "held": 2, "failed": 0}
     assert done.verdict_of("lost-write")["looked_at"] > 1000
-    held = [json.loads(line) for line in (run / "faults.jsonl").read_text().splitlines()]
+    held = lines_of(run / "faults.jsonl")
     assert [one["fault"]["kind"] for one in held] == ["kill", "kill"]
     assert all(len(one["held"]["struck"]) == 1 for one in held)
     assert {path.name for path in run.iterdir()} >= {
@@ -60,15 +65,9 @@ def test_a_run_with_kills_is_true_and_can_be_judged_and_reported_again(tmp_path:
         *("report.html", "evidence", "node-1.log", "node-2.log", "node-3.log"),
     }
     assert not (run / "cluster").exists()
-    replicas = (run / "evidence" / "replicas.jsonl").read_text().splitlines()
-    assert len(replicas) == 6 * 3
-    watermarks = (run / "evidence" / "watermarks.jsonl").read_text().splitlines()
-    assert {json.loads(line)["node"] for line in watermarks} == {1, 2, 3}
-    assert {json.loads(line)["node"] for line in (run / "evidence" / "samples.jsonl").open()} == {
-        1,
-        2,
-        3,
-    }
+    assert len(lines_of(run / "evidence" / "replicas.jsonl")) == 6 * 3
+    for name in ("watermarks.jsonl", "samples.jsonl"):
+        assert {one["node"] for one in lines_of(run / "evidence" / name)} == {1, 2, 3}
     again = chaos("check", run, "--output", "json")
     assert (again.status, again.json["verdicts"]) == (0, done.json["verdicts"])
     alone = chaos("check", run / "history.jsonl", "--output", "json")
@@ -80,24 +79,26 @@ def test_a_run_with_kills_is_true_and_can_be_judged_and_reported_again(tmp_path:
 
 def test_ctrl_c_in_the_middle_of_a_fault_heals_judges_and_reports(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    faults = write_schedule(tmp_path / "faults.json", [(1000, 3_600_000, "pause", "node 2")])
-    process = start(
+    faults = write_schedule(tmp_path / "faults.json", [(6000, 3_600_000, "pause", "node 2")])
+    with start(
         *("run", "--duration", "3600", "--rate", "1000", "--schedule", faults),
         *("--out", run, "--output", "json"),
-    )
-    try:
-        wait_until(
-            lambda: any(map(is_stopped, nodes_of(process.pid))), "a node is paused", timeout_s=120
-        )
-        nodes = nodes_of(process.pid)
-        process.send_signal(signal.SIGINT)
-        done = finish(process)
-    finally:
-        process.kill()
+    ) as process:
+        try:
+            wait_until(
+                lambda: any(map(is_stopped, nodes_of(process.pid))),
+                "a node is paused",
+                timeout_s=120,
+            )
+            nodes = nodes_of(process.pid)
+            process.send_signal(signal.SIGINT)
+            done = finish(process)
+        finally:
+            process.kill()
     assert done.status == 130, done.stderr
     assert done.json["valid"] == "true"
     assert done.verdict_of("recovery")["valid"] == "true"
-    (held,) = (json.loads(line) for line in (run / "faults.jsonl").read_text().splitlines())
+    (held,) = lines_of(run / "faults.jsonl")
     assert held["held"]["struck"] == [2]
     assert held["error"] == ""
     assert held["healed_t"] > held["held_t"]
@@ -117,6 +118,7 @@ def test_mistakes_are_said_before_anything_starts(tmp_path: Path) -> None:
         assert done.status == 2, done.stderr
         assert what in done.stderr
         assert "next: " in done.stderr
+        assert not (tmp_path / "run").exists()
 
 
 def test_what_there_is_is_listed() -> None:

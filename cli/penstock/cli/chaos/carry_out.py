@@ -67,11 +67,11 @@ def carry_out(
 
     The nodes' data are kept where the verdict is not true, or ``keep_data`` is set.
     """
-    from penstock.chaos.runner import Runner, plan_faults  # noqa: PLC0415 - it imports gRPC.
+    from penstock.chaos.runner import Runner, check_plan, plan_faults  # noqa: PLC0415 - it imports gRPC.
     from penstock.chaos.stored_run import report_stored  # noqa: PLC0415 - as above.
 
     plan = replace(plan, versions=versions())
-    directory.mkdir(parents=True, exist_ok=True)
+    check_plan(plan)
     faults = plan_faults(plan) if faults is None else faults
     cluster = make_cluster(plan, directory, faults)
     runner = Runner(plan, cluster, directory, faults=faults, onlooker=onlooker, stop=stop.event)
