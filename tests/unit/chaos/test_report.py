@@ -231,3 +231,26 @@ def test_a_judgement_can_be_kept_and_read_again(tmp_path: Path) -> None:
     assert (tmp_path / "verdict.json").read_text(encoding="utf-8") == written
     assert kept.valid is Valid.FALSE
     assert kept.anomalies == 25
+
+
+def test_a_window_is_told_of_the_fault_that_it_mostly_fell_under(tmp_path: Path) -> None:
+    # A write that was under way when the second fault began: its window begins before that does.
+    operations = [append("a", 0.0, 0.01), append("a", 5.9, 9.9)]
+    late = History([event for one in operations for event in one])
+    fault = Fault("kill", "kill", "a leader")
+    faults = [
+        FaultRecord(number, fault, t * SECOND, t * SECOND, t * SECOND, {"struck": [node]})
+        for number, (t, node) in enumerate(((1, 1), (6, 3)))
+    ]
+    path = write_report(
+        tmp_path,
+        plan=RunPlan("append", "kill", 3, 10, 7, 100, 5),
+        history=late,
+        evidence=Evidence(),
+        faults=faults,
+        judgement=Judgement([]),
+        checkers=[],
+    )
+    words = words_of(path.read_text(encoding="utf-8"))
+    assert "1.0 s kill a leader 1 0.0 s - 0 -" in words
+    assert "6.0 s kill a leader 3 0.0 s 4.00 s 1 -" in words

@@ -298,10 +298,8 @@ def _faults(faults: Sequence[FaultRecord], down: Sequence[Window]) -> str:
     if not faults:
         return "<section><h2>Faults</h2><p>None were planned.</p></section>"
     rows = []
-    for number, record in enumerate(faults):
-        until = faults[number + 1].began_t if number + 1 < len(faults) else 2**63
-        found = [one for one in down if one.overlaps(record.began_t, until)]
-        new = [one for one in found if one.start_t >= record.began_t]
+    by_fault = _by_fault(faults, down)
+    for record, found in zip(faults, by_fault, strict=True):
         rows.append(
             (
                 f"{record.began_t / 1e9:.1f} s",
@@ -309,8 +307,8 @@ def _faults(faults: Sequence[FaultRecord], down: Sequence[Window]) -> str:
                 record.fault.target,
                 _who(record) or "-",
                 f"{(record.healed_t - record.held_t) / 1e9:.1f} s",
-                _ms(longest_ms(new)) if new else "-",
-                str(len({one.partition for one in new})),
+                _ms(longest_ms(found)),
+                str(len({one.partition for one in found})),
                 record.error or "-",
             )
         )
@@ -320,10 +318,25 @@ def _faults(faults: Sequence[FaultRecord], down: Sequence[Window]) -> str:
         right=(0, 4, 5, 6),
     )
     return (
-        '<section><h2>Faults</h2><p class="soft small">The longest window of unavailability that '
-        "began with the fault, or before the next one, and how many partitions had one.</p>"
+        '<section><h2>Faults</h2><p class="soft small">The longest window of unavailability '
+        "that fell mostly between the fault and the next one, and how many partitions had one.</p>"
         f"{table}</section>"
     )
+
+
+def _by_fault(faults: Sequence[FaultRecord], down: Sequence[Window]) -> list[list[Window]]:
+    """To each fault the windows of which most lies between its beginning and that of the next."""
+    found: list[list[Window]] = [[] for _ in faults]
+    begins = [record.began_t for record in faults]
+    for window in down:
+        shares = [
+            min(window.end_t, end) - max(window.start_t, start)
+            for start, end in zip(begins, [*begins[1:], window.end_t], strict=True)
+        ]
+        most = max(shares)
+        if most > 0:
+            found[shares.index(most)].append(window)
+    return found
 
 
 # --- checker by checker
