@@ -190,5 +190,8 @@ class Cluster(Protocol):
         ...
 
     def pid(self, node: int) -> int | None:
-        """Its process on this machine, to be measured; None where it is elsewhere or down."""
+        """Its process on this machine, to be measured; None where it is elsewhere or down.
+
+        This and ``log`` may be asked from any thread at any time.
+        """
         ...

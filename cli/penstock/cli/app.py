@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 from penstock.cli import (
     bench,
+    chaos,
     cluster,
     consume,
     dev,
@@ -191,4 +192,5 @@ app.add_typer(bench.app, name="bench")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(quorum.app, name="quorum")
 app.add_typer(log.app, name="log")
+app.add_typer(chaos.app, name="chaos")
 accept_tls_options(app)

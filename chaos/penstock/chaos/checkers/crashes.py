@@ -16,7 +16,9 @@ CRASHES: Final = re.compile(
     r"|Fatal Python error|Segmentation fault|\bcore dumped\b|\bdouble free\b|terminate called"
     r"|\bMemoryError\b|\bRecursionError\b"
     r"|exception was never retrieved|Unhandled exception"
-    r'|"level": ?"critical"',
+    r'|"level": ?"critical"'
+    # What a backend writes there of a node that nobody has asked to end.
+    r"|penstock\.chaos: node \d+ .*ended by itself",
 )
 """What the lines of a log look like that tell of one. A process that was killed writes nothing."""
 

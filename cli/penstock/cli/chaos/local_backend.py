@@ -6,6 +6,7 @@ What each facility does and does not model is said in docs/internals/chaos.md.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -106,7 +107,10 @@ class LocalBackend:
         return prepare_layout(
             self._directory.resolve() / "cluster",
             nodes=nodes,
-            base_port=find_base_port(nodes, first=FIRST_PORT, frames=self._has_links),
+            # Two that are made at the same time find the same ports free: they begin elsewhere.
+            base_port=find_base_port(
+                nodes, first=FIRST_PORT + 100 * (os.getpid() % 9), frames=self._has_links
+            ),
             settings=settings,
             advertised_host=RELAY_HOST if self._has_links else HOST,
             has_files_beside=True,
@@ -220,6 +224,11 @@ class LocalBackend:
                     )
                 except grpc.RpcError:
                     return f"node {plan.node_id} does not answer at {plan.address}"
+            if answer.cluster_id != self._layout.cluster_id:
+                raise ClusterError(
+                    f"another cluster answers at {plan.address}, where node {plan.node_id} was to; "
+                    "next: run it again, and not beside another one that begins just then"
+                )
             for topic in answer.topics:
                 for found in topic.partitions:
                     if found.leader < 0:

@@ -1,0 +1,89 @@
+"""A run that was: what its directory holds, to be judged and reported again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.chaos.checkers import Checker, Evidence
+from penstock.chaos.checkers.registry import CHECKERS, applicable, judge
+from penstock.chaos.errors import PlanError
+from penstock.chaos.evidence import read_evidence
+from penstock.chaos.fault_thread import FaultRecord, read_faults
+from penstock.chaos.history import History, read_history
+from penstock.chaos.judging import VERDICT_FILE, Judgement, read_judgement, write_judgement
+from penstock.chaos.report import write_report
+from penstock.chaos.run_plan import RunPlan, read_plan
+from penstock.chaos.runner import (
+    EVIDENCE_DIRECTORY,
+    FAULTS_FILE,
+    HISTORY_FILE,
+    checkers_of,
+    conclude,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """Everything that a run left."""
+
+    directory: Path
+    plan: RunPlan
+    history: History
+    evidence: Evidence
+    faults: Sequence[FaultRecord]
+
+    def checkers(self) -> list[Checker]:
+        """All that judge it."""
+        return checkers_of(self.plan, self.evidence)
+
+
+def read_run(directory: Path) -> StoredRun:
+    """The run of a directory. Raises PlanError, HistoryError."""
+    plan = read_plan(directory)
+    history = directory / HISTORY_FILE
+    if not history.exists():
+        raise PlanError(
+            f"{directory} has no {HISTORY_FILE}: its run never came to its end; next: name the "
+            "directory of another run"
+        )
+    faults = read_faults(directory / FAULTS_FILE)
+    held = [found for one in faults if (found := one.evidence()) is not None]
+    evidence = read_evidence(directory / EVIDENCE_DIRECTORY, held)
+    return StoredRun(directory, plan, read_history(history), evidence, faults)
+
+
+def judge_again(run: StoredRun) -> Judgement:
+    """What the checkers of today say of it; kept in its directory.
+
+    What the runner itself found, such as a cluster that did not recover, is taken over.
+    """
+    judges = set(CHECKERS)
+    before = Judgement([])
+    if (run.directory / VERDICT_FILE).exists():
+        before = read_judgement(run.directory)
+    own = [one for one in before.verdicts if one.checker not in judges]
+    judgement = conclude(run.plan, run.history, run.evidence, own, before.figures)
+    write_judgement(judgement, run.directory)
+    return judgement
+
+
+def judge_history(path: Path) -> Judgement:
+    """What all checkers that it is about say of a history alone. Raises HistoryError."""
+    history, evidence = read_history(path), Evidence()
+    return Judgement(judge(applicable(history, evidence), history, evidence))
+
+
+def report_stored(directory: Path) -> Path:
+    """Write the report of a run by what its directory holds; where it is. Raises PlanError."""
+    run = read_run(directory)
+    return write_report(
+        directory,
+        plan=run.plan,
+        history=run.history,
+        evidence=run.evidence,
+        faults=run.faults,
+        judgement=read_judgement(directory),
+        checkers=run.checkers(),
+    )

@@ -1,0 +1,23 @@
+"""The workloads by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from penstock.chaos.errors import PlanError
+from penstock.chaos.workloads import Workload
+from penstock.chaos.workloads.append import Append
+
+WORKLOADS: Final[Mapping[str, Workload]] = {one.name: one for one in (Append(),)}
+"""All of them."""
+
+
+def find_workload(name: str) -> Workload:
+    """The workload of that name. Raises PlanError."""
+    try:
+        return WORKLOADS[name]
+    except KeyError:
+        raise PlanError(
+            f"there is no workload {name!r}; next: take one of {', '.join(sorted(WORKLOADS))}"
+        ) from None

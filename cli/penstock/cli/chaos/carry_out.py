@@ -1,0 +1,86 @@
+"""Carries out one plan, from its cluster to its report."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import shutil
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from penstock.cli.chaos.backends import CLUSTER_DIRECTORY, make_cluster
+from penstock.cli.interrupts import handled
+
+if TYPE_CHECKING:
+    from penstock.chaos.live import Onlooker
+    from penstock.chaos.nemeses import ScheduledFault
+    from penstock.chaos.run_plan import RunPlan
+    from penstock.chaos.runner import Outcome
+
+
+def versions() -> dict[str, str]:
+    """What takes part in a run."""
+    return {
+        "penstock": importlib.metadata.version("penstock"),
+        "python": platform.python_version(),
+        "grpcio": importlib.metadata.version("grpcio"),
+        platform.system().lower(): platform.release(),
+    }
+
+
+class StopRequest:
+    """The stop signals: the first one ends the load early, the second one everything."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self.signal_number = 0
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Hear them inside the block."""
+        with handled(self._handle):
+            yield
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if self.event.is_set():
+            raise KeyboardInterrupt
+        self.signal_number = number
+        self.event.set()
+
+
+def carry_out(
+    plan: RunPlan,
+    directory: Path,
+    *,
+    stop: StopRequest,
+    onlooker: Onlooker | None = None,
+    faults: Sequence[ScheduledFault] | None = None,
+    keep_data: bool = False,
+) -> tuple[Outcome, Path]:
+    """Run, judge and report; what came of it, and the report. Raises ChaosError.
+
+    The nodes' data are kept where the verdict is not true, or ``keep_data`` is set.
+    """
+    from penstock.chaos.runner import Runner, check_plan, plan_faults  # noqa: PLC0415 - it imports gRPC.
+    from penstock.chaos.stored_run import report_stored  # noqa: PLC0415 - as above.
+
+    plan = replace(plan, versions=versions())
+    check_plan(plan)
+    faults = plan_faults(plan) if faults is None else faults
+    cluster = make_cluster(plan, directory, faults)
+    runner = Runner(plan, cluster, directory, faults=faults, onlooker=onlooker, stop=stop.event)
+    outcome = runner.run()
+    if outcome.valid.value == "true" and not keep_data:
+        shutil.rmtree(directory / CLUSTER_DIRECTORY, ignore_errors=True)
+    return outcome, report_stored(directory)
+
+
+def interrupted_status(stop: StopRequest) -> int:
+    """What a shell reports for a program that the signal ended."""
+    return 128 + (stop.signal_number or signal.SIGINT)

@@ -1,0 +1,104 @@
+"""How `penstock chaos` ends: its exit statuses, its errors, and the table of verdicts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+
+from penstock.cli.errors import EXIT_FAILED, OWN_STEP, report
+from penstock.cli.output import format_count, print_json, print_table
+
+if TYPE_CHECKING:
+    from penstock.chaos.judging import Judgement
+    from penstock.chaos.verdict import Valid
+
+EXIT_UNKNOWN: Final = 3
+"""Nothing was found, but not everything could be judged, or nothing at all."""
+_EXIT_USAGE: Final = 2
+
+
+def exit_status(valid: Valid) -> int:
+    """0 for true alone, 1 for false, 3 for unknown."""
+    return {"true": 0, "false": EXIT_FAILED, "unknown": EXIT_UNKNOWN}[valid.value]
+
+
+@contextmanager
+def harness_errors() -> Iterator[None]:
+    """Turn what goes wrong in the harness into a line and an exit status.
+
+    A plan that cannot be is a mistake of usage (2); of anything else nothing can be said (3).
+    """
+    from penstock.chaos.errors import ChaosError, PlanError  # noqa: PLC0415 - not for --help.
+
+    try:
+        yield
+    except ChaosError as error:
+        message, separator, step = str(error).partition(OWN_STEP)
+        report(f"error: {message}" + (f"\nnext: {step}" if separator else ""))
+        is_usage = isinstance(error, PlanError)
+        raise typer.Exit(_EXIT_USAGE if is_usage else EXIT_UNKNOWN) from error
+
+
+def show_judgement(
+    judgement: Judgement, *, as_json: bool, directory: Path | None, report_path: Path | None
+) -> None:
+    """Print what all checkers say."""
+    if as_json:
+        print_json(judgement_json(judgement, directory=directory, report_path=report_path))
+        return
+    rows = [
+        (one.checker, one.valid.value, format_count(one.looked_at), one.found, one.reason or "")
+        for one in judgement.verdicts
+    ]
+    print_table(
+        ("Checker", "Verdict", "LookedAt", "Anomalies", "Reason"),
+        rows,
+        right=("LookedAt", "Anomalies"),
+    )
+    for verdict in judgement.verdicts:
+        for anomaly in verdict.anomalies[:3]:
+            print(f"{verdict.checker}: {anomaly.what}")
+    print(f"verdict: {judgement.valid.value}")
+    if report_path is not None:
+        print(f"report: {report_path}")
+
+
+def judgement_json(
+    judgement: Judgement, *, directory: Path | None, report_path: Path | None
+) -> dict[str, Any]:
+    """The same for programs."""
+    return {
+        "valid": judgement.valid.value,
+        "anomalies": judgement.anomalies,
+        "figures": dict(judgement.figures),
+        "directory": None if directory is None else str(directory),
+        "report": None if report_path is None else str(report_path),
+        "verdicts": [
+            {
+                "checker": one.checker,
+                "valid": one.valid.value,
+                "looked_at": one.looked_at,
+                "found": one.found,
+                "reason": one.reason,
+                "anomalies": [anomaly.what for anomaly in one.anomalies],
+            }
+            for one in judgement.verdicts
+        ],
+    }
+
+
+def new_directory(base: Path, names: Sequence[str]) -> Path:
+    """A directory of a run that is not there yet, named by what it is of and the time."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    stem = "-".join([*(name for name in names if name), stamp])
+    path = base / stem
+    number = 2
+    while path.exists():
+        path = base / f"{stem}-{number}"
+        number += 1
+    return path

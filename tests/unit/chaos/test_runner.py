@@ -1,0 +1,164 @@
+"""The runner's phases, with a cluster and clients of paper."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from penstock.chaos import runner as runner_module
+from penstock.chaos.errors import ClusterError, PlanError
+from penstock.chaos.live import Status
+from penstock.chaos.nemeses import Fault, ScheduledFault
+from penstock.chaos.run_plan import RunPlan, read_plan
+from penstock.chaos.runner import Outcome, Runner, plan_faults
+from penstock.chaos.schedule import read_schedule
+from penstock.chaos.verdict import Valid
+from penstock.chaos.workers import WorkerError
+from penstock.chaos.workloads.registry import WORKLOADS
+from tests.unit.chaos.fake_cluster import FakeCluster
+from tests.unit.chaos.paper_worker import COMMAND, Paper
+
+HOUR_S = 3_600
+
+
+@pytest.fixture(autouse=True)
+def _paper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(WORKLOADS, "paper", Paper())  # type: ignore[arg-type]  # It is a dict.
+    # Nobody answers there: replicas are not read.
+    monkeypatch.setattr(runner_module, "_ADMIN_MS", 100)
+
+
+class Watching:
+    """Notes the phases, and asks for the end at the first look at a fault."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self.phases: list[str] = []
+        self._stop = stop
+
+    def phase(self, name: str) -> None:
+        self.phases.append(name)
+
+    def status(self, status: Status) -> None:
+        if status.fault is not None or status.faults_done:
+            self._stop.set()
+
+
+def plan(duration_s: float = HOUR_S, nemesis: str = "kill", **options: str) -> RunPlan:
+    return RunPlan("paper", nemesis, 3, duration_s, 7, 100, 1, 1, options=options)
+
+
+def run(
+    directory: Path,
+    cluster: FakeCluster,
+    *,
+    plan: RunPlan,
+    faults: list[ScheduledFault] | None = None,
+) -> tuple[Outcome, Watching]:
+    stop = threading.Event()
+    watching = Watching(stop)
+    carried_out = Runner(
+        plan,
+        cluster,
+        directory,
+        faults=faults,
+        onlooker=watching,
+        stop=stop,
+        common=lambda _: (),
+        worker_command=COMMAND,
+    ).run()
+    return carried_out, watching
+
+
+def killing(target: str = "node 2", hold_ms: int = 1000 * HOUR_S) -> list[ScheduledFault]:
+    return [ScheduledFault(0, hold_ms, Fault("kill", "kill", target))]
+
+
+def test_a_stop_in_the_middle_of_a_fault_heals_and_judges_all_the_same(tmp_path: Path) -> None:
+    cluster = FakeCluster()
+    outcome, watching = run(tmp_path, cluster, plan=plan(), faults=killing())
+    assert outcome.interrupted
+    assert outcome.valid is Valid.TRUE
+    assert cluster.done == ["start", "kill 2", "start 2", "heal_all", "wait_ready", "stop"]
+    assert watching.phases == [
+        "start the nodes",
+        "load",
+        "heal",
+        "final reads",
+        "read the replicas",
+        "stop the nodes",
+        "judge",
+    ]
+    history = (tmp_path / "history.jsonl").read_text(encoding="utf-8").splitlines()
+    assert {json.loads(line).get("phase", "") for line in history} == {"", "final"}
+    assert json.loads((tmp_path / "verdict.json").read_text(encoding="utf-8"))["valid"] == "true"
+    assert read_schedule(tmp_path / "schedule.json") == killing()
+    assert len((tmp_path / "faults.jsonl").read_text(encoding="utf-8").splitlines()) == 1
+    assert read_plan(tmp_path) == plan()
+
+
+def test_a_run_ends_by_itself(tmp_path: Path) -> None:
+    outcome, _ = run(tmp_path, FakeCluster(), plan=plan(1.0, "none"), faults=[])
+    assert not outcome.interrupted
+    assert [one.checker for one in outcome.judgement.verdicts] == ["recovery"]
+    assert outcome.judgement.figures["recovery_ms"] >= 0
+
+
+def test_a_cluster_that_does_not_recover_is_a_broken_promise(tmp_path: Path) -> None:
+    cluster = FakeCluster()
+    cluster.never_ready = True
+    outcome, watching = run(tmp_path, cluster, plan=plan(), faults=killing())
+    assert outcome.valid is Valid.FALSE
+    assert "it does not come back" in outcome.judgement.verdicts[0].anomalies[0].what
+    assert "final reads" not in watching.phases
+    assert cluster.done[-1] == "stop"
+
+
+def test_faults_none_of_which_could_be_injected_prove_nothing(tmp_path: Path) -> None:
+    outcome, _ = run(tmp_path, FakeCluster(), plan=plan(), faults=killing("node 9", 1))
+    assert outcome.valid is Valid.UNKNOWN
+    reasons = [one.reason for one in outcome.judgement.verdicts if one.reason]
+    assert len(reasons) == 1
+    assert "nobody is 'node 9'" in reasons[0]
+
+
+def test_a_worker_that_fails_ends_the_run_and_everything_is_healed(tmp_path: Path) -> None:
+    cluster = FakeCluster()
+    with pytest.raises(WorkerError, match="the pen is empty"):
+        run(tmp_path, cluster, plan=plan(kind="broken"), faults=killing())
+    assert cluster.done[-3:] == ["heal_all", "wait_ready", "stop"]
+    assert cluster.up == {1, 2, 3}
+
+
+def test_a_cluster_that_does_not_start_is_stopped(tmp_path: Path) -> None:
+    class Dead(FakeCluster):
+        def start(self) -> None:
+            raise ClusterError("a port is taken")
+
+    cluster = Dead()
+    with pytest.raises(ClusterError, match="a port is taken"):
+        run(tmp_path, cluster, plan=plan(), faults=[])
+    assert cluster.done == ["stop"]
+
+
+def test_what_the_cluster_cannot_do_is_refused_before_it_starts(tmp_path: Path) -> None:
+    cluster = FakeCluster()
+    cluster.capabilities = frozenset()
+    with pytest.raises(PlanError, match="kill needs processes"):
+        run(tmp_path, cluster, plan=plan(), faults=killing())
+    assert cluster.done == []
+
+
+def test_the_same_seed_makes_the_same_faults() -> None:
+    once, again = plan_faults(plan(60, "kill,pause")), plan_faults(plan(60, "kill,pause"))
+    assert once == again
+    assert len(once) > 20
+
+
+def test_a_plan_knows_the_command_that_repeats_it() -> None:
+    assert plan(60, "kill,pause", size="1").command() == (
+        "penstock chaos run --workload paper --nemesis kill,pause --nodes 3 --duration 60 "
+        "--seed 7 --rate 100 --interval 1 --set size=1"
+    )

@@ -1,0 +1,225 @@
+"""`penstock chaos`: its exit statuses, `shrink` and `matrix` over runs of paper, and `sim`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock.chaos.errors import ClusterError
+from penstock.chaos.judging import Judgement, write_judgement
+from penstock.chaos.live import Status
+from penstock.chaos.nemeses import Fault, ScheduledFault
+from penstock.chaos.run_plan import RunPlan
+from penstock.chaos.runner import Outcome
+from penstock.chaos.schedule import read_schedule, write_schedule
+from penstock.chaos.verdict import Anomaly, Valid, Verdict
+from penstock.cli.app import app
+from penstock.cli.chaos import commands, matrix, shrink
+from penstock.cli.chaos.progress import describe
+
+PLAN = RunPlan("append", "kill", 3, 10, 7, 100, 5)
+Ending = Callable[[RunPlan, Sequence[ScheduledFault] | None], Judgement]
+
+
+def verdict(valid: Valid, checker: str = "lost-write") -> Verdict:
+    if valid is Valid.FALSE:
+        return Verdict(checker, valid, 5, 1, [Anomaly("record 3 is gone")])
+    return Verdict(checker, valid, 5, reason="who knows" if valid is Valid.UNKNOWN else "")
+
+
+def faults(*times_ms: int) -> list[ScheduledFault]:
+    return [ScheduledFault(at_ms, 10, Fault("kill", "kill", "random")) for at_ms in times_ms]
+
+
+def stage(monkeypatch: pytest.MonkeyPatch, ending: Ending, *, interrupted: bool = False) -> None:
+    """Have runs end so, without a cluster."""
+
+    def carry_out(
+        plan: RunPlan,
+        directory: Path,
+        *,
+        faults: Sequence[ScheduledFault] | None = None,
+        **_: Any,
+    ) -> tuple[Outcome, Path]:
+        judgement = ending(plan, faults)
+        return Outcome(directory, judgement, interrupted), directory / "report.html"
+
+    for module in (commands, shrink, matrix):
+        monkeypatch.setattr(module, "carry_out", carry_out)
+
+
+def chaos(*arguments: str | Path) -> Any:
+    return CliRunner().invoke(app, ["chaos", *map(str, arguments)])
+
+
+@pytest.mark.parametrize(
+    ("valid", "interrupted", "status"),
+    [
+        (Valid.TRUE, False, 0),
+        (Valid.FALSE, False, 1),
+        (Valid.UNKNOWN, False, 3),
+        (Valid.TRUE, True, 130),
+        (Valid.UNKNOWN, True, 130),
+        (Valid.FALSE, True, 1),
+    ],
+)
+def test_the_verdict_is_the_exit_status(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, valid: Valid, interrupted: bool, status: int
+) -> None:
+    stage(monkeypatch, lambda *_: Judgement([verdict(valid)]), interrupted=interrupted)
+    done = chaos("run", "--seed", "7", "--out", tmp_path / "run")
+    assert done.exit_code == status
+    assert f"verdict: {valid.value}" in done.stdout
+    assert "report.html" in done.stdout
+    assert ("lost-write: record 3 is gone" in done.stdout) == (valid is Valid.FALSE)
+
+
+def test_a_cluster_that_does_not_start_leaves_the_verdict_unknown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(*_: Any) -> Judgement:
+        raise ClusterError("the ports are taken; next: take others")
+
+    stage(monkeypatch, fail)
+    done = chaos("run", "--out", tmp_path / "run")
+    assert done.exit_code == 3
+    assert done.stderr.endswith("error: the ports are taken\nnext: take others\n")
+
+
+def test_a_directory_that_has_something_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "diary.txt").write_text("dear diary", encoding="utf-8")
+    done = chaos("run", "--out", tmp_path)
+    assert done.exit_code == 2
+    assert "it is not empty" in done.stderr
+
+
+def test_a_status_is_one_line() -> None:
+    fault = Fault("pause", "pause", "a leader")
+    status = Status("load", 12.34, 60, 99, 1234.5, 10, 1, 2, 7.4, 31.6, fault, 3, 0)
+    assert describe(status) == (
+        " 12.3 of 60 s     1,234 records/s  p50 7 ms, p99 32 ms  failed 1, ambiguous 2  "
+        "anomalies 0  [pause at a leader]"
+    )
+
+
+# --- shrink
+
+
+def failed_run(directory: Path, scheduled: list[ScheduledFault]) -> None:
+    PLAN.write(directory)
+    write_schedule(scheduled, directory / "schedule.json")
+    write_judgement(Judgement([verdict(Valid.FALSE), verdict(Valid.TRUE, "reorder")]), directory)
+
+
+def broken_by(*culprits: int, as_checker: str = "lost-write") -> Ending:
+    def ending(_: RunPlan, scheduled: Sequence[ScheduledFault] | None) -> Judgement:
+        times = {one.at_ms for one in scheduled or ()}
+        broken = set(culprits) <= times
+        return Judgement([verdict(Valid.FALSE if broken else Valid.TRUE, as_checker)])
+
+    return ending
+
+
+def test_shrink_leaves_the_faults_that_it_takes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    failed_run(tmp_path, faults(*range(100, 900, 100)))
+    stage(monkeypatch, broken_by(300, 700))
+    done = chaos("shrink", tmp_path, "--trials", "100", "--output", "json")
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["faults"] == 2
+    assert read_schedule(tmp_path / "smallest.json") == faults(300, 700)
+
+
+def test_shrink_says_when_the_failure_did_not_come_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    failed_run(tmp_path, faults(100, 200))
+    stage(monkeypatch, broken_by(100, as_checker="reorder"))  # Another one than was broken.
+    done = chaos("shrink", tmp_path)
+    assert done.exit_code == 3
+    assert "no trial failed again" in done.stdout
+    assert read_schedule(tmp_path / "smallest.json") == faults(100, 200)
+
+
+def test_shrink_keeps_to_its_trials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    failed_run(tmp_path, faults(*range(100, 900, 100)))
+    stage(monkeypatch, broken_by(300, 700))
+    done = chaos("shrink", tmp_path, "--trials", "5", "--output", "json")
+    assert json.loads(done.stdout)["runs"] == 5
+
+
+def test_a_run_that_broke_nothing_cannot_be_shrunk(tmp_path: Path) -> None:
+    failed_run(tmp_path, faults(100))
+    write_judgement(Judgement([verdict(Valid.TRUE)]), tmp_path)
+    done = chaos("shrink", tmp_path)
+    assert done.exit_code == 2
+    assert "there is nothing to shrink" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["shrink", "report", "check"])
+def test_a_directory_without_a_run_is_said_to_be_none(command: str, tmp_path: Path) -> None:
+    done = chaos(command, tmp_path)
+    assert done.exit_code == 2
+    assert "is no plan of a run" in done.stderr
+
+
+def test_what_is_no_history_is_said_to_be_none(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    path.write_text("good morning\n", encoding="utf-8")
+    done = chaos("check", path)
+    assert done.exit_code == 3
+    assert "line 1 is no event of a history" in done.stderr
+    assert chaos("check", tmp_path / "none.jsonl").exit_code == 2
+
+
+# --- matrix and sim
+
+
+@pytest.mark.parametrize(
+    ("of_kill", "status"), [(Valid.TRUE, 0), (Valid.FALSE, 1), (Valid.UNKNOWN, 3)]
+)
+def test_the_matrix_is_as_good_as_its_worst_cell(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, of_kill: Valid, status: int
+) -> None:
+    stage(
+        monkeypatch,
+        lambda plan, _: Judgement([verdict(of_kill if plan.nemesis == "kill" else Valid.TRUE)]),
+    )
+    done = chaos("matrix", "--nemesis", "pause,kill", "--out", tmp_path, "--output", "json")
+    assert done.exit_code == status
+    cells = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(one["nemesis"], one["verdict"]) for one in cells] == [
+        ("pause", "true"),
+        ("kill", of_kill.value),
+    ]
+
+
+def test_the_matrix_goes_on_after_a_cell_that_never_ran(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def ending(plan: RunPlan, _: Sequence[ScheduledFault] | None) -> Judgement:
+        if plan.nemesis == "kill":
+            raise ClusterError("the ports are taken")
+        return Judgement([verdict(Valid.TRUE)])
+
+    stage(monkeypatch, ending)
+    done = chaos("matrix", "--nemesis", "kill,pause", "--out", tmp_path)
+    assert done.exit_code == 3
+    assert "the ports are taken" in done.stdout
+    assert "append     pause     true" in done.stdout
+
+
+def test_sim_finds_a_bug_that_is_put_into_the_cores() -> None:
+    done = chaos("sim", "--seeds", "2", "--output", "json")
+    assert (done.exit_code, json.loads(done.stdout)["broken"]) == (0, [])
+    bugged = chaos("sim", "--seeds", "4", "--bug", "any-replica-is-elected", "--output", "json")
+    assert bugged.exit_code == 1
+    *seeds, summary = map(json.loads, bugged.stdout.splitlines())
+    assert [one["seed"] for one in seeds] == summary["broken"]
+    assert all(one["violation"] for one in seeds)
