@@ -52,7 +52,7 @@ class SourceState:
     """Where a query is in the topics that it reads."""
 
     done: Offsets
-    """For each partition the offset after all that is done."""
+    """For each partition the offset after all that is done, by each source that reads it."""
     lag: Mapping[TopicPartition, int]
     """How many offsets there were behind that when the batch was planned."""
 
@@ -65,12 +65,11 @@ def state_of(sources: Iterable[Source]) -> SourceState:
         if _SOURCE in source.description:
             ends = _offsets(source.latestOffset)
             # Partitions that are gone keep their positions, and nobody can commit for them.
-            done |= {
-                one: offset
-                for one, offset in _offsets(source.endOffset).items()
-                if one in ends or not ends
-            }
-            latest |= ends
+            for one, offset in _offsets(source.endOffset).items():
+                if one in ends or not ends:
+                    done[one] = min(offset, done.get(one, offset))
+            for one, offset in ends.items():
+                latest[one] = max(offset, latest.get(one, offset))
     lag = {one: max(0, latest[one] - offset) for one, offset in done.items() if one in latest}
     return SourceState(done, lag)
 

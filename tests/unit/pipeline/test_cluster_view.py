@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from penstock.client import TopicPartition
-from penstock.pipeline.source import cluster_view
+from penstock.pipeline.errors import DataLossError
+from penstock.pipeline.source import batch_reader, cluster_view
 from penstock.pipeline.source.cluster_view import ClusterView
+from penstock.pipeline.source.stream_reader import StreamReader
 from penstock.pipeline.source_options import SourceOptions
 
 A0, A1 = TopicPartition("a", 0), TopicPartition("a", 1)
@@ -23,15 +25,25 @@ class Brokers:
     def __init__(self, *counts: int) -> None:
         self.counts = list(counts)
         self.asked = 0
+        self.topic_id = "id-a"
+        self.on_offsets: Callable[[], object] = lambda: None
 
     def describe_topics(self, _names: Iterable[str]) -> list[Any]:
         self.asked += 1
         count = self.counts.pop(0) if len(self.counts) > 1 else self.counts[0]
         partitions = [SimpleNamespace(partition=number) for number in range(count)]
-        return [SimpleNamespace(name="a", topic_id="id-a", partitions=partitions, configs={})]
+        return [
+            SimpleNamespace(name="a", topic_id=self.topic_id, partitions=partitions, configs={})
+        ]
 
     def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        self.on_offsets()
         return dict.fromkeys(partitions, 9)
+
+    beginning_offsets = end_offsets
+
+    def close(self, _timeout_ms: float = 0) -> None:
+        """Nothing is open."""
 
 
 def view(monkeypatch: pytest.MonkeyPatch, brokers: Brokers) -> ClusterView:
@@ -58,3 +70,38 @@ def test_what_stays_away_is_gone_and_not_asked_for_any_more(
     assert asked > 3
     assert found.ends([A0, A1])[1] == {A0: 9}
     assert brokers.asked <= asked + 1
+
+
+@pytest.mark.parametrize("kind", ["stream", "batch"])
+def test_offsets_of_a_topic_are_never_taken_for_those_of_the_next_one(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    brokers = Brokers(1)
+    found = view(monkeypatch, brokers)
+
+    def make_anew() -> None:
+        brokers.topic_id = "id-new"
+
+    # The topic is made anew when its offsets were asked for, and looked at again a second later.
+    brokers.on_offsets = make_anew
+    given = {"penstock.bootstrap.servers": "localhost:9092", "subscribe": "a"}
+    if kind == "stream":
+        stream = StreamReader(SourceOptions.load(given))
+        monkeypatch.setattr(stream, "_made", found)
+        assert stream.initialOffset() == {"a": {"0": 9, "id": "id-a"}}
+        return
+    brokers.end_offsets = lambda partitions: dict.fromkeys(partitions, 12)  # type: ignore[method-assign]
+    monkeypatch.setattr(batch_reader, "ClusterView", lambda _: found)
+    with pytest.raises(DataLossError, match="its topic was deleted and made anew"):
+        batch_reader.BatchReader(SourceOptions.load(given)).partitions()
+
+
+def test_a_batch_leaves_out_what_is_added_while_it_is_planned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    brokers = Brokers(1, 2)
+    brokers.beginning_offsets = lambda partitions: dict.fromkeys(partitions, 3)  # type: ignore[method-assign]
+    monkeypatch.setattr(batch_reader, "ClusterView", lambda _: view(monkeypatch, brokers))
+    given = {"penstock.bootstrap.servers": "localhost:9092", "subscribe": "a"}
+    planned: list[Any] = list(batch_reader.BatchReader(SourceOptions.load(given)).partitions())
+    assert [(one.where, one.start, one.end) for one in planned] == [(A0, 3, 9)]

@@ -66,6 +66,14 @@ def test_what_is_not_there_any_more_is_not_committed() -> None:
     assert found.done == {A0: 5}
 
 
+def test_what_two_sources_read_is_done_when_both_have_it() -> None:
+    ahead, behind = '{"a":{"0":9,"1":3}}', '{"a":{"0":5,"1":7}}'
+    for sources in ((ahead, behind), (behind, ahead)):
+        found = state_of([source(end, '{"a":{"0":10,"1":10}}') for end in sources])
+        assert found.done == {A0: 5, A1: 3}
+        assert found.lag == {A0: 5, A1: 7}
+
+
 @pytest.mark.parametrize(
     "other",
     [

@@ -33,12 +33,14 @@ class BatchReader(DataSourceReader):
         options = self._options
         with settings_as_options(), closing(ClusterView(options)) as view:
             start = view.find(options.starting or Place(everywhere=EARLIEST), "starting")
+            known_ids = view.known_ids
             end = view.find(options.ending or Place(everywhere=LATEST), "ending")
             latest = view.latest(start)
             never_there("startingOffsets", start, latest, fail=options.fail_on_data_loss)
             never_there("endingOffsets", end, latest, fail=options.fail_on_data_loss)
-            end = {partition: min(offset, latest[partition]) for partition, offset in end.items()}
-            return slices(options, view.topics(), start, end)
+            # Of partitions that were added meanwhile nobody has said where to begin.
+            end = {one: min(offset, latest[one]) for one, offset in end.items() if one in latest}
+            return slices(options, view.topics(), start, end, topic_ids=known_ids)
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         """The records of one task. Spark makes one without a Slice where there is nothing."""

@@ -54,6 +54,15 @@ class ClusterView:
         self._consumer.close(0)
         self._admin.close()
 
+    @property
+    def known_ids(self) -> Mapping[str, str]:
+        """The topics' ids as they were told last: before the offsets that were asked for since.
+
+        So a topic that is made anew in between has another id than its offsets say, which is
+        noticed. The other way round the offsets of the old one would be taken for the new one's.
+        """
+        return {name: topic.topic_id for name, topic in self._topics.items()}
+
     def topics(self, *, afresh: bool = False) -> Mapping[str, Topic]:
         """The topics that the query reads and that exist, as of a second ago at most."""
         if afresh or self._clock() - self._asked_at >= _TOPICS_AGE_S:

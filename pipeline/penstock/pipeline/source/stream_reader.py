@@ -69,7 +69,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if place.offsets is not None and self._options.fail_on_data_loss:
             never_there("startingOffsets", found, self._view.latest(found), fail=True)
         self._planner.begin(found, is_fixed=place.is_fixed)
-        return to_json(found, _ids(self._view.topics()))
+        return to_json(found, self._view.known_ids)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - see above.
         """Not ReadAllAvailable: that stands for a trigger that wants no limits."""
