@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Final
 
 from penstock.client import PenstockError
-from penstock.client.config import AttemptConfig, CommitConfig, ProducerConfig
+from penstock.client.config import AttemptConfig, CommitConfig
 from penstock.pipeline.option_map import ClientSettings, OptionMap
 from penstock.wire.transactional_ids import check_commit_group
 
@@ -91,7 +91,7 @@ class SinkOptions:
                 raise options.contradiction(
                     "replay is for delivery=exactly-once; leave one of them out"
                 )
-            client = options.client_settings(ProducerConfig, ours=_OURS_WITHOUT_TRANSACTIONS)
+            client = options.acknowledged_settings(ours=_OURS_WITHOUT_TRANSACTIONS)
         options.finish()
         return cls(
             topic,

@@ -126,6 +126,12 @@ def test_what_is_no_span_of_time(text: str) -> None:
         options(delay=text).span_ms("delay")
 
 
+def test_a_span_that_is_too_short() -> None:
+    assert options(delay="2s").span_ms("delay", low=2_000) == 2_000
+    with pytest.raises(OptionError, match="delay='1s': at least 2000ms is wanted"):
+        options(delay="1s").span_ms("delay", low=2_000)
+
+
 def test_choices() -> None:
     allowed = ("read_committed", "read_uncommitted")
     assert options(level="READ_COMMITTED").choice("level", allowed, "x") == "read_committed"

@@ -89,6 +89,10 @@ def test_client_settings_go_to_those_who_have_them() -> None:
         ({"penstock.value.serializer": "json"}, "columns of bytes or text"),
         ({"penstock.transactional.id": "mine"}, "set sinkId instead"),
         ({"delivery": "at-least-once", "penstock.transaction.timeout.ms": "5"}, "no transactions"),
+        (
+            {"delivery": "at-least-once", "penstock.acks": "0"},
+            "penstock.acks='0': nothing would be acknowledged",
+        ),
         ({"penstock.linger": "5"}, "penstock.linger"),
         ({"txnAppId": "a"}, "txnAppId and txnVersion go together"),
         ({"txnVersion": "1"}, "txnAppId and txnVersion go together"),
