@@ -45,7 +45,7 @@ def upper():
 SQL = """\
 -- Lines that are long enough; with a view of a view.
 CREATE TEMPORARY VIEW long_ones AS SELECT * FROM STREAM(some);
-CREATE TEMPORARY VIEW some AS SELECT * FROM STREAM lines WHERE length(value) > 2;
+CREATE TEMP VIEW some AS SELECT * FROM STREAM lines WHERE length(value) > 2;
 """
 
 

@@ -148,11 +148,14 @@ def run_pipeline(
         bool, typer.Option("--continuous", help="Go on until Ctrl-C or SIGTERM.")
     ] = False,
     interval: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--interval", metavar="TEXT", help="How often a continuous run looks for records."
+            "--interval",
+            metavar="TEXT",
+            help="How often a continuous run looks for records.",
+            show_default=_INTERVAL,
         ),
-    ] = _INTERVAL,
+    ] = None,
     full_refresh_all: Annotated[
         bool,
         typer.Option(
@@ -181,13 +184,15 @@ def run_pipeline(
     settings = resolve(ctx, None, output)
     if continuous and (full_refresh_all or full_refresh or refresh):
         raise typer.BadParameter("--continuous goes on from the checkpoints: no refresh with it")
+    if interval is not None and not continuous:
+        raise typer.BadParameter("--interval is for --continuous: give both, or neither")
     if full_refresh_all and (full_refresh or refresh):
         raise typer.BadParameter(
             "--full-refresh-all is all: no --full-refresh or --refresh with it"
         )
     with _failures(), _project(spec, remote) as (spark, pipeline):
         if continuous:
-            _run_on(spark, pipeline, interval, as_json=settings.as_json)
+            _run_on(spark, pipeline, interval or _INTERVAL, as_json=settings.as_json)
             return
         from penstock.pipeline.declarative.definitions import run  # noqa: PLC0415 - imports Spark.
 

@@ -157,7 +157,12 @@ class AsyncGroupCommits:
         return await self._ask("LastCommitted", request, self._group_commit)
 
     async def commit(
-        self, epoch_number: int, winners: Iterable[str], *, ends_group: bool = False
+        self,
+        epoch_number: int,
+        winners: Iterable[str],
+        *,
+        ends_group: bool = False,
+        metadata: bytes = b"",
     ) -> bool:
         """Decide about an epoch number. See ``GroupCommits.commit``."""
         number = arguments.whole_number("epoch_number", epoch_number, 0)
@@ -167,6 +172,7 @@ class AsyncGroupCommits:
             epoch_number=number,
             winners=[self._winner(number, handle) for handle in handles],
             ends_group=arguments.flag("ends_group", ends_group),
+            metadata=arguments.data("metadata", metadata),
         )
         return await self._ask("CommitGroup", request, lambda answer: bool(answer.is_replay))
 
@@ -246,7 +252,7 @@ class AsyncGroupCommits:
             AttemptHandle(Attempt(self.group, number, one.task, one.attempt), one.producer_id)
             for one in answer.winners
         )
-        return GroupCommit(number, tuple(handle.text for handle in handles))
+        return GroupCommit(number, tuple(handle.text for handle in handles), answer.metadata)
 
     async def _ask(self, method: str, request: Any, read: Callable[[Any], T]) -> T:
         self._check_open()

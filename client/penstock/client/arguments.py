@@ -62,6 +62,13 @@ def flag(name: str, value: object) -> bool:
     return value
 
 
+def data(name: str, value: object) -> bytes:
+    """Bytes as given. Raises InvalidRequestError for anything else."""
+    if not isinstance(value, bytes):
+        raise refusal(name, value, "bytes are wanted")
+    return value
+
+
 def whole_number(
     name: str, value: Any, low: int = -MAX_INT64 - 1, high: int = MAX_INT64, unit: str = ""
 ) -> int:

@@ -168,7 +168,12 @@ class GroupCommits:
         return self._run(self._commits.last_committed)
 
     def commit(
-        self, epoch_number: int, winners: Iterable[str], *, ends_group: bool = False
+        self,
+        epoch_number: int,
+        winners: Iterable[str],
+        *,
+        ends_group: bool = False,
+        metadata: bytes = b"",
     ) -> bool:
         """Decide about all attempts of the group up to this number, at once and for ever: the
         winners commit, every other one aborts.
@@ -183,9 +188,12 @@ class GroupCommits:
 
         What a group committed last is remembered for ever, since its engine may come back with an
         old checkpoint. ``ends_group`` says of a job that runs once that no commit follows: the
-        brokers forget the group after ``transactional.id.expiration.ms``.
+        brokers forget the group after ``transactional.id.expiration.ms``. ``metadata``, at most
+        4,096 bytes, is found again by ``last_committed``; a replay leaves what was there.
         """
-        return self._run(self._commits.commit, epoch_number, winners, ends_group=ends_group)
+        return self._run(
+            self._commits.commit, epoch_number, winners, ends_group=ends_group, metadata=metadata
+        )
 
     def begin_attempt(
         self, epoch_number: int, task: int, attempt: int, **settings: Unpack[AttemptSettings]

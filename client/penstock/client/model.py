@@ -89,12 +89,13 @@ class GroupMetadata:
 
 @dataclass(frozen=True, slots=True)
 class GroupCommit:
-    """What a group of commits has committed last: the epoch number (-1: nothing yet), and the
-    handles of the attempts that won.
+    """What a group of commits has committed last: the epoch number (-1: nothing yet), the handles
+    of the attempts that won, and the metadata that its engine gave along.
     """
 
     epoch_number: int
     winners: tuple[str, ...] = ()
+    metadata: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, Final
 
-from penstock.client.config import CommonConfig
+from penstock.client.config import CommonConfig, ProducerConfig
 from penstock.client.errors import ConfigurationError
 from penstock.pipeline.errors import OptionError
 from penstock.pipeline.setting_names import PREFIX, as_options
@@ -19,6 +19,8 @@ from penstock.wire.config_keys import suggest
 
 _MAX_INT64: Final = 2**63 - 1
 _SERVERS: Final = "bootstrap.servers"
+_SPARKS_OWN: Final = ("checkpointLocation", "queryName")
+"""What a query hands its sink beside the sink's own options, and reads itself."""
 _SPAN: Final = re.compile(r"([0-9]{1,15})\s*(ms|s|sec|m|min|h|d|)", re.ASCII)
 _UNITS_MS: Final = {
     "": 1, "ms": 1, "s": 1_000, "sec": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000,
@@ -63,6 +65,14 @@ class OptionMap:
                 )
             self._as_given[low] = name
 
+    @classmethod
+    def of_sink(cls, given: Mapping[str, str | None], *, where: str) -> OptionMap:
+        """Those of a sink: what Spark itself adds for the query is known."""
+        made = cls(given, where=where)
+        for name in _SPARKS_OWN:
+            made.has(name)
+        return made
+
     def has(self, name: str) -> bool:
         """Whether it was given."""
         self._known[name.lower()] = name
@@ -77,11 +87,6 @@ class OptionMap:
     def contradiction(self, why: str) -> OptionError:
         """What to raise for options that do not go together."""
         return OptionError(f"{self._where}: {why}")
-
-    def ignore(self, *names: str) -> None:
-        """Take these for known: others read them."""
-        for name in names:
-            self.has(name)
 
     # --- values -----------------------------------------------------------------------------
 
@@ -122,9 +127,9 @@ class OptionMap:
                 return word
         raise self.refusal(name, f"one of {', '.join(allowed)} is wanted")
 
-    def span_ms(self, name: str, default: int | None = None) -> int | None:
-        """A span of time in milliseconds: a number of them, or with a unit, as in 500ms, 30s, 15m,
-        1h or 2d.
+    def span_ms(self, name: str, default: int | None = None, *, low: int = 0) -> int | None:
+        """A span of time in milliseconds, ``low`` or more: a number of them, or with a unit, as in
+        500ms, 30s, 15m, 1h or 2d.
         """
         value = self.text(name)
         if value is None:
@@ -134,7 +139,10 @@ class OptionMap:
             raise self.refusal(
                 name, "a number of milliseconds, or one with a unit such as 30s, 15m or 1h"
             )
-        return int(found[1]) * _UNITS_MS[found[2]]
+        span_ms = int(found[1]) * _UNITS_MS[found[2]]
+        if span_ms < low:
+            raise self.refusal(name, f"at least {low}ms is wanted")
+        return span_ms
 
     def just_one(self, *names: str) -> str:
         """Which one of these was given; none and several are refused."""
@@ -194,6 +202,15 @@ class OptionMap:
             except ConfigurationError as error:
                 why = as_options(error.message, prefix=prefix, other=called)
                 raise OptionError(f"{self._where}, options {prefix}*: {why}") from error
+        return found
+
+    def acknowledged_settings(self, *, ours: Mapping[str, str]) -> ClientSettings:
+        """``client_settings`` of a producer none of whose records may be lost in silence."""
+        found = self.client_settings(ProducerConfig, ours=ours)
+        if ProducerConfig.load(found.bootstrap_servers, found.of(ProducerConfig)).acks_number == 0:
+            raise self.refusal(
+                f"{PREFIX}acks", "nothing would be acknowledged, and rows be lost; leave it out"
+            )
         return found
 
     def _typed(self, low: str, entry: Field[Any]) -> Any:

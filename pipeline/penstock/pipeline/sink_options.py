@@ -8,12 +8,14 @@ from enum import Enum
 from typing import Final
 
 from penstock.client import PenstockError
-from penstock.client.config import AttemptConfig, CommitConfig, ProducerConfig
+from penstock.client.config import AttemptConfig, CommitConfig
 from penstock.pipeline.option_map import ClientSettings, OptionMap
 from penstock.wire.transactional_ids import check_commit_group
 
 _WHERE: Final = "the penstock sink"
 _DEFAULT_SINK_ID: Final = "penstock"
+_CHECKED: Final = "checked"
+_TRUSTED: Final = "trusted"
 _MAX_SINK_ID_BYTES: Final = 249  # As of a topic's name, which is the default.
 
 # An attempt's id for the check of settings alone; the real one is made of the task's numbers.
@@ -54,14 +56,16 @@ class SinkOptions:
     client: ClientSettings
     transaction: tuple[str, int] | None = None
     """Who writes, and the number of this write, where the write says so itself."""
+    checkpoint: str | None = None
+    """Where the query keeps what it has planned."""
+    checks_replays: bool = True
+    """Whether what comes under a committed number has to be what was written under it."""
 
     @classmethod
     def load(cls, given: Mapping[str, str | None]) -> SinkOptions:
         """The options of ``df.write`` and ``df.writeStream``. Raises OptionError."""
-        options = OptionMap(given, where=_WHERE)
-        # Spark hands these over too, and means itself.
-        options.ignore("checkpointLocation")
-        options.ignore("queryName")
+        options = OptionMap.of_sink(given, where=_WHERE)
+        checkpoint = options.text("checkpointLocation")
         topic = options.text("topic")
         words = [delivery.value for delivery in Delivery]
         delivery = Delivery(options.choice("delivery", words, Delivery.EXACTLY_ONCE.value))
@@ -69,6 +73,7 @@ class SinkOptions:
         if sink_id is not None and len(sink_id.encode()) > _MAX_SINK_ID_BYTES:
             raise options.refusal("sinkId", f"at most {_MAX_SINK_ID_BYTES} bytes are wanted")
         transaction = _transaction(options, delivery, sink_id or topic or _DEFAULT_SINK_ID)
+        replay = options.choice("replay", [_CHECKED, _TRUSTED], _CHECKED)
         if delivery is Delivery.EXACTLY_ONCE:
             client = options.client_settings(
                 CommitConfig,
@@ -82,9 +87,21 @@ class SinkOptions:
                 raise options.contradiction(
                     "sinkId is for delivery=exactly-once; leave one of them out"
                 )
-            client = options.client_settings(ProducerConfig, ours=_OURS_WITHOUT_TRANSACTIONS)
+            if replay != _CHECKED:
+                raise options.contradiction(
+                    "replay is for delivery=exactly-once; leave one of them out"
+                )
+            client = options.acknowledged_settings(ours=_OURS_WITHOUT_TRANSACTIONS)
         options.finish()
-        return cls(topic, delivery, sink_id or topic or _DEFAULT_SINK_ID, client, transaction)
+        return cls(
+            topic,
+            delivery,
+            sink_id or topic or _DEFAULT_SINK_ID,
+            client,
+            transaction,
+            checkpoint,
+            replay == _CHECKED,
+        )
 
 
 def _transaction(options: OptionMap, delivery: Delivery, sink_id: str) -> tuple[str, int] | None:

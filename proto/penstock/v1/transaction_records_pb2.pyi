@@ -156,12 +156,15 @@ class GroupCommitValue(google.protobuf.message.Message):
     WINNERS_FIELD_NUMBER: builtins.int
     COMMITTED_MS_FIELD_NUMBER: builtins.int
     ENDS_GROUP_FIELD_NUMBER: builtins.int
+    METADATA_FIELD_NUMBER: builtins.int
     epoch_number: builtins.int
     """The epoch number."""
     committed_ms: builtins.int
     """When it was decided."""
     ends_group: builtins.bool
     """No commit of the group is to follow: this record goes when it is as old as an idle id may be."""
+    metadata: builtins.bytes
+    """What the engine wants to find again; see CommitGroupRequest."""
     @property
     def winner_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The ids of attempts that won, in records from before their producer ids named them. Not written."""
@@ -178,7 +181,8 @@ class GroupCommitValue(google.protobuf.message.Message):
         winners: collections.abc.Iterable[penstock.v1.transactions_pb2.Winner] | None = ...,
         committed_ms: builtins.int = ...,
         ends_group: builtins.bool = ...,
+        metadata: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["committed_ms", b"committed_ms", "ends_group", b"ends_group", "epoch_number", b"epoch_number", "winner_ids", b"winner_ids", "winners", b"winners"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["committed_ms", b"committed_ms", "ends_group", b"ends_group", "epoch_number", b"epoch_number", "metadata", b"metadata", "winner_ids", b"winner_ids", "winners", b"winners"]) -> None: ...
 
 global___GroupCommitValue = GroupCommitValue

@@ -25,17 +25,17 @@ _sym_db = _symbol_database.Default()
 from penstock.v1 import common_pb2 as penstock_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1epenstock/v1/transactions.proto\x12\x0bpenstock.v1\x1a\x18penstock/v1/common.proto\"\x93\x01\n\x15InitProducerIdRequest\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12\x1e\n\x16transaction_timeout_ms\x18\x02 \x01(\x05\x12\x13\n\x0bproducer_id\x18\x03 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x04 \x01(\x05\x12\x13\n\x0binstance_id\x18\x05 \x01(\x0c\"h\n\x16InitProducerIdResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x13\n\x0bproducer_id\x18\x02 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x03 \x01(\x05\"\x99\x01\n\x15\x45ndTransactionRequest\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12\x13\n\x0bproducer_id\x18\x02 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x03 \x01(\x05\x12\x0e\n\x06\x63ommit\x18\x04 \x01(\x08\x12)\n\x04keep\x18\x05 \x03(\x0b\x32\x1b.penstock.v1.TopicPartition\"y\n\x16\x45ndTransactionResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x13\n\x0bproducer_id\x18\x02 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x03 \x01(\x05\x12\x0f\n\x07kept_ms\x18\x04 \x01(\x05\"\x8e\x01\n\x13\x42\x65ginAttemptRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x14\n\x0c\x65poch_number\x18\x02 \x01(\x03\x12\x0c\n\x04task\x18\x03 \x01(\x05\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\x03\x12\x1e\n\x16transaction_timeout_ms\x18\x05 \x01(\x05\x12\x13\n\x0binstance_id\x18\x06 \x01(\x0c\"z\n\x14\x42\x65ginAttemptResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x12\n\nattempt_id\x18\x02 \x01(\t\x12\x13\n\x0bproducer_id\x18\x03 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x04 \x01(\x05\"<\n\x06Winner\x12\x0c\n\x04task\x18\x01 \x01(\x05\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x03\x12\x13\n\x0bproducer_id\x18\x03 \x01(\x03\"\x87\x01\n\x12\x43ommitGroupRequest\x12\x12\n\nwinner_ids\x18\x03 \x03(\t\x12\r\n\x05group\x18\x01 \x01(\t\x12\x14\n\x0c\x65poch_number\x18\x02 \x01(\x03\x12$\n\x07winners\x18\x04 \x03(\x0b\x32\x13.penstock.v1.Winner\x12\x12\n\nends_group\x18\x05 \x01(\x08\"K\n\x13\x43ommitGroupResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x11\n\tis_replay\x18\x02 \x01(\x08\"%\n\x14LastCommittedRequest\x12\r\n\x05group\x18\x01 \x01(\t\"|\n\x15LastCommittedResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x14\n\x0c\x65poch_number\x18\x02 \x01(\x03\x12$\n\x07winners\x18\x04 \x03(\x0b\x32\x13.penstock.v1.WinnerJ\x04\x08\x03\x10\x04\"\x88\x01\n\x17ListTransactionsRequest\x12-\n\x06states\x18\x01 \x03(\x0e\x32\x1d.penstock.v1.TransactionState\x12\x17\n\x0fmin_duration_ms\x18\x02 \x01(\x03\x12\x11\n\tmax_count\x18\x03 \x01(\x05\x12\x12\n\npage_token\x18\x04 \x01(\t\"j\n\x18ListTransactionsResponse\x12\x35\n\x0ctransactions\x18\x01 \x03(\x0b\x32\x1f.penstock.v1.TransactionListing\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x83\x01\n\x12TransactionListing\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12\x13\n\x0bproducer_id\x18\x02 \x01(\x03\x12,\n\x05state\x18\x03 \x01(\x0e\x32\x1d.penstock.v1.TransactionState\x12\x10\n\x08since_ms\x18\x04 \x01(\x03\"8\n\x1b\x44\x65scribeTransactionsRequest\x12\x19\n\x11transactional_ids\x18\x01 \x03(\t\"Y\n\x1c\x44\x65scribeTransactionsResponse\x12\x39\n\x0ctransactions\x18\x01 \x03(\x0b\x32#.penstock.v1.TransactionDescription\"\xde\x02\n\x16TransactionDescription\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x18\n\x10transactional_id\x18\x02 \x01(\t\x12,\n\x05state\x18\x03 \x01(\x0e\x32\x1d.penstock.v1.TransactionState\x12\x13\n\x0bproducer_id\x18\x04 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x05 \x01(\x05\x12\x1e\n\x16transaction_timeout_ms\x18\x06 \x01(\x05\x12\x10\n\x08start_ms\x18\x07 \x01(\x03\x12/\n\npartitions\x18\x08 \x03(\x0b\x32\x1b.penstock.v1.TopicPartition\x12\x31\n\nlast_cause\x18\t \x01(\x0e\x32\x1d.penstock.v1.TransactionCause\x12\x16\n\x0elast_committed\x18\n \x01(\x08\"3\n\x17\x41\x62ortTransactionRequest\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\"=\n\x18\x41\x62ortTransactionResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\"K\n\x18\x44\x65scribeProducersRequest\x12/\n\npartitions\x18\x01 \x03(\x0b\x32\x1b.penstock.v1.TopicPartition\"P\n\x19\x44\x65scribeProducersResponse\x12\x33\n\npartitions\x18\x01 \x03(\x0b\x32\x1f.penstock.v1.PartitionProducers\"\xb8\x01\n\x12PartitionProducers\x12.\n\tpartition\x18\x01 \x01(\x0b\x32\x1b.penstock.v1.TopicPartition\x12!\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x1a\n\x12last_stable_offset\x18\x03 \x01(\x03\x12\x33\n\tproducers\x18\x04 \x03(\x0b\x32 .penstock.v1.ProducerDescription\"\x96\x01\n\x13ProducerDescription\x12\x13\n\x0bproducer_id\x18\x01 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x02 \x01(\x05\x12\x15\n\rlast_sequence\x18\x03 \x01(\x05\x12\x19\n\x11last_timestamp_ms\x18\x04 \x01(\x03\x12 \n\x18transaction_start_offset\x18\x05 \x01(\x03\"\x7f\n\x13\x41\x62ortHangingRequest\x12.\n\tpartition\x18\x01 \x01(\x0b\x32\x1b.penstock.v1.TopicPartition\x12\x13\n\x0bproducer_id\x18\x02 \x01(\x03\x12\x14\n\x0cstart_offset\x18\x03 \x01(\x03\x12\r\n\x05\x66orce\x18\x04 \x01(\x08\"M\n\x13\x43heckHangingRequest\x12\x36\n\x0ctransactions\x18\x01 \x03(\x0b\x32 .penstock.v1.AbortHangingRequest\"O\n\x14\x43heckHangingResponse\x12#\n\x07results\x18\x01 \x03(\x0b\x32\x12.penstock.v1.Error\x12\x12\n\nsure_in_ms\x18\x02 \x01(\x03\"9\n\x14\x41\x62ortHangingResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error*\xd8\x01\n\x10TransactionState\x12!\n\x1dTRANSACTION_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17TRANSACTION_STATE_EMPTY\x10\x01\x12\x1d\n\x19TRANSACTION_STATE_ONGOING\x10\x02\x12$\n TRANSACTION_STATE_PREPARE_COMMIT\x10\x03\x12#\n\x1fTRANSACTION_STATE_PREPARE_ABORT\x10\x04\x12\x1a\n\x16TRANSACTION_STATE_KEPT\x10\x05*\xb3\x01\n\x10TransactionCause\x12!\n\x1dTRANSACTION_CAUSE_UNSPECIFIED\x10\x00\x12\x1e\n\x1aTRANSACTION_CAUSE_PRODUCER\x10\x01\x12!\n\x1dTRANSACTION_CAUSE_COORDINATOR\x10\x02\x12\x1c\n\x18TRANSACTION_CAUSE_FENCED\x10\x03\x12\x1b\n\x17TRANSACTION_CAUSE_GROUP\x10\x04\x32\x80\x08\n\x0cTransactions\x12Y\n\x0eInitProducerId\x12\".penstock.v1.InitProducerIdRequest\x1a#.penstock.v1.InitProducerIdResponse\x12Y\n\x0e\x45ndTransaction\x12\".penstock.v1.EndTransactionRequest\x1a#.penstock.v1.EndTransactionResponse\x12S\n\x0c\x42\x65ginAttempt\x12 .penstock.v1.BeginAttemptRequest\x1a!.penstock.v1.BeginAttemptResponse\x12P\n\x0b\x43ommitGroup\x12\x1f.penstock.v1.CommitGroupRequest\x1a .penstock.v1.CommitGroupResponse\x12V\n\rLastCommitted\x12!.penstock.v1.LastCommittedRequest\x1a\".penstock.v1.LastCommittedResponse\x12_\n\x10ListTransactions\x12$.penstock.v1.ListTransactionsRequest\x1a%.penstock.v1.ListTransactionsResponse\x12k\n\x14\x44\x65scribeTransactions\x12(.penstock.v1.DescribeTransactionsRequest\x1a).penstock.v1.DescribeTransactionsResponse\x12_\n\x10\x41\x62ortTransaction\x12$.penstock.v1.AbortTransactionRequest\x1a%.penstock.v1.AbortTransactionResponse\x12\x62\n\x11\x44\x65scribeProducers\x12%.penstock.v1.DescribeProducersRequest\x1a&.penstock.v1.DescribeProducersResponse\x12S\n\x0c\x43heckHanging\x12 .penstock.v1.CheckHangingRequest\x1a!.penstock.v1.CheckHangingResponse\x12S\n\x0c\x41\x62ortHanging\x12 .penstock.v1.AbortHangingRequest\x1a!.penstock.v1.AbortHangingResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1epenstock/v1/transactions.proto\x12\x0bpenstock.v1\x1a\x18penstock/v1/common.proto\"\x93\x01\n\x15InitProducerIdRequest\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12\x1e\n\x16transaction_timeout_ms\x18\x02 \x01(\x05\x12\x13\n\x0bproducer_id\x18\x03 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x04 \x01(\x05\x12\x13\n\x0binstance_id\x18\x05 \x01(\x0c\"h\n\x16InitProducerIdResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x13\n\x0bproducer_id\x18\x02 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x03 \x01(\x05\"\x99\x01\n\x15\x45ndTransactionRequest\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12\x13\n\x0bproducer_id\x18\x02 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x03 \x01(\x05\x12\x0e\n\x06\x63ommit\x18\x04 \x01(\x08\x12)\n\x04keep\x18\x05 \x03(\x0b\x32\x1b.penstock.v1.TopicPartition\"y\n\x16\x45ndTransactionResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x13\n\x0bproducer_id\x18\x02 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x03 \x01(\x05\x12\x0f\n\x07kept_ms\x18\x04 \x01(\x05\"\x8e\x01\n\x13\x42\x65ginAttemptRequest\x12\r\n\x05group\x18\x01 \x01(\t\x12\x14\n\x0c\x65poch_number\x18\x02 \x01(\x03\x12\x0c\n\x04task\x18\x03 \x01(\x05\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\x03\x12\x1e\n\x16transaction_timeout_ms\x18\x05 \x01(\x05\x12\x13\n\x0binstance_id\x18\x06 \x01(\x0c\"z\n\x14\x42\x65ginAttemptResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x12\n\nattempt_id\x18\x02 \x01(\t\x12\x13\n\x0bproducer_id\x18\x03 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x04 \x01(\x05\"<\n\x06Winner\x12\x0c\n\x04task\x18\x01 \x01(\x05\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x03\x12\x13\n\x0bproducer_id\x18\x03 \x01(\x03\"\x99\x01\n\x12\x43ommitGroupRequest\x12\x12\n\nwinner_ids\x18\x03 \x03(\t\x12\r\n\x05group\x18\x01 \x01(\t\x12\x14\n\x0c\x65poch_number\x18\x02 \x01(\x03\x12$\n\x07winners\x18\x04 \x03(\x0b\x32\x13.penstock.v1.Winner\x12\x12\n\nends_group\x18\x05 \x01(\x08\x12\x10\n\x08metadata\x18\x06 \x01(\x0c\"K\n\x13\x43ommitGroupResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x11\n\tis_replay\x18\x02 \x01(\x08\"%\n\x14LastCommittedRequest\x12\r\n\x05group\x18\x01 \x01(\t\"\x8e\x01\n\x15LastCommittedResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x14\n\x0c\x65poch_number\x18\x02 \x01(\x03\x12$\n\x07winners\x18\x04 \x03(\x0b\x32\x13.penstock.v1.Winner\x12\x10\n\x08metadata\x18\x05 \x01(\x0cJ\x04\x08\x03\x10\x04\"\x88\x01\n\x17ListTransactionsRequest\x12-\n\x06states\x18\x01 \x03(\x0e\x32\x1d.penstock.v1.TransactionState\x12\x17\n\x0fmin_duration_ms\x18\x02 \x01(\x03\x12\x11\n\tmax_count\x18\x03 \x01(\x05\x12\x12\n\npage_token\x18\x04 \x01(\t\"j\n\x18ListTransactionsResponse\x12\x35\n\x0ctransactions\x18\x01 \x03(\x0b\x32\x1f.penstock.v1.TransactionListing\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x83\x01\n\x12TransactionListing\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12\x13\n\x0bproducer_id\x18\x02 \x01(\x03\x12,\n\x05state\x18\x03 \x01(\x0e\x32\x1d.penstock.v1.TransactionState\x12\x10\n\x08since_ms\x18\x04 \x01(\x03\"8\n\x1b\x44\x65scribeTransactionsRequest\x12\x19\n\x11transactional_ids\x18\x01 \x03(\t\"Y\n\x1c\x44\x65scribeTransactionsResponse\x12\x39\n\x0ctransactions\x18\x01 \x03(\x0b\x32#.penstock.v1.TransactionDescription\"\xde\x02\n\x16TransactionDescription\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x18\n\x10transactional_id\x18\x02 \x01(\t\x12,\n\x05state\x18\x03 \x01(\x0e\x32\x1d.penstock.v1.TransactionState\x12\x13\n\x0bproducer_id\x18\x04 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x05 \x01(\x05\x12\x1e\n\x16transaction_timeout_ms\x18\x06 \x01(\x05\x12\x10\n\x08start_ms\x18\x07 \x01(\x03\x12/\n\npartitions\x18\x08 \x03(\x0b\x32\x1b.penstock.v1.TopicPartition\x12\x31\n\nlast_cause\x18\t \x01(\x0e\x32\x1d.penstock.v1.TransactionCause\x12\x16\n\x0elast_committed\x18\n \x01(\x08\"3\n\x17\x41\x62ortTransactionRequest\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\"=\n\x18\x41\x62ortTransactionResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\"K\n\x18\x44\x65scribeProducersRequest\x12/\n\npartitions\x18\x01 \x03(\x0b\x32\x1b.penstock.v1.TopicPartition\"P\n\x19\x44\x65scribeProducersResponse\x12\x33\n\npartitions\x18\x01 \x03(\x0b\x32\x1f.penstock.v1.PartitionProducers\"\xb8\x01\n\x12PartitionProducers\x12.\n\tpartition\x18\x01 \x01(\x0b\x32\x1b.penstock.v1.TopicPartition\x12!\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.penstock.v1.Error\x12\x1a\n\x12last_stable_offset\x18\x03 \x01(\x03\x12\x33\n\tproducers\x18\x04 \x03(\x0b\x32 .penstock.v1.ProducerDescription\"\x96\x01\n\x13ProducerDescription\x12\x13\n\x0bproducer_id\x18\x01 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x02 \x01(\x05\x12\x15\n\rlast_sequence\x18\x03 \x01(\x05\x12\x19\n\x11last_timestamp_ms\x18\x04 \x01(\x03\x12 \n\x18transaction_start_offset\x18\x05 \x01(\x03\"\x7f\n\x13\x41\x62ortHangingRequest\x12.\n\tpartition\x18\x01 \x01(\x0b\x32\x1b.penstock.v1.TopicPartition\x12\x13\n\x0bproducer_id\x18\x02 \x01(\x03\x12\x14\n\x0cstart_offset\x18\x03 \x01(\x03\x12\r\n\x05\x66orce\x18\x04 \x01(\x08\"M\n\x13\x43heckHangingRequest\x12\x36\n\x0ctransactions\x18\x01 \x03(\x0b\x32 .penstock.v1.AbortHangingRequest\"O\n\x14\x43heckHangingResponse\x12#\n\x07results\x18\x01 \x03(\x0b\x32\x12.penstock.v1.Error\x12\x12\n\nsure_in_ms\x18\x02 \x01(\x03\"9\n\x14\x41\x62ortHangingResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error*\xd8\x01\n\x10TransactionState\x12!\n\x1dTRANSACTION_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17TRANSACTION_STATE_EMPTY\x10\x01\x12\x1d\n\x19TRANSACTION_STATE_ONGOING\x10\x02\x12$\n TRANSACTION_STATE_PREPARE_COMMIT\x10\x03\x12#\n\x1fTRANSACTION_STATE_PREPARE_ABORT\x10\x04\x12\x1a\n\x16TRANSACTION_STATE_KEPT\x10\x05*\xb3\x01\n\x10TransactionCause\x12!\n\x1dTRANSACTION_CAUSE_UNSPECIFIED\x10\x00\x12\x1e\n\x1aTRANSACTION_CAUSE_PRODUCER\x10\x01\x12!\n\x1dTRANSACTION_CAUSE_COORDINATOR\x10\x02\x12\x1c\n\x18TRANSACTION_CAUSE_FENCED\x10\x03\x12\x1b\n\x17TRANSACTION_CAUSE_GROUP\x10\x04\x32\x80\x08\n\x0cTransactions\x12Y\n\x0eInitProducerId\x12\".penstock.v1.InitProducerIdRequest\x1a#.penstock.v1.InitProducerIdResponse\x12Y\n\x0e\x45ndTransaction\x12\".penstock.v1.EndTransactionRequest\x1a#.penstock.v1.EndTransactionResponse\x12S\n\x0c\x42\x65ginAttempt\x12 .penstock.v1.BeginAttemptRequest\x1a!.penstock.v1.BeginAttemptResponse\x12P\n\x0b\x43ommitGroup\x12\x1f.penstock.v1.CommitGroupRequest\x1a .penstock.v1.CommitGroupResponse\x12V\n\rLastCommitted\x12!.penstock.v1.LastCommittedRequest\x1a\".penstock.v1.LastCommittedResponse\x12_\n\x10ListTransactions\x12$.penstock.v1.ListTransactionsRequest\x1a%.penstock.v1.ListTransactionsResponse\x12k\n\x14\x44\x65scribeTransactions\x12(.penstock.v1.DescribeTransactionsRequest\x1a).penstock.v1.DescribeTransactionsResponse\x12_\n\x10\x41\x62ortTransaction\x12$.penstock.v1.AbortTransactionRequest\x1a%.penstock.v1.AbortTransactionResponse\x12\x62\n\x11\x44\x65scribeProducers\x12%.penstock.v1.DescribeProducersRequest\x1a&.penstock.v1.DescribeProducersResponse\x12S\n\x0c\x43heckHanging\x12 .penstock.v1.CheckHangingRequest\x1a!.penstock.v1.CheckHangingResponse\x12S\n\x0c\x41\x62ortHanging\x12 .penstock.v1.AbortHangingRequest\x1a!.penstock.v1.AbortHangingResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock.v1.transactions_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TRANSACTIONSTATE']._serialized_start=3166
-  _globals['_TRANSACTIONSTATE']._serialized_end=3382
-  _globals['_TRANSACTIONCAUSE']._serialized_start=3385
-  _globals['_TRANSACTIONCAUSE']._serialized_end=3564
+  _globals['_TRANSACTIONSTATE']._serialized_start=3203
+  _globals['_TRANSACTIONSTATE']._serialized_end=3419
+  _globals['_TRANSACTIONCAUSE']._serialized_start=3422
+  _globals['_TRANSACTIONCAUSE']._serialized_end=3601
   _globals['_INITPRODUCERIDREQUEST']._serialized_start=74
   _globals['_INITPRODUCERIDREQUEST']._serialized_end=221
   _globals['_INITPRODUCERIDRESPONSE']._serialized_start=223
@@ -51,45 +51,45 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WINNER']._serialized_start=877
   _globals['_WINNER']._serialized_end=937
   _globals['_COMMITGROUPREQUEST']._serialized_start=940
-  _globals['_COMMITGROUPREQUEST']._serialized_end=1075
-  _globals['_COMMITGROUPRESPONSE']._serialized_start=1077
-  _globals['_COMMITGROUPRESPONSE']._serialized_end=1152
-  _globals['_LASTCOMMITTEDREQUEST']._serialized_start=1154
-  _globals['_LASTCOMMITTEDREQUEST']._serialized_end=1191
-  _globals['_LASTCOMMITTEDRESPONSE']._serialized_start=1193
-  _globals['_LASTCOMMITTEDRESPONSE']._serialized_end=1317
-  _globals['_LISTTRANSACTIONSREQUEST']._serialized_start=1320
-  _globals['_LISTTRANSACTIONSREQUEST']._serialized_end=1456
-  _globals['_LISTTRANSACTIONSRESPONSE']._serialized_start=1458
-  _globals['_LISTTRANSACTIONSRESPONSE']._serialized_end=1564
-  _globals['_TRANSACTIONLISTING']._serialized_start=1567
-  _globals['_TRANSACTIONLISTING']._serialized_end=1698
-  _globals['_DESCRIBETRANSACTIONSREQUEST']._serialized_start=1700
-  _globals['_DESCRIBETRANSACTIONSREQUEST']._serialized_end=1756
-  _globals['_DESCRIBETRANSACTIONSRESPONSE']._serialized_start=1758
-  _globals['_DESCRIBETRANSACTIONSRESPONSE']._serialized_end=1847
-  _globals['_TRANSACTIONDESCRIPTION']._serialized_start=1850
-  _globals['_TRANSACTIONDESCRIPTION']._serialized_end=2200
-  _globals['_ABORTTRANSACTIONREQUEST']._serialized_start=2202
-  _globals['_ABORTTRANSACTIONREQUEST']._serialized_end=2253
-  _globals['_ABORTTRANSACTIONRESPONSE']._serialized_start=2255
-  _globals['_ABORTTRANSACTIONRESPONSE']._serialized_end=2316
-  _globals['_DESCRIBEPRODUCERSREQUEST']._serialized_start=2318
-  _globals['_DESCRIBEPRODUCERSREQUEST']._serialized_end=2393
-  _globals['_DESCRIBEPRODUCERSRESPONSE']._serialized_start=2395
-  _globals['_DESCRIBEPRODUCERSRESPONSE']._serialized_end=2475
-  _globals['_PARTITIONPRODUCERS']._serialized_start=2478
-  _globals['_PARTITIONPRODUCERS']._serialized_end=2662
-  _globals['_PRODUCERDESCRIPTION']._serialized_start=2665
-  _globals['_PRODUCERDESCRIPTION']._serialized_end=2815
-  _globals['_ABORTHANGINGREQUEST']._serialized_start=2817
-  _globals['_ABORTHANGINGREQUEST']._serialized_end=2944
-  _globals['_CHECKHANGINGREQUEST']._serialized_start=2946
-  _globals['_CHECKHANGINGREQUEST']._serialized_end=3023
-  _globals['_CHECKHANGINGRESPONSE']._serialized_start=3025
-  _globals['_CHECKHANGINGRESPONSE']._serialized_end=3104
-  _globals['_ABORTHANGINGRESPONSE']._serialized_start=3106
-  _globals['_ABORTHANGINGRESPONSE']._serialized_end=3163
-  _globals['_TRANSACTIONS']._serialized_start=3567
-  _globals['_TRANSACTIONS']._serialized_end=4591
+  _globals['_COMMITGROUPREQUEST']._serialized_end=1093
+  _globals['_COMMITGROUPRESPONSE']._serialized_start=1095
+  _globals['_COMMITGROUPRESPONSE']._serialized_end=1170
+  _globals['_LASTCOMMITTEDREQUEST']._serialized_start=1172
+  _globals['_LASTCOMMITTEDREQUEST']._serialized_end=1209
+  _globals['_LASTCOMMITTEDRESPONSE']._serialized_start=1212
+  _globals['_LASTCOMMITTEDRESPONSE']._serialized_end=1354
+  _globals['_LISTTRANSACTIONSREQUEST']._serialized_start=1357
+  _globals['_LISTTRANSACTIONSREQUEST']._serialized_end=1493
+  _globals['_LISTTRANSACTIONSRESPONSE']._serialized_start=1495
+  _globals['_LISTTRANSACTIONSRESPONSE']._serialized_end=1601
+  _globals['_TRANSACTIONLISTING']._serialized_start=1604
+  _globals['_TRANSACTIONLISTING']._serialized_end=1735
+  _globals['_DESCRIBETRANSACTIONSREQUEST']._serialized_start=1737
+  _globals['_DESCRIBETRANSACTIONSREQUEST']._serialized_end=1793
+  _globals['_DESCRIBETRANSACTIONSRESPONSE']._serialized_start=1795
+  _globals['_DESCRIBETRANSACTIONSRESPONSE']._serialized_end=1884
+  _globals['_TRANSACTIONDESCRIPTION']._serialized_start=1887
+  _globals['_TRANSACTIONDESCRIPTION']._serialized_end=2237
+  _globals['_ABORTTRANSACTIONREQUEST']._serialized_start=2239
+  _globals['_ABORTTRANSACTIONREQUEST']._serialized_end=2290
+  _globals['_ABORTTRANSACTIONRESPONSE']._serialized_start=2292
+  _globals['_ABORTTRANSACTIONRESPONSE']._serialized_end=2353
+  _globals['_DESCRIBEPRODUCERSREQUEST']._serialized_start=2355
+  _globals['_DESCRIBEPRODUCERSREQUEST']._serialized_end=2430
+  _globals['_DESCRIBEPRODUCERSRESPONSE']._serialized_start=2432
+  _globals['_DESCRIBEPRODUCERSRESPONSE']._serialized_end=2512
+  _globals['_PARTITIONPRODUCERS']._serialized_start=2515
+  _globals['_PARTITIONPRODUCERS']._serialized_end=2699
+  _globals['_PRODUCERDESCRIPTION']._serialized_start=2702
+  _globals['_PRODUCERDESCRIPTION']._serialized_end=2852
+  _globals['_ABORTHANGINGREQUEST']._serialized_start=2854
+  _globals['_ABORTHANGINGREQUEST']._serialized_end=2981
+  _globals['_CHECKHANGINGREQUEST']._serialized_start=2983
+  _globals['_CHECKHANGINGREQUEST']._serialized_end=3060
+  _globals['_CHECKHANGINGRESPONSE']._serialized_start=3062
+  _globals['_CHECKHANGINGRESPONSE']._serialized_end=3141
+  _globals['_ABORTHANGINGRESPONSE']._serialized_start=3143
+  _globals['_ABORTHANGINGRESPONSE']._serialized_end=3200
+  _globals['_TRANSACTIONS']._serialized_start=3604
+  _globals['_TRANSACTIONS']._serialized_end=4628
 # @@protoc_insertion_point(module_scope)

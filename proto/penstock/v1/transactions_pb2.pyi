@@ -349,6 +349,7 @@ class CommitGroupRequest(google.protobuf.message.Message):
     EPOCH_NUMBER_FIELD_NUMBER: builtins.int
     WINNERS_FIELD_NUMBER: builtins.int
     ENDS_GROUP_FIELD_NUMBER: builtins.int
+    METADATA_FIELD_NUMBER: builtins.int
     group: builtins.str
     """The group."""
     epoch_number: builtins.int
@@ -357,6 +358,10 @@ class CommitGroupRequest(google.protobuf.message.Message):
     """No commit of the group is to follow, as of a job that runs once: the group is forgotten after
     transactional.id.expiration.ms. A group that goes on is remembered for as long as the cluster
     is, since its engine may come back with an old checkpoint at any time.
+    """
+    metadata: builtins.bytes
+    """What the engine wants to find again beside the winners, such as what it has planned under this
+    number: at most 4,096 bytes. A replay does not change it, and is none the less one.
     """
     @property
     def winner_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -378,8 +383,9 @@ class CommitGroupRequest(google.protobuf.message.Message):
         epoch_number: builtins.int = ...,
         winners: collections.abc.Iterable[global___Winner] | None = ...,
         ends_group: builtins.bool = ...,
+        metadata: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["ends_group", b"ends_group", "epoch_number", b"epoch_number", "group", b"group", "winner_ids", b"winner_ids", "winners", b"winners"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ends_group", b"ends_group", "epoch_number", b"epoch_number", "group", b"group", "metadata", b"metadata", "winner_ids", b"winner_ids", "winners", b"winners"]) -> None: ...
 
 global___CommitGroupRequest = CommitGroupRequest
 
@@ -438,8 +444,11 @@ class LastCommittedResponse(google.protobuf.message.Message):
     ERROR_FIELD_NUMBER: builtins.int
     EPOCH_NUMBER_FIELD_NUMBER: builtins.int
     WINNERS_FIELD_NUMBER: builtins.int
+    METADATA_FIELD_NUMBER: builtins.int
     epoch_number: builtins.int
     """The epoch number, or -1 for none."""
+    metadata: builtins.bytes
+    """What that commit had as its metadata."""
     @property
     def error(self) -> penstock.v1.common_pb2.Error:
         """Absent on success."""
@@ -454,9 +463,10 @@ class LastCommittedResponse(google.protobuf.message.Message):
         error: penstock.v1.common_pb2.Error | None = ...,
         epoch_number: builtins.int = ...,
         winners: collections.abc.Iterable[global___Winner] | None = ...,
+        metadata: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["error", b"error"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["epoch_number", b"epoch_number", "error", b"error", "winners", b"winners"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch_number", b"epoch_number", "error", b"error", "metadata", b"metadata", "winners", b"winners"]) -> None: ...
 
 global___LastCommittedResponse = LastCommittedResponse
 

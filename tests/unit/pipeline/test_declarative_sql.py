@@ -2,7 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.pipeline.declarative.sql import Definition, definition, names_read, statements
+from penstock.pipeline.declarative.sql import (
+    Definition,
+    definition,
+    names_read,
+    statements,
+    unknown_creation,
+)
 
 
 def test_statements_end_at_semicolons_that_are_no_text() -> None:
@@ -33,6 +39,12 @@ def test_statements_end_at_semicolons_that_are_no_text() -> None:
             "CREATE FLOW f AS INSERT INTO t BY NAME SELECT * FROM STREAM(lines)",
             Definition("flow", "f", "t", "SELECT * FROM STREAM(lines)"),
         ),
+        ("CREATE TEMP VIEW t AS SELECT 1", Definition("view", "t", "t", "SELECT 1")),
+        ("CREATE VIEW v AS SELECT 1", Definition("view", "v", "v", "SELECT 1")),
+        (
+            "CREATE OR REPLACE TEMPORARY VIEW IF NOT EXISTS v COMMENT 'x' AS SELECT 1",
+            Definition("view", "v", "v", "SELECT 1"),
+        ),
         ("SET spark.sql.shuffle.partitions = 2", None),
         ("CREATE TABLE t (id INT)", None),
         ("CREATE TEMPORARY VIEW", None),
@@ -40,6 +52,20 @@ def test_statements_end_at_semicolons_that_are_no_text() -> None:
 )
 def test_what_a_statement_defines(statement: str, expected: Definition | None) -> None:
     assert definition(statement) == expected
+
+
+@pytest.mark.parametrize(
+    ("statement", "shown"),
+    [
+        ("create global temporary view v as select 1", "create global temporary view v"),
+        ("CREATE /* a new kind */ LIVE\nTABLE t (id INT)", "CREATE LIVE TABLE t"),
+        ("CREATE TEMPORARY VIEW", "CREATE TEMPORARY VIEW"),
+        ("CREATE TEMP VIEW v AS SELECT 1", ""),
+        ("SET a = 1", ""),
+    ],
+)
+def test_what_is_created_and_not_known(statement: str, shown: str) -> None:
+    assert unknown_creation(statement) == shown
 
 
 @pytest.mark.parametrize(
@@ -52,6 +78,8 @@ def test_what_a_statement_defines(statement: str, expected: Definition | None) -
         ("SELECT * FROM (SELECT * FROM inner_one) AS q, other", ["inner_one", "other"]),
         ("WITH c AS (SELECT * FROM a) SELECT * FROM c -- FROM b", ["a", "c"]),
         ("SELECT extract(YEAR FROM at), other FROM a", ["at", "a"]),
+        ("SELECT * FROM a JOIN b USING (id, at), c", ["a", "b", "c"]),
+        ("SELECT * FROM a JOIN b ON f(a.x, a.y) = b.x, c WHERE d IN (e, f)", ["a", "b", "c"]),
         ("SELECT 1", []),
     ],
 )

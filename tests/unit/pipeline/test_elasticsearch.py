@@ -38,8 +38,19 @@ COLUMNS = SCHEMA.names
 QUICK = {"retryBackoff": "1ms", "retryBackoffMax": "2ms"}
 
 
+DEAD_LETTERS = {
+    "onError": "deadLetter",
+    "deadLetterTopic": "d",
+    "penstock.bootstrap.servers": "localhost:9092",
+}
+
+
 def options(url: str = "http://localhost:9200", **more: str) -> ElasticsearchOptions:
     return ElasticsearchOptions.load({"url": url, **QUICK, **more}, COLUMNS)
+
+
+def test_what_spark_adds_to_the_options_is_passed_over() -> None:
+    assert options(queryName="orders", checkpointLocation="c") == options()
 
 
 def rows(*values: bytes | None, key: bytes | None = None) -> Iterator[pa.RecordBatch]:
@@ -344,6 +355,10 @@ def test_options_pickle_and_show_no_secret() -> None:
         ({"document": "columns", "tombstones": "fail"}, "tombstones is about column value"),
         ({"onError": "deadLetter"}, "option deadLetterTopic is missing"),
         ({"onError": "deadLetter", "deadLetterTopic": "d"}, "penstock.bootstrap.servers is miss"),
+        ({**DEAD_LETTERS, "penstock.transactional.id": "t"}, "have no transactions"),
+        ({**DEAD_LETTERS, "penstock.acks": "0"}, "nothing would be acknowledged"),
+        ({**DEAD_LETTERS, "penstock.value.serializer": "json"}, "are bytes already"),
+        ({"requestTimeout": "0"}, "requestTimeout='0': at least 1ms is wanted"),
         ({"deadLetterTopic": "d"}, "of use with onError=deadLetter alone"),
         ({"maxActionsPerRequest": "0"}, "a whole number from 1"),
         ({"indx": "a"}, "unknown option indx; did you mean index"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +22,21 @@ READERS = {
         {"url": "mqtt://none.invalid", "topics": "t", "clientId": "c"}
     ).streamReader(MQTT),
 }
+
+
+@pytest.mark.parametrize(
+    ("load", "given"),
+    [
+        (AmqpOptions.load, {"url": "amqp://a", "queue": "q"}),
+        (MqttOptions.load, {"url": "mqtt://a", "topics": "t", "clientId": "c"}),
+    ],
+)
+def test_a_connection_gets_some_time(
+    load: Callable[[Mapping[str, str]], object], given: dict[str, str]
+) -> None:
+    load({**given, "connectTimeout": "1ms", "reconnectTimeout": "0"})
+    with pytest.raises(OptionError, match="connectTimeout='0s': at least 1ms is wanted"):
+        load({**given, "connectTimeout": "0s"})
 
 
 @pytest.mark.parametrize("kind", READERS)

@@ -57,10 +57,16 @@ def test_where_no_name_is_near_all_are_listed() -> None:
         found.finish()
 
 
-def test_what_others_read_is_known() -> None:
-    found = options(checkpointLocation="/c")
-    found.ignore("checkpointLocation", "path")
-    found.finish()
+def test_what_spark_adds_for_a_sink_is_known_and_for_a_source_is_not() -> None:
+    # As `writer.queryName(...)` and `.option("checkpointLocation", ...)` give them.
+    given = {"queryname": "q", "checkpointlocation": "c", "topic": "t"}
+    sink = OptionMap.of_sink(given, where="the sink")
+    assert sink.text("topic") == "t"
+    sink.finish()
+    for name in ("queryName", "checkpointLocation"):
+        source = OptionMap({name: "x"}, where="the source")
+        with pytest.raises(OptionError, match=f"the source: unknown option {name}"):
+            source.finish()
 
 
 @pytest.mark.parametrize("text", ["", "  "])
@@ -118,6 +124,12 @@ def test_spans_of_time(text: str, ms: int) -> None:
 def test_what_is_no_span_of_time(text: str) -> None:
     with pytest.raises(OptionError, match=r"delay=.*30s"):
         options(delay=text).span_ms("delay")
+
+
+def test_a_span_that_is_too_short() -> None:
+    assert options(delay="2s").span_ms("delay", low=2_000) == 2_000
+    with pytest.raises(OptionError, match="delay='1s': at least 2000ms is wanted"):
+        options(delay="1s").span_ms("delay", low=2_000)
 
 
 def test_choices() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -34,6 +35,7 @@ from penstock.pipeline.sink.columns import check
 from penstock.pipeline.sink.failures import write_failed
 from penstock.pipeline.sink.identity import Epoch, Place, mark_of, marked, place_of
 from penstock.pipeline.sink.plan import SinkPlan
+from penstock.pipeline.sink.replays import Content, plan_of
 from penstock.pipeline.sink.rows import by_topic
 from penstock.pipeline.sink.verdict import TaskDone, verdict
 from penstock.pipeline.sink_options import Delivery, SinkOptions
@@ -87,6 +89,10 @@ def test_client_settings_go_to_those_who_have_them() -> None:
         ({"penstock.value.serializer": "json"}, "columns of bytes or text"),
         ({"penstock.transactional.id": "mine"}, "set sinkId instead"),
         ({"delivery": "at-least-once", "penstock.transaction.timeout.ms": "5"}, "no transactions"),
+        (
+            {"delivery": "at-least-once", "penstock.acks": "0"},
+            "penstock.acks='0': nothing would be acknowledged",
+        ),
         ({"penstock.linger": "5"}, "penstock.linger"),
         ({"txnAppId": "a"}, "txnAppId and txnVersion go together"),
         ({"txnVersion": "1"}, "txnAppId and txnVersion go together"),
@@ -318,7 +324,7 @@ def test_the_group_of_a_write_of_its_own_ends_with_it(
         def __exit__(self, *error: object) -> None:
             pass
 
-        def commit(self, number: int, winners: list[str], *, ends_group: bool) -> bool:
+        def commit(self, number: int, winners: list[str], *, ends_group: bool, **_: bytes) -> bool:
             committed.append((self.group, number, ends_group))
             return False
 
@@ -329,6 +335,47 @@ def test_the_group_of_a_write_of_its_own_ends_with_it(
     if not epoch.of_query:
         exactly_once.abort(plan, [])
         assert committed[1:] == [("spark-batch-x", 0, True)]
+
+
+# --- replays ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "differs"),
+    [
+        (Content(3, "a"), Content(3, "a"), False),
+        (Content(3, "a"), Content(3, "b"), True),
+        # A query may make other rows of the same, and the plan says that it is the same.
+        (Content(3, "a"), Content(4, "a"), False),
+        (Content(3, "a"), Content(3, ""), False),
+        (Content(3, ""), Content(4, "b"), True),
+    ],
+)
+def test_batches_are_told_apart_by_plans_or_else_by_rows(
+    one: Content, other: Content, differs: bool
+) -> None:
+    assert one.differs_from(other) is differs
+    assert other.differs_from(one) is differs
+    assert Content.decode(one.encode()) == one
+
+
+@pytest.mark.parametrize("metadata", [b"", b"planned", b"[]", b'{"rows": 1}', b"\xff"])
+def test_commits_of_others_say_nothing_of_their_content(metadata: bytes) -> None:
+    assert Content.decode(metadata) is None
+
+
+def test_a_plan_is_the_file_of_its_offsets(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "a place"
+    (checkpoint / "offsets").mkdir(parents=True)
+    (checkpoint / "offsets" / "7").write_text("v1")
+    found = plan_of(str(checkpoint), 7)
+    assert found
+    assert plan_of(checkpoint.as_uri(), 7) == found
+    (checkpoint / "offsets" / "8").write_text("v2")
+    assert plan_of(str(checkpoint), 8) not in ("", found)
+    assert plan_of(str(checkpoint), 9) == ""
+    assert plan_of("hdfs://somewhere/else", 7) == ""
+    assert plan_of(None, 7) == ""
 
 
 # --- what cannot be committed -------------------------------------------------------------------

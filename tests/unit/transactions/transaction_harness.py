@@ -299,7 +299,11 @@ class Driver:
         return self.answer()
 
     def commit_group(
-        self, epoch_number: int, *winners: str | Winner, ends_group: bool = False
+        self,
+        epoch_number: int,
+        *winners: str | Winner,
+        ends_group: bool = False,
+        metadata: bytes = b"",
     ) -> Any:
         """By ids of attempts, as they began last, or by winners."""
         request = transactions_pb2.CommitGroupRequest(
@@ -310,6 +314,7 @@ class Driver:
                 for one in winners
             ],
             ends_group=ends_group,
+            metadata=metadata,
         )
         self.handle(CommitGroup(self._next(), request, self.now_ms + WAIT_MS))
         return self.answer()
@@ -375,3 +380,18 @@ def code(answer: Any) -> ErrorCode | None:
 def identity_of(answer: Any) -> Identity:
     assert code(answer) is None, answer.error
     return Identity(answer.producer_id, answer.producer_epoch)
+
+
+def begun(d: Driver, number: int, task: int = 0, attempt: int = 0, *partitions: str) -> Identity:
+    """An attempt that has written."""
+    answer = d.begin(number, task, attempt)
+    assert answer.attempt_id == attempt_id(number, task, attempt)
+    identity = identity_of(answer)
+    for partition in partitions or (f"orders-{task}",):
+        assert code(d.add(identity, partition, name=answer.attempt_id)) is None
+    return identity
+
+
+def marks(d: Driver) -> dict[str, bool]:
+    """What became of the attempts whose marks are sent, after they are written."""
+    return {mark.transactional_id: mark.commit for mark in d.write_marks()}

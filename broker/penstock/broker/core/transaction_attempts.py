@@ -44,6 +44,7 @@ from penstock.wire.transactional_ids import Attempt, check_commit_group, parse_a
 
 _MAX_WINNERS: Final = 10_000
 """Of one commit: their record stays below the max.message.bytes of the topic."""
+_MAX_METADATA_BYTES: Final = 4_096
 
 
 def attempt_of(request: transactions_pb2.BeginAttemptRequest) -> Attempt:
@@ -72,6 +73,11 @@ def winners_of(request: transactions_pb2.CommitGroupRequest) -> tuple[Winner, ..
     if len(request.winners) > _MAX_WINNERS:
         raise InvalidRequestError(
             f"{where} has {len(request.winners)} winners; {_MAX_WINNERS} are allowed"
+        )
+    if len(request.metadata) > _MAX_METADATA_BYTES:
+        raise InvalidRequestError(
+            f"{where} has {len(request.metadata)} bytes of metadata; {_MAX_METADATA_BYTES} are "
+            "allowed"
         )
     winners = tuple(map(transaction_codec.winner, request.winners))
     for winner in winners:
@@ -254,7 +260,9 @@ class Attempts:
             return
         for winner in winners:
             self._check_winner(_named(group.name, request.epoch_number, winner), winner)
-        commit = GroupCommit(request.epoch_number, winners, ledger.wall_ms, request.ends_group)
+        commit = GroupCommit(
+            request.epoch_number, winners, ledger.wall_ms, request.ends_group, request.metadata
+        )
         ledger.put_group(group.name, commit)
         group.unsettled.extend(sorted(group.attempts))
         self.settle_some(group)

@@ -93,6 +93,7 @@ def group_value(value: GroupCommit) -> bytes:
         winners=map(winner_proto, value.winners),
         committed_ms=value.committed_ms,
         ends_group=value.ends_group,
+        metadata=value.metadata,
     ).SerializeToString()
 
 
@@ -179,7 +180,9 @@ def _id(value: bytes) -> Transaction:
 def _group(value: bytes) -> GroupCommit:
     stored = _parse(transaction_records_pb2.GroupCommitValue, value)
     winners = *map(_winner_by_id, stored.winner_ids), *map(winner, stored.winners)
-    return GroupCommit(stored.epoch_number, winners, stored.committed_ms, stored.ends_group)
+    return GroupCommit(
+        stored.epoch_number, winners, stored.committed_ms, stored.ends_group, stored.metadata
+    )
 
 
 def _winner_by_id(transactional_id: str) -> Winner:

@@ -84,6 +84,7 @@ def _last_committed(ledger: Ledger, group: str) -> transactions_pb2.LastCommitte
     return transactions_pb2.LastCommittedResponse(
         epoch_number=last.epoch_number,
         winners=map(transaction_codec.winner_proto, last.winners),
+        metadata=last.metadata,
     )
 
 

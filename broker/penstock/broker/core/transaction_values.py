@@ -167,6 +167,8 @@ class GroupCommit:
     committed_ms: int
     ends_group: bool = False
     """Whether no other commit is to follow, so that this one is forgotten in time."""
+    metadata: bytes = b""
+    """The engine's own."""
 
     def is_for(self, winners: Iterable[Winner]) -> bool:
         """Whether these are its winners, in any order."""

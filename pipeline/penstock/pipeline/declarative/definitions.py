@@ -212,11 +212,16 @@ def _take_sql(pipeline: Pipeline, text: str) -> None:
     for statement in sql.statements(text):
         found = sql.definition(statement)
         if found is None:
+            if unknown := sql.unknown_creation(statement):
+                pipeline.unknown.append(unknown)
             continue
         if found.kind != "flow":
             pipeline.graph.datasets[found.name] = Dataset(found.name, found.kind)
         if found.kind == "view":
             pipeline.views_in_sql[found.name] = found.query
+            if "." in found.name:
+                # It would be a temporary view of the session, whose names have one part.
+                pipeline.unknown.append(f"{found.name} (a view with a database in its name)")
         if found.query:
             reads = tuple(sql.names_read(found.query))
             pipeline.graph.flows.append(GraphFlow(found.name, found.target, reads))

@@ -21,19 +21,23 @@ _TOKEN: Final = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _KINDS: Final = {
-    "TEMPORARY VIEW": "view",
+    "VIEW": "view",
     "STREAMING TABLE": "table",
     "MATERIALIZED VIEW": "materialized view",
     "FLOW": "flow",
 }
 _HEAD: Final = re.compile(
-    r"CREATE (?:OR REFRESH )?(TEMPORARY VIEW|STREAMING TABLE|MATERIALIZED VIEW|FLOW) "
+    r"CREATE (?:OR (?:REFRESH|REPLACE) )?"
+    r"(?:(?:TEMP |TEMPORARY )?(VIEW)|(STREAMING TABLE|MATERIALIZED VIEW|FLOW)) "
 )
 _AFTER_SOURCES: Final = frozenset(
+    # ON and USING are none of them: behind a join's condition a comma is followed by a source.
     {"WHERE", "GROUP", "HAVING", "ORDER", "LIMIT", "WINDOW", "UNION", "EXCEPT", "INTERSECT"}
-    | {"SELECT", "ON", "USING", "CLUSTER", "SORT", "DISTRIBUTE", "QUALIFY"}
+    | {"SELECT", "CLUSTER", "SORT", "DISTRIBUTE", "QUALIFY"}
 )
 _BEFORE_SOURCE: Final = frozenset({"FROM", "JOIN"})
+# CREATE OR REPLACE GLOBAL TEMPORARY VIEW IF NOT EXISTS and a name.
+_SHOWN_WORDS: Final = 10
 _NO_SOURCE: Final = frozenset({"STREAM", "LATERAL", "TABLE"})
 
 
@@ -90,7 +94,7 @@ def definition(statement: str) -> Definition | None:
     head = _HEAD.match(" ".join(token.upper for token in words[:5]) + " ")
     if head is None:
         return None
-    kind = _KINDS[head[1]]
+    kind = _KINDS[head[1] or head[2]]
     rest = words[len(head[0].split()) :]
     if [token.upper for token in rest[:3]] == ["IF", "NOT", "EXISTS"]:
         rest = rest[3:]
@@ -103,6 +107,21 @@ def definition(statement: str) -> Definition | None:
         target, query = _insert(query)
         return Definition(kind, name, target, query)
     return Definition(kind, name, name, query)
+
+
+def unknown_creation(statement: str) -> str:
+    """What a statement creates that ``definition`` does not know, as it is written up to its name
+    or so; empty for any other statement.
+    """
+    words = list(tokens(statement))
+    if not words or words[0].upper != "CREATE" or definition(statement) is not None:
+        return ""
+    shown: list[str] = []
+    for token in words:
+        if token.upper == "AS" or token.kind != "name":
+            break
+        shown.append(token.text)
+    return " ".join(shown[:_SHOWN_WORDS])
 
 
 def names_read(query: str) -> list[str]:

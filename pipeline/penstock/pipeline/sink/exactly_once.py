@@ -38,6 +38,7 @@ from penstock.pipeline.errors import SharedSinkIdError, StaleCheckpointError
 from penstock.pipeline.sink.failures import write_failed
 from penstock.pipeline.sink.identity import Epoch, Place, mark_of, marked, place_of
 from penstock.pipeline.sink.plan import SinkPlan
+from penstock.pipeline.sink.replays import Content, plan_of
 from penstock.pipeline.sink.rows import by_topic
 from penstock.pipeline.sink.verdict import TaskDone, committed_meanwhile, verdict
 from penstock.pipeline.sink_options import Delivery
@@ -62,15 +63,16 @@ def write(plan: SinkPlan, batches: Iterator[pa.RecordBatch]) -> TaskDone:
             last = commits.last_committed()
             _check_not_older(epoch, last.epoch_number)
             if last.epoch_number == epoch.number:
-                for _ in batches:  # What is upstream may count on having been asked for its rows.
-                    pass
-                return TaskDone(epoch, committed_by=_mark_of(last))
+                # What is upstream may count on having been asked for its rows.
+                rows = sum(batch.num_rows for batch in batches)
+                return TaskDone(epoch, committed_by=_mark_of(last), rows=rows)
         try:
-            return TaskDone(epoch, _write_rows(plan, commits, place, batches))
+            handle, rows = _write_rows(plan, commits, place, batches)
         except TransactionAbortableError as error:
             # The client's own advice is to abort and begin anew, which is Spark's part here.
             failed = write_failed(place, error)
             raise failed from failed.__cause__
+        return TaskDone(epoch, handle, rows=rows)
 
 
 def commit(plan: SinkPlan, messages: Sequence[WriterCommitMessage | None], *, one: bool) -> None:
@@ -81,10 +83,14 @@ def commit(plan: SinkPlan, messages: Sequence[WriterCommitMessage | None], *, on
     epoch = found.epoch
     # Who numbers its writes itself says by the number that one is the repetition of another.
     shared = epoch.of_query and not one and plan.options.transaction is None
+    checkpoint = plan.options.checkpoint if epoch.of_query else None
+    content = Content(found.rows, plan_of(checkpoint, epoch.number))
     with _commits(plan, epoch.group) as commits:
         if found.committed_by is not None:
             if shared and found.committed_by == epoch.mark:
                 raise _shared(epoch)
+            if plan.options.checks_replays:
+                _check_same(epoch, commits.last_committed(), content)
             if shared:
                 _claim(plan, epoch)
             _LOG.info("%s is committed already; nothing was written again", epoch.name)
@@ -98,7 +104,12 @@ def commit(plan: SinkPlan, messages: Sequence[WriterCommitMessage | None], *, on
                 winners.append(stack.enter_context(writer).prepare())
             try:
                 # Nobody repeats a write of its own, and nothing follows it.
-                commits.commit(epoch.number, winners, ends_group=not epoch.of_query)
+                commits.commit(
+                    epoch.number,
+                    winners,
+                    ends_group=not epoch.of_query,
+                    metadata=content.encode(),
+                )
             except GroupCommitConflictError as error:
                 raise committed_meanwhile(epoch) from error
             except StaleGroupCommitError as error:
@@ -152,17 +163,19 @@ def _commits(plan: SinkPlan, group: str) -> GroupCommits:
 
 def _write_rows(
     plan: SinkPlan, commits: GroupCommits, place: Place, batches: Iterator[pa.RecordBatch]
-) -> str | None:
-    """The handle of the attempt; None without rows. Whatever is raised aborts it."""
+) -> tuple[str | None, int]:
+    """The handle of the attempt, None without rows, and how many. Whatever is raised aborts it."""
     writer: AttemptWriter | None = None
+    count = 0
     with ExitStack() as stack:
         for batch in batches:
+            count += batch.num_rows
             now_ms = int(time.time() * 1000)
             for topic, rows in by_topic(batch, plan.columns, plan.options.topic, now_ms):
                 if writer is None:
                     writer = stack.enter_context(_begin(plan, commits, place))
                 writer.send_arrow(topic, rows)
-        return None if writer is None else writer.prepare()
+        return None if writer is None else writer.prepare(), count
 
 
 def _begin(plan: SinkPlan, commits: GroupCommits, place: Place) -> AttemptWriter:
@@ -186,6 +199,24 @@ def _older(epoch: Epoch, last_number: int) -> StaleCheckpointError:
         "restored?), or another driver goes on with it. Nothing was written. Next: start from the "
         "newest checkpoint; where it is lost, set another sinkId, which writes anew, and so "
         f"twice, what batches {epoch.number} to {last_number} have written"
+    )
+
+
+def _check_same(epoch: Epoch, last: GroupCommit, content: Content) -> None:
+    """Raises StaleCheckpointError where what is committed under the number is another batch."""
+    if last.epoch_number != epoch.number:
+        raise _older(epoch, last.epoch_number)
+    before = Content.decode(last.metadata)
+    if before is None or not content.differs_from(before):
+        return
+    raise StaleCheckpointError(
+        f"the penstock sink: {epoch.name} is committed, with {before.rows} rows, and what comes "
+        f"under its number now is another one, with {content.rows}: the query's checkpoint is "
+        "older than what the query has written (a copy restored, or its newest files were lost). "
+        "Nothing was written. Next: start from the newest checkpoint; where it is lost, set "
+        f"another sinkId, which writes anew what batch {epoch.number} had already; where the query "
+        "makes other rows of the same each time, set replay=trusted, which takes whatever comes "
+        "under a committed number for what was written"
     )
 
 

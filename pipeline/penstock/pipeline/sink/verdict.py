@@ -21,6 +21,8 @@ class TaskDone(WriterCommitMessage):
     """Of what it has written; None where it has written nothing."""
     committed_by: int | None = None
     """The mark of the execution that has committed this batch before; None where it is new."""
+    rows: int = 0
+    """How many came, written or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class Verdict:
     winners: tuple[str, ...]
     committed_by: int | None
     """The mark of the execution that has committed it before: nothing was written this time."""
+    rows: int
 
 
 def verdict(messages: Iterable[WriterCommitMessage | None]) -> Verdict | None:
@@ -46,7 +49,7 @@ def verdict(messages: Iterable[WriterCommitMessage | None]) -> Verdict | None:
     if len(before) > 1:
         raise committed_meanwhile(epoch)
     winners = tuple(message.handle for message in done if message.handle is not None)
-    return Verdict(epoch, winners, before.pop())
+    return Verdict(epoch, winners, before.pop(), sum(message.rows for message in done))
 
 
 def committed_meanwhile(epoch: Epoch) -> ConcurrentQueryError:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urlsplit
 
-from penstock.client.config import ProducerConfig
 from penstock.pipeline.connectors.tls import TlsOptions
 from penstock.pipeline.option_map import ClientSettings, OptionMap
 
@@ -16,6 +15,14 @@ WHERE: Final = "the penstock-elasticsearch sink"
 RECORD: Final = "record"
 """The id that is made of a record's topic, partition and offset."""
 PLACE: Final = ("topic", "partition", "offset")
+_BYTES: Final = "keys and values of dead letters are bytes already; leave it out"
+_NO_TRANSACTIONS: Final = "dead letters have no transactions; leave it out"
+_OURS: Final = {
+    "key_serializer": _BYTES,
+    "value_serializer": _BYTES,
+    "transactional_id": _NO_TRANSACTIONS,
+    "transaction_timeout_ms": _NO_TRANSACTIONS,
+}
 
 
 class OnError(enum.Enum):
@@ -91,7 +98,7 @@ class ElasticsearchOptions:
         cls, given: Mapping[str, str | None], columns: Collection[str]
     ) -> ElasticsearchOptions:
         """From an option map, for rows with these columns. Raises OptionError."""
-        options = OptionMap(given, where=WHERE)
+        options = OptionMap.of_sink(given, where=WHERE)
         access, limits = _access(options), _limits(options)
         id_column = _id_column(options, columns)
         method = WriteMethod(options.choice("writeMethod", _values(WriteMethod), "index"))
@@ -112,7 +119,6 @@ class ElasticsearchOptions:
             dead_letter_topic=topic,
             producer=producer,
         )
-        options.ignore("checkpointLocation")  # Spark hands its own over, too.
         options.finish()
         return made
 
@@ -156,7 +162,7 @@ def _access(options: OptionMap) -> Access:
         api_key=api_key,
         tls=TlsOptions.load(options),
         gzip=options.flag("gzip", False),
-        request_timeout_s=_seconds(options, "requestTimeout", 60_000),
+        request_timeout_s=_seconds(options, "requestTimeout", 60_000, low=1),
     )
 
 
@@ -170,8 +176,8 @@ def _limits(options: OptionMap) -> Limits:
     )
 
 
-def _seconds(options: OptionMap, name: str, default: int) -> float:
-    return (options.span_ms(name, default) or 0) / 1000
+def _seconds(options: OptionMap, name: str, default: int, *, low: int = 0) -> float:
+    return (options.span_ms(name, default, low=low) or 0) / 1000
 
 
 def _index(options: OptionMap, columns: Collection[str]) -> str | None:
@@ -252,7 +258,7 @@ def _dead_letters(
 ) -> tuple[str | None, ClientSettings | None]:
     if on_error is OnError.DEAD_LETTER:
         topic = options.required("deadLetterTopic", "name the topic for rows that are refused")
-        return topic, options.client_settings(ProducerConfig)
+        return topic, options.acknowledged_settings(ours=_OURS)
     if options.has("deadLetterTopic"):
         raise options.contradiction("deadLetterTopic is of use with onError=deadLetter alone")
     return None, None

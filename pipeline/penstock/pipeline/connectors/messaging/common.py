@@ -67,7 +67,7 @@ class CommonOptions:
                 (options.span_ms("availableNowTimeout", 300_000) or 0) / 1000,
             ),
             heartbeat_s=heartbeat_ms // 1000,
-            connect_timeout_s=(options.span_ms("connectTimeout", 10_000) or 1) / 1000,
+            connect_timeout_s=(options.span_ms("connectTimeout", 10_000, low=1) or 1) / 1000,
             reconnect_timeout_s=(options.span_ms("reconnectTimeout", 300_000) or 0) / 1000,
             check_on_load=options.flag("checkOnLoad", True),
         )
