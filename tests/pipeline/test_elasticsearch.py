@@ -41,6 +41,8 @@ def records(spark: SparkSession, tmp_path: Path) -> DataFrame:
 
 def run(records: DataFrame, checkpoint: Path, **options: str) -> None:
     writer = records.writeStream.format("penstock-elasticsearch").options(**options)
+    # As all queries of a declarative pipeline have one. No two of a name run at a time.
+    writer = writer.queryName("documents")
     query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
     try:
         query.awaitTermination()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
-from penstock.pipeline.errors import OptionError
+from penstock.pipeline.own_schema import refuse_other
 from penstock.pipeline.refused_stream import said_later
 from penstock.pipeline.sink.plan import SinkPlan
 from penstock.pipeline.sink.writers import BatchWriter, StreamWriter
@@ -41,12 +41,7 @@ class PenstockDataSource(DataSource):
 
     def _source(self, schema: StructType) -> SourceOptions:
         options = SourceOptions.load(self.options)
-        own = source_schema(headers=options.include_headers)
-        if schema != own:
-            raise OptionError(
-                f"{WHERE} has its own schema, {own.simpleString()}, and {schema.simpleString()} "
-                "was given: leave .schema() out, and select or cast what was read"
-            )
+        refuse_other(schema, source_schema(headers=options.include_headers), WHERE)
         return options
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:

@@ -19,6 +19,8 @@ from penstock.wire.config_keys import suggest
 
 _MAX_INT64: Final = 2**63 - 1
 _SERVERS: Final = "bootstrap.servers"
+_SPARKS_OWN: Final = ("checkpointLocation", "queryName")
+"""What a query hands its sink beside the sink's own options, and reads itself."""
 _SPAN: Final = re.compile(r"([0-9]{1,15})\s*(ms|s|sec|m|min|h|d|)", re.ASCII)
 _UNITS_MS: Final = {
     "": 1, "ms": 1, "s": 1_000, "sec": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000,
@@ -63,6 +65,14 @@ class OptionMap:
                 )
             self._as_given[low] = name
 
+    @classmethod
+    def of_sink(cls, given: Mapping[str, str | None], *, where: str) -> OptionMap:
+        """Those of a sink: what Spark itself adds for the query is known."""
+        made = cls(given, where=where)
+        for name in _SPARKS_OWN:
+            made.has(name)
+        return made
+
     def has(self, name: str) -> bool:
         """Whether it was given."""
         self._known[name.lower()] = name
@@ -77,11 +87,6 @@ class OptionMap:
     def contradiction(self, why: str) -> OptionError:
         """What to raise for options that do not go together."""
         return OptionError(f"{self._where}: {why}")
-
-    def ignore(self, *names: str) -> None:
-        """Take these for known: others read them."""
-        for name in names:
-            self.has(name)
 
     # --- values -----------------------------------------------------------------------------
 

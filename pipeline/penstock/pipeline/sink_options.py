@@ -64,10 +64,8 @@ class SinkOptions:
     @classmethod
     def load(cls, given: Mapping[str, str | None]) -> SinkOptions:
         """The options of ``df.write`` and ``df.writeStream``. Raises OptionError."""
-        options = OptionMap(given, where=_WHERE)
-        # Spark hands these over too, and means itself.
+        options = OptionMap.of_sink(given, where=_WHERE)
         checkpoint = options.text("checkpointLocation")
-        options.ignore("queryName")
         topic = options.text("topic")
         words = [delivery.value for delivery in Delivery]
         delivery = Delivery(options.choice("delivery", words, Delivery.EXACTLY_ONCE.value))

@@ -49,6 +49,10 @@ def options(url: str = "http://localhost:9200", **more: str) -> ElasticsearchOpt
     return ElasticsearchOptions.load({"url": url, **QUICK, **more}, COLUMNS)
 
 
+def test_what_spark_adds_to_the_options_is_passed_over() -> None:
+    assert options(queryName="orders", checkpointLocation="c") == options()
+
+
 def rows(*values: bytes | None, key: bytes | None = None) -> Iterator[pa.RecordBatch]:
     yield pa.RecordBatch.from_pylist(
         [

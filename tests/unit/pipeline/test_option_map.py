@@ -57,10 +57,16 @@ def test_where_no_name_is_near_all_are_listed() -> None:
         found.finish()
 
 
-def test_what_others_read_is_known() -> None:
-    found = options(checkpointLocation="/c")
-    found.ignore("checkpointLocation", "path")
-    found.finish()
+def test_what_spark_adds_for_a_sink_is_known_and_for_a_source_is_not() -> None:
+    # As `writer.queryName(...)` and `.option("checkpointLocation", ...)` give them.
+    given = {"queryname": "q", "checkpointlocation": "c", "topic": "t"}
+    sink = OptionMap.of_sink(given, where="the sink")
+    assert sink.text("topic") == "t"
+    sink.finish()
+    for name in ("queryName", "checkpointLocation"):
+        source = OptionMap({name: "x"}, where="the source")
+        with pytest.raises(OptionError, match=f"the source: unknown option {name}"):
+            source.finish()
 
 
 @pytest.mark.parametrize("text", ["", "  "])

@@ -77,6 +77,7 @@ from penstock.pipeline.errors import (
 )
 from penstock.pipeline.functions.columns import quoted
 from penstock.pipeline.option_map import OptionMap
+from penstock.pipeline.own_schema import refuse_other
 from penstock.pipeline.refused_stream import said_later
 
 _WHERE: Final = "the penstock-postgres source"
@@ -152,12 +153,12 @@ class PostgresDataSource(DataSource):
         columns = _columns(options)
         if options.ordering is not None:
             ordering_types(options.ordering, columns, _WHERE)
-        return StructType([StructField(each.name, each.kind) for each in columns])
+        return _schema_of(columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """For ``spark.read``: all rows, whatever the mode."""
+        """For ``spark.read``: all rows, whatever the mode. Raises OptionError."""
         options = _SourceOptions.load(self.options)
-        return _BulkReader(_RowReader(options, _columns(options), schema))
+        return _BulkReader(_RowReader.checked(options, _columns(options), schema))
 
     @said_later
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's.
@@ -172,7 +173,8 @@ class PostgresDataSource(DataSource):
             )
         columns = _columns(options)
         types = ordering_types(options.ordering, columns, _WHERE)
-        return _NewRowsReader(_RowReader(options, columns, schema), options.ordering, types)
+        rows = _RowReader.checked(options, columns, schema)
+        return _NewRowsReader(rows, options.ordering, types)
 
 
 def _columns(options: _SourceOptions) -> list[SourceColumn]:
@@ -188,6 +190,10 @@ def _columns(options: _SourceOptions) -> list[SourceColumn]:
         return found
 
 
+def _schema_of(columns: Sequence[SourceColumn]) -> StructType:
+    return StructType([StructField(each.name, each.kind) for each in columns])
+
+
 @dataclass(frozen=True, slots=True)
 class _Range(InputPartition):
     start: Position
@@ -199,6 +205,14 @@ class _RowReader:
     options: _SourceOptions
     columns: list[SourceColumn]
     schema: StructType
+
+    @classmethod
+    def checked(
+        cls, options: _SourceOptions, columns: list[SourceColumn], schema: StructType
+    ) -> _RowReader:
+        """Values come by their position: raises OptionError for a schema that has others."""
+        refuse_other(schema, _schema_of(columns), _WHERE)
+        return cls(options, columns, schema)
 
     def read(self, part: _Range, *, everything: bool) -> Iterator[pa.RecordBatch]:
         ordering = None if everything else self.options.ordering

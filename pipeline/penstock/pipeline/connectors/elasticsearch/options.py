@@ -98,7 +98,7 @@ class ElasticsearchOptions:
         cls, given: Mapping[str, str | None], columns: Collection[str]
     ) -> ElasticsearchOptions:
         """From an option map, for rows with these columns. Raises OptionError."""
-        options = OptionMap(given, where=WHERE)
+        options = OptionMap.of_sink(given, where=WHERE)
         access, limits = _access(options), _limits(options)
         id_column = _id_column(options, columns)
         method = WriteMethod(options.choice("writeMethod", _values(WriteMethod), "index"))
@@ -119,7 +119,6 @@ class ElasticsearchOptions:
             dead_letter_topic=topic,
             producer=producer,
         )
-        options.ignore("checkpointLocation")  # Spark hands its own over, too.
         options.finish()
         return made
 

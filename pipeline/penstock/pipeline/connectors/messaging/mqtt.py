@@ -31,6 +31,7 @@ from penstock.pipeline.connectors.messaging.inbox import Inbox
 from penstock.pipeline.connectors.messaging.reader import MessageReader
 from penstock.pipeline.errors import ConnectorError
 from penstock.pipeline.option_map import OptionMap
+from penstock.pipeline.own_schema import refuse_other
 from penstock.pipeline.refused_stream import said_later
 
 _log: Final = logging.getLogger(__name__)
@@ -131,7 +132,9 @@ class MqttDataSource(DataSource):
     @said_later
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's.
         """For ``readStream``. What is wrong with it fails the query with OptionError."""
-        return MqttReader(MqttOptions.load(self.options))
+        options = MqttOptions.load(self.options)
+        refuse_other(schema, SCHEMA, WHERE)
+        return MqttReader(options)
 
 
 class MqttReader(MessageReader):
