@@ -106,7 +106,7 @@ def test_every_module_and_stub_is_in_the_wheel(installed):
     expected = {
         path.relative_to(ROOT / tree).as_posix()
         for tree in TREES
-        for suffix in ("*.py", "*.pyi", "*.pyx", "*.pxi", "*.proto", "py.typed")
+        for suffix in ("*.py", "*.pyi", "*.pyx", "*.pxi", "preload.c", "*.proto", "py.typed")
         for path in (ROOT / tree / "penstock").rglob(suffix)
     }
     assert {f"penstock/{package}/py.typed" for package in PACKAGES} <= expected
