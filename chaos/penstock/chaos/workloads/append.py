@@ -110,11 +110,9 @@ class Append:
     def checkers(self, plan: Plan) -> Sequence[Checker]:
         """Those of logs, whatever the plan."""
         # Imported here: only who judges needs them, and what they stand on.
-        from penstock.chaos.checkers.registry import (  # noqa: PLC0415 - see above.
-            AcksLevels,
-            SeekHonoured,
-            appends,
-        )
+        from penstock.chaos.checkers.lost import AcksLevels  # noqa: PLC0415 - see above.
+        from penstock.chaos.checkers.registry import appends  # noqa: PLC0415 - see above.
+        from penstock.chaos.checkers.seeks import SeekHonoured  # noqa: PLC0415 - see above.
 
         return [*appends(), AcksLevels(), SeekHonoured()]
 

@@ -56,7 +56,10 @@ def shrink(
         from penstock.chaos.judging import read_judgement  # noqa: PLC0415 - as above.
         from penstock.chaos.run_plan import read_plan  # noqa: PLC0415 - as above.
         from penstock.chaos.runner import SCHEDULE_FILE  # noqa: PLC0415 - as above.
-        from penstock.chaos.schedule import read_schedule, write_schedule  # noqa: PLC0415
+        from penstock.chaos.schedule import (  # noqa: PLC0415 - as above.
+            read_schedule,
+            write_schedule,
+        )
         from penstock.chaos.shrinking import smallest_failing  # noqa: PLC0415 - as above.
         from penstock.chaos.verdict import Valid  # noqa: PLC0415 - as above.
 
