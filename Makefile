@@ -29,7 +29,7 @@ endif
 	bench-group-failover bench-idle bench-quorum bench-controller-failover bench-metadata \
 	bench-latency bench-catch-up bench-throughput \
 	bench-recovery bench-partitions bench-tls bench-codec bench-client bench-consume bench-transactions bench-pipeline soak \
-	transaction-soak \
+	transaction-soak bench-chaos-checking \
 	pipeline-crashes kill-loop fuzz-codec flip-loop sim sim-mutants build clean distclean
 
 help: ## List the targets
@@ -140,6 +140,9 @@ bench-client: $(VENV)/.installed-dev ## Measure every way to write and read agai
 
 bench-consume: $(VENV)/.installed-dev ## Measure the records a second that a consumer hands out
 	@$(BIN)/python bench/consume.py $(ARGS)
+
+bench-chaos-checking: $(VENV)/.installed-dev ## Measure how long the chaos harness judges 5 million records
+	@$(BIN)/python bench/chaos_checking.py $(ARGS)
 
 bench-pipeline: $(VENV)/.installed-dev ## Measure rows a second, micro-batches and memory of Spark
 	@$(BIN)/python bench/pipeline.py $(ARGS)

@@ -79,3 +79,46 @@ def test_a_cut_last_line_is_left_out_and_any_other_is_refused(tmp_path: Path) ->
 def test_a_process_has_one_operation_at_a_time(types: list[Type], says: str) -> None:
     with pytest.raises(HistoryError, match=says):
         History(Event(t, "a", type_, "poll") for t, type_ in enumerate(types))
+
+
+def test_operations_are_found_by_what_they_are() -> None:
+    events = [
+        Event(t, process, type_, f)
+        for t, (process, type_, f) in enumerate(
+            [
+                ("a", Type.INVOKE, "poll"),
+                ("b", Type.INVOKE, "seek"),
+                ("b", Type.OK, "seek"),
+                ("a", Type.OK, "poll"),
+                ("b", Type.INVOKE, "poll"),
+            ]
+        )
+    ]
+    history = History(reversed(events))
+    assert [one.invoked.t for one in history.of("poll")] == [0, 4]
+    assert [one.invoked.t for one in history.of("seek", "poll")] == [0, 1, 4]
+    assert list(history.of("append")) == []
+    assert (history.kinds, history.end_t) == ({"poll", "seek"}, 4)
+    assert History([]).end_t == 0
+
+
+def test_what_is_made_of_a_history_is_made_once() -> None:
+    history = History([Event(0, "a", Type.INVOKE, "poll")])
+    made = []
+
+    def count(of: History) -> int:
+        made.append(of)
+        return len(of.operations)
+
+    assert [history.derived(count), history.derived(count)] == [1, 1]
+    assert made == [history]
+
+
+def test_an_event_that_was_read_is_the_one_that_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    event = Event(7, "a", Type.INVOKE, "poll", {"first": [1]}, "", "final")
+    path.write_text(event.line() + "\n")
+    read = read_history(path).events[0]
+    assert (read, hash(read), read.fields()) == (event, hash(event), event.fields())
+    assert read != Event(7, "a", Type.INVOKE, "poll", {"first": [2]}, "", "final")
+    assert read.line() == event.line()

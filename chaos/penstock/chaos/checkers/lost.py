@@ -181,8 +181,8 @@ class AcksLevels:
     """What fewer acknowledgements than all promise: an append with acks=1 is acknowledged by the
     leader alone and may be lost when it fails; in a run without any fault nothing fails, and there
     a record that was acknowledged with acks=1 and is not in the final reads (as LostWrite and
-    UnseenWrite define it) is an anomaly. An append with acks=0 promises nothing, ever. How much of
-    both is gone is told as a figure.
+    UnseenWrite define it) should be there: an anomaly is a run of such records of one append. An
+    append with acks=0 promises nothing, ever. How much of both is gone is told as a figure.
     """
 
     name = "acks-levels"
