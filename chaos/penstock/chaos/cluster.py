@@ -76,8 +76,9 @@ class DiskFault:
     """What a node's disk does until it is healed.
 
     ``errno`` is that of each write (``ENOSPC``, ``EIO``), or of each sync where ``of_sync`` is set;
-    ``delay_ms`` is added to each write and sync. ``keep_unsynced`` off: what was not synced is gone
-    when the node is killed, as when power fails.
+    ``delay_ms`` is added to each write and sync. ``keep_unsynced`` off: what was written from then
+    on and not synced is gone when the node is killed, as when power fails. For several nodes at
+    once, pause all of them before the first one is killed: nothing is synced in between.
     """
 
     errno: str = ""
@@ -160,7 +161,7 @@ class Cluster(Protocol):
         ...
 
     def data_directory(self, node: int) -> Path:
-        """Where it keeps everything; to be changed only while it is down."""
+        """Where it keeps everything but its settings and its log; for while it is down."""
         ...
 
     # --- clocks: Capability.CLOCKS, and limits: Capability.LIMITS
@@ -172,7 +173,10 @@ class Cluster(Protocol):
     def set_limits(
         self, node: int, *, descriptors: int | None = None, memory_bytes: int | None = None
     ) -> None:
-        """From now on it may have no more; None is what it was started with."""
+        """From now on, over all of its lives, it may have no more; None is what it had before.
+
+        Of memory what is its own is counted: heap and stacks, not the files that it has mapped.
+        """
         ...
 
     # --- evidence

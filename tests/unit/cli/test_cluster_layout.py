@@ -20,7 +20,7 @@ from penstock.raft_meta.credentials import NodeTls
 from penstock.wire.errors import AddressInUseError, ConfigurationError, DataDirectoryError
 
 # Ports that tests name and nobody listens on: who else uses them here is no matter.
-NAMED = {base + i + d for base in (9092, 21_000, 21_500) for i in range(3) for d in (0, 1000)}
+NAMED = {base + i + d for base in (9092, 21_000, 21_500) for i in range(3) for d in (0, 1000, 2000)}
 
 
 @pytest.fixture(autouse=True)
@@ -224,3 +224,32 @@ def test_a_cluster_without_tls_is_not_put_under_it(tmp_path: Path) -> None:
     assert {"PENSTOCK_TLS_CA", "PENSTOCK_TLS_KEY"} <= layout.environment_names
     with pytest.raises(DataDirectoryError, match="holds a cluster without TLS"):
         prepare_layout(tmp_path, tls=True)
+
+
+def test_nodes_behind_another_host_are_reached_there_alone(tmp_path: Path) -> None:
+    layout = prepare_layout(
+        tmp_path, nodes=2, base_port=21_000, advertised_host="127.0.0.2", has_files_beside=True
+    )
+    assert prepare_layout(tmp_path) == layout
+    for plan in layout.plans:
+        assert plan.config_path == tmp_path / f"node-{plan.node_id}.toml"
+        assert plan.log_path == tmp_path / f"node-{plan.node_id}.log"
+        config = NodeConfig.load(plan.config_path)
+        assert config.broker_listen == f"127.0.0.1:{plan.broker_port}" == plan.address
+        assert config.advertised == ("127.0.0.2", plan.broker_port)
+        assert plan.advertised == f"127.0.0.2:{plan.broker_port}"
+        assert config.controller_listen == f"127.0.0.1:{plan.controller_port}"
+        assert config.controller_address == ("127.0.0.2", plan.controller_port)
+        assert config.frames_address == ("127.0.0.1", plan.frames_port)
+        assert set(config.voters.values()) == {("127.0.0.2", 22_000), ("127.0.0.2", 22_001)}
+
+
+def test_a_port_for_followers_is_looked_at_where_it_is_known(tmp_path: Path) -> None:
+    base = find_base_port(1, first=25_000, frames=True)
+    with socket.create_server(("127.0.0.1", base + 2_000)):
+        check_ports(prepare_layout(tmp_path / "direct", nodes=1, base_port=base).plans)
+        with pytest.raises(AddressInUseError, match=f"port {base + 2_000} .* its followers"):
+            prepare_layout(
+                tmp_path / "behind", nodes=1, base_port=base, advertised_host="127.0.0.2"
+            )
+        assert find_base_port(1, first=base, frames=True) > base

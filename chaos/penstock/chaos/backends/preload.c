@@ -100,6 +100,12 @@ DECLARE(int, fstatvfs, int, struct statvfs *);
 DECLARE(int, clock_gettime, clockid_t, struct timespec *);
 DECLARE(int, sem_timedwait, sem_t *, const struct timespec *);
 
+/* A fault that is never injected, or a write that nobody knows of, would make a run worth nothing. */
+__attribute__((noreturn)) static void die(const char *what, const char *path) {
+    fprintf(stderr, "penstock chaos: cannot %s %s: %s\n", what, path, strerror(errno));
+    abort();
+}
+
 /* --- setting up ------------------------------------------------------------------------------ */
 
 static int note_python(struct dl_phdr_info *info, size_t size, void *base) {
@@ -128,13 +134,10 @@ __attribute__((constructor)) static void begin(void) {
     Dl_info found;
     if (symbol && dladdr(symbol, &found)) dl_iterate_phdr(note_python, found.dli_fbase);
     int fd = REAL(open)(at, O_RDWR | O_CLOEXEC);
-    if (fd < 0) {
-        fprintf(stderr, "penstock chaos: cannot open %s: %s\n", at, strerror(errno));
-        abort(); /* A fault that is never injected would make a run worth nothing. */
-    }
+    if (fd < 0) die("open", at);
     void *mapped = mmap(NULL, sizeof *control, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     REAL(close)(fd);
-    if (mapped == MAP_FAILED) abort();
+    if (mapped == MAP_FAILED) die("map", at);
     control = mapped;
 }
 
@@ -179,11 +182,13 @@ static int is_noted(void) { return control && control->journal; }
 static int open_journal(void) {
     uint32_t wanted = control->journal;
     if (wanted && wanted != journal_open_as) {
-        char path[PATH_MAX + 32];
+        char path[PATH_MAX + 64];
         if (journal_fd >= 0) REAL(close)(journal_fd);
-        snprintf(path, sizeof path, "%s/journal-%u", journal_directory, wanted);
+        /* One for each life: what a life that was ended tore is at the end of its own. */
+        snprintf(path, sizeof path, "%s/journal-%u-%d", journal_directory, wanted, getpid());
         journal_fd = REAL(open)(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0640);
         journal_open_as = wanted;
+        if (journal_fd < 0) die("open", path);
     }
     return wanted ? journal_fd : -1;
 }
@@ -210,10 +215,7 @@ static uint64_t note(struct record record, const char *name, const char *other, 
         parts[2] = (struct iovec){(void *)other, other ? strlen(other) + 1 : 0};
         parts[3] = (struct iovec){content, record.content_bytes};
         size_t size = sizeof record + record.names_bytes + record.content_bytes;
-        if (REAL(writev)(fd, parts, 4) != (ssize_t)size) {
-            fprintf(stderr, "penstock chaos: cannot write its journal: %s\n", strerror(errno));
-            abort(); /* Else it would be said that power took what it did not. */
-        }
+        if (REAL(writev)(fd, parts, 4) != (ssize_t)size) die("write to", journal_directory);
     }
     pthread_mutex_unlock(&journal_lock);
     errno = kept;

@@ -112,7 +112,7 @@ class Preload:
         """The node was killed: take from its files what power would have; None if it has it."""
         if not _forgets(self._disk):
             return None
-        lost = lose_power(self._root, self._notes, self._notes / f"journal-{self._journal}")
+        lost = lose_power(self._root, self._notes, self._notes.glob(f"journal-{self._journal}-*"))
         self._forget_notes()
         return lost
 

@@ -24,7 +24,7 @@ count files that LMDB has mapped too, which take no memory."""
 
 def pause(pid: int) -> None:
     """Stop it in its tracks, and return when it stands still; nothing where it is gone."""
-    _signal_and_wait(pid, signal.SIGSTOP, lambda: state(pid) in ("T", ""))
+    _signal_and_wait(pid, signal.SIGSTOP, lambda: state(pid) in ("T", "Z", ""))
 
 
 def resume(pid: int) -> None:

@@ -6,10 +6,11 @@ the journal's end to its beginning, each change that was not is taken back.
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -65,47 +66,51 @@ class Change:
 
 @dataclass(slots=True)
 class Lost:
-    """What was taken back."""
+    """What was taken back, of so many changes."""
 
+    changes: int = 0
     writes: int = 0
     write_bytes: int = 0
     names: list[str] = field(default_factory=list)
 
 
-def lose_power(root: Path, notes: Path, journal: Path) -> Lost:
+def lose_power(root: Path, notes: Path, journals: Iterable[Path]) -> Lost:
     """Take back what was not synced under ``root``; ``notes`` is where deleted files were kept.
 
-    The node must be gone. Without a journal nothing was written, and nothing is lost.
+    The node must be gone. Each of its lives has written a journal, if it has changed anything.
     """
-    if not journal.exists():
-        return Lost()
-    lost = Lost()
-    changes = read_changes(journal.read_bytes())
+    changes = read_changes(*(path.read_bytes() for path in journals))
+    lost = Lost(len(changes))
     _restore_contents([c for c in changes if c.kind not in _OF_NAMES], root, notes, lost)
     _restore_names([c for c in changes if c.kind in _OF_NAMES], root, notes, lost)
     return lost
 
 
-def read_changes(data: bytes) -> list[Change]:
+def read_changes(*journals: bytes) -> list[Change]:
     """The changes in their order, each with what became of it. A record that was torn is left out.
 
     A change is durable if it was done before a sync began that succeeded.
     """
+    # Numbers go up from life to life. What goes on when a journal begins has its beginning nowhere.
+    lives = sorted((list(_records(data)) for data in journals), key=lambda one: one[:1])
+    records = itertools.chain.from_iterable(lives)
     changes: dict[int, Change] = {}
     pending: dict[int, list[Change]] = {}
     syncs: dict[int, int] = {}
-    for at, (kind, number, inode, other, rest) in enumerate(_records(data)):
-        if kind is Kind.DONE:
-            changes[number].done_at = at
-            changes[number].has_failed = not other
-        elif kind is Kind.SYNC:
+    for at, (number, kind, inode, other, rest) in enumerate(records):
+        known = changes.get(number)
+        if kind is Kind.SYNC:
             syncs[number] = at
         elif kind is Kind.SYNCED:
-            began = syncs.pop(number)
+            began = syncs.pop(number, -1)
             for synced in [inode] if inode else list(pending):
                 pending[synced] = _settle(pending.get(synced, []), began, succeeded=bool(other))
-        elif kind is Kind.DURABLE:
-            changes[number].is_durable = True
+        elif kind in (Kind.DONE, Kind.DURABLE):
+            if known is not None and kind is Kind.DONE:
+                known.done_at = at
+                known.has_failed = not other
+            elif known is not None:
+                known.is_durable = True
         else:
             change = Change(kind, inode, other, *rest)
             changes[number] = change
@@ -115,7 +120,8 @@ def read_changes(data: bytes) -> list[Change]:
 
 def _records(
     data: bytes,
-) -> Iterator[tuple[Kind, int, int, int, tuple[int, int, int, bytes, tuple[str, ...]]]]:
+) -> Iterator[tuple[int, Kind, int, int, tuple[int, int, int, bytes, tuple[str, ...]]]]:
+    """Number, kind, inode, the other number, and the rest of a change."""
     at = 0
     while at + _RECORD.size <= len(data):
         kind, names_bytes, number, inode, other, *numbers, size = _RECORD.unpack_from(data, at)
@@ -127,7 +133,7 @@ def _records(
         names = tuple(os.fsdecode(n) for n in data[names_at:content_at].split(b"\0")[:-1])
         offset, length, old_size = numbers
         rest = (offset, length, old_size, data[content_at:at], names)
-        yield Kind(kind), number, inode, other, rest
+        yield number, Kind(kind), inode, other, rest
 
 
 def _settle(changes: list[Change], began: int, *, succeeded: bool) -> list[Change]:

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
@@ -33,11 +34,12 @@ from penstock.cli.cluster_layout import (
     HOST,
     ClusterLayout,
     NodePlan,
+    check_ports,
     find_base_port,
     prepare_layout,
 )
-from penstock.cli.local_cluster import LocalCluster
-from penstock.cli.readiness import describe_unready
+from penstock.cli.local_cluster import LocalCluster, read_tail
+from penstock.cli.readiness import describe_cluster, describe_unready
 from penstock.v1 import metadata_pb2, metadata_pb2_grpc
 from penstock.wire.errors import PenstockError
 from penstock.wire.transport import CHANNEL_OPTIONS
@@ -50,6 +52,7 @@ TERMINATE_S: Final = 30.0
 FRAMES_CALL: Final = "/penstock.v1.Replication/Fetch"
 """What goes over a connection in frames, by the name that it has in gRPC."""
 _POLL_S: Final = 0.05
+_TAIL_LINES: Final = 20
 _ASK_S: Final = 2.0
 
 
@@ -155,6 +158,8 @@ class LocalBackend:
             if self._has_links and self._network is None:
                 self._network = Network(self._routes(), self._seed)
                 self._network.set_faults(self._faults)
+            running = self.running
+            check_ports(plan for plan in self._layout.plans if plan.node_id not in running)
             for node in self.nodes:
                 self.start_node(node)
         except (PenstockError, FaultError) as error:
@@ -191,8 +196,23 @@ class LocalBackend:
         for node in self.nodes:
             if node not in running:
                 self._note_exits()
-                raise ClusterError(f"node {node} is down; next: see {self.log(node)}")
-        return describe_unready(self._layout.plans) or self._describe_leaderless()
+                log = self._layout.plan(node).log_path
+                raise ClusterError(
+                    f"node {node} is down; the end of {log}:\n{read_tail(log, _TAIL_LINES)}"
+                )
+        return (
+            describe_unready(self._layout.plans)
+            or self._describe_strangers()
+            or self._describe_leaderless()
+        )
+
+    def _describe_strangers(self) -> str:
+        """Another cluster's node may have taken a port before ours, which ends only later."""
+        for plan in self._layout.plans:
+            answer = describe_cluster(plan)
+            if answer is None or answer.cluster_id != self._layout.cluster_id:
+                return f"a node of another cluster, or none, answers at {plan.address}"
+        return ""
 
     def _describe_leaderless(self) -> str:
         for plan in self._layout.plans:
@@ -225,6 +245,7 @@ class LocalBackend:
         if node in self.running:
             self._cluster.kill_node(node)
             self._lose_unsynced(node)
+            self._tell_owners()
 
     def terminate(self, node: int) -> None:
         """Ask it to stop, and return when it has; by force after half a minute."""
@@ -234,6 +255,7 @@ class LocalBackend:
         if node in self.running and not self._cluster.stop_node(node, TERMINATE_S):
             self._note(node, f"did not stop within {TERMINATE_S:.0f} s and was killed")
             self._lose_unsynced(node)
+        self._tell_owners()
 
     def start_node(self, node: int) -> None:
         """Start one that is down; does not wait until it serves. No-op where it runs."""
@@ -243,8 +265,12 @@ class LocalBackend:
         self._cluster.start_node(node)
         self._pids[node] = self._cluster.pid(node)
         self._apply_limits(node)
+        self._tell_owners()
+
+    def _tell_owners(self) -> None:
+        """Have the relay know the nodes' processes: others may have the numbers of those gone."""
         if self._network is not None:
-            self._network.set_owners({pid: one for one, pid in self._pids.items()})
+            self._network.set_owners({pid: node for node, pid in self._pids.items()})
 
     def pause(self, node: int) -> None:
         """Stop its process in its tracks, and return when it stands still."""
@@ -343,15 +369,18 @@ class LocalBackend:
     # --- evidence
 
     def heal_all(self) -> None:
-        """Heal whatever is broken, and start whatever is down."""
-        self.set_links({})
-        for node in self.nodes:
-            self.set_disk(node, None)
-            self.set_clock(node, 0)
-            self.set_limits(node)
-            self.resume(node)
-        for node in self.nodes:
-            self.start_node(node)
+        """Heal whatever is broken, and start whatever is down.
+
+        What cannot be healed does not keep the rest from it; FaultError is raised for it then.
+        """
+        with ExitStack() as healing:  # From the last to the first.
+            for node in self.nodes:
+                healing.callback(self.start_node, node)
+                healing.callback(self.resume, node)
+                healing.callback(self.set_limits, node)
+                healing.callback(self.set_clock, node, 0)
+                healing.callback(self.set_disk, node, None)
+            healing.callback(self.set_links, {})
 
     def log(self, node: int) -> Path | None:
         """What it has written for people, over all of its lives."""
