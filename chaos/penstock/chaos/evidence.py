@@ -10,6 +10,7 @@ import json
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -27,7 +28,7 @@ _MOST_LINES: Final = 200
 _TRACEBACK: Final = "Traceback (most recent call last)"
 
 
-class Watcher:
+class Watcher(ABC):
     """Calls ``look`` every so often in a thread of its own, until it is stopped."""
 
     def __init__(self, name: str, interval_s: float) -> None:
@@ -44,9 +45,9 @@ class Watcher:
         self._stop.set()
         self._thread.join(timeout_s)
 
+    @abstractmethod
     def look(self) -> None:
         """What is done each time."""
-        raise NotImplementedError
 
     def _run(self) -> None:
         while not self._stop.wait(self._interval_s):

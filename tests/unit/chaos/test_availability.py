@@ -83,3 +83,9 @@ def test_partitions_stand_in_the_order_of_their_numbers() -> None:
 def test_the_longest_of_none_is_nothing() -> None:
     assert longest_ms([]) == 0
     assert longest_ms([Window("t-0", 0, SECOND), Window("t-0", 0, 2 * SECOND)]) == 2000
+
+
+def test_a_write_that_goes_on_hanging_after_a_success_waits_from_then_on() -> None:
+    assert found(
+        write("a", 0, 9, Type.INFO), write("b", 0, 0.1, Type.OK), write("b", 9.4, 9.5, Type.OK)
+    ) == [("t-0", 0.1, 9.5, False)]

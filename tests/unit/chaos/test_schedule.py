@@ -31,10 +31,10 @@ class Named:
         return Fault(self.name, "some", "random", {"number": random.randrange(nodes)})
 
     def invoke(self, fault: Fault, scene: Scene) -> Mapping[str, Any]:
-        raise NotImplementedError
+        raise AssertionError("it is only planned")
 
     def heal(self, fault: Fault, scene: Scene, held: Mapping[str, Any]) -> None:
-        raise NotImplementedError
+        raise AssertionError("it is only planned")
 
 
 NEMESES: list[Nemesis] = [Named("kill"), Named("pause"), Named("partition")]

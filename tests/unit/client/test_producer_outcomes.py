@@ -64,6 +64,40 @@ async def test_a_timeout_says_what_may_have_become_of_the_records(
     assert ("not written: every attempt was refused" in caught.value.message) != written
 
 
+@pytest.mark.parametrize("knows", [True, False], ids=["with a hint", "without"])
+async def test_a_refusal_tells_who_leads_also_where_nothing_is_sent_again(
+    cluster: FakeCluster, knows: bool
+) -> None:
+    cluster.add_topic("t", leader=1)
+
+    async def refuse(node: FakeNode, request: log_pb2.ProduceRequest) -> Any:
+        if node.number == 1 and not knows:
+            return refusal(request, NotLeaderError("not me, and I do not know who"))
+        return None  # It answers by itself, with a hint.
+
+    async with AsyncProducer(
+        cluster.bootstrap, enable_idempotence=False, retries=0, linger_ms=0
+    ) as producer:
+        await producer.send_and_wait("t", b"before")
+        cluster.move("t", 0, leader=2)
+        cluster.on_produce = refuse
+        with pytest.raises(NotLeaderError):
+            await producer.send_and_wait("t", b"refused")
+        await _until_it_succeeds(producer)
+    assert cluster.values("t")[-1] == b"after"
+
+
+async def _until_it_succeeds(producer: AsyncProducer) -> None:
+    """Without a hint the new leader is asked for meanwhile: a refusal more is no failure."""
+    async with asyncio.timeout(5):
+        while True:
+            try:
+                await producer.send_and_wait("t", b"after")
+            except NotLeaderError:
+                continue
+            return
+
+
 async def test_one_unheard_attempt_makes_the_outcome_unknown(cluster: FakeCluster) -> None:
     cluster.add_topic("t", leader=1)
     attempts = 0

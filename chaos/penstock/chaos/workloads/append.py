@@ -298,6 +298,9 @@ class _Reader:
         """Read every partition from its beginning to its end."""
         consumer = await self._begin()
         try:
+            for partition in self._partitions:
+                while not await self._seek_to(consumer, partition, {"where": "earliest"}):
+                    await asyncio.sleep(_PAUSE_S)
             left = await self._ends(consumer)
             while left:
                 await self._poll(consumer, ends=left)
@@ -364,28 +367,35 @@ class _Reader:
         return bool(runs)
 
     async def _seek(self, consumer: AsyncConsumer) -> None:
+        """One operation: somewhere by chance."""
         random = self._surroundings.random
         partition = random.choice(self._partitions)
         back = random.randint(0, _SEEK_BACK)
         where = random.choice(("latest", "offset", "timestamp"))
-        asked: dict[str, Any] = {"topic": TOPIC, "partition": partition.partition}
+        wanted: dict[str, Any] = {"where": "latest"}
         if random.random() < _EARLIEST_CHANCE:
-            asked["where"] = "earliest"
+            wanted = {"where": "earliest"}
         elif where == "offset":
-            asked["offset"] = max(0, self._positions[str(partition)] - back)
+            wanted = {"offset": max(0, self._positions[str(partition)] - back)}
         elif where == "timestamp":
-            asked["timestamp"] = int(time.time() * 1000) - back
-        else:
-            asked["where"] = "latest"
+            wanted = {"timestamp": int(time.time() * 1000) - back}
+        await self._seek_to(consumer, partition, wanted)
+
+    async def _seek_to(
+        self, consumer: AsyncConsumer, partition: TopicPartition, wanted: Mapping[str, Any]
+    ) -> bool:
+        """One operation; whether it was done."""
+        asked = {"topic": TOPIC, "partition": partition.partition, **wanted}
         self._recorder.invoke("seek", asked)
         try:
             offset = await self._find(consumer, partition, asked)
             await consumer.seek(partition, offset)
         except PenstockError as error:
             self._recorder.info(words_of(error))
-            return
+            return False
         self._positions[str(partition)] = offset
         self._recorder.ok({**asked, "offset": offset})
+        return True
 
     async def _find(
         self, consumer: AsyncConsumer, partition: TopicPartition, asked: Mapping[str, Any]

@@ -56,12 +56,15 @@ def shrink(
         from penstock.chaos.judging import read_judgement  # noqa: PLC0415 - as above.
         from penstock.chaos.run_plan import read_plan  # noqa: PLC0415 - as above.
         from penstock.chaos.runner import SCHEDULE_FILE  # noqa: PLC0415 - as above.
-        from penstock.chaos import schedule  # noqa: PLC0415 - as above.
+        from penstock.chaos.schedule import (  # noqa: PLC0415 - as above.
+            read_schedule,
+            write_schedule,
+        )
         from penstock.chaos.shrinking import smallest_failing  # noqa: PLC0415 - as above.
         from penstock.chaos.verdict import Valid  # noqa: PLC0415 - as above.
 
         plan = read_plan(directory)
-        faults = schedule.read_schedule(directory / SCHEDULE_FILE)
+        faults = read_schedule(directory / SCHEDULE_FILE)
         broken = {
             one.checker for one in read_judgement(directory).verdicts if one.valid is Valid.FALSE
         }
@@ -72,7 +75,7 @@ def shrink(
             )
         trial = Trial(plan, directory / "shrink", broken, trials=trials, repeats=repeats)
         smallest = smallest_failing(faults, trial.fails)
-        schedule.write_schedule(smallest, directory / SMALLEST_FILE)
+        write_schedule(smallest, directory / SMALLEST_FILE)
     _show(smallest, trial, len(faults), directory / SMALLEST_FILE, as_json=settings.as_json)
     if not trial.failures:
         raise typer.Exit(EXIT_UNKNOWN)

@@ -214,6 +214,7 @@ class Sender(Generic[D]):
         elif error.retriable and batch.attempts <= self.settings.retries:
             self._retry(batch, error, node_id, now_ms)
         else:
+            self._learn(batch, error, node_id)  # What is sent next would be refused as well.
             self.sequencer.refuse(batch, error)
             self._fail(batch, verdicts.for_good(batch, error))
 
@@ -221,6 +222,11 @@ class Sender(Generic[D]):
         batch.last_error = error
         backoff = self.leader_backoff if isinstance(error, _LEADERSHIP) else self.backoff
         batch.retry_at_ms = now_ms + backoff.delay_ms(max(batch.attempts - 1, 0))
+        self._learn(batch, error, node_id)
+        self.sequencer.requeue(batch)
+
+    def _learn(self, batch: Batch[D], error: PenstockError, node_id: int) -> None:
+        """Take what a refusal says of who leads, or have somebody else asked."""
         news = (
             error.leader is not None
             and not self.sequencer.is_starting_over(batch.partition)
@@ -229,7 +235,6 @@ class Sender(Generic[D]):
         if error.refresh_metadata and not news:
             lost = isinstance(error, NetworkError)
             self._effects.append(RefreshMetadata(avoid=node_id if lost else -1))
-        self.sequencer.requeue(batch)
 
     def _out_of_sequence(self, batch: Batch[D], error: PenstockError, now_ms: float) -> None:
         batch.last_error = error
