@@ -25,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -61,6 +62,7 @@ class Round:
     files: int = FILES
     kills: int = KILLS
     killed: list[str] = field(default_factory=list)
+    """Who was, really, behind how many batches; drivers that ended otherwise in parentheses."""
     duplicates: int = 0
 
     def __post_init__(self) -> None:
@@ -93,7 +95,8 @@ class Round:
             for _ in range(self.kills):
                 if not self._await_moment():
                     break
-                self._kill(self.chance.choice(VICTIMS))
+                if not self._kill(self.chance.choice(VICTIMS)):
+                    break
             self._await_end()
         finally:
             with contextlib.suppress(ProcessLookupError):
@@ -157,49 +160,79 @@ class Round:
             self.driver = self._drive()
         return status == 0
 
-    def _kill(self, victim: str) -> None:
-        self.killed.append(f"{victim}@{self.batches_done}")
-        if victim == "driver":
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.driver.pid, signal.SIGKILL)
-            self.driver.wait()
-            self.driver = self._drive()
-        elif victim == "worker":
-            self._kill_worker()
-        else:
-            self._kill_node(victim)
+    def _kill(self, victim: str) -> bool:
+        """Kill one, once there is one, and note it; False where the query is through before."""
+        strike = {"driver": self._kill_driver, "worker": self._kill_worker}.get(
+            victim, partial(self._kill_node, victim)
+        )
+        struck = False
 
-    def _kill_worker(self) -> None:
+        def done() -> bool:
+            nonlocal struck
+            if self._ended():
+                return True
+            batches = self.batches_done
+            if struck := strike():
+                self.killed.append(f"{victim}@{batches}")
+            return struck
+
+        wait_until(done, f"there is a {victim} to kill", DEADLINE_S)
+        return struck
+
+    def _kill_driver(self) -> bool:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.driver.pid, signal.SIGKILL)
+        if self.driver.wait() != -signal.SIGKILL:
+            return False  # It had ended by itself.
+        self.driver = self._drive()
+        return True
+
+    def _kill_worker(self) -> bool:
         with contextlib.suppress(psutil.NoSuchProcess):
             below = psutil.Process(self.driver.pid).children(recursive=True)
             workers = [one for one in below if "pyspark.daemon" in " ".join(one.cmdline())]
             if workers:
                 self.chance.choice(workers).kill()
+                return True
+        return False
 
-    def _kill_node(self, victim: str) -> None:
+    def _kill_node(self, victim: str) -> bool:
         if victim == "leader":
             node = self.cluster.topic(self.topic).partitions[self.chance.randrange(3)].leader
         else:
             metadata = (self.directory / "checkpoint" / "metadata").read_text()
             query = json.loads(metadata)["id"]
             node = coordinator_of(self.cluster, f"spark-{query}-{self.topic}")
-        if node in self.cluster.nodes:  # -1 where there is none just now.
-            self.cluster.nodes[node].kill()
-            self.cluster.start()
+        if node not in self.cluster.nodes:  # -1 where there is none just now.
+            return False
+        self.cluster.nodes[node].kill()
+        self.cluster.start()
+        return True
 
     def _faults(self) -> list[str]:
         found = values(self.cluster, self.topic)
-        faults = []
-        if missing := sorted(set(self.wanted) - set(found)):
-            faults.append(f"{len(missing)} are lost: {missing[:3]}")
-        if strange := sorted(set(found) - set(self.wanted)):
-            faults.append(f"{len(strange)} were never written: {strange[:3]}")
         self.duplicates = len(repeated(found))
-        if self.duplicates and self.delivery == "exactly-once":
-            faults.append("which nothing may be")
-        if not self.duplicates and self.delivery != "exactly-once":
-            faults.append("which some have to be")
-        return faults
+        exact = self.delivery == "exactly-once"
+        return faults_of(self.wanted, found, self.killed, exact=exact)
+
+
+def faults_of(
+    wanted: Sequence[str], found: Sequence[str], killed: Sequence[str], *, exact: bool
+) -> list[str]:
+    """What is wrong with a round that read these values, and killed these processes."""
+    faults = []
+    if missing := sorted(set(wanted) - set(found)):
+        faults.append(f"{len(missing)} are lost: {missing[:3]}")
+    if strange := sorted(set(found) - set(wanted)):
+        faults.append(f"{len(strange)} were never written: {strange[:3]}")
+    if exact and repeated(found):
+        faults.append("which nothing may be")
+    if not exact and not repeated(found):
+        faults.append("which some have to be")
+    # What ended by itself, or by the moment that was chosen for it, stands in parentheses.
+    if all(one.startswith("(") for one in killed):
+        faults.append("nobody was killed")
+    return faults
 
 
 def say(line: str) -> None:

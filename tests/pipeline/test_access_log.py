@@ -164,38 +164,6 @@ def test_files_that_no_batch_has_committed_do_not_count(
     assert hours() == [0, 1, 3]
 
 
-class Starts:
-    """A writer whose queries fail at their start, one after the other, for these reasons."""
-
-    isActive = False  # noqa: N815 - Spark's name.
-
-    def __init__(self, *reasons: str) -> None:
-        self.left = list(reasons)
-        self.reason: str | None = None
-
-    def queryName(self, _name: str) -> Starts:
-        return self
-
-    def option(self, _name: str, _value: str) -> Starts:
-        return self
-
-    def start(self) -> Starts:
-        self.reason = self.left.pop(0) if self.left else None
-        return self
-
-    def exception(self) -> str | None:
-        return self.reason
-
-
-def test_a_query_that_was_too_slow_to_start_is_started_again_and_no_other() -> None:
-    queries = importlib.import_module("queries")
-    log = queries.AccessLog(None, "localhost:9092", "work")
-    slow = "terminated with exception: Python worker failed to connect back."
-    assert log._begin("x", Starts(slow, slow)).exception() is None
-    assert log._begin("x", Starts("no such topic", slow)).exception() == "no such topic"
-    assert log._begin("x", Starts(*[slow] * 5)).exception() == slow
-
-
 @pytest.mark.timeout(500)
 def test_a_killed_broker_changes_no_row(tmp_path: Path) -> None:
     done = subprocess.run(

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 
-from penstock.client import AdminClient, Consumer, Producer
+from penstock.client import AdminClient, Producer
 from tests.integration.cluster import Cluster
+from tests.pipeline.logs import read, values
 from tests.pipeline.projects import SPARK_TIMEOUT_S, Project, environment
 from tests.support import wait_until
 
@@ -16,24 +19,42 @@ from tests.support import wait_until
 pytestmark = pytest.mark.timeout(900)
 
 
-def send(bootstrap: str, topic: str, *values: str) -> None:
+def send(bootstrap: str, topic: str, *texts: str) -> None:
     with Producer(bootstrap) as producer:
-        for value in values:
-            producer.send(topic, value=value.encode(), key=value[:1].encode())
+        for text in texts:
+            producer.send(topic, value=text.encode(), key=text[:1].encode())
 
 
-def read(bootstrap: str, topic: str) -> list[tuple[bytes | None, str]]:
-    """All records of a topic that are committed, in the order of their values."""
-    with Consumer(
-        bootstrap,
-        topics=[topic],
-        auto_offset_reset="earliest",
-        isolation_level="read_committed",
-    ) as consumer:
-        found = []
-        while batch := consumer.poll(2_000):
-            found += [(record.key, (record.value or b"").decode()) for record in batch]
-    return sorted(found, key=lambda one: one[1])
+def stopped_in_a_batch(group: int, checkpoints: Path) -> bool:
+    """Stop the processes of ``group``; whether a batch is under way, else they go on.
+
+    A batch has a file in ``offsets`` from its beginning on, and one in ``commits`` from its end on.
+    """
+    os.killpg(group, signal.SIGSTOP)
+    wait_until(lambda: all_stand_still(group), "all are stopped", SPARK_TIMEOUT_S)
+    if batches(checkpoints, "offsets") > batches(checkpoints, "commits"):
+        return True
+    os.killpg(group, signal.SIGCONT)
+    return False
+
+
+def all_stand_still(group: int) -> bool:
+    """Whether every thread of these processes is stopped, or at its end."""
+    states = []
+    for process_id in psutil.pids():
+        with contextlib.suppress(OSError):
+            if os.getpgid(process_id) == group:
+                stats = [
+                    path.read_text() for path in Path(f"/proc/{process_id}/task").glob("*/stat")
+                ]
+                # What is behind the command in parentheses begins with the state.
+                states += [stat.rpartition(") ")[2][0] for stat in stats]
+    return set(states) <= set("TZX")
+
+
+def batches(checkpoints: Path, what: str) -> int:
+    """How many batches have a file in ``offsets``, or in ``commits``."""
+    return sum(1 for path in checkpoints.glob(f"{what}/*") if path.name.isdigit())
 
 
 @pytest.mark.parametrize("language", ["python", "sql"])
@@ -52,20 +73,22 @@ def test_a_new_project_runs_against_a_cluster_once_and_for_good(
     project = Project(tmp_path / name, connect_url)
     send(bootstrap, f"{name}-in", "one", "two")
     project.ok("run")
-    assert read(bootstrap, f"{name}-out") == [(b"o", "ONE"), (b"t", "TWO")]
+    found = read(penstock_cluster, f"{name}-out")
+    assert sorted((one.key, one.value) for one in found) == [(b"o", b"ONE"), (b"t", b"TWO")]
 
     with project.running() as process:
         send(bootstrap, f"{name}-in", "three")
         wait_until(
-            lambda: len(read(bootstrap, f"{name}-out")) == 3, "it is written", SPARK_TIMEOUT_S
+            lambda: len(read(penstock_cluster, f"{name}-out", settled=False)) == 3,
+            "it is written",
+            SPARK_TIMEOUT_S,
         )
         process.send_signal(signal.SIGTERM)
         assert process.wait(SPARK_TIMEOUT_S) == 0
 
     send(bootstrap, f"{name}-in", "four")
     project.ok("run")
-    values = [value for _, value in read(bootstrap, f"{name}-out")]
-    assert values == ["FOUR", "ONE", "THREE", "TWO"]
+    assert values(penstock_cluster, f"{name}-out") == ["FOUR", "ONE", "THREE", "TWO"]
 
 
 def test_a_continuous_run_that_was_killed_doubles_nothing(
@@ -84,13 +107,20 @@ def test_a_continuous_run_that_was_killed_doubles_nothing(
     project = Project(tmp_path / "killed")
     with (project.directory / "spark-defaults.conf").open("a") as file:
         file.write(f"spark.driver.memory 600m\nspark.local.dir {tmp_path}\n")
-    sent = [f"line {number:04}" for number in range(500)]
-    with contextlib.ExitStack() as stack:
-        process = stack.enter_context(project.running("--interval", "0 seconds"))
-        for number in range(0, 500, 50):
-            send(bootstrap, "killed-in", *sent[number : number + 50])
-        # In the midst of its batches: the context kills all of its processes.
-        wait_until(lambda: bool(read(bootstrap, "killed-out")), "some is written", SPARK_TIMEOUT_S)
+    checkpoints = project.directory / "pipeline-storage" / "_checkpoints" / "shouts" / "shout" / "0"
+    sent: list[str] = []
+
+    def caught() -> bool:
+        """Whether it is stopped in a batch that is not the first; there is always one to come."""
+        more = [f"line {len(sent) + number:05}" for number in range(50)]
+        send(bootstrap, "killed-in", *more)
+        sent.extend(more)
+        return batches(checkpoints, "commits") > 0 and stopped_in_a_batch(process.pid, checkpoints)
+
+    # The context kills all of its processes.
+    with project.running("--interval", "0 seconds") as process:
+        wait_until(caught, "it is in the midst of a batch", SPARK_TIMEOUT_S)
         assert process.poll() is None
+    assert batches(checkpoints, "offsets") == batches(checkpoints, "commits") + 1
     project.ok("run")
-    assert [value for _, value in read(bootstrap, "killed-out")] == [one.upper() for one in sent]
+    assert values(penstock_cluster, "killed-out") == [one.upper() for one in sent]

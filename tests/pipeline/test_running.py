@@ -21,6 +21,8 @@ exec '{python}' "$@"
 """
 
 _PROGRAM = """\
+import logging
+
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from penstock.pipeline import session, start_query
@@ -52,6 +54,8 @@ class Source(DataSource):
         return Reader()
 
 
+logging.basicConfig()
+logging.getLogger("penstock.pipeline").setLevel(logging.INFO)
 spark = session(settings={{"spark.local.dir": {directory!r}, "spark.driver.memory": "600m"}})
 spark.dataSource.register(Source)
 found = []

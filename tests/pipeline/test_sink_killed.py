@@ -12,7 +12,7 @@ import pytest
 from tests.integration.cluster import Cluster
 from tests.integration.transacting import coordinator_of
 from tests.pipeline import failing
-from tests.pipeline.crash_loop import Round
+from tests.pipeline.crash_loop import Round, faults_of
 from tests.pipeline.pipe import Pipe
 from tests.support import wait_until
 
@@ -79,4 +79,22 @@ def test_a_round_of_random_kills(penstock_cluster: Cluster, tmp_path: Path) -> N
     one = Round(penstock_cluster, tmp_path / "round", SEED, "exactly-once", files=4, kills=2)
     faults = one.run()
     assert not faults, f"{one}: {faults}; again by: make pipeline-crashes ROUNDS=1 SEED={SEED}"
-    assert [found for found in one.killed if not found.startswith("(")], "nobody was killed"
+
+
+@pytest.mark.parametrize(
+    ("found", "killed", "exact", "faults"),
+    [
+        (["a", "b"], ["(ended -9)", "worker@1"], True, []),
+        (["a", "b"], ["(ended -9)"], True, ["nobody was killed"]),
+        (["a", "b"], [], True, ["nobody was killed"]),
+        (["a", "a", "b"], ["driver@1"], True, ["which nothing may be"]),
+        (["a", "a", "b"], ["driver@1"], False, []),
+        (["a", "b"], ["driver@1"], False, ["which some have to be"]),
+        (["a"], ["driver@1"], True, ["1 are lost: ['b']"]),
+        (["a", "b", "c"], ["driver@1"], True, ["1 were never written: ['c']"]),
+    ],
+)
+def test_what_is_wrong_with_a_round(
+    found: list[str], killed: list[str], exact: bool, faults: list[str]
+) -> None:
+    assert faults_of(["a", "b"], found, killed, exact=exact) == faults

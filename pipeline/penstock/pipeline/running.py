@@ -49,7 +49,7 @@ def start_query(writer: DataStreamWriter, *, attempts: int = 5) -> StreamingQuer
         failure = None if query.isActive else query.exception()
         if left < 1 or _TOO_SLOW not in str(failure):
             return query
-        _LOG.warning(
+        _LOG.info(
             "query %s is started again: the process that plans it was not up within the ten "
             "seconds that Spark gives it",
             query.name or query.id,
