@@ -156,21 +156,39 @@ static void linger(void) {
 
 static int is_full(uint32_t number) { return number == ENOSPC || number == EDQUOT; }
 
+/* Take "." and ".." out of an absolute path, as if no directory in it were a symbolic link. */
+static void normalise(char *path) {
+    char *to = path;
+    for (const char *from = path; *from;) {
+        const char *end = strchrnul(from + 1, '/');
+        size_t size = end - from;
+        if (size == 3 && !strncmp(from, "/..", 3)) {
+            while (to > path && *--to != '/') {}
+        } else if (size > 1 && !(size == 2 && from[1] == '.')) {
+            memmove(to, from, size);
+            to += size;
+        }
+        from = end;
+    }
+    *to = 0;
+}
+
 /* The absolute path of what a call names, into ``path``; whether it is under the root. */
 static int resolve(int directory, const char *name, char *path) {
     if (!control || !name) return 0;
     if (name[0] == '/') {
-        if (strncmp(name, root, root_length) || strlen(name) >= PATH_MAX) return 0;
+        if (strlen(name) >= PATH_MAX) return 0;
         strcpy(path, name);
-        return 1;
+    } else {
+        char link[64];
+        if (directory == AT_FDCWD) strcpy(link, "/proc/self/cwd");
+        else snprintf(link, sizeof link, "/proc/self/fd/%d", directory);
+        ssize_t size = readlink(link, path, PATH_MAX - 1);
+        if (size <= 0 || size + strlen(name) + 2 > PATH_MAX) return 0;
+        path[size] = '/';
+        strcpy(path + size + 1, name);
     }
-    char link[64];
-    if (directory == AT_FDCWD) strcpy(link, "/proc/self/cwd");
-    else snprintf(link, sizeof link, "/proc/self/fd/%d", directory);
-    ssize_t size = readlink(link, path, PATH_MAX - 1);
-    if (size <= 0 || size + strlen(name) + 2 > PATH_MAX) return 0;
-    path[size] = '/';
-    strcpy(path + size + 1, name);
+    normalise(path);
     return strncmp(path, root, root_length) == 0;
 }
 
