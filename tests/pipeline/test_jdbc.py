@@ -244,7 +244,10 @@ def test_the_last_row_of_a_key_wins_and_deletions_delete(
     write(spark.createDataFrame(second, columns), 1)
     assert rows_of(database) == [("/a", Decimal(4))]
     # A batch that comes again changes nothing, and leaves nothing behind.
-    write(spark.createDataFrame([("/x", 9.0, 1, False)], columns), 1)
+    write(spark.createDataFrame(second, columns), 1)
+    # What is another one under its number is not taken for it.
+    with pytest.raises(StaleCheckpointError, match=r"batch 1 of table totals .*2 rows.* 1 rows"):
+        write(spark.createDataFrame([("/x", 9.0, 1, False)], columns), 1)
     assert rows_of(database) == [("/a", Decimal(4))]
     left = rows_of(database, "SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
     assert sorted(left) == [("penstock_batches",), ("totals",)]
@@ -286,6 +289,33 @@ def test_a_crash_between_the_database_and_spark_doubles_nothing(
     run(frame, tmp_path, crash_after)
     assert calls == [0, 1, 1]
     assert rows_of(database, "SELECT count(*), count(DISTINCT id) FROM events") == [(rows, 50)]
+
+
+@pytest.mark.parametrize("by_plan", [True, False])
+def test_a_checkpoint_of_one_batch_before_is_refused(
+    spark: SparkSession, url: str, database: Any, tmp_path: Path, by_plan: bool
+) -> None:
+    frame = numbers(spark, url, database)
+    database.execute("CREATE TABLE events (id int8)")
+    place = tmp_path / "checkpoint"
+    write = UpsertBatches(url, "events", checkpoint=str(place) if by_plan else None)
+    run(frame, place, write)
+    # Both notes of batch 1 are gone: it is planned anew, with what has come since.
+    for kind in ("offsets", "commits"):
+        for path in (place / kind).glob("*1*"):
+            path.unlink()
+    # With as many rows as before only the plan tells them apart.
+    gone = 10 if by_plan else 0
+    database.execute(f"DELETE FROM numbers WHERE id > {50 - gone}")
+    database.execute("INSERT INTO numbers SELECT * FROM generate_series(51, 60)")
+    later = source(
+        spark, url, stream=True, table="numbers", mode="incrementing", incrementingColumn="id"
+    )
+    with pytest.raises(Exception, match="StaleCheckpointError: batch 1 of table events"):
+        run(later, place, write)
+    assert rows_of(database, "SELECT count(*), max(id) FROM events") == [(50, 50)]
+    run(later, place, UpsertBatches(url, "events", checks_replays=False))
+    assert rows_of(database, "SELECT count(*), max(id) FROM events") == [(50, 50)]
 
 
 def numbers(spark: SparkSession, url: str, database: Any) -> DataFrame:

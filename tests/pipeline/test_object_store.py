@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,19 @@ from tests.pipeline.stores import running_store
 def store() -> Iterator[S3]:
     with running_store("bucket") as found:
         yield found
+
+
+def test_a_batch_is_known_by_its_plan(spark: SparkSession, store: S3, tmp_path: Path) -> None:
+    planned = tmp_path / "offsets" / "0"
+    planned.parent.mkdir()
+    planned.write_text("one plan")
+    write = ParquetBatches("bucket/planned", store, sink_id="planned", checkpoint=str(tmp_path))
+    write(spark.range(5), 0)
+    write(spark.range(7), 0)
+    planned.write_text("another plan")
+    with pytest.raises(StaleCheckpointError, match="another one, by the checkpoint's plan of it"):
+        write(spark.range(5), 0)
+    assert written(spark, store, "bucket/planned") == list(range(5))
 
 
 def objects(spark: SparkSession, store: S3, path: str, *, stream: bool, **more: Any) -> DataFrame:
@@ -54,8 +68,11 @@ def test_batches_are_written_once_and_read_once(
     marker, *parts = names(store, path)
     assert marker == "batch-0000000000/_committed.json"
     assert [part[:27] for part in parts] == [f"batch-0000000000/part-{n:05d}" for n in range(3)]
-    # The same batch again changes nothing, whatever is in it.
-    write(spark.range(99).selectExpr(*columns.split(", ")), 0)
+    # The same batch again changes nothing, and another one under its number is not taken for it.
+    write(frame, 0)
+    with pytest.raises(StaleCheckpointError, match=r"batch 0 under bucket/orders .*10 rows.*99 r"):
+        write(spark.range(99).selectExpr(*columns.split(", ")), 0)
+    replace(write, checks_replays=False)(spark.range(99).selectExpr(*columns.split(", ")), 0)
     found = objects(spark, store, path, stream=False)
     assert found.schema == frame.schema
     assert sorted(row.id for row in found.collect()) == list(range(10))

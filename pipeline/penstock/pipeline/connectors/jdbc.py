@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -68,6 +68,7 @@ from penstock.pipeline.connectors.jdbc_queries import (
     select_end,
     select_rows,
 )
+from penstock.pipeline.connectors.repetition import check_repetition
 from penstock.pipeline.connectors.writer_identity import execution_of, writer_of
 from penstock.pipeline.errors import (
     ConnectorError,
@@ -79,6 +80,7 @@ from penstock.pipeline.functions.columns import quoted
 from penstock.pipeline.option_map import OptionMap
 from penstock.pipeline.own_schema import refuse_other
 from penstock.pipeline.refused_stream import said_later
+from penstock.pipeline.sink.replays import Content, plan_of
 
 _WHERE: Final = "the penstock-postgres source"
 _ROWS: Final = 10_000
@@ -334,6 +336,10 @@ class UpsertBatches:
     latest_by: str | None = None
     deleted: str | None = None
     sink_id: str | None = None
+    checkpoint: str | None = None
+    """The query's, by which a batch that comes again is known exactly; else by its rows' number."""
+    checks_replays: bool = True
+    """Whether what comes under a committed number has to be what was written under it."""
 
     def __post_init__(self) -> None:
         """Raises OptionError for what does not go together."""
@@ -347,25 +353,41 @@ class UpsertBatches:
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Write a batch, once. Raises OptionError for a frame that does not fit,
-        StaleCheckpointError for a batch before the last one, SharedSinkIdError where this execution
-        of a ``foreachBatch`` has written to the table under this id already, and ConnectorError
-        for a table ``penstock_batches`` that is not the sink's.
+        StaleCheckpointError for a batch before the last one and for another one of its number,
+        SharedSinkIdError where this execution of a ``foreachBatch`` has written to the table under
+        this id already, and ConnectorError for a table ``penstock_batches`` that is not the sink's.
         """
         writer = _Writer(writer_of(frame, self.sink_id), self.table, execution_of(frame))
+        plan = plan_of(self.checkpoint, batch_id)
         with psycopg.connect(self.url) as connection:
             writer.begin(connection)
-            if writer.has_written(connection, batch_id):
-                return
-            merge, staged = self._plan(frame)
-            staging = _new_staging(connection, writer, merge)
-        tasks = [row.task for row in _stage(staged, self.url, staging, merge).collect()]
+            before = writer.written(connection, batch_id)
+            if before is None:
+                merge, staged = self._plan(frame)
+                staging = _new_staging(connection, writer, merge)
+        if before is not None:
+            # Without the lock, for it may take long to count.
+            self._check_same(before, plan, frame.count, batch_id)
+            return
+        done = _stage(staged, self.url, staging, merge).collect()
+        content = Content(sum(row.rows for row in done), plan)
         with psycopg.connect(self.url) as connection:
             # Another driver with the same checkpoint may have come before: the row's lock decides.
-            if not writer.has_written(connection, batch_id):
+            before = writer.written(connection, batch_id)
+            if before is None:
                 for statement in merge.apply(staging):
-                    connection.execute(statement, [tasks])
-                connection.execute(KEEP_BATCH, [batch_id, writer.execution, *writer.key])
+                    connection.execute(statement, [[row.task for row in done]])
+                kept = content.encode().decode()
+                connection.execute(KEEP_BATCH, [batch_id, writer.execution, kept, *writer.key])
             connection.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(staging)))
+        if before is not None:
+            self._check_same(before, plan, lambda: content.rows, batch_id)
+
+    def _check_same(self, before: bytes, plan: str, rows: Callable[[], int], batch_id: int) -> None:
+        """Raises StaleCheckpointError where what is committed under the number is another batch."""
+        if self.checks_replays:
+            what = f"batch {batch_id} of table {self.table}"
+            check_repetition(Content.decode(before), plan, rows, what)
 
     def _plan(self, frame: DataFrame) -> tuple[Merge, DataFrame]:
         """How to merge, and the frame with the columns that staging has."""
@@ -429,11 +451,11 @@ class _Writer:
                 "rename or drop it, after which a batch that was under way would be written twice"
             ) from error
 
-    def has_written(self, connection: Any, batch_id: int) -> bool:
-        """Whether this batch is in the table already. Nobody else writes as this sink until the
-        transaction ends.
+    def written(self, connection: Any, batch_id: int) -> bytes | None:
+        """What was kept of this batch where it is in the table already; None where it is not.
+        Nobody else writes as this sink until the transaction ends.
         """
-        last, execution = connection.execute(LOCK_BATCH, self.key).fetchone()
+        last, execution, content = connection.execute(LOCK_BATCH, self.key).fetchone()
         if batch_id < last:
             raise StaleCheckpointError(
                 f"sink {self.sink_id} has written batch {last} to {self.table}, and batch "
@@ -449,7 +471,7 @@ class _Writer:
                 "give this one its own sink_id, which must stay the same from then on, and start "
                 "the query again"
             )
-        return bool(batch_id == last)
+        return content.encode() if batch_id == last else None
 
 
 def _new_staging(connection: Any, writer: _Writer, merge: Merge) -> str:
@@ -476,17 +498,20 @@ def _stage(frame: DataFrame, url: str, staging: str, merge: Merge) -> DataFrame:
         context = TaskContext.get()
         assert context is not None
         # Unlike a partition's number it tells attempts apart, of which only one counts.
-        task = context.taskAttemptId()
+        task, rows = context.taskAttemptId(), 0
         with (
             psycopg.connect(url) as connection,
             connection.cursor() as cursor,
             cursor.copy(merge.copy_into(staging)) as copy,
         ):
             for batch in batches:
+                rows += batch.num_rows
                 for *values, order, deleted in zip(
                     *(column.to_pylist() for column in batch.columns), strict=True
                 ):
                     copy.write_row((*values, task, order or 0, deleted))
-        yield pa.RecordBatch.from_pydict({"task": pa.array([task], pa.int64())})
+        yield pa.RecordBatch.from_pydict({
+            "task": pa.array([task], pa.int64()), "rows": pa.array([rows], pa.int64()),
+        })  # fmt: skip
 
-    return frame.mapInArrow(write, "task bigint")
+    return frame.mapInArrow(write, "task bigint, rows bigint")

@@ -229,18 +229,18 @@ def _compared(ordering: Ordering, operator: str, position: Position) -> sql.Comp
 BATCHES_TABLE: Final = "penstock_batches"
 CREATE_BATCHES: Final = sql.SQL(
     "CREATE TABLE IF NOT EXISTS {} (sink_id text, table_name text, batch_id bigint NOT NULL, "
-    "execution text, committed_at timestamptz NOT NULL DEFAULT now(), "
+    "execution text, content text, committed_at timestamptz NOT NULL DEFAULT now(), "
     "PRIMARY KEY (sink_id, table_name))"
 ).format(sql.Identifier(BATCHES_TABLE))
 LOCK_BATCH: Final = sql.SQL(
-    "SELECT batch_id, execution FROM {} WHERE sink_id = %s AND table_name = %s FOR UPDATE"
+    "SELECT batch_id, execution, content FROM {} WHERE sink_id = %s AND table_name = %s FOR UPDATE"
 ).format(sql.Identifier(BATCHES_TABLE))
 FIRST_BATCH: Final = sql.SQL(
-    "INSERT INTO {} (sink_id, table_name, batch_id, execution) VALUES (%s, %s, -1, NULL) "
+    "INSERT INTO {} (sink_id, table_name, batch_id, content) VALUES (%s, %s, -1, '') "
     "ON CONFLICT DO NOTHING"
 ).format(sql.Identifier(BATCHES_TABLE))
 KEEP_BATCH: Final = sql.SQL(
-    "UPDATE {} SET batch_id = %s, execution = %s, committed_at = now() "
+    "UPDATE {} SET batch_id = %s, execution = %s, content = %s, committed_at = now() "
     "WHERE sink_id = %s AND table_name = %s"
 ).format(sql.Identifier(BATCHES_TABLE))
 

@@ -20,7 +20,7 @@ import json
 import logging
 import tempfile
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -51,6 +51,7 @@ from penstock.pipeline.connectors.object_listing import (
     check_path,
     directory_of,
 )
+from penstock.pipeline.connectors.repetition import check_repetition
 from penstock.pipeline.connectors.writer_identity import execution_of, writer_of
 from penstock.pipeline.errors import (
     ConcurrentQueryError,
@@ -61,6 +62,7 @@ from penstock.pipeline.errors import (
 )
 from penstock.pipeline.option_map import OptionMap
 from penstock.pipeline.refused_stream import said_later
+from penstock.pipeline.sink.replays import Content, plan_of
 
 _log: Final = logging.getLogger(__name__)
 _WHERE: Final = "the penstock-objects source"
@@ -111,22 +113,29 @@ class ParquetBatches:
     store: S3 = field(default_factory=S3)
     compression: str = "zstd"
     sink_id: str | None = None
+    checkpoint: str | None = None
+    """The query's, by which a batch that comes again is known exactly; else by its rows' number."""
+    checks_replays: bool = True
+    """Whether what comes under a committed number has to be what was written under it."""
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Write a batch, once. Raises StaleCheckpointError where another sink has written under the
-        path, or this one a later batch; SharedSinkIdError where this execution of a
-        ``foreachBatch`` has written it already; OptionError without a query and ``sink_id``.
+        path, or this one a later batch or another one of that number; SharedSinkIdError where this
+        execution of a ``foreachBatch`` has written it already; OptionError without a query and
+        ``sink_id``.
         """
         store = self.store.connect()
         sink_id, execution = writer_of(frame, self.sink_id), execution_of(frame)
-        directory = self._directory(batch_id)
+        directory, plan = self._directory(batch_id), plan_of(self.checkpoint, batch_id)
         if self._is_written(store, sink_id, execution, batch_id):
+            self._check_same(store, plan, frame.count, batch_id)
             return
         written = {row.name: row.rows for row in self._write(frame, directory).collect()}
         if self._is_written(store, sink_id, execution, batch_id):
             # Meanwhile, by another driver with this checkpoint: its objects count.
             marker = _marker(store, directory) or {}
             _keep_only(store, directory, {MARKER, *marker["objects"]})
+            self._check_same(store, plan, lambda: sum(written.values()), batch_id)
             return
         # Earlier attempts are not this batch's, for those who read whatever lies there.
         found = _keep_only(store, directory, written.keys())
@@ -137,7 +146,8 @@ class ParquetBatches:
                 "next: let one of them run"
             )
         marker = {
-            "batch": batch_id, "sink": sink_id, "execution": execution, "objects": written,
+            "batch": batch_id, "sink": sink_id, "execution": execution, "plan": plan,
+            "objects": written,
         }  # fmt: skip
         with store.open_output_stream(f"{directory}/{MARKER}") as target:
             target.write(json.dumps(marker).encode())
@@ -175,6 +185,16 @@ class ParquetBatches:
                 "nothing was written; next: use the newest checkpoint, or another path"
             )
         return True
+
+    def _check_same(
+        self, store: fs.FileSystem, plan: str, rows: Callable[[], int], batch_id: int
+    ) -> None:
+        """Raises StaleCheckpointError where what is committed under the number is another batch."""
+        marker = _marker(store, self._directory(batch_id))
+        if not self.checks_replays or marker is None:
+            return
+        before = Content(sum(marker["objects"].values()), marker.get("plan", ""))
+        check_repetition(before, plan, rows, f"batch {batch_id} under {self.path}")
 
     def _write(self, frame: DataFrame, directory: str) -> DataFrame:
         store, compression = self.store, self.compression

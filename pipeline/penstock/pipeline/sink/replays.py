@@ -41,14 +41,15 @@ class Content:
             return None
 
     def differs_from(self, other: Content) -> bool:
-        """Whether this is surely another batch than ``other``.
+        """Whether this is surely another batch than ``other``, which is committed.
 
         By their plans, where both are known: Spark repeats none but by the same file. Else by their
-        rows, which are as many whenever the query is one that makes the same of the same.
+        rows, which are as many whenever the query is one that makes the same of the same. Without
+        any there is nothing to lose: sources that hand a message out once repeat a batch so.
         """
         if self.plan and other.plan:
             return self.plan != other.plan
-        return self.rows != other.rows
+        return self.rows not in (0, other.rows)
 
 
 def plan_of(checkpoint: str | None, number: int) -> str:
