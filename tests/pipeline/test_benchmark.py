@@ -34,7 +34,7 @@ def test_pipelines_are_measured() -> None:
         check=False,
         timeout=400,
     )
-    assert done.returncode in (0, 1), done.stderr
+    assert done.stdout, done.stderr  # An exception ends it with status 1, too.
     figures = json.loads(done.stdout)
     assert figures["missed"] == missed(figures)
     # So few rows say nothing of speed: whether a goal is missed is the machine's affair.
