@@ -104,7 +104,7 @@ class Triggers:
         without them.
         """
         make, goal_ms = self.queries()[name]
-        with self._flows.written_topic(0) as topic:
+        with self._flows.written_topic(0, repeats=True) as topic:
             query = self._flows.checkpointed(make(topic)).start()
             try:
                 with trickling(self._flows.cluster):

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -33,15 +34,16 @@ def test_pipelines_are_measured() -> None:
         check=False,
         timeout=400,
     )
-    # 1: a goal was missed, and so few rows miss all that are about speed.
-    assert done.returncode == 1, done.stderr
+    assert done.stdout, done.stderr  # An exception ends it with status 1, too.
     figures = json.loads(done.stdout)
+    assert figures["missed"] == missed(figures)
+    # So few rows say nothing of speed: whether a goal is missed is the machine's affair.
+    assert done.returncode == (1 if figures["missed"] else 0)
     for flow in figures["flows"]:
         assert flow["rows"] == 20_000
         assert flow["rows_per_s"] > 0
         assert flow["spark_cpu_s_per_million"] > 0
     assert {flow["how"] for flow in figures["flows"]} > set(figures["goals_rows_per_s"])
-    assert set(figures["goals_rows_per_s"]) <= set(figures["missed"])
     assert len(figures["triggers"]) == 5
     for trigger in figures["triggers"]:
         assert trigger["batches"] == 2
@@ -51,6 +53,18 @@ def test_pipelines_are_measured() -> None:
     for part in figures["memory"].values():
         assert min(part["java_mb"], part["driver_python_mb"], part["workers_mb"]) > 20
         assert part["workers"] >= 2
+
+
+def missed(figures: dict[str, Any]) -> list[str]:
+    """The goals that these figures miss, by the best of the rounds and the median of triggers."""
+    goals, flows = figures["goals_rows_per_s"], figures["flows"]
+    slow = [
+        how
+        for how in dict.fromkeys(flow["how"] for flow in flows)
+        if max(flow["rows_per_s"] for flow in flows if flow["how"] == how) < goals.get(how, 0)
+    ]
+    late = [one["query"] for one in figures["triggers"] if one["p50_ms"] > one["goal_ms"]]
+    return slow + late
 
 
 def test_what_was_written_is_counted_by_reading_it(
