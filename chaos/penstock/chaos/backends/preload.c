@@ -173,7 +173,7 @@ static void normalise(char *path) {
     *to = 0;
 }
 
-/* The absolute path of what a call names, into ``path``; whether it is under the root. */
+/* The absolute path of what a call names, into ``path``; whether it is the root or under it. */
 static int resolve(int directory, const char *name, char *path) {
     if (!control || !name) return 0;
     if (name[0] == '/') {
@@ -189,7 +189,8 @@ static int resolve(int directory, const char *name, char *path) {
         strcpy(path + size + 1, name);
     }
     normalise(path);
-    return strncmp(path, root, root_length) == 0;
+    size_t compared = strlen(path) == root_length - 1 ? root_length - 1 : root_length;
+    return strncmp(path, root, compared) == 0;
 }
 
 /* --- the journal ----------------------------------------------------------------------------- */
