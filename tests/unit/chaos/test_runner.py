@@ -130,6 +130,8 @@ def test_a_worker_that_fails_ends_the_run_and_everything_is_healed(tmp_path: Pat
         run(tmp_path, cluster, plan=plan(kind="broken"), faults=killing())
     assert cluster.done[-3:] == ["heal_all", "wait_ready", "stop"]
     assert cluster.up == {1, 2, 3}
+    left = {thread.name for thread in threading.enumerate()}
+    assert not left & {"samples", "watermarks", "faults"}
 
 
 def test_a_cluster_that_does_not_start_is_stopped(tmp_path: Path) -> None:
