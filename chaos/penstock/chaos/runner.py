@@ -347,9 +347,17 @@ def conclude(
     common: Common = all_common,
 ) -> Judgement:
     """What the checkers of the workload, and the common ones, say of a history."""
-    checkers = checkers_of(plan, evidence, common)
-    figures = {**figures, "not_judged": dict(left_out(evidence))}
-    return Judgement([*own, *judge(checkers, history, evidence)], figures)
+    judges = find_workload(plan.workload).checkers(plan.for_workload())
+    verdicts = judge(judges, history, evidence)
+    not_judged = dict(left_out(evidence))
+    for verdict in judge(common(evidence), history, evidence):
+        # What had nothing to look at, such as a trend between faults that never left off, casts no
+        # doubt on what the run was about.
+        if verdict.valid is Valid.UNKNOWN and not verdict.looked_at:
+            not_judged[verdict.checker] = verdict.reason
+        else:
+            verdicts.append(verdict)
+    return Judgement([*own, *verdicts], {**figures, "not_judged": not_judged})
 
 
 def checkers_of(plan: RunPlan, evidence: Evidence, common: Common = all_common) -> list[Checker]:
