@@ -6,6 +6,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -133,29 +134,24 @@ class Runner:
     # --- load, heal, final reads
 
     def _under_load(self) -> tuple[Evidence, list[Path]]:
-        workers = self._workers(is_final=False)
-        try:
-            self._onlooker.phase("load")
-            self._epoch_ns = workers.begin()
-            sampler = ProcessSampler(self._cluster, self._epoch_ns)
-            watermarks = WatermarkWatcher(self._cluster.bootstrap, self._epoch_ns)
-            faults = self._fault_thread()
-            for each in (sampler, watermarks, faults):
-                each.start()
+        with ExitStack() as watching:
+            workers = self._workers(is_final=False)
             try:
-                self._wait(self._plan.duration_s, workers)
+                self._onlooker.phase("load")
+                self._epoch_ns = workers.begin()
+                sampler = ProcessSampler(self._cluster, self._epoch_ns)
+                watermarks = WatermarkWatcher(self._cluster.bootstrap, self._epoch_ns)
+                for watcher in (sampler, watermarks):
+                    watcher.start()
+                    watching.callback(watcher.stop)
+                faults = self._fault_thread()
+                faults.start()
+                recovered = self._load_and_heal(workers, faults)
             finally:
-                self._onlooker.phase("heal")
-                recovered = self._heal(faults)
+                workers.stop()
+            histories = list(workers.histories)
             if recovered:
-                self._wait(self._since_load_s() + _AFTER_S, workers)
-        finally:
-            workers.stop()
-        histories = list(workers.histories)
-        if recovered:
-            histories += self._final_reads()
-        sampler.stop()
-        watermarks.stop()
+                histories += self._final_reads()
         self._records = faults.records
         return (
             Evidence(
@@ -167,6 +163,17 @@ class Runner:
             ),
             histories,
         )
+
+    def _load_and_heal(self, workers: Workers, faults: FaultThread) -> bool:
+        """Whether the cluster is whole again in the end. It is healed whatever happens."""
+        try:
+            self._wait(self._plan.duration_s, workers)
+        finally:
+            self._onlooker.phase("heal")
+            recovered = self._heal(faults)
+        if recovered:
+            self._wait(self._since_load_s() + _AFTER_S, workers)
+        return recovered
 
     def _fault_thread(self) -> FaultThread:
         return FaultThread(
@@ -340,9 +347,17 @@ def conclude(
     common: Common = all_common,
 ) -> Judgement:
     """What the checkers of the workload, and the common ones, say of a history."""
-    checkers = checkers_of(plan, evidence, common)
-    figures = {**figures, "not_judged": dict(left_out(evidence))}
-    return Judgement([*own, *judge(checkers, history, evidence)], figures)
+    judges = find_workload(plan.workload).checkers(plan.for_workload())
+    verdicts = judge(judges, history, evidence)
+    not_judged = dict(left_out(evidence))
+    for verdict in judge(common(evidence), history, evidence):
+        # What had nothing to look at, such as a trend between faults that never left off, casts no
+        # doubt on what the run was about.
+        if verdict.valid is Valid.UNKNOWN and not verdict.looked_at:
+            not_judged[verdict.checker] = verdict.reason
+        else:
+            verdicts.append(verdict)
+    return Judgement([*own, *verdicts], {**figures, "not_judged": not_judged})
 
 
 def checkers_of(plan: RunPlan, evidence: Evidence, common: Common = all_common) -> list[Checker]:

@@ -109,7 +109,10 @@ def report(directory: Path) -> str:
     evidence = Evidence([], samples, [], {2: ["line 7: AssertionError <x>"]}, [])
     checkers = [LostSomething(), Failing()]
     own = Verdict("recovery", Valid.TRUE, 1)
-    judgement = Judgement([own, *judge(checkers, history(), evidence)], {"recovery_ms": 1234})
+    judgement = Judgement(
+        [own, *judge(checkers, history(), evidence)],
+        {"recovery_ms": 1234, "not_judged": {"leaks": "too short"}},
+    )
     plan = RunPlan("append", "kill", 3, 10, 7, 100, 5, versions={"penstock": "1.2.3"})
     path = write_report(
         directory,
@@ -162,6 +165,7 @@ def test_the_page_is_whole_and_loads_nothing(tmp_path: Path) -> None:
         "24 more are not shown.",
         "failing the checker broke: ZeroDivisionError: by zero",
         "node 2: line 7: AssertionError &lt;x&gt;",
+        "leaks did not judge: too short.",
         "penstock 1.2.3",
     ],
 )

@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 
 from penstock.chaos import runner as runner_module
+from penstock.chaos.checkers import Evidence
 from penstock.chaos.errors import ClusterError, PlanError
+from penstock.chaos.history import History
 from penstock.chaos.live import Status
 from penstock.chaos.nemeses import Fault, ScheduledFault
 from penstock.chaos.run_plan import RunPlan, read_plan
-from penstock.chaos.runner import Outcome, Runner, plan_faults
+from penstock.chaos.runner import Outcome, Runner, conclude, plan_faults
 from penstock.chaos.schedule import read_schedule
-from penstock.chaos.verdict import Valid
+from penstock.chaos.verdict import Valid, Verdict
 from penstock.chaos.workers import WorkerError
 from penstock.chaos.workloads.registry import WORKLOADS
 from tests.unit.chaos.fake_cluster import FakeCluster
@@ -130,6 +132,8 @@ def test_a_worker_that_fails_ends_the_run_and_everything_is_healed(tmp_path: Pat
         run(tmp_path, cluster, plan=plan(kind="broken"), faults=killing())
     assert cluster.done[-3:] == ["heal_all", "wait_ready", "stop"]
     assert cluster.up == {1, 2, 3}
+    left = {thread.name for thread in threading.enumerate()}
+    assert not left & {"samples", "watermarks", "faults"}
 
 
 def test_a_cluster_that_does_not_start_is_stopped(tmp_path: Path) -> None:
@@ -149,6 +153,26 @@ def test_what_the_cluster_cannot_do_is_refused_before_it_starts(tmp_path: Path) 
     with pytest.raises(PlanError, match="kill needs processes"):
         run(tmp_path, cluster, plan=plan(), faults=killing())
     assert cluster.done == []
+
+
+class Looking:
+    """Says unknown, having looked at so much."""
+
+    def __init__(self, name: str, looked_at: int) -> None:
+        self.name = name
+        self._looked_at = looked_at
+
+    def check(self, history: History, evidence: Evidence) -> Verdict:
+        return Verdict(self.name, Valid.UNKNOWN, self._looked_at, reason="it is dark")
+
+
+def test_a_common_checker_that_had_nothing_to_look_at_casts_no_doubt() -> None:
+    own = [Verdict("recovery", Valid.TRUE, 1)]
+    judges = [Looking("leaks", 0), Looking("replicas", 7)]
+    judgement = conclude(plan(), History([]), Evidence(), own, {}, common=lambda _: judges)
+    assert [one.checker for one in judgement.verdicts] == ["recovery", "replicas"]
+    assert judgement.figures["not_judged"]["leaks"] == "it is dark"
+    assert judgement.valid is Valid.UNKNOWN
 
 
 def test_the_same_seed_makes_the_same_faults() -> None:

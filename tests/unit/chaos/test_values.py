@@ -111,3 +111,12 @@ def test_everything_else_is_ambiguous(error: Exception) -> None:
 def test_an_error_is_written_with_its_code() -> None:
     assert words_of(NetworkError("gone")) == "NETWORK_EXCEPTION: gone"
     assert words_of(OSError("no")) == "OSError: no"
+
+
+def test_a_checksum_in_other_letters_is_another() -> None:
+    values = ValueMaker("p", 0).values(0, 50)
+    lettered = next(value for value in values if value != value.upper().replace(b"P|", b"p|", 1))
+    head, number, checksum, padding = lettered.split(b"|", 3)
+    other = b"|".join((head, number, checksum.upper(), padding))
+    assert parse_value(lettered)[0] == "p"
+    assert parse_value(other)[0].startswith(DAMAGED)

@@ -346,6 +346,11 @@ def _checkers(judgement: Judgement, meanings: Mapping[str, str]) -> str:
     order = {Valid.FALSE: 0, Valid.UNKNOWN: 1, Valid.TRUE: 2}
     verdicts = sorted(judgement.verdicts, key=lambda one: (order[one.valid], one.checker))
     body = "".join(_checker(one, meanings.get(one.checker, "")) for one in verdicts)
+    left_out = judgement.figures.get("not_judged") or {}
+    body += "".join(
+        f"<p class='soft small'>{escape(name)} did not judge: {escape(reason)}.</p>"
+        for name, reason in left_out.items()
+    )
     return f"<section><h2>Checkers</h2>{body}</section>"
 
 

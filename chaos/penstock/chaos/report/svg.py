@@ -16,6 +16,7 @@ RIGHT: Final = 16
 TOP: Final = 26
 _BOTTOM: Final = 26
 _ROW: Final = 20
+_LETTER: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Frame:
 
     def behind(self, top: float, bottom: float, *, labels: bool) -> Iterator[str]:
         """The faults."""
-        last_label_x = -1000.0
+        free_from_x = 0.0
         for shade in self._shades:
             left, right = self.x(shade.start_s), self.x(shade.end_s)
             held = self.x(shade.held_s)
@@ -62,8 +63,8 @@ class Frame:
                 f'height="{bottom - top}">{title}</rect>'
             )
             yield _upright("fault-edge", held, top, bottom)
-            if labels and left - last_label_x > 8 * len(shade.label):
-                last_label_x = left
+            if labels and left > free_from_x:
+                free_from_x = left + _LETTER * len(shade.label)
                 place = f'x="{left + 2:.1f}" y="{top - 8}"'
                 yield f'<text class="fault-label" {place}>{escape(shade.label)}</text>'
 

@@ -299,8 +299,7 @@ class _Reader:
         consumer = await self._begin()
         try:
             for partition in self._partitions:
-                while not await self._seek_to(consumer, partition, {"where": "earliest"}):
-                    await asyncio.sleep(_PAUSE_S)
+                await self._rewind(consumer, partition)
             left = await self._ends(consumer)
             while left:
                 await self._poll(consumer, ends=left)
@@ -309,6 +308,13 @@ class _Reader:
         finally:
             with contextlib.suppress(PenstockError):
                 await consumer.close(timeout_ms=0)
+
+    async def _rewind(self, consumer: AsyncConsumer, partition: TopicPartition) -> None:
+        """Go to the beginning, as soon as its leader can be asked for it."""
+        while True:
+            if await self._seek_to(consumer, partition, {"where": "earliest"}):
+                return
+            await asyncio.sleep(_PAUSE_S)
 
     async def _begin(self) -> AsyncConsumer:
         """A consumer at the beginning of all partitions, as soon as there is a way to one."""
