@@ -113,7 +113,6 @@ def test_it_can_do_what_it_says(backend: LocalBackend) -> None:
         Capability.LINKS,
         Capability.DISKS,
         Capability.FILES,
-        Capability.CLOCKS,
         Capability.LIMITS,
     }
     assert list(backend.nodes) == [1, 2, 3]
@@ -408,28 +407,7 @@ def test_a_flipped_bit_below_the_high_watermark_is_repaired(backend: LocalBacken
     assert read_all(backend, "flipped", len(sent)) == sent
 
 
-# --- clocks and limits
-
-
-def test_the_wall_clock_is_moved_and_comes_back(backend: LocalBackend) -> None:
-    configs = {"message.timestamp.type": "LogAppendTime"}
-    make_topic(backend, "clock", leader=2, **configs)
-
-    def offset_ms() -> float:
-        with Producer(backend.bootstrap) as producer:
-            stamped = producer.send("clock", b"x").result(TIMEOUT_S).timestamp_ms
-        return stamped - time.time() * 1000
-
-    hour_ms = 3_600_000
-    assert abs(offset_ms()) < hour_ms / 2
-    for _ in range(2):
-        backend.set_clock(2, hour_ms)
-    assert hour_ms / 2 < offset_ms() < 2 * hour_ms
-    backend.set_clock(2, -hour_ms)
-    assert -2 * hour_ms < offset_ms() < -hour_ms / 2
-    backend.set_clock(2, 0)
-    assert abs(offset_ms()) < hour_ms / 2
-    assert partition(backend, "clock", ask=1) == (2, {1, 2, 3})
+# --- limits
 
 
 def test_without_descriptors_nobody_new_is_let_in(backend: LocalBackend) -> None:
