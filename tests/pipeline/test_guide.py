@@ -126,10 +126,13 @@ def test_source_and_sink(reader: Reader) -> None:
     reader.follow("Source", 1)
     reader.end()
     assert values(reader.cluster, name)[0] == '{"id":0,"price":0}'
-    wait_until(
-        lambda: any(one.name == "penstock_query_rows" for one in REGISTRY.collect()),
-        "there are metrics of queries",
-    )
+    try:
+        wait_until(
+            lambda: any(one.name == "penstock_query_rows" for one in REGISTRY.collect()),
+            "there are metrics of queries",
+        )
+    finally:
+        reader.names["watching"].close()
     reader.follow("Source", 0)
     assert len(reader.rows(reader.names["orders"])) == 4
 
@@ -182,8 +185,9 @@ def test_databases(reader: Reader) -> None:
 
 
 def test_object_stores(reader: Reader) -> None:
-    with running_store("bucket") as store:
+    with running_store("guide") as store:
         reader.elsewhere |= {
+            "bucket/orders": "guide/orders",  # What stores have, all of a process have.
             "http://localhost:9000": store.endpoint,
             '"key"': f'"{store.access_key}"',
             ".start()": f'.option("checkpointLocation", "{reader.directory}/c").start()'
