@@ -1,4 +1,4 @@
-"""The preloaded library in processes of Python, without nodes: their disks and clocks."""
+"""The preloaded library in processes of Python, without nodes: their disks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -328,33 +327,3 @@ def test_power_that_stays_takes_nothing(disk: Disk) -> None:
     disk.run("os.write(opened('other'), b'content')")
     disk.lose_power()
     assert disk.contents() == {"log": b"content"}
-
-
-# --- clocks
-
-_CLOCKS = """
-import datetime, threading
-lock = threading.Lock()
-lock.acquire()
-timed_out = not lock.acquire(timeout=0.05)
-print(json.dumps({
-    "time": time.time(),
-    "time_ns": time.time_ns() / 1e9,
-    "clock": time.clock_gettime(time.CLOCK_REALTIME),
-    "now": datetime.datetime.now(datetime.timezone.utc).timestamp(),
-    "monotonic": time.monotonic(),
-    "timed_out": timed_out,
-}))
-"""
-
-
-@pytest.mark.parametrize("offset_ms", [3_600_000, -86_400_500, 0])
-def test_pythons_wall_clock_is_moved_and_nothing_else(disk: Disk, offset_ms: int) -> None:
-    disk.preload.set_clock(1)
-    disk.preload.set_clock(offset_ms)
-    before, monotonic = time.time(), time.monotonic()
-    said = disk.run(_CLOCKS)
-    for clock in ("time", "time_ns", "clock", "now"):
-        assert before <= said[clock] - offset_ms / 1000 <= time.time(), clock
-    assert monotonic <= said["monotonic"] <= time.monotonic()
-    assert said["timed_out"]

@@ -1,1 +1,1 @@
-"""What backends are made of: a network between processes, disks and clocks that can be broken."""
+"""What backends are made of: a network between processes, and disks, that can be broken."""

@@ -1,9 +1,9 @@
-/* Stands between a node and the C library: its disk may fail, fill up, be slow or forget, and its
- * wall clock may be wrong. Loaded by LD_PRELOAD; preload.py builds it and says what is to happen,
- * in a page of memory that both have mapped.
+/* Stands between a node and the C library: its disk may fail, fill up, be slow or forget. Loaded by
+ * LD_PRELOAD; preload.py builds it and says what is to happen, in a page of memory that both have
+ * mapped.
  *
- * Only files under one directory are touched, and only times that Python asks for. Where nothing is
- * to happen a call costs a look at the descriptor's entry in a table.
+ * Only files under one directory are touched. Where nothing is to happen a call costs a look at the
+ * descriptor's entry in a table.
  *
  * What is written and not synced is noted in a journal, in the order of events: before each change
  * what it changes, after it that it is done, and when a sync begins and ends. unsynced.py takes back
@@ -14,9 +14,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <link.h>
 #include <pthread.h>
-#include <semaphore.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -25,14 +23,12 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
-#include <sys/time.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
 struct control {
     uint64_t delay_us;
-    int64_t clock_offset_ns;
     uint32_t write_errno;
     uint32_t sync_errno;
     uint32_t journal; /* The number of the journal to write; 0: none. */
@@ -63,7 +59,6 @@ static char root[PATH_MAX], journal_directory[PATH_MAX];
 static size_t root_length;
 static uint8_t entries[DESCRIPTORS];
 static uint64_t inodes[DESCRIPTORS];
-static uintptr_t python_begin, python_end;
 static pthread_mutex_t journal_lock = PTHREAD_MUTEX_INITIALIZER;
 static uint32_t journal_open_as;
 static int journal_fd = -1;
@@ -97,8 +92,6 @@ DECLARE(int, mkdirat, int, const char *, mode_t);
 DECLARE(int, linkat, int, const char *, int, const char *, int);
 DECLARE(int, statvfs, const char *, struct statvfs *);
 DECLARE(int, fstatvfs, int, struct statvfs *);
-DECLARE(int, clock_gettime, clockid_t, struct timespec *);
-DECLARE(int, sem_timedwait, sem_t *, const struct timespec *);
 
 /* A fault that is never injected, or a write that nobody knows of, would make a run worth nothing. */
 __attribute__((noreturn)) static void die(const char *what, const char *path) {
@@ -108,21 +101,6 @@ __attribute__((noreturn)) static void die(const char *what, const char *path) {
 
 /* --- setting up ------------------------------------------------------------------------------ */
 
-static int note_python(struct dl_phdr_info *info, size_t size, void *base) {
-    (void)size;
-    if ((void *)info->dlpi_addr != base && info->dlpi_addr != 0) return 0;
-    for (int i = 0; i < info->dlpi_phnum; i++) {
-        const ElfW(Phdr) *part = &info->dlpi_phdr[i];
-        if (part->p_type != PT_LOAD) continue;
-        uintptr_t begin = info->dlpi_addr + part->p_vaddr, end = begin + part->p_memsz;
-        if (info->dlpi_addr == 0 && (void *)(begin & ~(uintptr_t)0xfff) != base && !python_begin)
-            return 0; /* An executable at fixed addresses that is not Python. */
-        if (!python_begin || begin < python_begin) python_begin = begin;
-        if (end > python_end) python_end = end;
-    }
-    return 1;
-}
-
 __attribute__((constructor)) static void begin(void) {
     const char *at = getenv("PENSTOCK_CHAOS_CONTROL"), *under = getenv("PENSTOCK_CHAOS_ROOT");
     const char *notes = getenv("PENSTOCK_CHAOS_JOURNAL");
@@ -130,9 +108,6 @@ __attribute__((constructor)) static void begin(void) {
     snprintf(root, sizeof root, "%s/", under);
     root_length = strlen(root);
     snprintf(journal_directory, sizeof journal_directory, "%s", notes);
-    void *symbol = dlsym(RTLD_DEFAULT, "Py_BytesMain");
-    Dl_info found;
-    if (symbol && dladdr(symbol, &found)) dl_iterate_phdr(note_python, found.dli_fbase);
     int fd = REAL(open)(at, O_RDWR | O_CLOEXEC);
     if (fd < 0) die("open", at);
     void *mapped = mmap(NULL, sizeof *control, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -223,7 +198,7 @@ static uint64_t note(struct record record, const char *name, const char *other, 
             /* Other lives of the node have written numbers too: these are larger. */
             struct timespec now;
             if (!last_id) {
-                REAL(clock_gettime)(CLOCK_BOOTTIME, &now);
+                clock_gettime(CLOCK_BOOTTIME, &now);
                 last_id = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
             }
             record.id = ++last_id;
@@ -568,49 +543,3 @@ int fstatvfs(int fd, struct statvfs *room) {
 }
 int statvfs64(const char *name, struct statvfs64 *room) { return statvfs(name, (struct statvfs *)room); }
 int fstatvfs64(int fd, struct statvfs64 *room) { return fstatvfs(fd, (struct statvfs *)room); }
-
-/* --- the wall clock -------------------------------------------------------------------------- */
-
-/* Whether Python itself asks. What gRPC's core asks for it hands to the kernel again, as the time
- * to wait until: it would wait for an hour longer. */
-#define OFFSET_NS                                                                 \
-    ((uintptr_t)__builtin_return_address(0) >= python_begin &&                    \
-     (uintptr_t)__builtin_return_address(0) < python_end && control               \
-         ? control->clock_offset_ns : 0)
-
-static void move(struct timespec *at, int64_t by_ns) {
-    int64_t ns = at->tv_nsec + by_ns % 1000000000;
-    at->tv_sec += by_ns / 1000000000 + (ns < 0 ? -1 : ns >= 1000000000 ? 1 : 0);
-    at->tv_nsec = ns < 0 ? ns + 1000000000 : ns >= 1000000000 ? ns - 1000000000 : ns;
-}
-int clock_gettime(clockid_t clock, struct timespec *now) {
-    int64_t offset = OFFSET_NS;
-    int result = REAL(clock_gettime)(clock, now);
-    if (!result && offset && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE))
-        move(now, offset);
-    return result;
-}
-int gettimeofday(struct timeval *restrict now, void *restrict zone) {
-    struct timespec found;
-    int64_t offset = OFFSET_NS;
-    (void)zone;
-    if (REAL(clock_gettime)(CLOCK_REALTIME, &found)) return -1;
-    if (offset) move(&found, offset);
-    *now = (struct timeval){found.tv_sec, found.tv_nsec / 1000};
-    return 0;
-}
-time_t time(time_t *into) {
-    struct timespec found;
-    int64_t offset = OFFSET_NS;
-    REAL(clock_gettime)(CLOCK_REALTIME, &found);
-    if (offset) move(&found, offset);
-    if (into) *into = found.tv_sec;
-    return found.tv_sec;
-}
-/* A time to wait until that Python has made of the moved clock. */
-int sem_timedwait(sem_t *semaphore, const struct timespec *until) {
-    struct timespec real = *until;
-    int64_t offset = OFFSET_NS;
-    if (offset) move(&real, -offset);
-    return REAL(sem_timedwait)(semaphore, &real);
-}

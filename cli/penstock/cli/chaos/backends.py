@@ -38,7 +38,7 @@ def make_cluster(plan: RunPlan, directory: Path, faults: Sequence[ScheduledFault
         plan.nodes,
         node_command=_bugged(plan.bug) if plan.bug else None,
         links=Capability.LINKS in needs,
-        disks=bool({Capability.DISKS, Capability.CLOCKS} & needs),
+        disks=Capability.DISKS in needs,
         seed=plan.seed,
     )
 

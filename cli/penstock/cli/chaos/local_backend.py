@@ -1,4 +1,4 @@
-"""The local backend: node processes on this machine, and a network, disks and clocks to break.
+"""The local backend: node processes on this machine, and a network and disks to break.
 
 What each facility does and does not model is said in docs/internals/chaos.md.
 """
@@ -61,7 +61,7 @@ class LocalBackend:
 
     ``directory`` is made, and gets everything: the cluster, its logs, what was lost of its disks.
     Without ``links`` nothing is between the nodes, and without ``disks`` nothing is before their
-    files and clocks; then there are no such faults, and what these cost is not paid.
+    files; then there are no such faults, and what these cost is not paid.
 
     ``log`` and ``pid`` may be asked from any thread, all else from one at a time.
     """
@@ -129,8 +129,6 @@ class LocalBackend:
         if self._has_links:
             found.add(Capability.LINKS)
         if self._preloads:
-            # Clocks are not among them: a node whose clock Python alone sees forward finds the
-            # deadlines of its calls over, which gRPC states by the clock that was not moved.
             found.add(Capability.DISKS)
         return frozenset(found)
 
@@ -317,7 +315,7 @@ class LocalBackend:
             )
         ]
 
-    # --- disks, files, clocks and limits
+    # --- disks, files and limits
 
     def set_disk(self, node: int, fault: DiskFault | None) -> None:
         """From now on the node's disk does this; None heals it. Raises FaultError."""
@@ -329,9 +327,9 @@ class LocalBackend:
         return self._layout.plan(node).directory
 
     def set_clock(self, node: int, offset_ms: int) -> None:
-        """From now on its wall clock is off by so much; 0 heals it. Raises FaultError."""
-        if offset_ms or self._preloads:
-            self._preload(node).set_clock(offset_ms)
+        """They are all one here."""
+        if offset_ms:
+            raise FaultError("the local backend moves no clocks; next: see `capabilities`")
 
     def set_limits(
         self, node: int, *, descriptors: int | None = None, memory_bytes: int | None = None
@@ -350,7 +348,7 @@ class LocalBackend:
         found = self._preloads.get(node)
         if found is None:
             why = preload.why_not() or "it was started without"
-            raise FaultError(f"node {node} has a disk and a clock that cannot be broken: {why}")
+            raise FaultError(f"node {node} has a disk that cannot be broken: {why}")
         return found
 
     def _lose_unsynced(self, node: int) -> None:
@@ -380,7 +378,6 @@ class LocalBackend:
                 healing.callback(self.start_node, node)
                 healing.callback(self.resume, node)
                 healing.callback(self.set_limits, node)
-                healing.callback(self.set_clock, node, 0)
                 healing.callback(self.set_disk, node, None)
             healing.callback(self.set_links, {})
 
