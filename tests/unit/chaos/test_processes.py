@@ -119,6 +119,19 @@ def test_where_one_of_several_cannot_be_nothing_stays_broken() -> None:
     assert cluster.done == ["kill 2", "start 2"]
 
 
+def test_where_one_of_several_nodes_cannot_be_struck_none_stays_so() -> None:
+    class Stubborn(FakeCluster):
+        def kill(self, node: int) -> None:
+            if node == 3:
+                raise FaultError("node 3 does not go")
+            super().kill(node)
+
+    cluster = Stubborn()
+    with pytest.raises(FaultError, match="node 3 does not go"):
+        find_nemesis("kill").invoke(Fault("kill", "kill", "all"), Stage(cluster))
+    assert cluster.up == {1, 2, 3}
+
+
 @pytest.mark.parametrize("text", ["flood", "kill,flood", "kill+flood", "kill+kill"])
 def test_unknown_names_are_refused(text: str) -> None:
     with pytest.raises(PlanError):

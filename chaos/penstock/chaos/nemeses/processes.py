@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
 
-from penstock.chaos.cluster import Capability
+from penstock.chaos.cluster import Capability, Cluster
 from penstock.chaos.errors import ClusterError, FaultError
 from penstock.chaos.nemeses import Fault, Nemesis, Scene
 
@@ -17,69 +18,63 @@ _ROLES: Final = ("a leader", "a leader", "the active controller", "random", "a m
 _ROLL_READY_S: Final = 30.0
 
 
-class Kill:
-    """Ends nodes without a word, and starts them again in the end."""
+@dataclass(slots=True, eq=False)
+class Strike:
+    """Does one thing to each of the nodes that play a role, and undoes it in the end."""
 
-    name = "kill"
-    summary = "SIGKILL one node by role, sometimes a majority or all, and start it again"
-    needs = _PROCESSES
-
-    def plan(self, random: Random, nodes: int) -> Fault:
-        """One node most often; several now and then."""
-        target = random.choice((*_ROLES, *_ROLES, "a majority", "all"))
-        return Fault(self.name, "kill", target if nodes > 1 else "all")
-
-    def invoke(self, fault: Fault, scene: Scene) -> Mapping[str, Any]:
-        """Kill them."""
-        return _strike(fault, scene, scene.cluster.kill)
-
-    def heal(self, fault: Fault, scene: Scene, held: Mapping[str, Any]) -> None:
-        """Start them."""
-        for node in held["struck"]:
-            scene.cluster.start_node(node)
-
-
-class Term:
-    """Asks nodes to stop, as operators do, and starts them again in the end."""
-
-    name = "term"
-    summary = "SIGTERM one node by role, which hands over first, and start it again"
-    needs = _PROCESSES
+    name: str
+    summary: str
+    targets: Sequence[str]
+    """One of these roles is drawn; a cluster of one node is struck as a whole."""
+    do: Callable[[Cluster, int], object]
+    undo: Callable[[Cluster, int], object]
+    needs: frozenset[Capability] = _PROCESSES
 
     def plan(self, random: Random, nodes: int) -> Fault:
-        """One node, or a minority."""
-        return Fault(self.name, "term", random.choice(_ROLES) if nodes > 1 else "all")
+        """At whom it is left to chance."""
+        target = random.choice(self.targets)
+        return Fault(self.name, self.name, target if nodes > 1 else "all")
 
     def invoke(self, fault: Fault, scene: Scene) -> Mapping[str, Any]:
-        """Stop them one after the other."""
-        return _strike(fault, scene, scene.cluster.terminate)
+        """One node after the other; where it cannot be done to one, it is undone for all."""
+        struck = list(scene.resolve(fault.target))
+        try:
+            for node in struck:
+                self.do(scene.cluster, node)
+        except FaultError:
+            self.heal(fault, scene, {"struck": struck})
+            raise
+        return {"struck": struck}
 
     def heal(self, fault: Fault, scene: Scene, held: Mapping[str, Any]) -> None:
-        """Start them."""
+        """Undo it for each."""
         for node in held["struck"]:
-            scene.cluster.start_node(node)
+            self.undo(scene.cluster, node)
 
 
-class Pause:
-    """Stops nodes in their tracks: they hang, and then go on as if no time had passed."""
+_SEVERAL_NOW_AND_THEN: Final = (*_ROLES, *_ROLES, "a majority", "all")
 
-    name = "pause"
-    summary = "SIGSTOP one node by role, sometimes a majority or all, and SIGCONT it"
-    needs = _PROCESSES
-
-    def plan(self, random: Random, nodes: int) -> Fault:
-        """One node most often; several now and then."""
-        target = random.choice((*_ROLES, *_ROLES, "a majority", "all"))
-        return Fault(self.name, "pause", target if nodes > 1 else "all")
-
-    def invoke(self, fault: Fault, scene: Scene) -> Mapping[str, Any]:
-        """Pause them."""
-        return _strike(fault, scene, scene.cluster.pause)
-
-    def heal(self, fault: Fault, scene: Scene, held: Mapping[str, Any]) -> None:
-        """Have them go on."""
-        for node in held["struck"]:
-            scene.cluster.resume(node)
+KILL: Final = Strike(
+    "kill",
+    "SIGKILL one node by role, sometimes a majority or all, and start it again",
+    _SEVERAL_NOW_AND_THEN,
+    lambda cluster, node: cluster.kill(node),
+    lambda cluster, node: cluster.start_node(node),
+)
+TERM: Final = Strike(
+    "term",
+    "SIGTERM one node by role, which hands over first, and start it again",
+    _ROLES,
+    lambda cluster, node: cluster.terminate(node),
+    lambda cluster, node: cluster.start_node(node),
+)
+PAUSE: Final = Strike(
+    "pause",
+    "SIGSTOP one node by role, sometimes a majority or all, and SIGCONT it",
+    _SEVERAL_NOW_AND_THEN,
+    lambda cluster, node: cluster.pause(node),
+    lambda cluster, node: cluster.resume(node),
+)
 
 
 class Storm:
@@ -214,10 +209,3 @@ class Together:
     def _each(self, fault: Fault) -> list[tuple[Nemesis, Fault]]:
         faults = [Fault(**one) for one in fault.parameters["faults"]]
         return [(self._parts[one.nemesis], one) for one in faults]
-
-
-def _strike(fault: Fault, scene: Scene, break_: Callable[[int], object]) -> Mapping[str, Any]:
-    struck = scene.resolve(fault.target)
-    for node in struck:
-        break_(node)
-    return {"struck": list(struck)}
