@@ -56,6 +56,9 @@ flush thread after each fdatasync: with a compaction or a scrub beside them, eac
 up to five milliseconds late.
 """
 
+_CALLS_END_S = 2.0
+"""How long a stopped node waits for the tasks of calls that its servers ended by force."""
+
 log = structlog.get_logger()
 
 
@@ -129,7 +132,19 @@ async def _serve(config: NodeConfig) -> None:
     finally:
         log.info("stopping")
         await node.stop()
+        await calls_end(_CALLS_END_S)
         log.info("stopped")
+
+
+async def calls_end(timeout_s: float) -> None:
+    """Return when every other task of the loop has ended, or after so long.
+
+    A gRPC server has stopped before the tasks of the calls that it ended by force have: a loop that
+    closes meanwhile cancels them, and gRPC tells of each with a traceback, as if it were a fault.
+    """
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    if tasks:
+        await asyncio.wait(tasks, timeout=timeout_s)
 
 
 if __name__ == "__main__":
