@@ -24,8 +24,10 @@ SERVICE_FILES := $(shell grep -l '^service ' $(PROTO_FILES))
 ifeq ($(MAKELEVEL),0)
 .NOTPARALLEL:
 endif
-.PHONY: help venv install demo demo-log demo-pipeline demo-metrics test lint types format test-unit test-simulation test-integration \
-	test-integration-brokers test-integration-clients test-pipeline proto proto-check bench-failover \
+.PHONY: help venv install demo demo-log demo-pipeline demo-metrics test lint types format test-unit test-unit-cores \
+	test-unit-clients test-simulation test-integration test-integration-brokers \
+	test-integration-clients test-integration-harness test-pipeline test-pipeline-programs \
+	test-pipeline-queries proto proto-check bench-failover \
 	bench-group-failover bench-idle bench-quorum bench-controller-failover bench-metadata \
 	bench-latency bench-catch-up bench-throughput \
 	bench-recovery bench-partitions bench-tls bench-codec bench-converters bench-client bench-consume bench-transactions bench-pipeline soak \
@@ -155,13 +157,14 @@ bench-transactions: $(VENV)/.installed-dev ## Measure what transactions cost who
 
 # --- Checking -------------------------------------------------------------------------------------
 
-# Simulations take one core, and no time of the clock's: they run beside the unit tests. Integration
-# tests mostly wait: half of them run beside the other half, each with ports of its own. Spark wants
-# all cores: its tests run alone.
+# Two lanes of unit tests and the simulations take a core each where there is one. Integration tests
+# mostly wait, and Spark's do half of the time: their parts run beside each other, each with ports and
+# a directory for temporary files of its own.
 test: lint types ## Run every check and test there is
-	@$(MAKE) --jobs=2 --output-sync=target test-unit test-simulation
-	@$(MAKE) --jobs=2 --output-sync=target test-integration-brokers test-integration-clients
-	@$(MAKE) test-pipeline
+	@$(MAKE) --jobs=3 --output-sync=target test-unit-cores test-unit-clients test-simulation
+	@$(MAKE) --jobs=3 --output-sync=target test-integration-brokers test-integration-clients \
+		test-integration-harness
+	@$(MAKE) --jobs=3 --output-sync=target test-pipeline-programs test-pipeline-queries
 
 lint: $(VENV)/.installed-dev proto-check ## Check style, formatting, layering and generated code
 	$(BIN)/ruff check .
@@ -175,9 +178,19 @@ format: $(VENV)/.installed-dev ## Format the code and mend what ruff can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+NO_UNITS := tests/simulation tests/integration tests/pipeline
+UNITS_OF_CORES := $(patsubst %,tests/unit/%,raft_meta raft_meta_core replication storage groups \
+	transactions)
+
 test-unit: $(VENV)/.installed-dev ## Run the unit, typing, tidiness and packaging tests
-	$(PYTEST) tests --ignore=tests/simulation --ignore=tests/integration --ignore=tests/chaos \
-		--ignore=tests/pipeline $(ARGS)
+	$(PYTEST) tests $(NO_UNITS:%=--ignore=%) $(ARGS)
+
+test-unit-cores: $(VENV)/.installed-dev ## Of these the half of quorums, logs and coordinators
+	$(PYTEST) $(UNITS_OF_CORES) --basetemp=$(VENV)/cores-tmp $(ARGS)
+
+test-unit-clients: $(VENV)/.installed-dev ## Of these all others
+	$(PYTEST) tests $(NO_UNITS:%=--ignore=%) $(UNITS_OF_CORES:%=--ignore=%) \
+		--basetemp=$(VENV)/unit-clients-tmp $(ARGS)
 
 test-simulation: $(VENV)/.installed-dev ## Run the seeded simulations of whole clusters
 	$(PYTEST) tests/simulation --basetemp=$(VENV)/simulation-tmp $(ARGS)
@@ -185,16 +198,30 @@ test-simulation: $(VENV)/.installed-dev ## Run the seeded simulations of whole c
 test-integration: $(VENV)/.installed-dev ## Run the tests that start real nodes on loopback
 	$(PYTEST) tests/integration $(ARGS)
 
-BROKERS_HALF := tests/integration/broker tests/integration/bench
+WITH_BROKERS := tests/integration/broker
+WITH_HARNESS := $(patsubst %,tests/integration/%,chaos bench cli)
 
-test-integration-brokers: $(VENV)/.installed-dev ## Of these the half of brokers and benchmarks
-	$(PYTEST) $(BROKERS_HALF) $(ARGS)
+test-integration-brokers: $(VENV)/.installed-dev ## Of these the part of brokers
+	$(PYTEST) $(WITH_BROKERS) --basetemp=$(VENV)/brokers-tmp $(ARGS)
+
+test-integration-harness: $(VENV)/.installed-dev ## Of these the part of chaos, benchmarks and commands
+	$(PYTEST) $(WITH_HARNESS) --basetemp=$(VENV)/harness-tmp $(ARGS)
 
 test-integration-clients: $(VENV)/.installed-dev ## Of these all others
-	$(PYTEST) tests/integration $(BROKERS_HALF:%=--ignore=%) --basetemp=$(VENV)/clients-tmp $(ARGS)
+	$(PYTEST) tests/integration $(WITH_BROKERS:%=--ignore=%) $(WITH_HARNESS:%=--ignore=%) \
+		--basetemp=$(VENV)/clients-tmp $(ARGS)
 
 test-pipeline: $(VENV)/.installed-dev ## Run the tests that start Spark
 	$(PYTEST) tests/pipeline --basetemp=$(VENV)/pipeline-tmp $(ARGS)
+
+SPARK_PROGRAMS := $(patsubst %,tests/pipeline/test_%.py,benchmark cloud_metrics cluster declarative \
+	declarative_topics example_programs guide messaging_kill messaging_tls sink_killed)
+
+test-pipeline-programs: $(VENV)/.installed-dev ## Of these the programs with a Spark of their own
+	$(PYTEST) $(SPARK_PROGRAMS) --basetemp=$(VENV)/programs-tmp $(ARGS)
+
+test-pipeline-queries: $(VENV)/.installed-dev ## Of these all others, on one session
+	$(PYTEST) tests/pipeline $(SPARK_PROGRAMS:%=--ignore=%) --basetemp=$(VENV)/queries-tmp $(ARGS)
 
 # Drivers, workers and brokers killed while queries write: make pipeline-crashes ROUNDS=20 SEED=7
 pipeline-crashes: $(VENV)/.installed-dev ## Kill drivers, workers and brokers under Spark's sink

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from children import cpu_seconds
 from clusters import node_pids
-from spark_footprint import spark_cpu_seconds
+from spark_footprint import watching_cpu
 
 from penstock.cli.local_cluster import LocalCluster
 from penstock.client import AdminClient, Consumer, Producer, TopicPartition
@@ -187,14 +187,15 @@ class Flows:
     def measured(self, how: str, run: Callable[[], float], rows: int) -> Flow:
         """What one round costs."""
         nodes = node_pids(self.cluster)
-        spark_s, nodes_s = spark_cpu_seconds(nodes), cpu_seconds(nodes)
-        seconds = run()
+        nodes_s = cpu_seconds(nodes)
+        with watching_cpu(nodes) as spark:
+            seconds = run()
         millions = rows / 1e6
         return Flow(
             how,
             rows,
             rows / seconds,
-            (spark_cpu_seconds(nodes) - spark_s) / millions,
+            spark.seconds() / millions,
             (cpu_seconds(nodes) - nodes_s) / millions,
             os.getloadavg()[0],
         )

@@ -12,12 +12,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 import psutil
 
 _LOOK_S: Final = 0.5
 _MB: Final = 1e6
+
+
+class Watch(Protocol):
+    """Looks when it is told."""
+
+    def look(self) -> None:
+        """Look now."""
+
+
+W = TypeVar("W", bound=Watch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +54,29 @@ def processes(nodes: Sequence[int]) -> Iterator[psutil.Process]:
             yield process
 
 
-def spark_cpu_seconds(nodes: Sequence[int]) -> float:
-    """Of Spark's processes; of those that ended as well."""
-    total = 0.0
-    for process in processes(nodes):
-        with suppress(psutil.NoSuchProcess):
-            total += sum(process.cpu_times()[:4])
-    return total
+class CpuWatch:
+    """What Spark's processes use from now on. It never shrinks when one of them ends.
+
+    What a process has used is gone with it, and is found at its parent only once that has waited
+    for it. So each counts for itself, as it was when it was last looked at.
+    """
+
+    def __init__(self, nodes: Sequence[int]) -> None:
+        self._nodes = nodes
+        self._used_s: dict[psutil.Process, float] = {}
+        self._began_s = 0.0
+        self._began_s = self.seconds()
+
+    def look(self) -> None:
+        """Look now."""
+        for process in processes(self._nodes):
+            with suppress(psutil.NoSuchProcess):
+                self._used_s[process] = sum(process.cpu_times()[:2])
+
+    def seconds(self) -> float:
+        """CPU seconds since the beginning."""
+        self.look()
+        return sum(self._used_s.values()) - self._began_s
 
 
 def footprint(nodes: Sequence[int]) -> Footprint:
@@ -99,7 +125,19 @@ class MemoryWatch:
 @contextmanager
 def watching(nodes: Sequence[int]) -> Iterator[MemoryWatch]:
     """Look twice a second while the block runs."""
-    watch = MemoryWatch(nodes)
+    with _looking(MemoryWatch(nodes)) as watch:
+        yield watch
+
+
+@contextmanager
+def watching_cpu(nodes: Sequence[int]) -> Iterator[CpuWatch]:
+    """Look twice a second while the block runs."""
+    with _looking(CpuWatch(nodes)) as watch:
+        yield watch
+
+
+@contextmanager
+def _looking(watch: W) -> Iterator[W]:
     over = threading.Event()
 
     def run() -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from children import cpu_seconds, percentile
 from clusters import node_pids
 from spark_flows import Flows
-from spark_footprint import spark_cpu_seconds
+from spark_footprint import watching_cpu
 
 from penstock.cli.local_cluster import LocalCluster
 from penstock.client import AdminClient, Producer
@@ -127,11 +127,11 @@ class Triggers:
     def _at_rest(self, seconds: float) -> Rest:
         time.sleep(_SETTLE_S)
         nodes = node_pids(self._flows.cluster)
-        spark_s, nodes_s = spark_cpu_seconds(nodes), cpu_seconds(nodes)
-        time.sleep(seconds)
-        spark_s = spark_cpu_seconds(nodes) - spark_s
+        nodes_s = cpu_seconds(nodes)
+        with watching_cpu(nodes) as spark:
+            time.sleep(seconds)
         nodes_s = cpu_seconds(nodes) - nodes_s
-        return Rest(100 * spark_s / seconds, 100 * nodes_s / seconds)
+        return Rest(100 * spark.seconds() / seconds, 100 * nodes_s / seconds)
 
 
 def _as_records(counts: Any) -> Any:

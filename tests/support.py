@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-DEADLINE_S = 15.0
+DEADLINE_S = 60.0
 
 
 async def eventually(condition: Callable[[], bool], timeout_s: float = DEADLINE_S) -> None:

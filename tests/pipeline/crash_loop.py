@@ -4,9 +4,10 @@
 
     make pipeline-crashes ROUNDS=20 SEED=7
 
-Each round has a topic, a query and a seed of its own. Something fails in it at a moment where that
-hurts (``failing``), a few more things are killed at random moments of some batch, what has died is
-started again, and in the end the round reads what committed readers see. Nothing may be missing,
+Each round has topics, a query from one to the other, and a seed of its own. Something fails in it
+at a moment where that hurts (``failing``; five rounds in a row have all of them), a few more things
+are killed at random moments of some batch, what has died is started again, and in the end the round
+reads what committed readers see. Nothing may be missing,
 and nothing be there twice. Every fourth round is the control: it writes at least once, its driver
 dies behind the sink's commit, and it has to show duplicates.
 """
@@ -31,14 +32,16 @@ from typing import Any, Final
 
 import psutil
 
+from penstock.client import Producer
 from tests.integration.cluster import Cluster, running_cluster
 from tests.integration.transacting import coordinator_of
 from tests.pipeline import failing
 from tests.pipeline.logs import make_topic, repeated, values
 from tests.support import wait_until
 
-FILES: Final = 12
+BATCHES: Final = 12
 ROWS: Final = 500
+PARTITIONS: Final = 3
 KILLS: Final = 3
 DEADLINE_S: Final = 1_800.0
 MOMENTS: Final = (
@@ -59,7 +62,7 @@ class Round:
     directory: Path
     seed: int
     delivery: str
-    files: int = FILES
+    batches: int = BATCHES
     kills: int = KILLS
     killed: list[str] = field(default_factory=list)
     """Who was, really, behind how many batches; drivers that ended otherwise in parentheses."""
@@ -67,18 +70,17 @@ class Round:
 
     def __post_init__(self) -> None:
         self.chance = random.Random(self.seed)
-        self.topic = make_topic(self.cluster, f"crashes-{self.seed}", 3)
-        for name in ("in", "tmp", "marks"):
+        self.source = make_topic(self.cluster, f"crashes-{self.seed}-in", PARTITIONS)
+        self.topic = make_topic(self.cluster, f"crashes-{self.seed}-out", PARTITIONS)
+        for name in ("tmp", "marks"):
             (self.directory / name).mkdir(parents=True)
-        for number in range(self.files):
-            lines = "".join(f"{number:02}-{row:04}\n" for row in range(ROWS))
-            (self.directory / "in" / f"{number:02}.txt").write_text(lines)
-        self.wanted = [
-            f"{number:02}-{row:04}" for number in range(self.files) for row in range(ROWS)
-        ]
+        self.wanted = [f"{number:05}" for number in range(self.batches * ROWS)]
+        with Producer(self.cluster.bootstrap) as producer:
+            for number, value in enumerate(self.wanted):
+                producer.send(self.source, value.encode(), partition=number % PARTITIONS)
         self.foreach = self.chance.random() < 0.5
         exact = self.delivery == "exactly-once"
-        self.moment = self.chance.choice(MOMENTS) if exact else failing.DRIVER_AFTER_COMMIT
+        self.moment = MOMENTS[self.seed % len(MOMENTS)] if exact else failing.DRIVER_AFTER_COMMIT
         self.deadline = time.monotonic() + DEADLINE_S
         self.driver = self._drive()
 
@@ -112,7 +114,12 @@ class Round:
     def _drive(self) -> subprocess.Popen[bytes]:
         told: dict[str, Any] = {
             "temporary": str(self.directory / "tmp"),
-            "source": str(self.directory / "in"),
+            "reading": {
+                "penstock.bootstrap.servers": self.cluster.bootstrap,
+                "subscribe": self.source,
+                "startingOffsets": "earliest",
+                "maxOffsetsPerTrigger": str(ROWS),
+            },
             "checkpoint": str(self.directory / "checkpoint"),
             "form": "penstock-failing",
             "foreach": self.foreach,
@@ -189,8 +196,7 @@ class Round:
 
     def _kill_worker(self) -> bool:
         with contextlib.suppress(psutil.NoSuchProcess):
-            below = psutil.Process(self.driver.pid).children(recursive=True)
-            workers = [one for one in below if "pyspark.daemon" in " ".join(one.cmdline())]
+            workers = workers_below(psutil.Process(self.driver.pid))
             if workers:
                 self.chance.choice(workers).kill()
                 return True
@@ -198,7 +204,8 @@ class Round:
 
     def _kill_node(self, victim: str) -> bool:
         if victim == "leader":
-            node = self.cluster.topic(self.topic).partitions[self.chance.randrange(3)].leader
+            topic = self.cluster.topic(self.chance.choice((self.source, self.topic)))
+            node = topic.partitions[self.chance.randrange(PARTITIONS)].leader
         else:
             metadata = (self.directory / "checkpoint" / "metadata").read_text()
             query = json.loads(metadata)["id"]
@@ -214,6 +221,16 @@ class Round:
         self.duplicates = len(repeated(found))
         exact = self.delivery == "exactly-once"
         return faults_of(self.wanted, found, self.killed, exact=exact)
+
+
+def workers_below(driver: psutil.Process) -> list[psutil.Process]:
+    """Spark's Python processes that run; those that nobody has waited for yet have ended."""
+    found = []
+    for one in driver.children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # ZombieProcess is one.
+            if "pyspark.daemon" in " ".join(one.cmdline()):
+                found.append(one)
+    return found
 
 
 def faults_of(

@@ -1,6 +1,7 @@
-"""A driver to be killed: a query from files to a topic, in a process group of its own.
+"""A driver to be killed: a query from files or topics to a topic, in a process group of its own.
 
 Its argument is JSON: where it reads, writes and keeps its checkpoint, and the options of the sink.
+It reads by the source "penstock" where it has options of that, and text files otherwise.
 """
 
 from __future__ import annotations
@@ -35,7 +36,11 @@ def main(told: dict[str, Any]) -> None:
     options = {**told["options"], "driver": str(os.getpid())}
     if told["form"] == "penstock":
         del options["driver"]
-    rows = spark.readStream.option("maxFilesPerTrigger", 1).text(told["source"]).repartition(2)
+    if "reading" in told:
+        records = spark.readStream.format("penstock").options(**told["reading"]).load()
+        rows = records.selectExpr("CAST(value AS STRING) AS value")
+    else:
+        rows = spark.readStream.option("maxFilesPerTrigger", 1).text(told["source"]).repartition(2)
 
     def write(batch: DataFrame, _number: int) -> None:
         shuffled = batch.repartition(3, "value")

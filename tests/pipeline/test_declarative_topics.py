@@ -18,6 +18,8 @@ from tests.support import wait_until
 # Each runs several commands.
 pytestmark = pytest.mark.timeout(900)
 
+STOPPED_WITHIN_S = 20
+
 
 def send(bootstrap: str, topic: str, *texts: str) -> None:
     with Producer(bootstrap) as producer:
@@ -29,10 +31,13 @@ def stopped_in_a_batch(group: int, checkpoints: Path) -> bool:
     """Stop the processes of ``group``; whether a batch is under way, else they go on.
 
     A batch has a file in ``offsets`` from its beginning on, and one in ``commits`` from its end on.
+    They also go on where one does not stop: a thread in vfork(2) waits for a child that is stopped
+    before its exec(2), and is itself never seen as stopped.
     """
     os.killpg(group, signal.SIGSTOP)
-    wait_until(lambda: all_stand_still(group), "all are stopped", SPARK_TIMEOUT_S)
-    if batches(checkpoints, "offsets") > batches(checkpoints, "commits"):
+    with contextlib.suppress(AssertionError):
+        wait_until(lambda: all_stand_still(group), "all are stopped", STOPPED_WITHIN_S)
+    if all_stand_still(group) and batches(checkpoints, "offsets") > batches(checkpoints, "commits"):
         return True
     os.killpg(group, signal.SIGCONT)
     return False

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 import uuid
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.integration.cluster import Cluster
 from tests.integration.transacting import coordinator_of
 from tests.pipeline import failing
-from tests.pipeline.crash_loop import Round, faults_of
+from tests.pipeline.crash_loop import Round, faults_of, workers_below
 from tests.pipeline.pipe import Pipe
 from tests.support import wait_until
 
@@ -76,9 +79,26 @@ def test_brokers_that_are_killed_at_every_step_of_a_batch(pipe: Pipe) -> None:
 
 
 def test_a_round_of_random_kills(penstock_cluster: Cluster, tmp_path: Path) -> None:
-    one = Round(penstock_cluster, tmp_path / "round", SEED, "exactly-once", files=4, kills=2)
+    one = Round(penstock_cluster, tmp_path / "round", SEED, "exactly-once", batches=4, kills=2)
     faults = one.run()
     assert not faults, f"{one}: {faults}; again by: make pipeline-crashes ROUNDS=1 SEED={SEED}"
+
+
+def test_a_worker_is_found_beside_one_that_has_ended() -> None:
+    command = [sys.executable, "-c", "import sys; sys.stdin.read()", "pyspark.daemon"]
+    ended, running = (subprocess.Popen(command, stdin=subprocess.PIPE) for _ in range(2))
+    try:
+        ended.kill()
+        here = psutil.Process()
+        wait_until(
+            lambda: psutil.Process(ended.pid).status() == psutil.STATUS_ZOMBIE, "it has ended"
+        )
+        assert running.pid in {one.pid for one in workers_below(here)}
+        assert ended.pid not in {one.pid for one in workers_below(here)}
+    finally:
+        for process in (ended, running):
+            process.kill()
+            process.communicate()
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 
 from penstock.chaos.simulator.simulation import Simulation
 
-SEEDS = 100
-SEEDS_A_TEST = 20
+SEEDS = 64
+SEEDS_A_TEST = 16
 
 
 @pytest.mark.simulation

@@ -38,7 +38,7 @@ from penstock.wire.markers import MarkerType, encode_marker
 from penstock.wire.records import RecordData, encode_batch
 from tests.simulation.test_replay import told
 
-SEEDS = 40
+SEEDS = 24
 SEEDS_A_TEST = 8
 KEY = TopicIdPartition(TopicId(b"t" * 16), 0)
 STATE = TopicIdPartition(TopicId(b"s" * 16), 0)

@@ -22,6 +22,7 @@ from penstock.v1 import transactions_pb2, transactions_pb2_grpc
 from penstock.wire.errors import (
     InvalidTxnStateError,
     PenstockError,
+    RequestTimedOutError,
 )
 from penstock.wire.ids import TopicPartition
 from penstock.wire.transactional_ids import coordinating_key
@@ -163,7 +164,10 @@ class TransactionAdmin(AdminCalls):
         left = candidates
         while left:
             judged = await self._check_hanging(left, max(1.0, deadline_ms - now_ms()))
-            verdicts |= judged.verdicts
+            for one, why in judged.verdicts.items():
+                # What a leader has said tells more than that the last time to ask again was short.
+                if one not in verdicts or not isinstance(why, RequestTimedOutError):
+                    verdicts[one] = why
             left = [one for one in left if (why := verdicts[one]) is not None and why.retriable]
             if judged.sure_in_ms:  # Only time is wanting, and it is known how much.
                 sure_ms = now_ms() + judged.sure_in_ms + _GRACE_MS

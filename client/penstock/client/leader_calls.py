@@ -73,7 +73,9 @@ class _Asked(Generic[Q, A]):
             self.answers[partition] = answer
             del self.open[partition]
         elif answer.retriable:
-            self._refusals[partition] = answer
+            # That the last time to ask again was too short tells less than what a leader has said.
+            if partition not in self._refusals or not isinstance(answer, RequestTimedOutError):
+                self._refusals[partition] = answer
         else:
             self.drop(answer, partition)
 

@@ -50,6 +50,11 @@ _ON_ONE_MACHINE: Final = {
     "spark.driver.bindAddress": _LOOPBACK,
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
+    # The executor is the driver's own process, whose death needs no heartbeat to be noticed. By
+    # Spark's default a machine that slept for two minutes has the driver forget itself, and its
+    # heartbeats, refused from then on, end it ten minutes later. It must not be below
+    # spark.network.timeoutInterval (one minute) and spark.executor.heartbeatInterval (10 s).
+    "spark.storage.blockManagerHeartbeatTimeoutMs": str(60 * 60 * 1000),
 }
 
 
@@ -59,8 +64,9 @@ def settings(
     """What ``session`` sets, as Spark's settings: for spark-defaults.conf and spark-submit --conf.
 
     With ``more`` over them. Only a local ``master`` ("local", "local[N]", "local[N,ATTEMPTS]")
-    is held to the loopback interface, goes without the web page, and shuffles into as many
-    partitions as it has cores: into Spark's 200 it would mostly start tasks.
+    is held to the loopback interface, goes without the web page, outlives a stall of up to an hour,
+    and shuffles into as many partitions as it has cores: into Spark's 200 it would mostly start
+    tasks.
     """
     values = {"spark.master": master, **_EVERYWHERE}
     if (local := _LOCAL.fullmatch(master)) is not None:

@@ -165,5 +165,5 @@ def test_stopping_does_not_wait_for_nodes_one_after_the_other(tmp_path: Path) ->
         nodes.start()
         wait_for(lambda: up(nodes))
         begun = time.monotonic()
-        assert nodes.stop(timeout_seconds=0.5) == [1, 2, 3]
-        assert time.monotonic() - begun < 1.4
+        assert nodes.stop(timeout_seconds=3.0) == [1, 2, 3]
+        assert time.monotonic() - begun < 9.0, "one after the other takes no less"

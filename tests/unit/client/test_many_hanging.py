@@ -144,10 +144,10 @@ async def test_what_fails_is_asked_about_again_and_nothing_else(
 async def test_leaders_get_the_time_that_they_need_and_are_not_asked_meanwhile(
     cluster: FakeCluster, leaders: Leaders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(aio_transaction_admin, "_JUDGED_WITHIN_MS", 1_000)
+    monkeypatch.setattr(aio_transaction_admin, "_JUDGED_WITHIN_MS", 5_000)
     monkeypatch.setattr(aio_transaction_admin, "_ASKED_EVERY_MS", 1)
     # They are not sure yet when the first limit is over.
-    leaders.sure_in_ms = [1_200] * 7 + [100] * 7
+    leaders.sure_in_ms = [5_200] * 7 + [100] * 7
     found = await search(cluster)
     assert len(found.hanging) == COUNT
     assert len(leaders.checked) == 21
@@ -156,7 +156,7 @@ async def test_leaders_get_the_time_that_they_need_and_are_not_asked_meanwhile(
 async def test_what_nobody_answers_for_in_time_is_in_doubt(
     cluster: FakeCluster, leaders: Leaders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(aio_transaction_admin, "_JUDGED_WITHIN_MS", 300)
+    monkeypatch.setattr(aio_transaction_admin, "_JUDGED_WITHIN_MS", 5_000)
     leaders.verdicts = {3: NotLeaderError("it moves, and moves")}
     found = await search(cluster)
     assert len(found.hanging) == COUNT - 1
@@ -165,10 +165,28 @@ async def test_what_nobody_answers_for_in_time_is_in_doubt(
     assert "it moves" in why
 
 
+async def test_a_refusal_is_told_of_a_leader_that_answers_no_more(
+    cluster: FakeCluster, leaders: Leaders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aio_transaction_admin, "_JUDGED_WITHIN_MS", 5_000)
+    leaders.verdicts = {3: NotLeaderError("it moves, and moves")}
+
+    async def answer(node: FakeNode, request: Any) -> Any:
+        asked = [one.producer_id for one in getattr(request, "transactions", ())]
+        if 3 in asked and any(3 in numbers for numbers in leaders.checked):
+            await asyncio.Event().wait()
+        return await leaders.answer(node, request)
+
+    cluster.on_leader_asked = answer
+    found = await search(cluster)
+    reasons = {one.partition: why for one, why in found.in_doubt}
+    assert "it moves" in reasons[PARTITIONS[3]]
+
+
 async def test_what_has_no_leader_is_told_beside_what_hangs(
     cluster: FakeCluster, leaders: Leaders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(aio_transaction_admin, "_JUDGED_WITHIN_MS", 1_000)
+    monkeypatch.setattr(aio_transaction_admin, "_JUDGED_WITHIN_MS", 5_000)
     for number in (5, 200):
         cluster.topics["t"].partitions[number].leader = -1
     missing = TopicPartition("t", COUNT)
@@ -186,7 +204,7 @@ async def test_what_has_no_leader_is_told_beside_what_hangs(
 async def test_a_broker_that_does_not_answer_takes_its_own_partitions_alone(
     cluster: FakeCluster, leaders: Leaders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(aio_transaction_admin, "_JUDGED_WITHIN_MS", 1_000)
+    monkeypatch.setattr(aio_transaction_admin, "_JUDGED_WITHIN_MS", 5_000)
 
     async def answer(node: FakeNode, request: Any) -> Any:
         if node.number == 2:

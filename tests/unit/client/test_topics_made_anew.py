@@ -65,7 +65,10 @@ async def test_a_new_topic_is_read_from_its_start(
         with caplog.at_level(logging.WARNING, "penstock.client"):
             assert values(await read(consumer, count)) == numbers(0, count)
         assert await consumer.position(T0) == count
-    [line] = [record.getMessage() for record in caplog.records]
+    # The servers that the test plays have loggers of their own, as has the loop.
+    [line] = [
+        record.getMessage() for record in caplog.records if record.name.startswith("penstock.")
+    ]
     assert "topic t was deleted and made anew" in line
     assert "'earliest'" in line
 
@@ -97,7 +100,7 @@ async def test_a_position_is_found_at_once_when_it_is_asked_for(cluster: FakeClu
         await consumer.assign([T0])
         await read(consumer, 5)
         await make_anew(cluster, 7)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await consumer.position(T0) != 0:
                 await consumer.end_offsets([T0])
         assert values(await read(consumer, 7)) == numbers(0, 7)
@@ -167,7 +170,7 @@ async def test_a_group_member_comes_back_to_a_topic_that_was_gone_for_a_while(
     ) as consumer:
         await read(consumer, 5)
         cluster.delete_topic("t")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while consumer.assignment():
                 await consumer.poll(20)
         cluster.add_topic("t", 2)
@@ -283,7 +286,7 @@ async def test_iteration_hears_that_its_topic_is_gone_and_goes_on_when_it_is_bac
             await asyncio.wait_for(anext(consumer), 10)
         cluster.add_topic("t")
         fill(cluster, "t", 0, [b"new"])
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 try:
                     assert (await anext(consumer)).value == b"new"
@@ -329,7 +332,7 @@ async def test_a_producer_goes_on_in_the_new_topic(cluster: FakeCluster, idempot
             await producer.send_and_wait("t", b"%d" % number, partition=0)
         await make_anew(cluster, 0, 2)
         for number in range(3):
-            await asyncio.wait_for(producer.send_and_wait("t", b"%d" % number, partition=0), 10)
+            await asyncio.wait_for(producer.send_and_wait("t", b"%d" % number, partition=0), 60)
     assert cluster.values("t") == numbers(0, 3)
 
 
@@ -342,9 +345,9 @@ async def test_a_producer_fails_fast_while_the_topic_is_gone_and_goes_on_afterwa
         cluster.delete_topic("t")
         for _ in range(20):
             with pytest.raises(UnknownTopicOrPartitionError, match="no topic 't'"):
-                await asyncio.wait_for(producer.send_and_wait("t", b"lost", partition=0), 10)
+                await asyncio.wait_for(producer.send_and_wait("t", b"lost", partition=0), 60)
         cluster.add_topic("t", 2)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await producer.send_and_wait("t", b"new", partition=0)
     assert cluster.values("t") == [b"new"]
 

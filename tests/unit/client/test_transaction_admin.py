@@ -26,6 +26,7 @@ from penstock.v1 import transactions_pb2
 from penstock.wire.errors import (
     CoordinatorNotAvailableError,
     PenstockError,
+    RequestTimedOutError,
     UnknownTopicOrPartitionError,
 )
 from penstock.wire.ids import TopicPartition
@@ -39,6 +40,7 @@ def writer(producer_id: int, start_offset: int, ago_ms: int = 7_200_000) -> Prod
 
 
 KNOWN = InvalidTxnStateError("a transactional id has it")
+LATE = RequestTimedOutError("the leader of a-0 did not answer in time")
 AWAY = CoordinatorNotAvailableError("__transaction_state-4 did not answer")
 
 
@@ -100,6 +102,15 @@ async def test_who_can_not_tell_yet_is_asked_again(
 async def test_what_can_not_be_told_is_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aio_transaction_admin, "_JUDGED_WITHIN_MS", 50)
     assert await search(Admin(AWAY)) == HangingSearch(in_doubt=((OLD, AWAY.message),))
+
+
+async def test_a_leaders_reason_is_told_though_there_was_no_time_to_hear_it_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(aio_transaction_admin, "_JUDGED_WITHIN_MS", 50)
+    assert await search(Admin(AWAY, LATE)) == HangingSearch(in_doubt=((OLD, AWAY.message),))
+    assert await search(Admin(LATE)) == HangingSearch(in_doubt=((OLD, LATE.message),))
+    assert await search(Admin(LATE, None)) == HangingSearch((OLD,))
 
 
 async def test_nobody_is_asked_where_nothing_is_open_for_long() -> None:

@@ -313,7 +313,7 @@ def test_an_unknown_outcome_is_told_as_such_and_can_be_asked_for_again(
         producer.begin_transaction()
         producer.send("a", b"1", partition=0)
         with pytest.raises(RequestTimedOutError, match=r"call commit_transaction\(\) again"):
-            producer.commit_transaction(timeout_ms=300)
+            producer.commit_transaction(timeout_ms=2_000)
         with pytest.raises(InvalidTxnStateError, match="is not known yet"):
             producer.begin_transaction()
         fake.on_ask = None

@@ -278,17 +278,17 @@ async def test_silent_members_are_removed_by_the_clock_and_not_before() -> None:
         a, b = FakeMember(w, GROUP, "a"), FakeMember(w, GROUP, "b")
         await b.join(session_timeout_ms=60_000)
         epoch = (await b.next()).member_epoch
-        await a.join(session_timeout_ms=200)
+        started = asyncio.get_running_loop().time()
+        await a.join(session_timeout_ms=2_000)
         await a.next()
         push = await b.next()
         await b.send(push.member_epoch, owned=owned(held(push.assignment.partitions)))
         await b.next()
         gained = await a.next()
         assert len(held(gained.assignment.partitions)) == 2
-        started = asyncio.get_running_loop().time()
         farewell = await a.next()
         assert code(farewell) is ErrorCode.UNKNOWN_MEMBER_ID
-        assert asyncio.get_running_loop().time() - started >= 0.15
+        assert asyncio.get_running_loop().time() - started >= 1.95
         regained = await b.next()
         assert regained.member_epoch > epoch
         assert len(held(regained.assignment.partitions)) == 4
@@ -342,7 +342,7 @@ async def test_a_removal_that_cannot_be_written_is_tried_until_it_can() -> None:
     settings = GroupSettings(min_session_timeout_ms=50, assignment_interval_ms=0, retry_ms=20)
     async with world(settings=settings) as w:
         a = FakeMember(w, GROUP, "a")
-        await a.join(session_timeout_ms=50)
+        await a.join(session_timeout_ms=1_000)
         await a.next()
         w.replicas.refuse_with = NotEnoughReplicasError("one in sync")
         await eventually(lambda: w.replicas.refusal_count >= 3)

@@ -19,6 +19,13 @@ def test_a_local_master_is_held_to_this_machine() -> None:
     assert values["spark.sql.shuffle.partitions"] == "3"
 
 
+def test_only_a_local_master_outlives_a_long_stall() -> None:
+    """It would give up on the executor that it is itself, and end ten minutes later."""
+    expiry = "spark.storage.blockManagerHeartbeatTimeoutMs"
+    assert int(settings(master="local[2]")[expiry]) == 60 * 60 * 1000
+    assert expiry not in settings(master="spark://host:7077")
+
+
 @pytest.mark.parametrize("master", ["spark://host:7077", "k8s://https://host", "yarn"])
 def test_a_clusters_network_and_shuffles_are_its_own(master: str) -> None:
     values = settings(master=master)

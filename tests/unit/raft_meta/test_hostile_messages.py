@@ -6,6 +6,7 @@ import re
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -91,6 +92,7 @@ BROKEN_PROMISES = re.compile(
     r"|the leader's entry \d+ differs from the one committed here"
 )
 """What proves that a voter has broken its word, or lost its disk: the one reason to stop."""
+VOTERS = (2, 3)
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -99,6 +101,8 @@ BROKEN_PROMISES = re.compile(
 @example([(3, append(1, (1, 0)))], False)
 @example([(2, append(1, (1, 0)))], True)
 @example([(2, append(3, (1, 0), entry(2, 3, b"other"), commit=2))], False)
+@example([(4, append(3, (1, 0), entry(2, 3, b"other"), commit=2))], False)
+@example([(4, append(3, (2, 3), entry(3, 3, b"other"), commit=2))], False)
 @example([(2, reply(1, 2**63 - 1, round_=1))], True)
 def test_nothing_that_a_peer_can_say_undoes_what_was_promised(
     sent: list[tuple[int, Message]], leads: bool
@@ -111,6 +115,7 @@ def test_nothing_that_a_peer_can_say_undoes_what_was_promised(
             lone.tell(2, append(1, (1, 0), entry(2, 1), entry(3, 1), commit=2))
         term, commit = lone.status.term, lone.journal.commit_index
         committed = [(index, lone.journal.term_at(index)) for index in range(1, commit + 1)]
+        peer = 0
         try:
             for peer, message in sent:
                 # As the link does: over the wire.
@@ -118,7 +123,8 @@ def test_nothing_that_a_peer_can_say_undoes_what_was_promised(
             lone.wait(2.0)
             lone.wait(2.0)
         except RaftSafetyError as error:
-            if not BROKEN_PROMISES.fullmatch(str(error)):
+            # Who is no voter has promised nothing: its word is to be refused.
+            if not BROKEN_PROMISES.fullmatch(str(error)) or peer not in VOTERS:
                 raise
         lone.crash()
         assert lone.status.term >= term
@@ -126,6 +132,23 @@ def test_nothing_that_a_peer_can_say_undoes_what_was_promised(
             if index >= lone.journal.first_index:
                 assert lone.journal.term_at(index) == in_term
         lone.journal.abandon()
+
+
+@pytest.mark.parametrize(
+    "contradiction",
+    [append(1, (1, 0), entry(2, 0, b"other"), commit=2), append(1, (2, 0), entry(3, 1), commit=2)],
+    ids=["an entry", "what is before one"],
+)
+def test_only_a_voter_ends_a_voter_by_contradicting_what_is_committed(
+    tmp_path: Path, contradiction: Message
+) -> None:
+    lone = Lone(tmp_path)
+    lone.tell(2, append(1, (1, 0), entry(2, 1), entry(3, 1), commit=2))
+    contradiction.term = 2
+    assert lone.tell(4, contradiction) == [], "it is not answered"
+    assert lone.log == [(1, 0), (2, 1), (3, 1)]
+    with pytest.raises(RaftSafetyError, match="the leader's entry 2 differs"):
+        lone.tell(2, contradiction)
 
 
 def test_a_term_that_is_none_is_not_entered(tmp_path: Path) -> None:

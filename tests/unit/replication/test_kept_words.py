@@ -174,7 +174,7 @@ async def test_what_a_mark_before_is_missing_for_is_asked_for_in_the_end(
         answer(brokers[1])  # Allowed; the log takes it behind the mark all the same.
         await mark(brokers[1], (7, 1, True))
         assert (await waiting).base_offset == 2
-        late = produce(brokers[1], part(b"c", epoch=2), timeout_ms=200)
+        late = produce(brokers[1], part(b"c", epoch=2), timeout_ms=2_000)
         await asked(brokers[1])
         answer(brokers[1])
         with pytest.raises(RequestTimedOutError, match="transactions hanging"):

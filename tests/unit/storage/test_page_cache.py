@@ -1,7 +1,12 @@
-"""Whether a read would wait for the disk, of real files."""
+"""Whether a read would wait for the disk, of real files.
+
+What is in memory is known here by mincore(2). To ask by a read that refuses to wait begins to read
+what is missing, and where the disk is done before the answer, it is rightly said to be there.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 from collections.abc import Iterator, Sequence
@@ -35,39 +40,55 @@ def fd(tmp_path: Path) -> Iterator[int]:
     os.close(opened)
 
 
+def is_resident(fd: int, position: int, size: int) -> bool:
+    """Whether all pages of the range are in memory, as mincore(2) has it: nothing is read."""
+    first, last = position // PAGE, (position + size - 1) // PAGE
+    found = (ctypes.c_ubyte * PAGES)()
+    with mmap.mmap(fd, PAGES * PAGE) as mapped:
+        pages = ctypes.c_char.from_buffer(mapped)
+        failed = ctypes.CDLL(None, use_errno=True).mincore(
+            ctypes.byref(pages), ctypes.c_size_t(PAGES * PAGE), found
+        )
+        del pages  # A map that is referred to cannot be closed.
+    assert not failed, os.strerror(ctypes.get_errno())
+    return all(page & 1 for page in found[first : last + 1])
+
+
 def evict(fd: int) -> None:
+    """Leave no page in memory; skip where the file system keeps its files there, and only there."""
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    if any(is_resident(fd, page * PAGE, PAGE) for page in range(PAGES)):
+        pytest.skip("this file system keeps its files in memory")
 
 
-def keeps_no_cache(fd: int) -> bool:
-    """Whether the file system has its files in memory only, where nothing can be evicted."""
-    evict(fd)
-    cached = is_cached(fd, 0, PAGE)
-    evict(fd)  # Asking may have begun to read it.
-    return cached
+def assert_told(fd: int, position: int, size: int) -> None:
+    """The answer is the truth of before it, or of after it."""
+    before = is_resident(fd, position, size)
+    answer = is_cached(fd, position, size)
+    assert answer in (before, is_resident(fd, position, size))
 
 
 @pytest.mark.usefixtures("how")
 def test_what_was_written_is_there_and_what_was_evicted_is_not(fd: int) -> None:
+    assert is_resident(fd, 0, PAGE * PAGES)
     assert is_cached(fd, 0, PAGE * PAGES)
     assert is_cached(fd, 17, 1)
     assert is_cached(fd, PAGE - 1, 2)
-    if keeps_no_cache(fd):
-        pytest.skip("this file system keeps its files in memory")
+    evict(fd)
     os.pread(fd, 2 * PAGE, 0)
+    assert is_resident(fd, 0, 2 * PAGE)
     assert is_cached(fd, 0, 2 * PAGE)
     assert is_cached(fd, 5, 2 * PAGE - 5)
-    # In this order: to ask for what is missing may have begun to read it, and all of it.
-    assert not is_cached(fd, PAGE * (PAGES - 1), PAGE)
-    assert not is_cached(fd, 0, PAGE * PAGES)
+    assert not is_resident(fd, PAGE * (PAGES - 1), PAGE)
+    assert_told(fd, PAGE * (PAGES - 1), PAGE)
+    assert_told(fd, 0, PAGE * PAGES)
 
 
 @pytest.mark.parametrize("page", [1, 7, PAGES // 2, PAGES - 1])
 def test_a_single_page_that_is_missing_is_counted(fd: int, page: int) -> None:
-    if keeps_no_cache(fd):
-        pytest.skip("this file system keeps its files in memory")
     if count_cached_pages(fd, 0, PAGE) is None:
         pytest.skip("this system does not count")
+    evict(fd)
     for other in range(PAGES):
         if other != page:
             os.pread(fd, PAGE, other * PAGE)
@@ -75,21 +96,27 @@ def test_a_single_page_that_is_missing_is_counted(fd: int, page: int) -> None:
     assert count_cached_pages(fd, page * PAGE + 3, 1) == 0
 
 
+def refusing(fd: int, monkeypatch: pytest.MonkeyPatch, missing: int) -> None:
+    """Let reads that would wait for this page be refused."""
+    read = os.preadv
+
+    def preadv(fd: int, buffers: Sequence[bytearray], position: int, flags: int) -> int:
+        assert flags == os.RWF_NOWAIT
+        if position <= missing * PAGE < position + sum(map(len, buffers)):
+            raise BlockingIOError
+        return read(fd, buffers, position, flags)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+
+
 @pytest.mark.parametrize("counted", [None, 0, PAGES - 1])
 @pytest.mark.parametrize("missing", [0, 1, PAGES // 2, PAGES - 1])
 def test_one_that_a_read_would_wait_for_is_noticed(
     fd: int, monkeypatch: pytest.MonkeyPatch, counted: int | None, missing: int
 ) -> None:
-    read = os.preadv
-
-    def preadv(fd: int, buffers: Sequence[bytearray], position: int, flags: int) -> int:
-        if position <= missing * PAGE < position + sum(map(len, buffers)):
-            raise BlockingIOError
-        return read(fd, buffers, position, flags)
-
     monkeypatch.setattr(page_cache, "count_cached_pages", lambda *_: counted)
     assert is_cached(fd, 0, PAGE * PAGES)
-    monkeypatch.setattr(os, "preadv", preadv)
+    refusing(fd, monkeypatch, missing)
     assert not is_cached(fd, 0, PAGE * PAGES)
     assert not is_cached(fd, missing * PAGE, 1)
 
@@ -118,9 +145,12 @@ def test_pages_are_counted_or_nobody_says(fd: int, tmp_path: Path) -> None:
         os.close(write_end)
 
 
-def test_a_page_still_on_its_way_is_not_there(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("missing", [0, PAGES // 2])
+def test_a_page_still_on_its_way_is_not_there(
+    fd: int, monkeypatch: pytest.MonkeyPatch, missing: int
+) -> None:
     """The count has it as soon as it is asked of the disk; a byte of it can't be read yet."""
-    if keeps_no_cache(fd):
-        pytest.skip("this file system keeps its files in memory")
     monkeypatch.setattr(page_cache, "count_cached_pages", lambda *_: PAGES)
+    assert is_cached(fd, 0, PAGE * PAGES)
+    refusing(fd, monkeypatch, missing)
     assert not is_cached(fd, 0, PAGE * PAGES)

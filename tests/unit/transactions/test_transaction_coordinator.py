@@ -438,7 +438,7 @@ async def test_a_deleted_topic_lets_its_transactions_end() -> None:
 
 async def test_a_timeout_is_acted_on_without_anybody_asking() -> None:
     async with world() as w:
-        identity = identity_of(await w.init(timeout_ms=50))
+        identity = identity_of(await w.init(timeout_ms=1_000))
         await w.add((ID, identity, [0]))
         await eventually(lambda: w.here.marks)
         assert w.here.marks == [(identity.epoch + 1, False, [0])]

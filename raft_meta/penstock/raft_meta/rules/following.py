@@ -29,7 +29,15 @@ class Following:
             return
         if not self._terms.accept_leader(peer, message):
             return
-        decision = decide(desk.journal, append, entries)
+        try:
+            decision = decide(desk.journal, append, entries)
+        except RaftSafetyError:
+            # What a voter says against what is committed proves a broken promise. Anybody else has
+            # promised nothing, and would have a say in who stops.
+            if desk.counts(peer, message):
+                raise
+            desk.dropped += 1
+            return
         if decision.fresh:
             previous = decision.fresh[0].log_index - 1
             desk.engine.deliver(
