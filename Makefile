@@ -214,8 +214,9 @@ test-integration-clients: $(VENV)/.installed-dev ## Of these all others
 test-pipeline: $(VENV)/.installed-dev ## Run the tests that start Spark
 	$(PYTEST) tests/pipeline --basetemp=$(VENV)/pipeline-tmp $(ARGS)
 
-SPARK_PROGRAMS := $(patsubst %,tests/pipeline/test_%.py,benchmark cloud_metrics cluster declarative \
-	declarative_topics example_programs guide messaging_kill messaging_tls sink_killed)
+# Demos and benchmarks look for free ports from fixed ones on: not two of them at a time.
+SPARK_PROGRAMS := $(patsubst %,tests/pipeline/test_%.py,access_log benchmark cloud_metrics cluster \
+	declarative declarative_topics example_programs guide messaging_kill messaging_tls sink_killed)
 
 test-pipeline-programs: $(VENV)/.installed-dev ## Of these the programs with a Spark of their own
 	$(PYTEST) $(SPARK_PROGRAMS) --basetemp=$(VENV)/programs-tmp $(ARGS)

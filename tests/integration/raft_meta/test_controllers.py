@@ -229,15 +229,15 @@ async def test_watchers_see_every_change_once_and_in_order_at_any_controller(con
     await asyncio.gather(*watching, return_exceptions=True)
 
 
-async def test_a_broker_whose_stream_breaks_is_fenced_quickly(controllers):
-    controllers.start()
+async def test_a_broker_whose_stream_breaks_is_fenced_before_its_session_is_over(controllers):
+    controllers.start(broker_session_timeout_ms=600_000)
     node = await controllers.active()
     call, epoch = await unfenced_broker(controllers, node)
     await beat(call, 7, epoch, sequence=2)
     began = time.monotonic()
     call.cancel()
     await until(lambda: controllers.metadata(node), lambda d: d.brokers[0].fenced, seconds=60)
-    assert 0.15 < time.monotonic() - began < 1.5
+    assert time.monotonic() - began > 0.15, "it may come back at once"
 
 
 async def test_only_the_active_controller_acts_and_the_others_name_it(controllers):
