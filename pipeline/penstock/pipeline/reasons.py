@@ -13,7 +13,9 @@ MEND: Final = "mend what this names, and try again"
 """What to do where nobody knows better."""
 _END: Final = "=== Streaming Query"
 _STACKS: Final = ("JVM stack", "Driver stack", "at ")
-_NAMED: Final = re.compile(r"(?<=')[\w.]+(?=')|(?<=`)[\w.]+(?=`)|(?<=\bFlow )[\w.]+(?= )")
+_NAMED: Final = re.compile(
+    r"(?<=\b[Ff]low ')[\w.]+(?=')|(?<=\bflow: ')[\w.]+(?=')|(?<=\bFlow )[\w.]+(?= )"
+)
 _CLASS: Final = re.compile(r"\b([A-Za-z_]\w*(?:Error|Exception)): ")
 _HOPELESS: Final = frozenset(
     # An address where nobody answers is among them: the client has tried it for a while by then.
@@ -52,8 +54,8 @@ def is_hopeless(reason: str) -> bool:
 def as_written(text: str, names: Iterable[str]) -> str:
     """``text`` of Spark's with ``names`` as they are written, where it has them in lower case.
 
-    A name counts where it stands in quotes or back quotes or behind "Flow"; one that is written in
-    two ways stays as Spark has it.
+    A name counts where Spark tells of a flow. Elsewhere it is quoted from a query, where the very
+    spelling may be what is wrong. One that is written in two ways stays as Spark has it.
     """
     found: dict[str, set[str]] = {}
     for name in names:

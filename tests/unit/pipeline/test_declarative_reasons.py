@@ -56,7 +56,9 @@ def test_what_is_to_be_done_is_said_once_and_all_of_it_is_kept() -> None:
     [
         ("Flow shout is RUNNING.", "Flow Shout is RUNNING."),
         ("Flow 'shout' has FAILED.", "Flow 'Shout' has FAILED."),
-        ("the table `db`.`shout` and `lines`", "the table `db`.`Shout` and `Lines`"),
+        ("Failed to resolve flow: 'shout'.", "Failed to resolve flow: 'Shout'."),
+        # The view is Lines, and a query that reads lines does not find it.
+        ("The view `lines` cannot be found", "The view `lines` cannot be found"),
         ("who may shout", "who may shout"),
         ("Flow same is RUNNING.", "Flow same is RUNNING."),
         ("Flow shouts is RUNNING.", "Flow shouts is RUNNING."),
