@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 
-from penstock.pipeline import PipelineError, run_until_stopped, session
+from penstock.pipeline import PipelineError, run_until_stopped, session, start_query
 
 
 def main() -> None:
@@ -34,14 +34,13 @@ def main() -> None:
             .load()
         )
         trigger = {"availableNow": True} if arguments.once else {"processingTime": "1 second"}
-        query = (
+        query = start_query(
             messages.selectExpr("topic AS key", "payload AS value")
             .writeStream.format("penstock")
             .option("penstock.bootstrap.servers", arguments.bootstrap)
             .option("topic", arguments.topic)
             .option("checkpointLocation", arguments.checkpoints)
             .trigger(**trigger)
-            .start()
         )
         run_until_stopped(query)
 

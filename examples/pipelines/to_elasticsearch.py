@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 
-from penstock.pipeline import PipelineError, run_until_stopped, session
+from penstock.pipeline import PipelineError, run_until_stopped, session, start_query
 
 
 def main() -> None:
@@ -32,14 +32,13 @@ def main() -> None:
             .load()
         )
         trigger = {"availableNow": True} if arguments.once else {"processingTime": "1 second"}
-        query = (
+        query = start_query(
             records.writeStream.format("penstock-elasticsearch")
             .option("url", arguments.url)
             .option("index", arguments.topic.lower())
             .option("id", "key")
             .option("checkpointLocation", arguments.checkpoints)
             .trigger(**trigger)
-            .start()
         )
         run_until_stopped(query)
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib import pyplot
+from matplotlib.figure import Figure
 
 from tests.integration.cluster import environment_without_penstock
 
@@ -82,6 +84,45 @@ def test_flags_are_counted_against_windows(metrics: ModuleType) -> None:
     one.windows.extend([(moments[2], moments[4]), (moments[7], moments[8])])
     rows = [{"anomaly": number in (0, 3, 4)} for number in range(10)]
     assert metrics.score(one, rows) == metrics.Score("x", 3, 2, 2, 1, 10, 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "axis"),
+    [
+        ("realAWSCloudwatch/elb_request_count_8c0756.csv", "requests in five minutes"),
+        ("realKnownCause/ec2_request_latency_system_failure.csv", "latency of requests (unit not"),
+        ("realAWSCloudwatch/ec2_cpu_utilization_5f5533.csv", "CPU utilization (%)"),
+        ("somebody/else.csv", "value (unit not given)"),
+    ],
+)
+def test_a_drawing_says_what_its_axes_are_and_what_is_in_it(
+    metrics: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, axis: str
+) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(pyplot, "close", figures.append)
+    monkeypatch.setattr(metrics, "say", lambda _text: None)
+    times = [f"2014-01-01 00:{minute:02}:00" for minute in range(10)]
+    one = metrics.Series(name, times, [float(number) for number in range(10)], [])
+    moments = one.moments()
+    one.windows.append((moments[2], moments[4]))
+    rows = [{"mean": 1.0, "deviation": 0.1, "anomaly": number > 7} for number in range(10)]
+    metrics.plot(one, rows, tmp_path / "drawn.png")
+    assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
+    (axes,) = figures[0].axes
+    assert axes.get_ylabel().startswith(axis)
+    assert axes.get_xlabel().startswith("time of the sample")
+    assert Path(name).stem in axes.get_title(loc="left")
+    assert [text.get_text() for text in figures[0].legends[0].get_texts()] == [
+        "labelled as anomalous",
+        "mean of two days ± 5 deviations",
+        "value",
+        "mean of two days",
+        "flagged (2)",
+    ]
+    # Neither is a flag at the edge cut off, nor are there values below 0.
+    left, right = axes.get_xlim()
+    assert right - left > (moments[-1] - moments[0]).total_seconds() / 86400
+    assert axes.get_ylim()[0] == 0
 
 
 @pytest.mark.timeout(500)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.ports import free_ports
 from tests.pipeline.projects import SPARK_TIMEOUT_S, Project, files_project
 from tests.support import wait_until
 
@@ -120,6 +121,45 @@ def test_what_is_wrong_with_a_project_is_named(project: Project, text: str, comp
     assert error.startswith("error: ")
     assert step.startswith("next: ")
     assert "Traceback" not in done.stderr
+
+
+def test_a_flow_that_fails_for_good_is_told_in_lines_and_tried_once(tmp_path: Path) -> None:
+    # On this machine, so that what Spark itself writes is seen as well.
+    project = files_project(tmp_path / "project")
+    (port,) = free_ports(1)
+    source = (
+        f'spark.readStream.format("penstock").option("subscribe", "lines")'
+        f'.option("penstock.bootstrap.servers", "127.0.0.1:{port}").load()'
+    )
+    path = project.directory / "transformations" / "topics.py"
+    written = path.read_text().replace("def upper()", "def Upper()")
+    before = f'spark.readStream.format("text").load("{project.directory}/in")'
+    assert before in written
+    path.write_text(written.replace(before, f'{source}.selectExpr("CAST(value AS STRING)")'))
+    done = project.call("run")
+    assert done.returncode == 1
+    said = done.stdout + done.stderr
+    assert "Traceback" not in said
+    assert not [line for line in said.splitlines() if line.startswith(("\tat ", "  File "))]
+    assert done.stdout.count("has FAILED") == 1
+    error, step = [line for line in done.stderr.splitlines() if line.startswith(("error", "next"))]
+    assert error.startswith("error: the run failed: Flow 'Upper' has FAILED. BootstrapError: ")
+    assert f"127.0.0.1:{port}: connection refused" in error
+    assert step.startswith("next: start the cluster, or correct its address")
+    (kept,) = project.directory.glob("penstock-pipeline-*.log")
+    assert str(kept) in step
+    assert "Traceback" in kept.read_text()
+
+
+def test_a_server_that_is_not_there_is_named_without_its_token(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    address = f"sc://127.0.0.1:{port}"
+    project = files_project(tmp_path / "project", f"{address}/;token=secret;use_ssl=true")
+    done = project.call("validate")
+    assert done.returncode == 1
+    error, step = done.stderr.splitlines()
+    assert error.startswith(f"error: no Spark Connect server answers at {address}: ")
+    assert step.startswith("next: see that it runs")
 
 
 def test_a_table_is_filled_by_triggered_runs_alone(project: Project) -> None:

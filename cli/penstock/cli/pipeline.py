@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,11 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from penstock.cli.errors import EXIT_FAILED, OWN_STEP, report
+from penstock.cli.errors import EXIT_FAILED, NEXT_STEPS, OWN_STEP, report
 from penstock.cli.interrupts import Interrupt
 from penstock.cli.output import print_json
 from penstock.cli.settings import Bootstrap, Output, resolve
 from penstock.pipeline.errors import PipelineError
+from penstock.pipeline.reasons import MEND, error_names
+from penstock.wire import errors
+from penstock.wire.errors import ErrorCode, PenstockError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,6 +33,15 @@ app = typer.Typer(
 )
 
 _INTERVAL: Final = "500 milliseconds"
+_STEPS: Final[Mapping[ErrorCode, str]] = {
+    **NEXT_STEPS,
+    ErrorCode.BOOTSTRAP_FAILED: (
+        "start the cluster, or correct its address, in a new project `spark.penstock.bootstrap` "
+        "in spark-pipeline.yml"
+    ),
+    ErrorCode.CONFIGURATION: "correct what the message names, in the project's files",
+}
+"""The next step where the options of commands are none of a project's."""
 
 
 class Language(enum.StrEnum):
@@ -62,6 +75,10 @@ Remote = Annotated[
         help="A Spark Connect server to run on.",
         show_default="Spark on this machine, for this command alone",
     ),
+]
+Verbose = Annotated[
+    bool,
+    typer.Option("--verbose", help="Show Spark's own log, and failures with all of their stacks."),
 ]
 
 
@@ -102,15 +119,20 @@ def init(
 
 @app.command("validate")
 def validate(
-    ctx: typer.Context, *, spec: Spec = None, remote: Remote = None, output: Output = None
+    ctx: typer.Context,
+    *,
+    spec: Spec = None,
+    remote: Remote = None,
+    verbose: Verbose = False,
+    output: Output = None,
 ) -> None:
     """See whether a project could run, without running it."""
     settings = resolve(ctx, None, output)
-    with _failures(), _project(spec, remote) as (spark, pipeline):
+    with _failures(verbose), _project(spec, remote, verbose) as (spark, pipeline):
         from penstock.pipeline.declarative.definitions import run  # noqa: PLC0415 - imports Spark.
 
         for event in run(spark, pipeline, dry=True):
-            _print_event(event, as_json=settings.as_json)
+            _print_event(event, verbose=verbose, as_json=settings.as_json)
     if not settings.as_json:
         print("the project is valid")
 
@@ -125,6 +147,7 @@ def graph(
     ] = None,
     spec: Spec = None,
     remote: Remote = None,
+    verbose: Verbose = False,
     output: Output = None,
 ) -> None:
     """Print a project's datasets and what flows between them."""
@@ -132,7 +155,7 @@ def graph(
     chosen = shape or (GraphFormat.JSON if settings.as_json else GraphFormat.TEXT)
     from penstock.pipeline.declarative.graph import as_dot, as_text, as_value  # noqa: PLC0415 - as above.
 
-    with _failures(), _project(spec, remote) as (_, pipeline):
+    with _failures(verbose), _project(spec, remote, verbose) as (_, pipeline):
         found = pipeline.graph
     if chosen is GraphFormat.JSON:
         print_json(as_value(found))
@@ -174,6 +197,7 @@ def run_pipeline(
     ] = None,
     spec: Spec = None,
     remote: Remote = None,
+    verbose: Verbose = False,
     output: Output = None,
 ) -> None:
     """Run a project on all that there is to read, or continuously.
@@ -190,7 +214,7 @@ def run_pipeline(
         raise typer.BadParameter(
             "--full-refresh-all is all: no --full-refresh or --refresh with it"
         )
-    with _failures(), _project(spec, remote) as (spark, pipeline):
+    with _failures(verbose), _project(spec, remote, verbose) as (spark, pipeline):
         if continuous:
             _run_on(spark, pipeline, interval or _INTERVAL, as_json=settings.as_json)
             return
@@ -204,7 +228,7 @@ def run_pipeline(
             full_refresh_all=full_refresh_all,
         )
         for event in events:
-            _print_event(event, as_json=settings.as_json)
+            _print_event(event, verbose=verbose, as_json=settings.as_json)
 
 
 def _run_on(spark: SparkSession, pipeline: Pipeline, interval: str, *, as_json: bool) -> None:
@@ -236,7 +260,9 @@ def _run_on(spark: SparkSession, pipeline: Pipeline, interval: str, *, as_json: 
 
 
 @contextmanager
-def _project(spec: Path | None, remote: str | None) -> Iterator[tuple[SparkSession, Pipeline]]:
+def _project(
+    spec: Path | None, remote: str | None, verbose: bool
+) -> Iterator[tuple[SparkSession, Pipeline]]:
     """The session for a project, and what the project defines."""
     from penstock.pipeline.declarative import connection, project  # noqa: PLC0415 - light start.
     from penstock.pipeline.session import require_spark  # noqa: PLC0415 - as above.
@@ -249,7 +275,7 @@ def _project(spec: Path | None, remote: str | None) -> Iterator[tuple[SparkSessi
     values: Mapping[str, str] = {**project.read_defaults(path.parent), **loaded.configuration}
     remote = remote or os.environ.get("SPARK_REMOTE")
     opened = (
-        connection.local_connection(loaded.name, values)
+        connection.local_connection(loaded.name, values, log_level="WARN" if verbose else "OFF")
         if not remote
         else connection.remote_connection(remote, loaded.configuration)
     )
@@ -257,20 +283,53 @@ def _project(spec: Path | None, remote: str | None) -> Iterator[tuple[SparkSessi
         yield spark, define(spark, path, loaded)
 
 
-def _print_event(event: Event, *, as_json: bool) -> None:
+def _print_event(event: Event, *, verbose: bool, as_json: bool) -> None:
     when = datetime.fromtimestamp(event.time, UTC)
     if as_json:
         print_json({"time": when.isoformat(timespec="milliseconds"), "message": event.message})
     else:
-        print(f"{when.astimezone():%H:%M:%S} {event.message}", flush=True)
+        text = event.message if verbose else event.brief
+        print(f"{when.astimezone():%H:%M:%S} {text}", flush=True)
 
 
 @contextmanager
-def _failures() -> Iterator[None]:
-    """Say what is wrong with a pipeline as every command does, and exit with status 1."""
+def _failures(verbose: bool = False) -> Iterator[None]:
+    """Say what is wrong with a pipeline as every command does, and exit with status 1.
+
+    All that Spark says of a failure goes before it if ``verbose``, and else into a file.
+    """
     try:
         yield
     except PipelineError as error:
         message, _, step = " ".join(str(error).split()).partition(OWN_STEP)
-        report(f"error: {message}\nnext: {step or 'see docs/pipelines.md'}")
+        if step in ("", MEND):
+            step = _step(message) or step or "see docs/pipelines.md"
+        if detail := getattr(error, "detail", ""):
+            if verbose:
+                report(detail)
+            elif (kept := _keep(detail)) is not None:
+                step += f" (all that Spark says: {kept})"
+        report(f"error: {message}\nnext: {step}")
         raise typer.Exit(EXIT_FAILED) from error
+
+
+def _step(message: str) -> str:
+    """What to do about the cluster's error that a message names, if it names one."""
+    # What failed last is at the end, and is why all before it failed.
+    for name in reversed(error_names(message)):
+        found = getattr(errors, name, None)
+        if isinstance(found, type) and issubclass(found, PenstockError):
+            return _STEPS.get(found.code, "")
+    return ""
+
+
+def _keep(detail: str) -> str | None:
+    """The new file with this; None where it cannot be written."""
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="penstock-pipeline-", suffix=".log", encoding="utf-8", delete=False
+        ) as file:
+            file.write(detail + "\n")
+    except OSError:
+        return None
+    return file.name

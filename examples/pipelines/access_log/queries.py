@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as sf
 
-from penstock.client import AdminClient
-from penstock.pipeline import run_until_stopped, session, start_query
+from penstock.client import AdminClient, PenstockError
+from penstock.pipeline import PipelineError, run_until_stopped, session, start_query
 from penstock.pipeline.progress import watch
 
 if TYPE_CHECKING:
@@ -271,19 +271,21 @@ def main() -> None:
     parser.add_argument("--once", action="store_true", help="do what there is, and end")
     arguments = parser.parse_args()
     make_topics(arguments.bootstrap)
-    spark = session("access-log", settings=SETTINGS)
-    watch(spark, arguments.bootstrap)
-    queries = AccessLog(spark, arguments.bootstrap, str(Path(arguments.work).resolve())).start()
-    try:
+    # Its end stops what still runs, also where Ctrl-C comes while it drains.
+    with session("access-log", settings=SETTINGS) as spark:
+        watch(spark, arguments.bootstrap)
+        work = str(Path(arguments.work).resolve())
+        queries = AccessLog(spark, arguments.bootstrap, work).start()
         if arguments.once:
             drain(queries)
         else:
             run_until_stopped(*queries)
-    finally:
-        for query in queries:
-            query.stop()
-        spark.stop()
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (PipelineError, PenstockError) as error:
+        raise SystemExit(f"{type(error).__name__}: {error}") from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

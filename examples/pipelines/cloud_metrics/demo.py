@@ -36,6 +36,16 @@ LABELS: Final = "combined_windows.json"
 _NEAR: Final = 1e-9
 _POLL_MS: Final = 1_000
 _IDLE_POLLS: Final = 60
+_QUANTITIES: Final = {
+    "cpu": "CPU utilization (%)",
+    "request_latency": "latency of requests (unit not given)",
+    "request_count": "requests in five minutes",
+    "network_in": "bytes received in five minutes",
+    "disk_write_bytes": "bytes written in five minutes",
+    "temperature": "temperature (°F)",
+    "taxi": "passengers in half an hour",
+}
+"""What is measured, by a part of a series' name."""
 _CONSOLE: Final = Console(highlight=False)
 
 
@@ -197,6 +207,13 @@ def show(scores: Sequence[Score]) -> None:
     say(f"recall {found / max(1, windows):.2f} ({found} of {windows} labelled windows have a flag)")
 
 
+def quantity(name: str) -> str:
+    """What the values of a series are, with their unit, as the axis of a drawing says it."""
+    return next(
+        (text for part, text in _QUANTITIES.items() if part in name), "value (unit not given)"
+    )
+
+
 def plot(series: Series, rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Draw a series with what was expected of it, its flags and its labelled windows."""
     try:
@@ -233,9 +250,16 @@ def plot(series: Series, rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         "o", color="#c1121f", ms=5, mec="white", mew=0.6, label=f"flagged ({len(flagged)})",
     )  # fmt: skip
     spread = max(series.values) - min(series.values)
-    axes.set_ylim(min(series.values) - 0.08 * spread, max(series.values) + 0.08 * spread)
-    axes.set_xlim(moments[0], moments[-1])
-    axes.set_title(Path(series.name).stem, loc="left")
+    bottom = min(series.values) - 0.08 * spread
+    # What is counted or measured from 0 on has no room below it.
+    bottom = max(0.0, bottom) if min(series.values) >= 0 else bottom
+    axes.set_ylim(bottom, max(series.values) + 0.08 * spread)
+    # With room for a flag on the first sample, and on the last one.
+    room = (moments[-1] - moments[0]) / 100
+    axes.set_xlim(moments[0] - room, moments[-1] + room)
+    axes.set_title(f"Anomalies of {Path(series.name).stem}", loc="left")
+    axes.set_xlabel("time of the sample, as the data have it")
+    axes.set_ylabel(quantity(series.name))
     concise: Any = dates.ConciseDateFormatter
     axes.xaxis.set_major_formatter(concise(axes.xaxis.get_major_locator()))
     axes.spines[["top", "right"]].set_visible(False)

@@ -22,8 +22,8 @@ import pandas as pd
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from penstock.client import AdminClient
-from penstock.pipeline import run_until_stopped, session
+from penstock.client import AdminClient, PenstockError
+from penstock.pipeline import PipelineError, run_until_stopped, session, start_query
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -120,7 +120,7 @@ def start(spark: SparkSession, bootstrap: str, work: str) -> StreamingQuery:
         "offset",
         sf.from_json(sf.col("value").cast("string"), _SAMPLE).alias("sample"),
     ).select("series", "offset", "sample.*")
-    return (
+    return start_query(
         _records(
             samples.groupBy("series").transformWithStateInPandas(
                 Rolling(), _RESULT, outputMode="append", timeMode="none"
@@ -130,7 +130,6 @@ def start(spark: SparkSession, bootstrap: str, work: str) -> StreamingQuery:
         .options(**where)
         .queryName("detect")
         .option("checkpointLocation", f"{work}/checkpoints/detect")
-        .start()
     )
 
 
@@ -159,17 +158,19 @@ def main() -> None:
     parser.add_argument("--once", action="store_true", help="do what there is, and end")
     arguments = parser.parse_args()
     make_topics(arguments.bootstrap)
-    spark = session("cloud-metrics", settings=SETTINGS)
-    query = start(spark, arguments.bootstrap, str(Path(arguments.work).resolve()))
-    try:
+    # Its end stops what still runs, also where Ctrl-C comes while it drains.
+    with session("cloud-metrics", settings=SETTINGS) as spark:
+        query = start(spark, arguments.bootstrap, str(Path(arguments.work).resolve()))
         if arguments.once:
             query.processAllAvailable()
         else:
             run_until_stopped(query)
-    finally:
-        query.stop()
-        spark.stop()
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (PipelineError, PenstockError) as error:
+        raise SystemExit(f"{type(error).__name__}: {error}") from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

@@ -27,7 +27,7 @@ from pyspark.sql.streaming.stateful_processor import (
 )
 
 from penstock.client import PenstockError
-from penstock.pipeline import PipelineError, run_until_stopped, session
+from penstock.pipeline import PipelineError, run_until_stopped, session, start_query
 from penstock.pipeline.functions import from_json, to_json
 from penstock.pipeline.session import ROCKSDB_STATE
 from penstock.pipeline.tables import upserts_into
@@ -109,23 +109,21 @@ def main() -> None:
                 .load()
             )
 
-        moving = (
+        moving = start_query(
             moves(stream(arguments.customers))
             .writeStream.format("penstock")
             .options(**cluster, topic=arguments.moves)
             .option("checkpointLocation", str(arguments.checkpoints / "moves"))
             .trigger(**trigger)
-            .start()
         )
         if arguments.once:
             run_until_stopped(moving)
-        counting = (
+        counting = start_query(
             count(stream(arguments.moves))
             .writeStream.outputMode("update")
             .foreachBatch(upserts_into(arguments.countries, cluster))
             .option("checkpointLocation", str(arguments.checkpoints / "counts"))
             .trigger(**trigger)
-            .start()
         )
         run_until_stopped(moving, counting)
 

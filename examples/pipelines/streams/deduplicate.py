@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from penstock.pipeline import PipelineError, run_until_stopped, session
+from penstock.pipeline import PipelineError, run_until_stopped, session, start_query
 from penstock.pipeline.functions import from_json
 
 if TYPE_CHECKING:
@@ -53,12 +53,11 @@ def main() -> None:
             .load()
         )
         trigger = {"availableNow": True} if arguments.once else {"processingTime": "1 second"}
-        query = (
+        query = start_query(
             deduplicate(records, arguments.remember)
             .writeStream.format("penstock")
             .options(**cluster, topic=arguments.unique, checkpointLocation=arguments.checkpoints)
             .trigger(**trigger)
-            .start()
         )
         run_until_stopped(query)
 

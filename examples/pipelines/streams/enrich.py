@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as sf
 
-from penstock.pipeline import PipelineError, run_until_stopped, session
+from penstock.pipeline import PipelineError, run_until_stopped, session, start_query
 from penstock.pipeline.functions import from_json, to_json
 
 if TYPE_CHECKING:
@@ -69,12 +69,11 @@ def main() -> None:
         )
         countries = spark.read.option("header", "true").csv(str(arguments.countries))
         trigger = {"availableNow": True} if arguments.once else {"processingTime": "1 second"}
-        query = (
+        query = start_query(
             enrich(records, countries, arguments.good, arguments.refused)
             .writeStream.format("penstock")
             .options(**cluster, checkpointLocation=arguments.checkpoints)
             .trigger(**trigger)
-            .start()
         )
         run_until_stopped(query)
 

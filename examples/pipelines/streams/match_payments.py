@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as sf
 
-from penstock.pipeline import PipelineError, run_until_stopped, session
+from penstock.pipeline import PipelineError, run_until_stopped, session, start_query
 from penstock.pipeline.functions import from_json, to_json
 
 if TYPE_CHECKING:
@@ -77,12 +77,11 @@ def main() -> None:
             for topic in (arguments.orders, arguments.payments)
         )
         trigger = {"availableNow": True} if arguments.once else {"processingTime": "1 second"}
-        query = (
+        query = start_query(
             match(orders, payments, arguments.within, arguments.grace)
             .writeStream.format("penstock")
             .options(**cluster, topic=arguments.matched, checkpointLocation=arguments.checkpoints)
             .trigger(**trigger)
-            .start()
         )
         run_until_stopped(query)
 

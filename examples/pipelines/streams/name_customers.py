@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as sf
 
-from penstock.pipeline import PipelineError, run_until_stopped, session
+from penstock.pipeline import PipelineError, run_until_stopped, session, start_query
 from penstock.pipeline.functions import from_json, to_json
 from penstock.pipeline.tables import read_table
 
@@ -77,11 +77,10 @@ def main() -> None:
             .load()
         )
         trigger = {"availableNow": True} if arguments.once else {"processingTime": "1 second"}
-        query = (
+        query = start_query(
             orders.writeStream.foreachBatch(naming(arguments.customers, arguments.named, cluster))
             .option("checkpointLocation", arguments.checkpoints)
             .trigger(**trigger)
-            .start()
         )
         run_until_stopped(query)
 

@@ -25,7 +25,7 @@ from pyspark.sql.streaming.stateful_processor import (
     TimerValues,
 )
 
-from penstock.pipeline import PipelineError, run_until_stopped, session
+from penstock.pipeline import PipelineError, run_until_stopped, session, start_query
 from penstock.pipeline.functions import from_json, to_json
 from penstock.pipeline.session import ROCKSDB_STATE
 
@@ -127,12 +127,11 @@ def main() -> None:
             .load()
         )
         trigger = {"availableNow": True} if arguments.once else {"processingTime": "1 second"}
-        query = (
+        query = start_query(
             remind(records, arguments.after_minutes * 60_000, arguments.grace)
             .writeStream.format("penstock")
             .options(**cluster, topic=arguments.reminders, checkpointLocation=arguments.checkpoints)
             .trigger(**trigger)
-            .start()
         )
         run_until_stopped(query)
 

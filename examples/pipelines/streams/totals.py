@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as sf
 
 from penstock.client import PenstockError
-from penstock.pipeline import PipelineError, run_until_stopped, session
+from penstock.pipeline import PipelineError, run_until_stopped, session, start_query
 from penstock.pipeline.functions import from_json, to_json
 from penstock.pipeline.tables import upserts_into
 
@@ -55,13 +55,12 @@ def main() -> None:
             .load()
         )
         trigger = {"availableNow": True} if arguments.once else {"processingTime": "1 second"}
-        query = (
+        query = start_query(
             totals(records)
             .writeStream.outputMode("update")
             .foreachBatch(upserts_into(arguments.totals, cluster))
             .option("checkpointLocation", arguments.checkpoints)
             .trigger(**trigger)
-            .start()
         )
         run_until_stopped(query)
 

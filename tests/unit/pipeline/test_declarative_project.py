@@ -68,11 +68,62 @@ def test_the_specification_is_found_from_below_and_by_name(tmp_path: Path) -> No
         find_spec(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "name: [", "name: x\nstorage: y\nlibraries: [1]\n"])
-def test_a_specification_that_is_none_is_named(tmp_path: Path, text: str) -> None:
+def test_a_name_of_a_specification_that_is_not_there_is_not_looked_for_elsewhere(
+    tmp_path: Path,
+) -> None:
+    make_project(tmp_path, "shop", bootstrap="one:1", in_sql=False)
+    wrong = tmp_path / "shop" / "spark-pipelines.yml"
+    with pytest.raises(ProjectError, match=rf"there is no {wrong}; next: .*--spec"):
+        find_spec(wrong)
+
+
+def test_of_two_specifications_neither_is_taken(tmp_path: Path) -> None:
+    spec = make_project(tmp_path, "shop", bootstrap="one:1", in_sql=False)[0]
+    spec.with_suffix(".yaml").write_text("name: other\n")
+    with pytest.raises(ProjectError, match=r"both .*\.yml and .*\.yaml; next: remove one"):
+        find_spec(tmp_path / "shop")
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("", "is empty"),
+        ("# nothing yet\n", "is empty"),
+        ("name: [", "is no specification of a pipeline: "),
+        ("shop", "is no specification of a pipeline: it has no 'name:'"),
+        ("name: x\nstorage: y\nlibraries: [1]\n", "is no specification of a pipeline: "),
+        ("name: x\nstorage: y\n", "names no files: it has no 'libraries:'"),
+    ],
+)
+def test_a_specification_that_is_none_is_named(tmp_path: Path, text: str, what: str) -> None:
     path = tmp_path / "spark-pipeline.yml"
     path.write_text(text)
-    with pytest.raises(DefinitionError, match=f"{path} is no"):
+    with pytest.raises(DefinitionError) as caught:
+        load_spec(path)
+    assert f"{path}" in str(caught.value)
+    assert what in str(caught.value)
+    assert "; next: " in str(caught.value)
+
+
+@pytest.mark.parametrize("include", ["transformations/**", "transformations/topics.py"])
+def test_a_glob_without_files_is_named_as_it_is_written(tmp_path: Path, include: str) -> None:
+    spec = make_project(tmp_path, "shop", bootstrap="one:1", in_sql=False)[0]
+    assert load_spec(spec).name == "shop"
+    spec.write_text(f"name: x\nstorage: y\nlibraries: [{{glob: {{include: {include}}}}}]\n")
+    assert load_spec(spec).name == "x"
+    topics = tmp_path / "shop" / "transformations" / "topics.py"
+    # What Python has compiled is no definition.
+    (topics.parent / "__pycache__").mkdir()
+    topics.rename(topics.parent / "__pycache__" / "topics.pyc")
+    with pytest.raises(DefinitionError) as caught:
+        load_spec(spec)
+    assert f"'include: {include}' matches no file in {spec.parent}; next: " in str(caught.value)
+
+
+def test_a_glob_must_lie_in_the_project(tmp_path: Path) -> None:
+    path = tmp_path / "spark-pipeline.yml"
+    path.write_text("name: x\nstorage: y\nlibraries: [{glob: {include: /etc/**}}]\n")
+    with pytest.raises(DefinitionError, match=r"'include: /etc/\*\*.* next: write a path relative"):
         load_spec(path)
 
 

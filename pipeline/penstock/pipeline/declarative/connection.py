@@ -12,7 +12,7 @@ import os
 import secrets
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.pipeline.configured import configured
 from penstock.pipeline.errors import PipelineError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _MODE = "SPARK_CONNECT_MODE_ENABLED"
 _TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105 - the name of a variable.
+_ANSWER_S: Final = 20.0
 _SERVICE = "org.apache.spark.sql.connect.service.SparkConnectService$"
 
 
@@ -32,13 +33,13 @@ class ConnectError(PipelineError):
 
 @contextlib.contextmanager
 def local_connection(
-    name: str, settings: Mapping[str, str], *, master: str | None = None
+    name: str, settings: Mapping[str, str], *, master: str | None = None, log_level: str = "OFF"
 ) -> Iterator[SparkSession]:
     """A session on this machine, which ends with the block; its server hears loopback alone.
 
     ``settings`` are Spark's, over those of ``penstock.pipeline.session.settings``; without a master
-    in them or by name it is the one that is configured, as of ``session``. Raises
-    JavaMissingError and SparkMissingError.
+    in them or by name it is the one that is configured, as of ``session``. ``log_level`` is what
+    Spark writes to standard error, unless they say. Raises JavaMissingError and SparkMissingError.
     """
     token = secrets.token_hex(16)
     outside = master or configured().get("spark.master", DEFAULT_MASTER)
@@ -46,8 +47,8 @@ def local_connection(
         name,
         master=settings.get("spark.master", outside),
         settings={
-            # What fails is said by the command; warnings of Spark's would stand between its lines.
-            "spark.log.level": "ERROR",
+            # What fails is said by the command: Spark would say the same, in hundreds of lines.
+            "spark.log.level": log_level,
             **settings,
             "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
             "spark.connect.grpc.binding.address": "127.0.0.1",
@@ -83,10 +84,11 @@ def remote_connection(url: str, settings: Mapping[str, str]) -> Iterator[SparkSe
     """A session of the Connect server at ``sc://host:port``, released at the block's end.
 
     What the server lets nobody change of ``settings`` stays as the server has it. Raises
-    ConnectError and SparkMissingError.
+    ConnectError, also where nobody answers within 20 seconds, and SparkMissingError.
     """
     require_spark()
     with _variables({_MODE: "1"}), _opened(url) as opened:
+        _see_that_it_answers(opened, url)
         for key, value in settings.items():
             _set(opened, key, value)
         yield opened
@@ -102,15 +104,37 @@ def _opened(url: str, on_end: Callable[[], None] = lambda: None) -> Iterator[Spa
     try:
         made: Any = ConnectSession.builder.remote(url).create()
     except PySparkException as error:
-        raise ConnectError(
-            f"no Spark Connect server answers at {url}: {_first_line(error)}; next: see that it "
-            "runs (sbin/start-connect-server.sh), and name it as sc://HOST:PORT"
-        ) from error
+        raise _nobody(url, _first_line(error)) from error
     try:
         yield made
     finally:
         on_end()
         made.stop()
+
+
+def _see_that_it_answers(opened: SparkSession, url: str) -> None:
+    """Raise ConnectError where nobody does: PySpark would ask on for ten minutes."""
+    import grpc  # noqa: PLC0415 - PySpark's Connect client needs it, and it takes a while.
+
+    connect: Any = opened
+    ready = grpc.channel_ready_future(connect.client._channel)
+    try:
+        ready.result(timeout=_ANSWER_S)
+    except grpc.FutureTimeoutError:
+        # Nothing is to be told to a server that is not there: that would take as long.
+        connect.client.set_retry_policies([])
+        raise _nobody(url, f"no connection within {_ANSWER_S:.0f} s") from None
+    finally:
+        ready.cancel()
+
+
+def _nobody(url: str, why: str) -> ConnectError:
+    # Behind the semicolon are parameters, the token among them.
+    shown = url.partition(";")[0].rstrip("/")
+    return ConnectError(
+        f"no Spark Connect server answers at {shown}: {why}; next: see that it runs "
+        "(sbin/start-connect-server.sh), and name it as sc://HOST:PORT"
+    )
 
 
 def _set(opened: SparkSession, key: str, value: str) -> None:

@@ -59,7 +59,7 @@ def start(
         stop(started)
         if isinstance(error, DefinitionError):
             raise
-        raise failed(error, "the queries could not be started") from error
+        raise failed(error, "the queries could not be started", pipeline.names()) from error
     if not started:
         raise GraphError("no flow writes to a sink; next: have one do so, by append_flow")
     return started

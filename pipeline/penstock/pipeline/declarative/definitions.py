@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.pipeline.declarative import sql
 from penstock.pipeline.declarative.graph import Dataset, Graph, GraphFlow, shown_options
 from penstock.pipeline.errors import PipelineError
-from penstock.pipeline.reasons import pythons_reason, reason_of
+from penstock.pipeline.reasons import MEND, NEXT, as_written, is_hopeless, pythons_reason, reason_of
 
 if TYPE_CHECKING:
     from pyspark.pipelines.cli import PipelineSpec
@@ -26,9 +27,18 @@ if TYPE_CHECKING:
     from pyspark.pipelines.output import Output
     from pyspark.sql import SparkSession
 
+_STATE: Final = re.compile(r"Flow '?([^\s']+)'? (?:is|has) ([A-Z]+)")
+_COMPARE: Final = f"{NEXT}correct it, or compare with what `penstock pipeline init` writes"
+_UNDER_WAY: Final = frozenset({"QUEUED", "STARTING", "RUNNING"})
+
 
 class DefinitionError(PipelineError):
-    """A project's files are not what Spark takes, or its run failed."""
+    """A project's files are not what Spark takes, or its run failed.
+
+    ``detail`` is the whole of what Spark said, with its stacks; empty where there is no more.
+    """
+
+    detail: str = ""
 
 
 @dataclass(slots=True)
@@ -44,29 +54,83 @@ class Pipeline:
     unknown: list[str] = field(default_factory=list)
     """What a continuous run cannot do, in words."""
 
+    def names(self) -> list[str]:
+        """The datasets and flows as the project writes them."""
+        return [*self.graph.datasets, *(flow.name for flow in self.graph.flows)]
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What Spark says of a run: when (seconds since 1970), and what."""
+    """What Spark says of a run: when (seconds since 1970), and what, which may be many lines."""
 
     time: float
     message: str
 
+    @property
+    def brief(self) -> str:
+        """The message in a line: of a failure the reason, without the stacks around it."""
+        return " ".join(_reasons(self.message) or self.message.splitlines()[:1])
+
 
 def load_spec(path: Path) -> PipelineSpec:
-    """Read ``spark-pipeline.yml``. Raises DefinitionError for what Spark would not take."""
+    """Read ``spark-pipeline.yml``, and see that each of its globs has files.
+
+    Raises DefinitionError for what Spark would not take, or would take for an empty pipeline.
+    """
     import yaml  # noqa: PLC0415 - it comes with Spark's pipelines, as the next one.
     from pyspark.pipelines.cli import load_pipeline_spec  # noqa: PLC0415 - see above.
 
     try:
-        return load_pipeline_spec(path)
-    except (OSError, yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
+        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if value is None:
+            raise DefinitionError(f"{path} is empty{_COMPARE}")
+        if not isinstance(value, dict):
+            raise DefinitionError(
+                f"{path} is no specification of a pipeline: it has no 'name:' and 'storage:', but "
+                f"{value!r:.80}{_COMPARE}"
+            )
+        spec = load_pipeline_spec(path)
+    except PipelineError:
+        raise
+    except (OSError, ValueError, yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
         raise DefinitionError(
-            f"{path} is no specification of a pipeline: {error or type(error).__name__}; "
-            "next: correct it, or compare with what `penstock pipeline init` writes"
+            f"{path} is no specification of a pipeline: {error or type(error).__name__}{_COMPARE}"
         ) from error
     except Exception as error:
         raise failed(error, f"{path} is not what Spark takes") from error
+    _see_files(path, spec)
+    return spec
+
+
+def _see_files(path: Path, spec: PipelineSpec) -> None:
+    """Raise DefinitionError for a glob without a file: Spark would pass over it, and run nothing.
+
+    What counts as a file of it is what Spark's own reading takes.
+    """
+    if not spec.libraries:
+        raise DefinitionError(
+            f"{path} names no files: it has no 'libraries:'; next: add\n"
+            "libraries: [{glob: {include: transformations/**}}]"
+        )
+    root = path.parent.resolve()
+    for one in spec.libraries:
+        try:
+            found = any(
+                file.is_file() and "__pycache__" not in file.parts
+                for file in root.glob(one.include)
+            )
+        except (ValueError, RuntimeError) as error:  # Of an absolute path the latter.
+            raise DefinitionError(
+                f"{path}: 'include: {one.include}' cannot be looked up: {error}; next: write a "
+                f"path relative to {root}, of a file, or of a directory with /** behind it"
+            ) from error
+        if not found:
+            # Spark has put this behind a directory's /**.
+            written = one.include.removesuffix("/*") if "**" in one.include else one.include
+            raise DefinitionError(
+                f"{path}: 'include: {written}' matches no file in {root}; next: put a definition "
+                "(.py or .sql) there, or correct 'include:' under 'libraries:'"
+            )
 
 
 def define(spark: SparkSession, path: Path, spec: PipelineSpec) -> Pipeline:
@@ -103,13 +167,15 @@ def run(
 ) -> Iterator[Event]:
     """Run it once, on all that there is to read, or, ``dry``, only see whether it could run.
 
-    Yields what Spark says as it says it. Raises DefinitionError when it fails.
+    Yields what Spark says as it says it. A flow that fails is tried again by Spark, twice; where
+    that is in vain the run ends as soon as no other flow is under way. Raises DefinitionError when
+    it fails.
     """
     from pyspark.pipelines.spark_connect_pipeline import start_run  # noqa: PLC0415 - as above.
 
     what = "the pipeline is not valid" if dry else "the run failed"
-    told: list[str] = []
-    with _failures(what, told):
+    told = _Told()
+    with _failures(what, told, pipeline.names()):
         answers = start_run(
             spark,
             pipeline.graph_id,
@@ -122,15 +188,65 @@ def run(
         for answer in answers:
             if "pipeline_event_result" in answer:
                 event = answer["pipeline_event_result"].event
-                # Each attempt fails anew, and for the same reason.
-                told[:] = [*told, *_reasons(event.message)][-1:]
-                yield Event(event.timestamp.ToNanoseconds() / 1e9, event.message)
+                message = as_written(event.message, pipeline.names())
+                told.hear(message)
+                yield Event(event.timestamp.ToNanoseconds() / 1e9, message)
+                if told.in_vain():
+                    _end(spark, pipeline, answers)
+                    raise RuntimeError(told.reason)
 
 
-def failed(error: Exception, what: str) -> DefinitionError:
-    """``error`` of Spark's as one of ours; its stack traces stay out of the message."""
-    text = reason_of(str(error)) or type(error).__name__
-    return DefinitionError(f"{what}: {text}; next: mend what this names, and try again")
+class _Told:
+    """What Spark has told of a run's failures, and of which flows are under way."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+        self.detail = ""
+        self._under_way: set[str] = set()
+        self._hopeless: set[str] = set()
+
+    def hear(self, message: str) -> None:
+        """Take in an event's message."""
+        if found := _STATE.match(message):
+            flow, state = found.groups()
+            (self._under_way.add if state in _UNDER_WAY else self._under_way.discard)(flow)
+        # Each attempt fails anew, and for the same reason.
+        for reason in _reasons(message):
+            self.reason, self.detail = reason, message
+            if found and is_hopeless(reason):
+                self._hopeless.add(found[1])
+
+    def in_vain(self) -> bool:
+        """Whether all that could still happen is that flows without hope are tried again."""
+        return bool(self._hopeless) and self._under_way <= self._hopeless
+
+
+def _end(spark: SparkSession, pipeline: Pipeline, answers: Iterator[Any]) -> None:
+    """End the run under way, as Spark does when its graph is dropped."""
+    import pyspark.sql.connect.proto as pb2  # noqa: PLC0415 - it may be missing.
+
+    command = pb2.Command()
+    command.pipeline_command.drop_dataflow_graph.dataflow_graph_id = pipeline.graph_id
+    connect: Any = spark
+    # However it ends: why the run failed is known. Who went away before the end would have both
+    # sides complain of it.
+    with contextlib.suppress(Exception):
+        connect.client.execute_command(command)
+        for _ in answers:
+            pass
+
+
+def failed(error: Exception, what: str, names: Sequence[str] = ()) -> DefinitionError:
+    """``error`` of Spark's as one of ours; its stack traces stay out of the message.
+
+    ``names`` are those of the project, for they are lower case in what Spark says.
+    """
+    whole = as_written(str(error), names)
+    text = reason_of(whole) or type(error).__name__
+    step = "" if NEXT in text else NEXT + MEND
+    made = DefinitionError(f"{what}: {text}{step}")
+    made.detail = whole if "\n" in whole.strip() else ""
+    return made
 
 
 def _reasons(message: str) -> list[str]:
@@ -143,7 +259,7 @@ def _reasons(message: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _failures(what: str, told: Sequence[str] = ()) -> Iterator[None]:
+def _failures(what: str, told: _Told | None = None, names: Sequence[str] = ()) -> Iterator[None]:
     """Whatever a project's own code or Spark raises inside is the project's failure.
 
     What Spark ``told`` before is the reason, where it did: what it raises only points there.
@@ -153,7 +269,11 @@ def _failures(what: str, told: Sequence[str] = ()) -> Iterator[None]:
     except PipelineError:
         raise
     except Exception as error:
-        raise failed(RuntimeError(" ".join(told)) if told else error, what) from error
+        if told is None or not told.reason:
+            raise failed(error, what, names) from error
+        made = failed(RuntimeError(told.reason), what)
+        made.detail = told.detail
+        raise made from error
 
 
 def _registry(spark: SparkSession, pipeline: Pipeline) -> Any:

@@ -122,15 +122,25 @@ def make_project(parent: Path, name: str, *, bootstrap: str, in_sql: bool) -> li
 def find_spec(start: Path) -> Path:
     """The specification: ``start`` itself, or of the directory ``start`` or the next one above it.
 
-    Raises ProjectError where there is none.
+    Raises ProjectError where there is none, or where a directory has it under both of its names.
     """
     start = start.absolute()
     if start.is_file():
         return start
+    if not start.exists():
+        raise ProjectError(
+            f"there is no {start}; next: name a {SPEC_NAMES[0]}, or a directory in its project, "
+            "with --spec"
+        )
     for directory in (start, *start.parents):
-        for name in SPEC_NAMES:
-            if (directory / name).is_file():
-                return directory / name
+        found = [name for name in SPEC_NAMES if (directory / name).is_file()]
+        if len(found) > 1:
+            raise ProjectError(
+                f"{directory} has both {' and '.join(found)}; next: remove one, or name the one "
+                "that counts with --spec"
+            )
+        if found:
+            return directory / found[0]
     raise ProjectError(
         f"no {SPEC_NAMES[0]} in {start} or above it; next: name one with --spec FILE, or make a "
         "project with `penstock pipeline init NAME`"
