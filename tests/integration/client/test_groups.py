@@ -276,7 +276,8 @@ def test_code_that_blocks_holds_up_the_heartbeats_of_its_own_loop_alone(
     assert len(blocked.listener.of("lost")) == (kind is AsyncConsumer)
     texts = [one.message for one in caplog.records]
     late = [text for text in texts if text.startswith(f"group {name}: a heartbeat was ")]
-    assert len(late) == (kind is AsyncConsumer)
+    # A loaded machine may make others late, too; of the one that was blocked it is sure.
+    assert late if kind is AsyncConsumer else not late
     assert all("asyncio.to_thread" in text for text in late)
     wait_until(lambda: shared(blocked, other) == [1, 1], "a fair share again")
 

@@ -463,19 +463,18 @@ class TestWhileNothingIsAcknowledged:
         self, form: Form, stuck: str
     ) -> None:
         began = time.monotonic()
-        async with form.producer(delivery_timeout_ms=1_000) as producer:
+        async with form.producer(delivery_timeout_ms=6_000) as producer:
             future = await settle(producer.send(stuck, b"v"))
-            found: set[Any] = set()
-            for _ in range(60):
+            reason = None
+            while reason is None and time.monotonic() < began + 5:
                 trouble = await settle(producer.trouble())
-                found.add(None if trouble is None else trouble.reason)
-                await asyncio.sleep(0.01)  # 60 looks, while the record waits.
-            assert found <= {None, StallReason.UNDER_MIN_ISR}
-            assert len(found) == 2
+                reason = None if trouble is None else trouble.reason
+                await asyncio.sleep(0.01)  # It is looked at again and again.
+            assert reason is StallReason.UNDER_MIN_ISR
             with pytest.raises(DeliveryTimeoutError, match="not written") as caught:
                 await verdict(future)
         assert isinstance(caught.value.__cause__, NotEnoughReplicasError)
-        assert time.monotonic() - began > 0.9
+        assert time.monotonic() - began > 5.9
 
     async def test_full_memory_blocks_and_then_raises(self, form: Form, stuck: str) -> None:
         async with form.producer(
