@@ -63,8 +63,9 @@ class OptionMap:
             low = name.lower()
             if self._given.setdefault(low, value) != value:
                 raise OptionError(
-                    f"{where}: {self._as_given[low]}={self._given[low]!r} and {name}={value!r} are "
-                    "the same option, for case does not count; leave one out"
+                    # Without the values, which may be secrets.
+                    f"{where}: {self._as_given[low]} and {name} are the same option, for case does "
+                    "not count, and have different values; leave one out"
                 )
             self._as_given[low] = name
 

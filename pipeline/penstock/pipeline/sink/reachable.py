@@ -52,14 +52,15 @@ def check_target(
         except BootstrapError as error:
             raise WriteFailedError(
                 f"{_WHERE}: nothing was written to penstock.bootstrap.servers={servers}: "
-                f"{as_options(error.message)}"
+                f"BootstrapError: {as_options(error.message)}"
             ) from None
-        except UnknownTopicOrPartitionError:
+        except UnknownTopicOrPartitionError as error:
             if monotonic() >= until:
                 raise WriteFailedError(
                     f"{_WHERE}: nothing was written, for there is no topic {options.topic} at "
-                    f"{servers}; next: make it (`penstock topics create {options.topic}`), or "
-                    "write another name as option topic"
+                    f"{servers}: UnknownTopicOrPartitionError: {error.message}; next: make it "
+                    f"(`penstock topics create {options.topic}`), or write another name as option "
+                    "topic"
                 ) from None
             sleep(_AGREE_PAUSE_S)
             continue
