@@ -8,7 +8,6 @@ from typing import Any
 import psycopg
 import pytest
 
-from penstock.pipeline.connectors import database
 from penstock.pipeline.connectors.database import Database
 from penstock.pipeline.errors import ConnectorError, OptionError
 from penstock.pipeline.option_map import OptionMap
@@ -20,7 +19,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, where: Database, error: psycopg.Err
     def connect(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr(database.psycopg, "connect", connect)
+    monkeypatch.setattr(psycopg, "connect", connect)
     with pytest.raises(ConnectorError) as caught, where.connect("table orders"):
         pass
     assert SECRET not in "".join(traceback.format_exception(caught.value))

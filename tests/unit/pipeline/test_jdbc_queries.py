@@ -24,7 +24,7 @@ def test_a_row_without_a_number_is_never_read_wherever_batches_end(
     start: Position, most: int | None
 ) -> None:
     """``(at, id) > (x, y)`` is true of a NULL id where at is after x, and unknown where it is x."""
-    end = {"timestamp": AT, "incrementing": 9}
+    end: Position = {"timestamp": AT, "incrementing": 9}
     orders = sql.Identifier("orders")
     asked = (
         select_rows(orders, [SourceColumn("id", LongType())], BOTH, start, end),

@@ -55,7 +55,7 @@ class Database:
             return "the database of option url (which libpq cannot read, and is not shown)"
         return " ".join(f"{name}={known[name]}" for name in _SHOWN if name in known)
 
-    def _given(self) -> dict[str, str]:
+    def _given(self) -> dict[str, Any]:
         given = {"user": self.user, "password": self.password}
         return {name: value for name, value in given.items() if value is not None}
 
