@@ -201,6 +201,29 @@ def test_json_in_an_envelope(spark: SparkSession) -> None:
     assert read(spark, data, column) == [{"id": 1}, None, None]
 
 
+@pytest.mark.parametrize("data", [b"", b" \t", b"null", b"[]", b"7", b'{"id":1'])
+def test_failfast_makes_null_of_nothing_but_null(spark: SparkSession, data: bytes) -> None:
+    """NULL would be a tombstone in a compacted topic: it would delete what the key had."""
+    for envelope in (False, True):
+        with pytest.raises(Exception, match=r"from_json: .* is no JSON|MALFORMED_RECORD"):
+            read(spark, [data], from_json("value", "id int", envelope=envelope))
+    assert read(spark, [None], from_json("value", "id int")) == [None]
+
+
+def test_an_envelope_without_a_payload_is_corrupt(spark: SparkSession) -> None:
+    column = from_json("value", "id int", envelope=True)
+    for data in (b'{"id":1}', b"{}"):
+        with pytest.raises(Exception, match=r"from_json: .* has no field payload.*envelope=False"):
+            read(spark, [data], column)
+    data = [b'{"schema":null,"payload":null}', None, b'{"payload":{"id":1}}']
+    assert read(spark, data, column) == [None, None, {"id": 1}]
+
+
+def test_an_empty_line_of_csv_is_an_error(spark: SparkSession) -> None:
+    with pytest.raises(Exception, match=r"from_csv: .* is no line of CSV|MALFORMED_RECORD"):
+        read(spark, [b""], from_csv("value", "id int, name string"))
+
+
 def test_csv_both_ways(spark: SparkSession) -> None:
     data = [b'1;"a;b"', b"x;y", b"1", b"1;2;3", None]
     column = from_csv("value", "id int, name string", separator=";", mode="PERMISSIVE")

@@ -8,6 +8,7 @@ from pyspark.sql.types import StructType
 from penstock.pipeline.own_schema import refuse_other
 from penstock.pipeline.refused_stream import said_later
 from penstock.pipeline.sink.plan import SinkPlan
+from penstock.pipeline.sink.reachable import check_target
 from penstock.pipeline.sink.writers import BatchWriter, StreamWriter
 from penstock.pipeline.source.batch_reader import BatchReader
 from penstock.pipeline.source.columns import schema as source_schema
@@ -45,15 +46,21 @@ class PenstockDataSource(DataSource):
         return options
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
-        """For ``df.write``. Raises OptionError and SchemaError."""
+        """For ``df.write``. Raises OptionError, SchemaError, and WriteFailedError where there is
+        no such cluster or topic.
+        """
         settle_in()
-        return BatchWriter(SinkPlan.of(self.options, schema, overwrite=overwrite))
+        plan = SinkPlan.of(self.options, schema, overwrite=overwrite)
+        check_target(plan.options, once=False)
+        return BatchWriter(plan)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's.
-        """For ``df.writeStream``. Raises OptionError and SchemaError.
+        """For ``df.writeStream``. Raises as ``writer`` does.
 
         ``overwrite`` says that the output mode is complete: each batch has the whole result, and is
         appended, as with Spark's sink for Kafka.
         """
         settle_in()
-        return StreamWriter(SinkPlan.of(self.options, schema, stream=True))
+        plan = SinkPlan.of(self.options, schema, stream=True)
+        check_target(plan.options, once=True)
+        return StreamWriter(plan)

@@ -21,6 +21,8 @@ _MAX_INT64: Final = 2**63 - 1
 _SERVERS: Final = "bootstrap.servers"
 _SPARKS_OWN: Final = ("checkpointLocation", "queryName")
 """What a query hands its sink beside the sink's own options, and reads itself."""
+_ITS_PRODUCERS: Final = re.compile(r"\b(?:attempt|commit) setting\b")
+_KAFKA: Final = "kafka."
 _SPAN: Final = re.compile(r"([0-9]{1,15})\s*(ms|s|sec|m|min|h|d|)", re.ASCII)
 _UNITS_MS: Final = {
     "": 1, "ms": 1, "s": 1_000, "sec": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000,
@@ -54,14 +56,16 @@ class OptionMap:
         self._given: dict[str, str] = {}
         self._as_given: dict[str, str] = {}
         self._known: dict[str, str] = {}
+        self._ours: Mapping[str, str] = {}
         for name, value in given.items():
             if value is None:
                 continue
             low = name.lower()
             if self._given.setdefault(low, value) != value:
                 raise OptionError(
-                    f"{where}: {self._as_given[low]}={self._given[low]!r} and {name}={value!r} are "
-                    "the same option, for case does not count; leave one out"
+                    # Without the values, which may be secrets.
+                    f"{where}: {self._as_given[low]} and {name} are the same option, for case does "
+                    "not count, and have different values; leave one out"
                 )
             self._as_given[low] = name
 
@@ -176,7 +180,7 @@ class OptionMap:
         entries = {
             entry.name: entry for kind in kinds for entry in fields(kind) if _from_text(entry)
         }
-        ours = ours or {}
+        ours = self._ours = ours or {}
         for name in entries.keys() - ours.keys():
             self._known.setdefault(prefix + name.replace("_", "."), prefix + name.replace("_", "."))
         settings: dict[str, Any] = {}
@@ -200,7 +204,9 @@ class OptionMap:
             try:
                 kind.load(servers, {**(assumed or {}).get(kind, {}), **found.of(kind)})
             except ConfigurationError as error:
-                why = as_options(error.message, prefix=prefix, other=called)
+                # The sink's producers are attempts of a group's commits, which nobody has to know.
+                message = _ITS_PRODUCERS.sub("producer setting", error.message)
+                why = as_options(message, prefix=prefix, other=called)
                 raise OptionError(f"{self._where}, options {prefix}*: {why}") from error
         return found
 
@@ -226,6 +232,13 @@ class OptionMap:
         unknown = sorted(self._given.keys() - self._known.keys())
         if unknown:
             name = self._as_given[unknown[0]]
+            setting = unknown[0].removeprefix(_KAFKA)
+            if setting != unknown[0]:
+                # Spark's Kafka connector has it: what is ours by that name is what was meant.
+                if (why := self._ours.get(setting.replace(".", "_"))) is not None:
+                    raise OptionError(f"{self._where}: unknown option {name}: {why}")
+                if (ours := self._known.get(PREFIX + setting)) is not None:
+                    raise OptionError(f"{self._where}: unknown option {name}; did you mean {ours}?")
             raise OptionError(f"{self._where}: unknown option {name}{self._near(unknown[0])}")
 
     def _near(self, low: str) -> str:

@@ -10,12 +10,14 @@ import pyarrow as pa
 import pytest
 
 from penstock.client import (
+    InvalidRequestError,
     LeaderNotAvailableError,
     NoOffsetError,
     OffsetAndMetadata,
     OffsetOutOfRangeError,
     PenstockError,
     TopicPartition,
+    UnknownTopicIdError,
     UnknownTopicOrPartitionError,
 )
 from penstock.client.arrow import schema
@@ -50,6 +52,9 @@ class Clock:
     def __call__(self) -> float:
         return self.now_s
 
+    def pass_by(self, span_s: float) -> None:
+        self.now_s += span_s
+
 
 class FakeConsumer:
     """Gives what each step of its script says: a table, an error, or None for nothing in time.
@@ -69,14 +74,15 @@ class FakeConsumer:
         self.topic_id = TOPIC_ID
         self.waiting: PenstockError | None = None
 
-    def __enter__(self) -> FakeConsumer:
-        return self
+        self.ignorance: list[PenstockError] = []
 
-    def __exit__(self, *_: object) -> None:
+    def close(self, _timeout_ms: float) -> None:
         pass
 
     def assign(self, partitions: list[TopicPartition]) -> None:
         assert partitions == [WHERE]
+        if self.ignorance:
+            raise self.ignorance.pop(0)
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
         self.at = offset
@@ -118,6 +124,7 @@ class FakeConsumer:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(arrow_reading, "monotonic", made)
+    monkeypatch.setattr(arrow_reading, "sleep", made.pass_by)
     return made
 
 
@@ -222,13 +229,38 @@ def test_retention_that_was_faster(clock: Clock, read: Read) -> None:
 def test_a_topic_that_is_gone(clock: Clock, read: Read, error: PenstockError) -> None:
     # Of the last one the log ends before the position: another topic has the name.
     with pytest.raises(DataLossError, match="from offset 6 on"):
-        read(FakeConsumer(clock, [table(5), error], log=(0, 3)), 5, 10)
-    consumer = FakeConsumer(clock, [table(5), error], log=(0, 3))
+        read(FakeConsumer(clock, [table(5), *[error] * 200], log=(0, 3)), 5, 10)
+    assert clock.now_s < 5
+    consumer = FakeConsumer(clock, [table(5), *[error] * 200], log=(0, 3))
     assert read(consumer, 5, 10, failOnDataLoss="false") == [5]
+    assert 10 <= clock.now_s < 20
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InvalidRequestError("topic t has no partition 0"),
+        UnknownTopicOrPartitionError("no such topic"),
+        UnknownTopicIdError("no such topic"),
+        out_of_range(),
+    ],
+)
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_what_one_broker_has_not_heard_of_is_asked_for_again(
+    clock: Clock, read: Read, error: PenstockError, fail: str
+) -> None:
+    """Before anything is skipped, for the broker may be behind: what is there is read."""
+    behind = FakeConsumer(clock, [table(5, 6, 7)])
+    behind.ignorance = [error] * 3
+    assert read(behind, 5, 8, failOnDataLoss=fail) == [5, 6, 7]
+    silence = [] if isinstance(error, InvalidRequestError) else [error] * 3
+    later = FakeConsumer(clock, [table(5), *silence, table(6, 7)])
+    assert read(later, 5, 8, failOnDataLoss=fail) == [5, 6, 7]
 
 
 def test_records_of_another_topic_are_not_read(clock: Clock, read: Read) -> None:
     consumer = FakeConsumer(clock, [table(5, 6)])
+    consumer.script *= 200
     consumer.topic_id = OTHER_ID
     with pytest.raises(DataLossError, match="made anew"):
         read(consumer, 5, 10)

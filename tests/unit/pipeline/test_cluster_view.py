@@ -72,6 +72,32 @@ def test_what_stays_away_is_gone_and_not_asked_for_any_more(
     assert brokers.asked <= asked + 1
 
 
+def test_a_batch_of_an_earlier_run_is_asked_for_again_before_any_of_it_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = {"penstock.bootstrap.servers": "localhost:9092", "subscribe": "a"}
+    stream = StreamReader(SourceOptions.load({**given, "failOnDataLoss": "false"}))
+    monkeypatch.setattr(stream, "_made", view(monkeypatch, Brokers(1, 1, 2)))
+    start, end = ({"a": {"0": at, "1": at, "id": "id-a"}} for at in (3, 5))
+    assert len(stream.partitions(start, end)) == 2
+
+
+def test_an_old_answer_about_a_topics_id_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    brokers = Brokers(1)
+    found = view(monkeypatch, brokers)
+    late = iter(["id-old", "id-old"])
+    describe = brokers.describe_topics
+
+    def behind(names: Iterable[str]) -> list[Any]:
+        brokers.topic_id = next(late, "id-a")
+        return describe(names)
+
+    brokers.describe_topics = behind  # type: ignore[method-assign]
+    assert found.agreed([A0], {"a": "id-a"})["a"].topic_id == "id-a"
+
+
 @pytest.mark.parametrize("kind", ["stream", "batch"])
 def test_offsets_of_a_topic_are_never_taken_for_those_of_the_next_one(
     monkeypatch: pytest.MonkeyPatch, kind: str

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from penstock.client.config import AdminConfig, AttemptConfig, ConsumerConfig
 from penstock.pipeline.errors import OptionError, PipelineError
 from penstock.pipeline.option_map import OptionMap
+from penstock.pipeline.source_options import SourceOptions
 
 
 def options(**given: Any) -> OptionMap:
@@ -29,7 +30,7 @@ def test_names_count_in_any_case() -> None:
 
 def test_the_same_name_twice_is_refused_unless_it_says_the_same() -> None:
     options(a="1", A="1").text("a")
-    with pytest.raises(OptionError, match=r"the penstock source: a='1' and A='2' are the same"):
+    with pytest.raises(OptionError, match=r"the penstock source: a and A are the same"):
         options(a="1", A="2")
 
 
@@ -225,6 +226,26 @@ def test_what_the_sink_sets_itself_is_refused_with_what_to_do_instead() -> None:
     found = of_clients(**{"transactional.id": "mine"})
     with pytest.raises(OptionError, match=r"penstock\.transactional\.id='mine': use sinkId"):
         found.client_settings(AttemptConfig, ours={"transactional_id": "use sinkId"})
+
+
+@pytest.mark.parametrize(
+    ("name", "match"),
+    [
+        ("kafka.group.id", r"unknown option kafka\.group\.id: write groupIdPrefix instead"),
+        ("kafka.fetch.min.bytes", r"kafka\.fetch\.min\.bytes; did you mean penstock\.fetch\.min"),
+        ("kafka.no.such.thing", r"unknown option kafka\.no\.such\.thing; "),
+    ],
+)
+def test_an_option_of_kafkas_is_answered_with_ours(name: str, match: str) -> None:
+    given = {"penstock.bootstrap.servers": "a:1", "subscribe": "t", name: "1"}
+    with pytest.raises(OptionError, match=match) as caught:
+        SourceOptions.load(given)
+    assert "penstock.group.id" not in str(caught.value)
+
+
+def test_a_producers_setting_is_called_so() -> None:
+    with pytest.raises(OptionError, match=r"producer setting penstock\.compression='rar'"):
+        of_clients(compression="rar").client_settings(AttemptConfig)
 
 
 def test_one_setting_in_two_spellings_is_refused() -> None:

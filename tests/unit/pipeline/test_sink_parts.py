@@ -12,8 +12,11 @@ import pytest
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    DataType,
     IntegerType,
     LongType,
+    MapType,
+    NullType,
     StringType,
     StructField,
     StructType,
@@ -119,6 +122,17 @@ def test_a_stream_has_its_numbers_from_spark() -> None:
         SinkPlan.of(given, schema(value=StringType()), stream=True)
 
 
+def test_a_checkpoint_without_effect_is_refused() -> None:
+    given = {**SERVERS, "topic": "t", "checkpointLocation": "/c", "delivery": "at-least-once"}
+    with pytest.raises(OptionError, match=r"checkpointLocation is for delivery=exactly-once"):
+        SinkPlan.of(given, schema(value=StringType()))
+    # A query hands it over by itself.
+    assert SinkPlan.of(given, schema(value=StringType()), stream=True).options.topic == "t"
+    given |= {"delivery": "exactly-once", "txnAppId": "a", "txnVersion": "1"}
+    with pytest.raises(OptionError, match=r"checkpointLocation .* txnAppId"):
+        SinkPlan.of(given, schema(value=StringType()))
+
+
 # --- columns ------------------------------------------------------------------------------------
 
 
@@ -153,6 +167,23 @@ def test_columns_that_are_refused(columns: dict[str, Any], topic: str | None, sa
     with pytest.raises(SchemaError) as caught:
         check(schema(**columns), topic)
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "says"),
+    [
+        ("value", LongType(), "CAST(value AS STRING)"),
+        ("key", TimestampType(), "CAST(key AS STRING)"),
+        ("value", schema(a=LongType()), "to_json(value)"),
+        ("value", ArrayType(LongType()), "to_json(value)"),
+        ("key", MapType(StringType(), LongType()), "to_json(key)"),
+        ("value", NullType(), "CAST(value AS STRING)"),
+    ],
+)
+def test_advice_is_what_spark_takes_for_the_type(name: str, kind: DataType, says: str) -> None:
+    with pytest.raises(SchemaError) as caught:
+        check(schema(**{"value": StringType(), name: kind}), "t")
+    assert str(caught.value).endswith(f"next: write {says}")
 
 
 # --- rows ---------------------------------------------------------------------------------------

@@ -49,6 +49,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from penstock.pipeline.connectors.database import Database
 from penstock.pipeline.connectors.jdbc_queries import (
     CREATE_BATCHES,
     DELETED,
@@ -68,6 +69,7 @@ from penstock.pipeline.connectors.jdbc_queries import (
     select_end,
     select_rows,
 )
+from penstock.pipeline.connectors.pacing import DEFAULT_INTERVAL_MS, Pacing
 from penstock.pipeline.connectors.repetition import check_repetition
 from penstock.pipeline.connectors.writer_identity import execution_of, writer_of
 from penstock.pipeline.errors import (
@@ -94,21 +96,27 @@ _MODES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class _SourceOptions:
-    url: str
+    database: Database
     table: str | None
     query: str | None
     ordering: Ordering | None
     most_rows: int | None
+    poll_interval_ms: int
 
     @classmethod
     def load(cls, given: Any) -> _SourceOptions:
         options = OptionMap(given, where=_WHERE)
-        url = options.required("url", "as in postgresql://user@host/database")
+        database = Database(
+            options.required("url", "as in postgresql://host/database"),
+            options.text("user"),
+            options.text("password"),
+        )
         which = options.just_one("table", "query")
         mode = options.choice("mode", tuple(_MODES), "bulk")
         columns = {name: options.text(name) for name in ("timestampColumn", "incrementingColumn")}
         delay = options.span_ms("timestampDelay")
         most = options.whole_number("maxRowsPerTrigger", low=1)
+        interval_ms = options.span_ms("pollInterval")
         options.finish()
         for name, column in columns.items():
             if (column is not None) != (name in _MODES[mode]):
@@ -118,16 +126,24 @@ class _SourceOptions:
             raise options.contradiction(f"timestampDelay contradicts mode={mode}")
         if most is not None and mode == "bulk":
             raise options.contradiction(f"maxRowsPerTrigger contradicts mode={mode}")
+        if interval_ms is not None and mode == "bulk":
+            raise options.contradiction(f"pollInterval contradicts mode={mode}")
         ordering = Ordering(
             columns["timestampColumn"], columns["incrementingColumn"], delay_ms=delay or 0
         )
         return cls(
-            url,
+            database,
             options.text("table") if which == "table" else None,
             options.text("query") if which == "query" else None,
             ordering if mode != "bulk" else None,
             most,
+            DEFAULT_INTERVAL_MS if interval_ms is None else interval_ms,
         )
+
+    @property
+    def what(self) -> str:
+        """For messages."""
+        return f"{_WHERE}: {'the query' if self.table is None else f'table {self.table}'}"
 
     @property
     def relation(self) -> sql.Composable:
@@ -137,9 +153,11 @@ class _SourceOptions:
 class PostgresDataSource(DataSource):
     """``format("penstock-postgres")``: Connect's JDBC source, for PostgreSQL.
 
-    Options: ``url``; ``table`` or ``query``; ``mode`` bulk (batch queries alone), incrementing,
+    Options: ``url``, with ``user`` and ``password`` in it or beside it; ``table`` or
+    ``query``; ``mode`` bulk (batch queries alone), incrementing,
     timestamp or timestamp+incrementing, with ``incrementingColumn`` and ``timestampColumn``;
-    ``timestampDelay`` (a span as 500ms: younger rows wait); ``maxRowsPerTrigger``, not with bulk.
+    ``timestampDelay`` (a span as 500ms: younger rows wait); ``maxRowsPerTrigger``
+    and ``pollInterval`` (1s: so long an idle stream waits until it asks again), not with bulk.
     """
 
     @classmethod
@@ -180,7 +198,7 @@ class PostgresDataSource(DataSource):
 
 
 def _columns(options: _SourceOptions) -> list[SourceColumn]:
-    with psycopg.connect(options.url) as connection:
+    with options.database.connect(options.what) as connection:
         cursor = connection.execute(sql.SQL("SELECT * FROM {} LIMIT 0").format(options.relation))
         types = connection.adapters.types
         found = []
@@ -221,7 +239,7 @@ class _RowReader:
         query = select_rows(self.options.relation, self.columns, ordering, part.start, part.end)
         arrow = to_arrow_schema(self.schema, timezone="UTC")
         with (
-            psycopg.connect(self.options.url) as connection,
+            self.options.database.connect(self.options.what) as connection,
             # On the server: the rows need not fit into memory here.
             connection.cursor("penstock_rows") as cursor,
         ):
@@ -256,6 +274,7 @@ class _NewRowsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._ordering = ordering
         self._types = types
         self._last: Position | None = None
+        self._pacing = Pacing(rows.options.poll_interval_ms)
 
     def initialOffset(self) -> Position:  # noqa: N802 - Spark's name.
         return {}
@@ -268,7 +287,9 @@ class _NewRowsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last = self._end({}, None)
 
     def latestOffset(self, start: Position, limit: ReadLimit) -> Position:  # noqa: N802 - Spark's.
+        self._pacing.wait()
         end = self._end(start, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
+        self._pacing.answered(is_new=end != start)
         if self._last is not None and self._is_past(end, self._last):
             # Rows came after the query had begun: they are not this query's.
             return start if self._is_past(start, self._last) else self._last
@@ -283,7 +304,7 @@ class _NewRowsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _end(self, start: Position, most: int | None) -> Position:
         options = self._rows.options
-        with psycopg.connect(options.url) as connection:
+        with options.database.connect(options.what) as connection:
             row = connection.execute(
                 select_end(options.relation, self._ordering, start, most)
             ).fetchone()
@@ -303,7 +324,8 @@ class _NewRowsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ]
             return sql.SQL(", ").join(values)
 
-        with psycopg.connect(self._rows.options.url) as connection:
+        options = self._rows.options
+        with options.database.connect(options.what) as connection:
             found = connection.execute(
                 sql.SQL("SELECT ROW({}) > ROW({})").format(row_of(one), row_of(other))
             ).fetchone()
@@ -340,6 +362,9 @@ class UpsertBatches:
     """The query's, by which a batch that comes again is known exactly; else by its rows' number."""
     checks_replays: bool = True
     """Whether what comes under a committed number has to be what was written under it."""
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    """Both in place of those in ``url``."""
 
     def __post_init__(self) -> None:
         """Raises OptionError for what does not go together."""
@@ -355,11 +380,14 @@ class UpsertBatches:
         """Write a batch, once. Raises OptionError for a frame that does not fit,
         StaleCheckpointError for a batch before the last one and for another one of its number,
         SharedSinkIdError where this execution of a ``foreachBatch`` has written to the table under
-        this id already, and ConnectorError for a table ``penstock_batches`` that is not the sink's.
+        this id already, and ConnectorError for what the database refuses, and for a table
+        ``penstock_batches`` that is not the sink's.
         """
+        database = Database(self.url, self.user, self.password)
+        what = f"the sink for table {self.table}"
         writer = _Writer(writer_of(frame, self.sink_id), self.table, execution_of(frame))
         plan = plan_of(self.checkpoint, batch_id)
-        with psycopg.connect(self.url) as connection:
+        with database.connect(what) as connection:
             writer.begin(connection)
             before = writer.written(connection, batch_id)
             if before is None:
@@ -369,9 +397,9 @@ class UpsertBatches:
             # Without the lock, for it may take long to count.
             self._check_same(before, plan, frame.count, batch_id)
             return
-        done = _stage(staged, self.url, staging, merge).collect()
+        done = _stage(staged, database, staging, merge).collect()
         content = Content(sum(row.rows for row in done), plan)
-        with psycopg.connect(self.url) as connection:
+        with database.connect(what) as connection:
             # Another driver with the same checkpoint may have come before: the row's lock decides.
             before = writer.written(connection, batch_id)
             if before is None:
@@ -491,7 +519,7 @@ def _new_staging(connection: Any, writer: _Writer, merge: Merge) -> str:
     return name
 
 
-def _stage(frame: DataFrame, url: str, staging: str, merge: Merge) -> DataFrame:
+def _stage(frame: DataFrame, database: Database, staging: str, merge: Merge) -> DataFrame:
     """Have the frame's tasks write into the staging table; who of them counts is in the result."""
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -500,7 +528,7 @@ def _stage(frame: DataFrame, url: str, staging: str, merge: Merge) -> DataFrame:
         # Unlike a partition's number it tells attempts apart, of which only one counts.
         task, rows = context.taskAttemptId(), 0
         with (
-            psycopg.connect(url) as connection,
+            database.connect(f"the sink for table {merge.table}") as connection,
             connection.cursor() as cursor,
             cursor.copy(merge.copy_into(staging)) as copy,
         ):

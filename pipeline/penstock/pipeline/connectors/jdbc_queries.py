@@ -148,7 +148,11 @@ def select_rows(
     start: Position,
     end: Position,
 ) -> sql.Composed:
-    """The rows after ``start`` up to and with ``end``; all of them without an ordering."""
+    """The rows after ``start`` up to and with ``end``; all of them without an ordering.
+
+    With one, those that have NULL in a column of it are left out: a comparison of rows is true or
+    unknown for them by what the other column says, so by where batches happen to end.
+    """
     chosen = sql.SQL(", ").join(
         sql.SQL("{0}::text AS {0}" if each.as_text else "{0}").format(sql.Identifier(each.name))
         for each in columns
@@ -156,7 +160,11 @@ def select_rows(
     found = sql.SQL("SELECT {} FROM {}").format(chosen, source)
     if ordering is None:
         return found
-    bounds = [_compared(ordering, ">", start), _compared(ordering, "<=", end)]
+    bounds = [
+        *_not_null(ordering),
+        _compared(ordering, ">", start),
+        _compared(ordering, "<=", end),
+    ]
     return found + sql.SQL(" WHERE ") + sql.SQL(" AND ").join(filter(None, bounds))
 
 
@@ -168,9 +176,7 @@ def select_end(
     Rows whose timestamp is younger than the delay, by the database's clock, are not there yet.
     """
     names = sql.SQL(", ").join(map(sql.Identifier, ordering.columns))
-    conditions = [
-        sql.SQL("{} IS NOT NULL").format(sql.Identifier(column)) for column in ordering.columns
-    ]
+    conditions = _not_null(ordering)
     if (after := _compared(ordering, ">", start)) is not None:
         conditions.append(after)
     if ordering.timestamp is not None:
@@ -212,6 +218,10 @@ def _plain(column: str, value: Any) -> Any:
             "row, or leave it out by option query"
         )
     return str(value)
+
+
+def _not_null(ordering: Ordering) -> list[sql.Composed]:
+    return [sql.SQL("{} IS NOT NULL").format(sql.Identifier(name)) for name in ordering.columns]
 
 
 def _compared(ordering: Ordering, operator: str, position: Position) -> sql.Composed | None:

@@ -51,6 +51,7 @@ from penstock.pipeline.connectors.object_listing import (
     check_path,
     directory_of,
 )
+from penstock.pipeline.connectors.pacing import DEFAULT_INTERVAL_MS, Pacing
 from penstock.pipeline.connectors.repetition import check_repetition
 from penstock.pipeline.connectors.writer_identity import execution_of, writer_of
 from penstock.pipeline.errors import (
@@ -232,6 +233,7 @@ class _SourceOptions:
     store: S3
     most_files: int | None
     fails: bool
+    poll_interval_ms: int
 
     @classmethod
     def load(cls, given: Mapping[str, str]) -> _SourceOptions:
@@ -246,6 +248,7 @@ class _SourceOptions:
             ),
             options.whole_number("maxFilesPerTrigger", low=1),
             options.flag("failOnDataLoss", True),
+            options.span_ms("pollInterval", DEFAULT_INTERVAL_MS) or 0,
         )
         options.finish()
         check_path(found.path, _WHERE)
@@ -296,7 +299,8 @@ class ObjectsDataSource(DataSource):
     These are the batches of ``ParquetBatches`` that are committed, in their order, and any others,
     in the order of their names; of these a stream reads those whose names are after what it has
     read. What it would never read fails it, unless ``failOnDataLoss`` is false. Other options:
-    ``path``, ``endpoint``, ``region``, ``accessKey``, ``secretKey``, ``maxFilesPerTrigger``.
+    ``path``, ``endpoint``, ``region``, ``accessKey``, ``secretKey``, ``maxFilesPerTrigger``, and
+    ``pollInterval`` (1s: so long an idle stream waits until it lists the objects again).
     Without ``.schema(...)`` the first object's is taken.
     """
 
@@ -351,6 +355,7 @@ class _NewObjectsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         self._lost = _Losses(options)
         self._bound: Listing | None = None
+        self._pacing = Pacing(options.poll_interval_ms)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name.
         return Position().offset
@@ -363,12 +368,15 @@ class _NewObjectsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._bound = self._options.listing()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's.
+        self._pacing.wait()
         listing, most = self._options.listing(), None
         if self._bound is not None:
             listing = listing.within(self._bound)
         if isinstance(limit, ReadMaxFiles):
             most = limit.max_files
-        return listing.plan(Position.of(start), most, self._options.parts_of, self._lost).offset
+        end = listing.plan(Position.of(start), most, self._options.parts_of, self._lost).offset
+        self._pacing.answered(is_new=end != start)
+        return end
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         names = self._options.listing().between(

@@ -11,6 +11,7 @@ from pyspark.sql.types import (
     ByteType,
     DataType,
     IntegerType,
+    MapType,
     ShortType,
     StringType,
     StructType,
@@ -70,7 +71,7 @@ def check(schema: StructType, topic: str | None) -> tuple[str, ...]:
         if not fits(field.dataType):
             raise SchemaError(
                 f"{_WHERE}: column {name!r} is {field.dataType.simpleString()}, and {wanted} is "
-                f"wanted; next: {_mend(name)}"
+                f"wanted; next: {_mend(name, field.dataType)}"
             )
     if "value" not in names:
         raise SchemaError(
@@ -89,9 +90,12 @@ def check(schema: StructType, topic: str | None) -> tuple[str, ...]:
     return names
 
 
-def _mend(name: str) -> str:
+def _mend(name: str, kind: DataType) -> str:
     if name in ("value", "key"):
-        return f"cast it to string, or make JSON of it: to_json({name})"
+        # Spark casts the former too, to text that nobody could parse, and makes JSON of them alone.
+        if isinstance(kind, (StructType, ArrayType, MapType)):
+            return f"write to_json({name})"
+        return f"write CAST({name} AS STRING)"
     if name == "headers":
         return "make such an array, or drop the column"
     return f"cast it, or drop the column: df.drop({name!r})"

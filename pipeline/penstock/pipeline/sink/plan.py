@@ -10,7 +10,7 @@ from pyspark.sql.types import StructType
 
 from penstock.pipeline.errors import OptionError
 from penstock.pipeline.sink import columns
-from penstock.pipeline.sink_options import SinkOptions
+from penstock.pipeline.sink_options import Delivery, SinkOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,5 +46,15 @@ class SinkPlan:
                 "the penstock sink: txnAppId and txnVersion are for df.write, and a query "
                 "(writeStream) has its id and the numbers of its batches from Spark; leave them out"
             )
+        if not stream and options.checkpoint is not None:
+            other = None
+            if options.delivery is not Delivery.EXACTLY_ONCE:
+                other = "is for delivery=exactly-once, and without it tells no batch from another"
+            elif options.transaction is not None:
+                other = "says which batch comes again, as txnAppId and txnVersion do already"
+            if other is not None:
+                raise OptionError(
+                    f"the penstock sink: checkpointLocation {other}; leave one of them out"
+                )
         names = columns.check(schema, options.topic)
         return cls(options, names, f"spark-batch-{uuid.uuid4()}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from time import monotonic
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import InputPartition
@@ -40,6 +40,12 @@ _POLL_MS: Final = 25
 record and the end of a range, such as the mark of a transaction, wakes nobody."""
 _DOUBT_S: Final = 1.0
 """When nothing comes for so long, the leader is asked afresh whether there is anything at all."""
+_AGREE_S: Final = 10.0
+"""A broker may hear late of what there is. So what one says is missing is asked for again, by new
+connections, for so long before it is passed over."""
+_AGREE_TO_FAIL_S: Final = 2.0
+"""The same where the query fails for it: Spark attempts a task several times anyway."""
+_AGREE_PAUSE_S: Final = 0.1
 _GONE: Final = (
     NoOffsetError, OffsetOutOfRangeError, UnknownTopicIdError, UnknownTopicOrPartitionError
 )  # fmt: skip
@@ -72,8 +78,11 @@ def read_slice(options: SourceOptions, wanted: Slice) -> Iterator[pyarrow.Record
     reads on where the log begins), and ReadTimeoutError when nothing moved for
     ``penstock.default.api.timeout.ms``: where the partition has no leader, say.
     """
-    with open_consumer(options) as consumer:
-        yield from _Reading(consumer, options, wanted).batches()
+    reading = _Reading(options, wanted)
+    try:
+        yield from reading.batches()
+    finally:
+        reading.close()
 
 
 def open_consumer(options: SourceOptions, **unless_given: Any) -> Consumer:
@@ -85,18 +94,24 @@ def open_consumer(options: SourceOptions, **unless_given: Any) -> Consumer:
 
 
 class _Reading:
-    """The way of one consumer through one slice."""
+    """The way through one slice, by one consumer after the other."""
 
-    def __init__(self, consumer: Consumer, options: SourceOptions, wanted: Slice) -> None:
-        self._consumer = consumer
+    def __init__(self, options: SourceOptions, wanted: Slice) -> None:
+        self._consumer = open_consumer(options)
+        self._is_placed = False
+        self._missing_since: float | None = None
         self._options = options
         self._wanted = wanted
         self._where = wanted.where
         self._position = wanted.start
-        self._patience_s = consumer.config.default_api_timeout_ms / 1000
+        self._patience_s = self._consumer.config.default_api_timeout_ms / 1000
         self._moved_at = self._asked_at = monotonic()
         self._is_asked_again = False
         self._topic_id = uuid.UUID(wanted.topic_id).bytes
+
+    def close(self) -> None:
+        """Free the connections."""
+        self._consumer.close(0)
 
     def batches(self) -> Iterator[pyarrow.RecordBatch]:
         """See ``read_slice``."""
@@ -107,10 +122,9 @@ class _Reading:
             wanted.timestamp_type,
             headers=self._options.include_headers,
         )
-        if not self._begin():
-            return
         while self._position < wanted.end:
             try:
+                self._place()
                 table = self._fetch()
             except _GONE as error:
                 if not self._go_on(error):
@@ -120,15 +134,16 @@ class _Reading:
                 # A consumer's table may hold the first record behind the end.
                 yield from converter.batches(_before(table, wanted.end))
 
-    def _begin(self) -> bool:
-        """Whether there is anything to read."""
+    def _place(self) -> None:
+        """Have the consumer where reading is. Raises what it raises for what is not there."""
+        if self._is_placed:
+            return
         try:
             self._consumer.assign([self._where])
             self._consumer.seek(self._where, self._position)
-        except (UnknownTopicOrPartitionError, InvalidRequestError) as error:
-            self._lost(f"it is not there any more ({error})")
-            return False
-        return True
+        except InvalidRequestError as error:  # The topic has no such partition.
+            raise UnknownTopicOrPartitionError(error.message) from error
+        self._is_placed = True
 
     def _fetch(self) -> pyarrow.Table:
         """What came, maybe nothing."""
@@ -157,6 +172,7 @@ class _Reading:
         self._position = position
         self._moved_at = self._asked_at = monotonic()
         self._is_asked_again = False
+        self._missing_since = None
 
     def _end(self) -> int:
         """The end of the log, as an answer since the last seek said; -1 before there was one."""
@@ -180,17 +196,34 @@ class _Reading:
             self._is_asked_again = True
 
     def _go_on(self, error: PenstockError) -> bool:
-        """Whether reading goes on after a loss: where the log begins, if that is wanted."""
-        if not isinstance(error, OffsetOutOfRangeError):
-            self._lost(f"its topic was deleted, or deleted and made anew ({error})")
+        """Whether reading goes on after an answer that something is gone: it is asked for again, or
+        reading goes on where the log begins, if that is wanted.
+        """
+        why = f"it is not there any more, or its topic was deleted and made anew ({error})"
+        if isinstance(error, OffsetOutOfRangeError):
+            try:
+                begin = self._consumer.beginning_offsets([self._where])[self._where]
+            except _GONE as gone:
+                why = f"it is not there any more ({gone})"
+            else:
+                if begin > self._position:
+                    self._lost(f"its log begins at offset {begin} by now")
+                    self._move(min(begin, self._wanted.end))
+                    self._consumer.seek(self._where, self._position)
+                    return True
+                why = f"its log ends before that ({error})"
+        now = monotonic()
+        if self._missing_since is None:
+            self._missing_since = now
+        patience_s = _AGREE_TO_FAIL_S if self._options.fail_on_data_loss else _AGREE_S
+        if now - self._missing_since >= patience_s:
+            self._lost(why)
             return False
-        begin = self._consumer.beginning_offsets([self._where])[self._where]
-        if begin <= self._position:
-            self._lost(f"its log ends before that ({error})")
-            return False
-        self._lost(f"its log begins at offset {begin} by now")
-        self._move(min(begin, self._wanted.end))
-        self._consumer.seek(self._where, self._position)
+        # Another connection may be to a broker that knows more, and asks for the leader anew.
+        self._consumer.close(0)
+        sleep(_AGREE_PAUSE_S)
+        self._consumer = open_consumer(self._options)
+        self._is_placed = self._is_asked_again = False
         return True
 
     def _lost(self, why: str) -> None:

@@ -40,7 +40,8 @@ class BatchReader(DataSourceReader):
             never_there("endingOffsets", end, latest, fail=options.fail_on_data_loss)
             # Of partitions that were added meanwhile nobody has said where to begin.
             end = {one: min(offset, latest[one]) for one, offset in end.items() if one in latest}
-            return slices(options, view.topics(), start, end, topic_ids=known_ids)
+            topics = view.agreed(end, known_ids)
+            return slices(options, topics, start, end, topic_ids=known_ids)
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         """The records of one task. Spark makes one without a Slice where there is nothing."""

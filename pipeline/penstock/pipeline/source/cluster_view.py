@@ -85,10 +85,8 @@ class ClusterView:
         until = self._clock() + _AGREE_S
         while True:
             topics, partitions = self.topics(), self.partitions()
-            missing = set(known).difference(partitions)
             is_late = self._clock() >= until
-            if missing <= self._gone or is_late:
-                self._gone = missing
+            if self._is_settled(set(known).difference(partitions), is_late):
                 try:
                     return topics, self.latest(partitions)
                 except UnknownTopicOrPartitionError:
@@ -99,6 +97,34 @@ class ClusterView:
                     self._consumer = open_consumer(self._options)
             self._asked_at = float("-inf")
             sleep(_AGREE_PAUSE_S)
+
+    def agreed(
+        self, known: Iterable[TopicPartition], topic_ids: Mapping[str, str]
+    ) -> Mapping[str, Topic]:
+        """The topics. Those that are ``known`` and not in a broker's answer, or have other ids
+        there than in ``topic_ids``, are asked for again, as by ``ends``.
+        """
+        until = self._clock() + _AGREE_S
+        wanted = frozenset(known)
+        while True:
+            topics = self.topics()
+            there = {
+                one
+                for topic in topics.values()
+                for one in topic.partitions
+                if topic_ids.get(one.topic, topic.topic_id) == topic.topic_id
+            }
+            if self._is_settled(set(wanted - there), self._clock() >= until):
+                return topics
+            self._asked_at = float("-inf")
+            sleep(_AGREE_PAUSE_S)
+
+    def _is_settled(self, missing: set[TopicPartition], is_late: bool) -> bool:
+        """Whether what an answer leaves out is asked for no more: it was so before, or for long."""
+        if not (missing <= self._gone or is_late):
+            return False
+        self._gone = missing
+        return True
 
     def earliest(self, partitions: Iterable[TopicPartition]) -> Offsets:
         """Where the logs begin."""

@@ -116,8 +116,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The tasks of a batch. Raises DataLossError."""
         begin, known_ids = from_json(start), ids_from_json(end)
         # The topics that the offsets were found in, where they were: tasks notice others. A batch
-        # that an earlier run has planned comes without.
-        topics = self._view.topics() if self._topics is None else self._topics
+        # that an earlier run has planned comes without; nothing of it is passed over for what one
+        # broker, which may be behind, leaves out.
+        topics = self._topics
+        if topics is None:
+            topics = self._view.agreed(from_json(end), known_ids)
         anew = replaced(known_ids, ids_from_json(start))
         # What was read of a topic that was made anew is no position in the one that there is.
         positions = {one: offset for one, offset in begin.items() if one.topic not in anew}
