@@ -29,6 +29,7 @@ def cluster(tmp_path: Path) -> BreakableCluster:
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking_module.until, "__defaults__", (0.0, 0.0))
     monkeypatch.setattr(damage, "_REFUSED_S", 0.0)
+    monkeypatch.setattr(damage, "_ALONE_S", 0.0)
 
 
 def segment(cluster: BreakableCluster, batches: int = 4) -> Path:
@@ -71,7 +72,9 @@ def test_one_bit_is_another(where: str, stop: str, cluster: BreakableCluster) ->
     held = find_nemesis("flipped-bit").invoke(
         fault("flipped-bit", where=where, stop=stop), Stage(cluster, admin)
     )
-    assert cluster.done == [f"{stop} 2"]
+    paused = ["pause 1", "pause 3"] if where == "above" else []
+    assert cluster.done == [*paused, f"{stop} 2"]
+    assert not cluster.paused
     now = path.read_bytes()
     [at] = [n for n, (one, other) in enumerate(zip(whole, now, strict=True)) if one != other]
     assert (whole[at] ^ now[at]).bit_count() == 1

@@ -34,6 +34,7 @@ LOGS: Final = "logs"
 _READY_S: Final = 20.0
 _REFUSED_S: Final = 20.0
 _READ_S: Final = 15.0
+_ALONE_S: Final = 0.5
 
 
 def _one(scene: Scene, target: str) -> int:
@@ -61,6 +62,20 @@ def _started_if_not(scene: Scene, node: int) -> Iterator[None]:
     except Exception:
         scene.cluster.start_node(node)
         raise
+
+
+@contextlib.contextmanager
+def _others_paused(cluster: Cluster, node: int) -> Iterator[None]:
+    """The node has taken records for a moment that no other one has, when the block begins."""
+    others = [other for other in cluster.nodes if other != node]
+    try:
+        for other in others:
+            cluster.pause(other)
+        threading.Event().wait(_ALONE_S)
+        yield
+    finally:
+        for other in others:
+            cluster.resume(other)
 
 
 # --- segments
@@ -107,9 +122,10 @@ class DamagedSegment:
                 ends = _high_watermarks(admin, node)
         except PenstockError as error:
             raise FaultError(f"nobody says how far partitions are: {error}") from error
-        _stop(scene.cluster, node, fault.parameters["stop"])
+        where = fault.parameters["where"]
+        with _others_paused(scene.cluster, node) if where == "above" else contextlib.nullcontext():
+            _stop(scene.cluster, node, fault.parameters["stop"])
         with _started_if_not(scene, node):
-            where = fault.parameters["where"]
             found = pieces(scene.cluster.data_directory(node), ends, where)
             if not found:
                 raise FaultError(f"node {node} has nothing {where} a high watermark; next: write")
