@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import shutil
+import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -684,3 +685,29 @@ def test_a_closed_segment_that_cannot_be_opened_to_be_read_fails_nothing(tmp_pat
     assert log.home.failure is None
     disk.is_exhausted = False
     assert values_of(log) == ["a" * 100] * 6
+
+
+# --- without threads -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", ["flush", "sync"])
+async def test_flushes_for_which_there_is_no_thread_are_done_all_the_same(
+    managed: Managed, which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+    refused, scarce = [], [True]
+
+    def limited(thread: threading.Thread) -> None:
+        if scarce and thread.name.startswith(f"{which} "):
+            refused.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    logs = [managed.manager.get_or_create(f"t{n}", 0, TopicId(b"%d" % n * 16), {}) for n in (1, 2)]
+    for end in (1, 2):
+        for log in logs:  # In one round.
+            log.append_as_leader(batch("a"), 0, now_ms=1)
+        await eventually(lambda end=end: all(one.durable_offset == end for one in logs))
+        scarce.clear()
+    assert refused
