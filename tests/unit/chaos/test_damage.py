@@ -27,6 +27,7 @@ def cluster(tmp_path: Path) -> BreakableCluster:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking_module, "PATIENCE_S", 0.0)
     monkeypatch.setattr(asking_module.until, "__defaults__", (0.0, 0.0))
     monkeypatch.setattr(damage, "_REFUSED_S", 0.0)
     monkeypatch.setattr(damage, "_ALONE_S", 0.0)

@@ -60,7 +60,7 @@ def wait_in_sync(scene: Scene) -> None:
         return not left
 
     try:
-        until(is_so, "all replicas are in sync:")
+        until(is_so, "all replicas are in sync:", 2 * PATIENCE_S)
     except FaultError as error:
         raise FaultError(
             f"{error}: {', '.join(left[:5]) or 'nobody knows of which'}; next: plan faults further "

@@ -31,8 +31,8 @@ _FILES: Final = frozenset({Capability.FILES, Capability.PROCESSES})
 _ONE: Final = ("a leader", "a leader", "random")
 LOGS: Final = "logs"
 """Where in its directory a broker has its records."""
-_READY_S: Final = 20.0
-_REFUSED_S: Final = 20.0
+_READY_S: Final = 30.0
+_REFUSED_S: Final = 30.0
 _READ_S: Final = 15.0
 _ALONE_S: Final = 0.5
 
@@ -52,7 +52,7 @@ def _stop(cluster: Cluster, node: int, how: str) -> None:
 
 
 @contextlib.contextmanager
-def _started_if_not(scene: Scene, node: int) -> Iterator[None]:
+def _left_running(scene: Scene, node: int) -> Iterator[None]:
     """What fails inside leaves the node running, as it was found."""
     try:
         yield
@@ -117,15 +117,18 @@ class DamagedSegment:
         """Returns when the node is down, and damaged."""
         node = _one(scene, fault.target)
         wait_in_sync(scene)
-        try:
-            with scene.admin() as admin:
-                ends = _high_watermarks(admin, node)
-        except PenstockError as error:
-            raise FaultError(f"nobody says how far partitions are: {error}") from error
         where = fault.parameters["where"]
+        ends: dict[TopicPartition, int] = {}
+
+        def has_records() -> bool:
+            with scene.admin() as admin:
+                ends.update(_high_watermarks(admin, node))
+            return where == "above" or any(ends.values())
+
+        until(has_records, f"partitions of which node {node} is the preferred leader have records:")
         with _others_paused(scene.cluster, node) if where == "above" else contextlib.nullcontext():
             _stop(scene.cluster, node, fault.parameters["stop"])
-        with _started_if_not(scene, node):
+        with _left_running(scene, node):
             found = pieces(scene.cluster.data_directory(node), ends, where)
             if not found:
                 raise FaultError(f"node {node} has nothing {where} a high watermark; next: write")
@@ -256,7 +259,7 @@ class StaleDirectory:
         wait_in_sync(scene)
         cluster.terminate(node)
         try:
-            with _started_if_not(scene, node):
+            with _left_running(scene, node):
                 files.snapshot(logs, copy)
             cluster.start_node(node)
             try:
@@ -266,7 +269,7 @@ class StaleDirectory:
             threading.Event().wait(fault.parameters["age_ms"] / 1000)
             wait_in_sync(scene)
             cluster.kill(node)
-            with _started_if_not(scene, node):
+            with _left_running(scene, node):
                 files.restore(logs, copy)
         finally:
             files.wipe(copy)
