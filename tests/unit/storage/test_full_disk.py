@@ -695,7 +695,8 @@ async def test_flushes_for_which_there_is_no_thread_are_done_all_the_same(
     managed: Managed, which: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = threading.Thread.start
-    refused, scarce = [], [True]
+    refused: list[str] = []
+    scarce = [True]
 
     def limited(thread: threading.Thread) -> None:
         if scarce and thread.name.startswith(f"{which} "):
