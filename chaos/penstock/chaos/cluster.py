@@ -164,6 +164,13 @@ class Cluster(Protocol):
         """Where it keeps everything but its settings and its log; for while it is down."""
         ...
 
+    def format(self, node: int) -> None:
+        """Make its directory, which is empty, that of a node which has never run; while it is down.
+
+        It may found no cluster, and joins this one.
+        """
+        ...
+
     # --- clocks: Capability.CLOCKS, and limits: Capability.LIMITS
 
     def set_clock(self, node: int, offset_ms: int) -> None:

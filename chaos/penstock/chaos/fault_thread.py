@@ -15,6 +15,10 @@ from penstock.chaos.checkers import HeldFault
 from penstock.chaos.cluster import Cluster
 from penstock.chaos.nemeses import Fault, Nemesis, ScheduledFault
 from penstock.chaos.roles import Picture, resolve
+from penstock.client import AdminClient
+
+_ADMIN_MS: Final = 10_000
+"""So long each call of a fault's administration client may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +81,19 @@ class _Scene:
 
     def resolve(self, target: str) -> Sequence[int]:
         found = resolve(target, self.cluster.nodes, self.down(), self._picture, self.random)
-        self._down.extend(found)  # Whatever strikes beside it finds them held already.
+        if len(found) < len(self.cluster.nodes):
+            # Whatever strikes beside it finds them held already; of all there is nobody else.
+            self._down.extend(found)
         return found
 
     def down(self) -> Sequence[int]:
         running = set(self.cluster.running)
         return sorted({*self._down, *(node for node in self.cluster.nodes if node not in running)})
+
+    def admin(self) -> AdminClient:
+        return AdminClient(
+            self.cluster.bootstrap, client_id="penstock-chaos", default_api_timeout_ms=_ADMIN_MS
+        )
 
 
 class FaultThread:

@@ -8,7 +8,8 @@ from typing import Final
 
 import lmdb
 
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+# A file that cannot be opened for want of a descriptor waits for one as others wait for room.
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
 
 AwaitRoom = Callable[[Exception], None]
 """Called with the error of a write that found no room; when it returns, the write is tried again.
@@ -17,7 +18,9 @@ It raises where there is no sense in waiting."""
 
 
 def is_full(error: Exception) -> bool:
-    """Whether there was no room, and the disk is as it was before the write or transaction."""
+    """Whether there was no room, or no descriptor, and the disk is as it was before the write or
+    transaction.
+    """
     if isinstance(error, lmdb.Error):
         # Older releases give no code, but have a class for ENOSPC.
         return getattr(error, "code", None) in _FULL or isinstance(error, lmdb.DiskError)

@@ -74,6 +74,9 @@ class FakeCluster:
     def data_directory(self, node: int) -> Path:
         raise AssertionError("there are no files")
 
+    def format(self, node: int) -> None:
+        raise AssertionError("there are no files")
+
     def heal_all(self) -> None:
         self.done.append("heal_all")
 

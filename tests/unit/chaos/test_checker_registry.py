@@ -85,6 +85,7 @@ def test_the_cluster_is_judged_as_far_as_evidence_was_gathered() -> None:
         "stale-epoch",
         "leaks",
         "crashes",
+        "directory-refused",
     }
     samples = [Sample(t * S, 1, 7, 1, 1, 1) for t in (0, 60, 119)]
     assert "leaks" in left_out(Evidence(samples=samples))

@@ -12,6 +12,7 @@ from penstock.chaos.checkers.availability import Availability, Objective, percen
 from penstock.chaos.checkers.crashes import Crashes, tells_of_a_crash
 from penstock.chaos.checkers.leaders import OneLeader, StaleEpoch, WatermarksForward
 from penstock.chaos.checkers.leaks import Leaks, kendall, theil_slope
+from penstock.chaos.checkers.refused import DirectoryRefused
 from penstock.chaos.checkers.replicas import ReplicasIdentical
 from tests.unit.chaos.histories import FAIL, MS, OK, Script, is_false, is_true, is_unknown
 
@@ -254,3 +255,67 @@ def test_crashes_in_logs() -> None:
     is_true(Crashes(expected=["Traceback", "x.c"]), NO_CLIENTS, Evidence(logs={1: lines}))
     is_unknown(Crashes(), NO_CLIENTS, "no node's log was gathered", Evidence())
     assert not tells_of_a_crash("Killed")
+
+
+def ended(how: str, node: int = 1) -> str:
+    return f"line 9: penstock.chaos: node {node} (pid 7) ended by itself: {how}"
+
+
+def may_end(reason: str, node: int = 1) -> HeldFault:
+    return HeldFault("disk", "failing-disk", 0, 1, 2, [node], {"may_end": reason})
+
+
+@pytest.mark.parametrize(
+    ("reason", "how"),
+    [
+        ("disk", "exit status 1"),
+        ("directory", "exit status 2"),
+        ("memory", "killed by SIGABRT"),
+    ],
+)
+def test_an_end_that_is_documented_for_a_fault_is_no_crash(reason: str, how: str) -> None:
+    def judged(lines: list[str], *faults: HeldFault) -> Evidence:
+        return Evidence(faults, logs={1: lines})
+
+    once, is_crash = [ended(how)], f"node 1: {ended(how)}"
+    is_false(Crashes(), NO_CLIENTS, is_crash, evidence=judged(once))
+    is_true(Crashes(), NO_CLIENTS, judged(once, may_end(reason)))
+    is_false(Crashes(), NO_CLIENTS, is_crash, evidence=judged(once, may_end(reason, node=2)))
+    twice = judged([*once, *once], may_end(reason))
+    is_false(Crashes(), NO_CLIENTS, is_crash, evidence=twice)
+    is_true(Crashes(), NO_CLIENTS, judged([*once, *once], may_end(reason), may_end(reason)))
+    others = judged(["Traceback (most recent call last) ... ValueError: 7"], may_end(reason))
+    is_false(Crashes(), NO_CLIENTS, "node 1: Traceback", evidence=others)
+
+
+def test_only_the_end_that_is_documented_is_none() -> None:
+    for reason, how in (
+        ("disk", "killed by SIGSEGV"),
+        ("disk", "exit status 2"),
+        ("directory", "exit status 1"),
+        ("another", "exit status 1"),
+    ):
+        evidence = Evidence([may_end(reason)], logs={1: [ended(how)]})
+        is_false(Crashes(), NO_CLIENTS, f"node 1: {ended(how)}", evidence=evidence)
+
+
+def test_a_node_without_memory_may_say_so() -> None:
+    lines = ["line 3: x Traceback (most recent call last) ... MemoryError"]
+    says = "node 1: line 3: x Traceback"
+    is_true(Crashes(), NO_CLIENTS, Evidence([may_end("memory")], logs={1: lines}))
+    is_false(Crashes(), NO_CLIENTS, says, evidence=Evidence([may_end("disk")], logs={1: lines}))
+
+
+def test_wrong_directories_are_refused() -> None:
+    def on_wrong(refused: list[int]) -> Evidence:
+        details = {"refused": refused}
+        return Evidence([HeldFault("disk", "swapped-directories", 0, 1, 2, [1, 2], details)])
+
+    is_true(DirectoryRefused(), NO_CLIENTS, on_wrong([1, 2]))
+    is_false(
+        DirectoryRefused(),
+        NO_CLIENTS,
+        "node 2 runs in a directory that it should refuse",
+        evidence=on_wrong([1]),
+    )
+    is_unknown(DirectoryRefused(), NO_CLIENTS, "no node was started on a wrong", Evidence())

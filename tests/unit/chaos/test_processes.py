@@ -16,23 +16,8 @@ from penstock.chaos.fault_thread import FaultThread, read_faults
 from penstock.chaos.nemeses import Fault, Nemesis, Scene, ScheduledFault
 from penstock.chaos.nemeses.registry import NEMESES, find_nemeses, find_nemesis, require
 from tests.support import wait_until
+from tests.unit.chaos.breakable import Stage
 from tests.unit.chaos.fake_cluster import FakeCluster
-
-
-class Stage:
-    """A scene in which every role is node 2."""
-
-    def __init__(self, cluster: FakeCluster) -> None:
-        self.cluster = cluster
-        self.random = Random(1)
-
-    def resolve(self, target: str) -> Sequence[int]:
-        if target == "nobody here":
-            raise FaultError("nobody")
-        return list(self.cluster.nodes) if target == "all" else [2]
-
-    def down(self) -> Sequence[int]:
-        return []
 
 
 class NoPicture:

@@ -158,10 +158,11 @@ async def test_the_log_before_a_snapshot_goes_once_it_is_in_its_place(
     assert await ask() > 1
 
 
-async def test_a_disk_without_room_costs_one_snapshot(
-    quorum: RaftQuorum, disk: DiskOfFiles, tmp_path: Path
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE])
+async def test_a_disk_without_room_or_a_process_without_descriptors_costs_one_snapshot(
+    quorum: RaftQuorum, disk: DiskOfFiles, tmp_path: Path, number: int
 ) -> None:
-    disk.error = OSError(errno.ENOSPC, "No space left on device")
+    disk.error = OSError(number, os.strerror(number))
     with capture_logs() as lines:
         await propose_until_due(quorum)
         await eventually(lambda: bool(disk.threads) and quorum._taking._task is None)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.broker.storage.disk import Disk, is_disk_full
+from penstock.broker.storage.disk import Disk, is_disk_full, leaves_all_as_it_was
 from penstock.broker.storage.room import Room
 from penstock.broker.storage.settings import LogSettings
 from penstock.wire.errors import PenstockError, StorageError
@@ -172,13 +172,14 @@ class DataDirectory:
         return StorageError(self.failure.message)
 
     def translate(self, error: Exception, doing: str) -> PenstockError:
-        """The typed error for a failed call: a full disk passes, anything else is for good.
+        """The typed error for a failed call: a full disk passes, and so does want of descriptors;
+        anything else is for good.
 
         For calls that left everything as it was, or whose caller has undone what they did. A
         flush of appended records is none of them: see PartitionLog.finish_flush.
         """
-        if is_disk_full(error):
-            return self.room.refused(str(error), doing)
+        if leaves_all_as_it_was(error):
+            return self.room.refused_by(error, doing)
         return self.fail(error, doing)
 
     def used(self, segment: Segment) -> None:

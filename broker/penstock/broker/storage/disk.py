@@ -26,6 +26,8 @@ _IOV_MAX: Final = 1024
 # Out of space, over quota, or larger than the process or file system lets a file be: all are
 # "nothing was written, and the log is as good as before".
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+# Nothing was opened, and the disk was not even asked.
+_NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
 
 _KEEP_SIZE: Final = 1  # FALLOC_FL_KEEP_SIZE, which os.posix_fallocate does not know.
 _NOT_SUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
@@ -57,6 +59,16 @@ def is_disk_full(error: BaseException) -> bool:
         # Older releases give no code, but have a class for ENOSPC.
         return getattr(error, "code", None) in _FULL or isinstance(error, lmdb.DiskError)
     return isinstance(error, OSError) and error.errno in _FULL
+
+
+def is_out_of_descriptors(error: BaseException) -> bool:
+    """Whether the process, or the system, may open no more files: the disk may be well."""
+    return isinstance(error, OSError) and error.errno in _NO_DESCRIPTOR
+
+
+def leaves_all_as_it_was(error: BaseException) -> bool:
+    """Whether a write, or an opening, for want of room or of a descriptor, may be tried again."""
+    return is_disk_full(error) or is_out_of_descriptors(error)
 
 
 class Disk:

@@ -96,14 +96,31 @@ class Flusher:
         if len(tasks) == 1:
             tasks[0].run()
         else:
-            # Side by side: a file system commits its journal once for several fsyncs.
-            if self._helpers is None:
-                self._helpers = ThreadPoolExecutor(_SYNCS_AT_ONCE, f"sync {self._path}")
-            list(self._helpers.map(FlushTask.run, tasks))
+            self._run_side_by_side(tasks)
         try:
             loop.call_soon_threadsafe(self._end_round)
         except RuntimeError:
             return  # The loop has ended: ``stop`` takes over what was done.
+
+    def _run_side_by_side(self, tasks: list[FlushTask]) -> None:
+        """A file system commits its journal once for several fsyncs."""
+        if self._helpers is None:
+            self._helpers = ThreadPoolExecutor(_SYNCS_AT_ONCE, f"sync {self._path}")
+        begun = [False] * len(tasks)
+
+        def run(at: int) -> None:
+            begun[at] = True
+            tasks[at].run()
+
+        try:
+            list(self._helpers.map(run, range(len(tasks))))
+        except RuntimeError:
+            # There is no thread for it now. What was not begun is done here, one after the other.
+            self._helpers.shutdown(cancel_futures=True)
+            self._helpers = None
+            for at, is_begun in enumerate(begun):
+                if not is_begun:
+                    run(at)
 
     def _end_round(self) -> None:
         with self._ending:
@@ -141,12 +158,18 @@ class Flusher:
             self.request(log)
 
     def run(self, job: Callable[[], None]) -> None:
-        """Run ``job``, which raises nothing, in the thread, after the jobs before it."""
+        """Run ``job``, which raises nothing, in the thread, after the jobs before it.
+
+        Where the system has no thread it is run at once: slowly is better than never.
+        """
         if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._work, name=f"flush {self._path}", daemon=True
-            )
-            self._thread.start()
+            thread = threading.Thread(target=self._work, name=f"flush {self._path}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                job()
+                return
+            self._thread = thread
         self._jobs.put(job)
 
     def _work(self) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from penstock.broker.core.epoch_history import EpochHistory
 from penstock.broker.storage.checkpoints import EPOCHS_FILE, encode_epochs
 from penstock.broker.storage.data_directory import DataDirectory
-from penstock.broker.storage.disk import is_disk_full
+from penstock.broker.storage.disk import is_disk_full, is_out_of_descriptors
 from penstock.broker.storage.flush import FlushStep, FlushTask
 from penstock.broker.storage.log_files import FileWrite, LogFiles, index_writes
 from penstock.wire.errors import CorruptRecordError
@@ -120,10 +120,12 @@ class LogFlushing:
         """Take over what a flush did; whether it counts.
 
         A failed flush fails the data directory, but for want of room it is to be tried again
-        later: ``failed`` is True until one went well.
+        later: ``failed`` is True until one went well. So it is for want of a descriptor: then the
+        system was not asked to sync anything, and has dropped nothing.
         """
         if task.error is not None:
-            if task.step is not FlushStep.NAMES and is_disk_full(task.error):
+            is_later = task.step is not FlushStep.NAMES and is_disk_full(task.error)
+            if is_later or is_out_of_descriptors(task.error):
                 self._try_again(task)
             else:
                 self._home.fail(task.error, f"flushing {self._name}")
@@ -149,7 +151,8 @@ class LogFlushing:
         kernel may have dropped pages and call the next flush of them a success; so they are written
         again before that.
         """
-        self._home.room.refused(str(task.error), f"flushing {self._name}")
+        assert task.error is not None
+        self._home.room.refused_by(task.error, f"flushing {self._name}")
         self.failed = True
         self._unsure |= task.step is FlushStep.DATA
         self._files.put_back(task.closed, names_changed=task.names_changed)

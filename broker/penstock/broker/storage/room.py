@@ -8,7 +8,7 @@ from typing import Final
 
 import structlog
 
-from penstock.broker.storage.disk import Disk
+from penstock.broker.storage.disk import Disk, is_out_of_descriptors
 from penstock.wire.errors import DiskFullError
 
 _ASK_AGAIN_MS: Final = 1_000
@@ -22,6 +22,10 @@ _UNKNOWN: Final = 2**63 - 1
 _LOWER: Final = (
     ", or lower log.min.free.bytes (`penstock cluster alter --reset log.min.free.bytes` "
     "where the cluster shares it, else in the node's own file)"
+)
+_MORE_DESCRIPTORS: Final = (
+    "raise the node's limit of open files (`ulimit -n`, RLIMIT_NOFILE), or see who holds so many "
+    "connections open"
 )
 _log = structlog.get_logger()
 
@@ -91,6 +95,16 @@ class Room:
             self._asked_ms = now_ms
             self._used_bytes = 0
         return max(self._free_bytes - self._used_bytes, 0)
+
+    def refused_by(self, error: Exception, doing: str) -> DiskFullError:
+        """The system found no room, or no descriptor, and all is as it was; the error to raise."""
+        refused = self.refused(str(error), doing)
+        if is_out_of_descriptors(error):
+            return DiskFullError(
+                f"no file can be opened in data directory {self._path} while {doing}: {error}; "
+                f"nothing was changed; next: {_MORE_DESCRIPTORS}; no restart is needed then"
+            )
+        return refused
 
     def refused(self, reason: str, doing: str, reserve_bytes: int = 0) -> DiskFullError:
         """There was no room; the error for the caller to raise."""

@@ -20,6 +20,7 @@ from penstock.chaos.checkers.leaks import Leaks
 from penstock.chaos.checkers.lost import AcksLevels, LostWrite, UnseenWrite
 from penstock.chaos.checkers.placed import Duplicate, InconsistentOffset, Reorder
 from penstock.chaos.checkers.polls import PollOrder, SkippedPoll
+from penstock.chaos.checkers.refused import DirectoryRefused, is_about_directories
 from penstock.chaos.checkers.registers import LinearizableRegister
 from penstock.chaos.checkers.replicas import ReplicasIdentical
 from penstock.chaos.checkers.seeks import SeekHonoured
@@ -71,6 +72,7 @@ SUMMARIES: Final[Mapping[type[Checker], str]] = {
     Availability: "for how long nothing succeeded, against the objective",
     Leaks: "a process takes more and more memory, descriptors or threads",
     Crashes: "a node's log tells of a crash or a broken assertion",
+    DirectoryRefused: "a node runs in an empty directory, or in another node's",
 }
 
 CHECKERS: Final[Mapping[str, type[Checker]]] = {made.name: made for made in SUMMARIES}
@@ -161,6 +163,7 @@ def common(evidence: Evidence, settings: Settings = Settings()) -> list[Checker]
             Availability(settings.objective),
             Leaks(**_some(settings.limits, "warm_up_s", "settle_s", "least_s")),
             Crashes(expected=settings.expected),
+            DirectoryRefused(),
         )
         if checker.name not in out
     ]
@@ -175,6 +178,9 @@ def left_out(evidence: Evidence) -> Mapping[str, str]:
     reasons = {
         ReplicasIdentical.name: "" if evidence.replicas else "no replica's records were gathered",
         Crashes.name: "" if evidence.logs else "no node's log was gathered",
+        DirectoryRefused.name: ""
+        if is_about_directories(evidence)
+        else "no node was started on a wrong directory",
         Leaks.name: ""
         if sampled and max(sampled) - min(sampled) >= _LEAST_SAMPLED_T
         else "processes were not sampled for two minutes, in which a trend may show",

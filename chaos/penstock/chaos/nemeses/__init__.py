@@ -7,11 +7,13 @@ role, and found out when its time comes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Protocol
 
 from penstock.chaos.cluster import Capability, Cluster
+from penstock.client import AdminClient
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,10 @@ class Scene(Protocol):
 
     def down(self) -> Sequence[int]:
         """The nodes that faults hold down or apart now."""
+        ...
+
+    def admin(self) -> AbstractContextManager[AdminClient]:
+        """A client for administering the cluster, to be closed; each call has some seconds."""
         ...
 
 

@@ -8,12 +8,37 @@ from typing import Final
 from penstock.chaos.cluster import Capability
 from penstock.chaos.errors import PlanError
 from penstock.chaos.nemeses import Nemesis
+from penstock.chaos.nemeses.damage import DAMAGE
+from penstock.chaos.nemeses.disks import DISKS, POWER
+from penstock.chaos.nemeses.families import Family
+from penstock.chaos.nemeses.limits import LIMITS
+from penstock.chaos.nemeses.membership import MEMBERSHIP
+from penstock.chaos.nemeses.network import NETWORK
+from penstock.chaos.nemeses.partitions import PARTITIONS
 from penstock.chaos.nemeses.processes import KILL, PAUSE, TERM, Quiet, Rolling, Storm, Together
 
+_FAMILIES: Final = (
+    Family("partition", PARTITIONS),
+    Family("netem", NETWORK),
+    Family("disk", (*DISKS, *DAMAGE)),
+    Family("power", POWER),
+    Family("membership", MEMBERSHIP),
+    Family("limits", LIMITS),
+)
+
+USUAL: Final[Mapping[str, Nemesis]] = {
+    one.name: one for one in (KILL, TERM, PAUSE, Storm(), Rolling(), *_FAMILIES, Quiet())
+}
+"""Those that draw from all there are: families in place of their members."""
+
 NEMESES: Final[Mapping[str, Nemesis]] = {
-    one.name: one for one in (KILL, TERM, PAUSE, Storm(), Rolling(), Quiet())
+    **USUAL,
+    **{name: member for family in _FAMILIES for name, member in family.members.items()},
 }
 """All of them."""
+
+_ONE_AT_A_TIME: Final = Capability.LINKS
+"""What a backend is told of as a whole: the second nemesis would undo what the first has broken."""
 
 
 def find_nemesis(name: str) -> Nemesis:
@@ -28,6 +53,12 @@ def find_nemesis(name: str) -> Nemesis:
     if len(set(names)) < len(names):
         raise PlanError(f"{name} names a nemesis twice; next: name each once")
     parts = [NEMESES[one] for one in names]
+    of_links = [part.name for part in parts if _ONE_AT_A_TIME in part.needs]
+    if len(of_links) > 1:
+        raise PlanError(
+            f"{' and '.join(of_links)} break links, and the one that begins later would heal those "
+            "of the other; next: join them with a comma, by turns"
+        )
     return parts[0] if len(parts) == 1 else Together(parts)
 
 

@@ -17,6 +17,7 @@ from typing import Final
 
 import grpc
 
+from penstock.broker.datadir import format_directory
 from penstock.chaos.backends import preload, processes
 from penstock.chaos.backends.relay import Route
 from penstock.chaos.backends.relay_process import Network
@@ -325,6 +326,13 @@ class LocalBackend:
     def data_directory(self, node: int) -> Path:
         """Where it keeps everything but its settings and its log."""
         return self._layout.plan(node).directory
+
+    def format(self, node: int) -> None:
+        """Make its directory, which is empty, one of this cluster's. Raises FaultError."""
+        try:
+            format_directory(self.data_directory(node), self._layout.cluster_id, node)
+        except PenstockError as error:
+            raise FaultError(str(error)) from error
 
     def set_clock(self, node: int, offset_ms: int) -> None:
         """They are all one here."""

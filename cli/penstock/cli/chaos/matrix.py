@@ -71,7 +71,7 @@ def matrix(
     """
     require_broker()
     settings = resolve(ctx, None, output)
-    from penstock.chaos.nemeses.registry import NEMESES  # noqa: PLC0415 - not for --help.
+    from penstock.chaos.nemeses.registry import USUAL  # noqa: PLC0415 - not for --help.
     from penstock.chaos.run_plan import RunPlan  # noqa: PLC0415 - as above.
     from penstock.chaos.workloads.registry import WORKLOADS  # noqa: PLC0415 - as above.
 
@@ -81,7 +81,7 @@ def matrix(
     cells: list[Cell] = []
     with harness_errors():
         for workload in _names(workloads) or list(WORKLOADS):
-            for nemesis in _names(nemeses) or list(NEMESES):
+            for nemesis in _names(nemeses) or list(USUAL):
                 if stop.event.is_set():
                     break
                 plan = RunPlan(workload, nemesis, nodes, duration, drawn, rate, interval)
