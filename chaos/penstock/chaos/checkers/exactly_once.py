@@ -187,16 +187,24 @@ def _legs(history: History) -> list[_Leg]:
         transfers = one.of("transfer")
         places = [_place(records, append) for append in one.of("append")] if transfers else []
         for at, transfer in enumerate(transfers):
-            both = places[2 * at : 2 * at + 2]
-            if len(both) < 2 or NONE in both:
+            amounts = _amounts(transfer)
+            its = places[2 * at : 2 * at + len(amounts)]
+            if len(its) < len(amounts) or NONE in its:
                 continue
-            worth = int(transfer.invoked.value["amount"])
             found += [
-                _Leg(number, one.name, both[0], -worth),
-                _Leg(number, one.name, both[1], worth),
+                _Leg(number, one.name, place, amount)
+                for place, amount in zip(its, amounts, strict=True)
             ]
             number += 1
     return found
+
+
+def _amounts(transfer: Operation) -> Sequence[int]:
+    """What its appends are worth: two, or as many as it says."""
+    asked = transfer.invoked.value
+    worth = int(asked.get("amount", 0))
+    amounts: Sequence[int] = asked.get("amounts") or (-worth, worth)
+    return amounts
 
 
 def _place(records: Records, append: Operation) -> int:

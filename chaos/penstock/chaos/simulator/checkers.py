@@ -114,6 +114,14 @@ class Checkers:
         branches = self.branches(key)
         return len(branches) > 1 or branches[0].forgotten > 0
 
+    def given_up(self) -> set[TopicIdPartition]:
+        """The partitions of which clients may miss or be told twice what was acknowledged."""
+        return {key for key in self._branches if self.may_have_lost(key)}
+
+    def deleted_from(self) -> set[TopicIdPartition]:
+        """The partitions of which somebody deleted records."""
+        return {key for key in self._branches if self.log_of(key).deleted}
+
     # Replicas.
 
     def after_step(self, touched: Iterable[SimulatedPartition]) -> None:
