@@ -67,7 +67,9 @@ class Underway:
 
     def _note(self, type_: Type, value: dict[str, Any] | None, error: str) -> None:
         phase = FINAL if self._final else ""
-        self._recording.note(self._key, Event(0, self._process, type_, self._f, value, error, phase))
+        self._recording.note(
+            self._key, Event(0, self._process, type_, self._f, value, error, phase)
+        )
 
 
 class Recording:
@@ -145,11 +147,12 @@ class Recording:
 
     def append(
         self,
-        process: str,
         producer: str,
         key: TopicIdPartition,
         values: Sequence[bytes],
-        acks: str,
+        *,
+        process: str,
+        acks: str = "all",
         txn: str = "",
     ) -> Append:
         """A producer sends a batch for the first time."""
@@ -242,7 +245,10 @@ class Poll:
     def given(self, records: Iterable[tuple[int, bytes]], after: int, end: int) -> None:
         """These came, by offset; the reader goes on at ``after``, and could read up to ``end``."""
         if self._recording.kept:
-            name, runs = self._recording.name_of(self._key), self._recording.runs(self._key, records)
+            name, runs = (
+                self._recording.name_of(self._key),
+                self._recording.runs(self._key, records),
+            )
             self._underway.ok({"runs": runs, "positions": {name: after}, "ends": {name: end}})
 
     def refused(self, error: str) -> None:

@@ -44,7 +44,7 @@ from penstock.chaos.simulator.transactions.scripts import ScriptPlace
 from penstock.chaos.simulator.transactions.told import Told
 from penstock.chaos.simulator.transactions.workload import TransactionalClients
 from penstock.chaos.simulator.workload import ClientPlace
-from penstock.chaos.verdict import Valid, Verdict
+from penstock.chaos.verdict import Valid, Verdict, compose
 from penstock.raft_meta.core.cluster_state import ClusterState
 from penstock.v1 import cluster_pb2
 from penstock.wire.ids import TopicId, TopicIdPartition
@@ -98,6 +98,11 @@ class Report:
         return [verdict for verdict in self.verdicts if verdict.valid is Valid.FALSE]
 
     @property
+    def judged(self) -> Valid:
+        """What the harness's checkers say of it together."""
+        return compose(self.verdicts)
+
+    @property
     def totals(self) -> Counter[str]:
         """What happened, in figures, to be added up over many runs."""
         figures = {
@@ -120,6 +125,10 @@ class Report:
         return Counter(figures) + faults + self.of_transactions
 
     def __str__(self) -> str:
+        return self.told(f"{self.replay} --story")
+
+    def told(self, replay: str) -> str:
+        """All of it for a person, with the command that repeats it."""
         verdict = "VIOLATION" if self.violation else "ok"
         summary = (
             f"seed {self.seed}: {verdict} after {self.virtual_ms} ms and {self.steps} steps; "
@@ -134,7 +143,7 @@ class Report:
                 for verdict in self.flagged
             )
             lines += ["  what went wrong, and when:", *(f"  {fault}" for fault in self.faults)]
-            lines.append(f"  replay: {self.replay} --story")
+            lines.append(f"  replay: {replay}")
         return "\n".join(lines)
 
 

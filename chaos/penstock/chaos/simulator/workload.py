@@ -173,11 +173,11 @@ class Producer(Client):
         )
         who = f"producer-{self.address}"
         recorded = self.place.recording.append(
-            who,
             f"{who}.{identity.producer_id}",
             self.key,
             values,
-            "all" if self.acks == ACKS_ALL else str(self.acks),
+            process=who,
+            acks="all" if self.acks == ACKS_ALL else str(self.acks),
         )
         identity.pending.append(_Pending(identity.batches, values, records, recorded))
         identity.batches += 1
@@ -256,7 +256,7 @@ class HastyProducer(Client):
             record = RecordData(self.place.scheduler.now_ms, None, value)
             who = f"producer-{self.address}"
             recorded = self.place.recording.append(
-                who, f"{who}.{self._streams}", self.key, [value], "0"
+                f"{who}.{self._streams}", self.key, [value], process=who, acks="0"
             )
             recorded.sent()
             self._stream.send(ProduceRequest(self.key, encode_batch([record]), 0))

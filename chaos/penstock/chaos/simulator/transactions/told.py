@@ -52,7 +52,7 @@ class Told:
                 self._say("begin", txn, transactional_id=transactional_id)
             case Sent(txn, key, values, amounts):
                 name = txn_name(txn)
-                append = self.recording.append(name, name, key, values, "all", name)
+                append = self.recording.append(name, key, values, process=name, txn=name)
                 self._appends[values] = append
                 self._amounts[txn] += amounts
             case Acknowledged(_, values, offset):
@@ -67,6 +67,11 @@ class Told:
             case Moves(txn, group, key, _, after):
                 offsets = {self.recording.name_of(key): after}
                 self._say("send-offsets", txn, group=group, offsets=offsets)
+            case _:
+                self._note_end(event)
+
+    def _note_end(self, event: Event) -> None:
+        match event:
             case EndAsked(txn, commit):
                 self._asked(txn, commit=commit)
             case Ended(txn, commit):
