@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from penstock.chaos.simulator.known_bug import Bug
     from penstock.chaos.simulator.simulation import Report, Simulation
 
-_WORKLOADS = ("append", "transfer")
+_WORKLOADS: Final = ("append", "transfer")
+_SHRINKING_RUNS: Final = 60
+"""Of one seed that fails: some seconds each."""
 
 
 def sim(
@@ -143,7 +145,7 @@ class _Runs:
         """The same with the fewest faults that break it."""
         from penstock.chaos.simulator.simulation import shrink  # noqa: PLC0415 - as above.
 
-        return shrink(result)
+        return shrink(result, runs=_SHRINKING_RUNS)
 
     def command(self, result: Report) -> str:
         """What repeats a run, with these faults alone."""
