@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from random import Random
 from typing import Final
 
 from google.protobuf import text_format
@@ -15,6 +14,7 @@ from google.protobuf import text_format
 from penstock.broker.core.group_partition import partition_for_group
 from penstock.broker.core.transaction_values import LAST_EPOCH
 from penstock.chaos.shrinking import OutOfTrialsError, smallest_failing
+from penstock.chaos.simulator.chance import Chance
 from penstock.chaos.simulator.checkers import Violation, check
 from penstock.chaos.simulator.clients import EachPartition, Workload
 from penstock.chaos.simulator.cluster import Cluster
@@ -166,23 +166,23 @@ class Simulation:
         recorded: bool = False,
     ) -> None:
         self.seed = seed
-        self._rng = Random(f"{seed}/cluster")
-        damage = Random(f"{seed}/damaged logs")
+        self._rng = Chance(f"{seed}/cluster")
+        damage = Chance(f"{seed}/damaged logs")
         self.plan = draw_plan(self._rng, damage, only, given or {})
-        chance = Random(f"{seed}/faults")
+        chance = Chance(f"{seed}/faults")
         drawn = draw_faults(chance, self.plan.nodes, until_ms=FAULTS_UNTIL_MS, only=self.plan.kinds)
         if DAMAGED_LOG in self.plan.kinds:
             drawn += draw_damaged_logs(damage, self.plan.nodes, until_ms=FAULTS_UNTIL_MS)
             drawn.sort(key=lambda fault: fault.at_ms)
         if self.plan.transactions:
             drawn += draw_transaction_faults(
-                Random(f"{seed}/faults of transactions"),
+                Chance(f"{seed}/faults of transactions"),
                 until_ms=FAULTS_UNTIL_MS,
                 only=self.plan.kinds,
             )
             drawn.sort(key=lambda fault: fault.at_ms)
         self.faults = drawn if faults is None else list(faults)
-        self.scheduler = Scheduler(Random(f"{seed}/order"))
+        self.scheduler = Scheduler(Chance(f"{seed}/order"))
         self.cluster = Cluster(seed, self.plan, self.scheduler, self._on_entry)
         self.checkers = self.cluster.checkers
         self._strikes = Strikes(
@@ -205,7 +205,7 @@ class Simulation:
         place = ClientPlace(
             scheduler=self.scheduler,
             network=self.cluster.network,
-            rng=Random(f"{self.seed}/clients"),
+            rng=Chance(f"{self.seed}/clients"),
             checkers=self.checkers,
             recording=self.recording,
             brokers=self.plan.nodes,
@@ -225,7 +225,7 @@ class Simulation:
         return ScriptPlace(
             scheduler=self.scheduler,
             network=self.cluster.network,
-            rng=Random(f"{self.seed}/{chance}"),
+            rng=Chance(f"{self.seed}/{chance}"),
             checkers=self.checkers,
             history=self.history,
             told=self._told,
