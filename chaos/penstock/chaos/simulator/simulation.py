@@ -99,8 +99,8 @@ class Report:
 
     @property
     def judged(self) -> Valid:
-        """What the harness's checkers say of it together."""
-        return compose(self.verdicts)
+        """What those of the harness's checkers say together that had something to look at."""
+        return compose(one for one in self.verdicts if one.looked_at or one.found)
 
     @property
     def totals(self) -> Counter[str]:
