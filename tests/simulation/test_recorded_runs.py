@@ -25,10 +25,11 @@ from penstock.chaos.simulator.transactions.history import (
     Identity,
     Sent,
 )
-from penstock.chaos.simulator.transactions.positions import Moves
 from penstock.chaos.simulator.transactions.told import Told
 from penstock.chaos.verdict import Valid
-from penstock.wire.ids import TopicId, TopicIdPartition
+from penstock.client.core.subscription import Rebalance
+from penstock.v1 import common_pb2, groups_pb2
+from penstock.wire.ids import TopicId, TopicIdPartition, TopicPartition
 
 TOPIC_ID = TopicId(b"topic-of-sixteen")
 KEY = TopicIdPartition(TOPIC_ID, 0)
@@ -126,6 +127,17 @@ def test_what_is_not_kept_is_not_there() -> None:
 # --- transactions
 
 
+def positions(
+    member: str, epoch: int, key: TopicIdPartition, offset: int
+) -> groups_pb2.CommitOffsetsRequest:
+    commit = groups_pb2.CommitOffsetsRequest(
+        group_id="workers", member_id=member, member_epoch=epoch
+    )
+    partition = common_pb2.TopicPartition(topic="orders", partition=key.partition)
+    commit.offsets.add(partition=partition, offset=offset)
+    return commit
+
+
 def begun(told: Told, txn: int, attempt: Attempt | None = None) -> None:
     told.note(Began(txn, "transfers-0", Identity(1, txn), attempt))
 
@@ -136,7 +148,7 @@ def test_a_transaction_is_told_with_what_it_reads_writes_and_moves() -> None:
     made.append("one", OTHER, [b"read"], process="one").acknowledged(5)
     begun(told, 1)
     told.note(Consumed(1, (b"read",), "workers", ((OTHER, 5),)))
-    told.note(Moves(1, "workers", OTHER, 5, 6))
+    told.sends_positions(1, positions("m1", 4, OTHER, 6)).ok()
     told.note(Sent(1, KEY, (b"a",), (-3,)))
     told.note(Sent(1, OTHER, (b"b",), (3,)))
     told.note(Acknowledged(1, (b"a",), 7))
@@ -158,7 +170,13 @@ def test_a_transaction_is_told_with_what_it_reads_writes_and_moves() -> None:
     [read] = history.of("read-from")
     assert read.invoked.value["runs"] == [["orders-1", 5, "one", 0, 1]]
     [moved] = history.of("send-offsets")
-    assert moved.invoked.value["offsets"] == {"orders-1": 6}
+    assert moved.invoked.value == {
+        "txn": "txn-1",
+        "group": "workers",
+        "member": "m1",
+        "generation": 4,
+        "offsets": {"orders-1": 6},
+    }
     [transfer] = history.of("transfer")
     assert transfer.invoked.value == {"txn": "txn-1", "amounts": [-3, 3]}
 
@@ -186,6 +204,25 @@ def test_an_attempt_is_committed_by_its_group() -> None:
     told.note(GroupTold("group-0", 1, ("winner",), is_replay=False))
     [committed] = made.history().of("commit")
     assert committed.type is Type.OK
+
+
+def test_a_member_that_acts_after_another_one_got_its_partition_is_a_zombie() -> None:
+    made = recording()
+    told = Told(made)
+    its = (TopicPartition("orders", 0),)
+    told.rebalanced("workers", "m1", 4, Rebalance(1, assigned=its))
+    begun(told, 1)
+    told.sends_positions(1, positions("m1", 4, KEY, 6)).ok()
+    assert verdicts(made, transactions=True)["zombie-commit"] is Valid.TRUE
+    told.rebalanced("workers", "m2", 5, Rebalance(1, assigned=its))
+    told.sends_positions(1, positions("m1", 4, KEY, 7))  # Of which nobody knows.
+    assert verdicts(made, transactions=True)["zombie-commit"] is Valid.TRUE
+    told.sends_positions(1, positions("m1", 4, KEY, 8)).ok()
+    assert verdicts(made, transactions=True)["zombie-commit"] is Valid.FALSE
+    assert verdicts(made, transactions=True)["group-exclusive"] is Valid.TRUE
+    told.rebalanced("workers", "m1", 5, Rebalance(2, lost=its))
+    told.rebalanced("workers", "m3", 5, Rebalance(1, assigned=its))
+    assert verdicts(made, transactions=True)["group-exclusive"] is Valid.FALSE
 
 
 # --- runs

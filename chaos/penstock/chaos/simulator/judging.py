@@ -8,6 +8,7 @@ from typing import Final
 from penstock.chaos.checkers import Checker, Evidence, HeldFault
 from penstock.chaos.checkers.cycles import CircularRead
 from penstock.chaos.checkers.exactly_once import ProcessedOnce, TransferTotal
+from penstock.chaos.checkers.groups import GroupExclusive, ZombieCommit
 from penstock.chaos.checkers.lost import AcksLevels
 from penstock.chaos.checkers.registry import Settings, appends, judge, transactional
 from penstock.chaos.checkers.transactions import TransactionOffsets
@@ -39,6 +40,8 @@ def judge_recording(
             TransactionOffsets(),
             CircularRead(),
             ProcessedOnce(),
+            GroupExclusive(),
+            ZombieCommit(),
             TransferTotal(),
         ]
     else:

@@ -170,7 +170,10 @@ class Worker(Actor):
         try:
             yield from self._dawdle()
             yield from self._be_hasty(member, held)
-            yield from producer.send_positions(self._positions(member, epoch, taken))
+            positions = self._positions(member, epoch, taken)
+            sent = self.place.told.sends_positions(producer.txn, positions)
+            yield from producer.send_positions(positions)
+            sent.ok()
             yield from self._be_hasty(member, held)
         except MustAbort:
             commit = False

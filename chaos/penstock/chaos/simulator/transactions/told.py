@@ -18,7 +18,9 @@ from penstock.chaos.simulator.transactions.history import (
     GroupTold,
     Sent,
 )
-from penstock.chaos.simulator.transactions.positions import Moves
+from penstock.client.core.subscription import Rebalance
+from penstock.v1 import groups_pb2
+from penstock.wire.ids import TopicPartition
 
 
 def txn_name(txn: int) -> str:
@@ -64,11 +66,40 @@ class Told:
                     for run in self.recording.runs(key, [(offset, value)])
                 ]
                 self._say("read-from", txn, runs=runs)
-            case Moves(txn, group, key, _, after):
-                offsets = {self.recording.name_of(key): after}
-                self._say("send-offsets", txn, group=group, offsets=offsets)
             case _:
                 self._note_end(event)
+
+    def sends_positions(self, txn: int, commit: groups_pb2.CommitOffsetsRequest) -> Underway:
+        """A member asks for positions of its group to be moved with its transaction."""
+        name = txn_name(txn)
+        asked = {
+            "txn": name,
+            "group": commit.group_id,
+            "member": commit.member_id,
+            "generation": commit.member_epoch,
+            "offsets": {
+                f"{one.partition.topic}-{one.partition.partition}": one.offset
+                for one in commit.offsets
+            },
+        }
+        return self.recording.begin(name, "send-offsets", asked)
+
+    def rebalanced(self, group: str, member: str, generation: int, change: Rebalance) -> None:
+        """A member has heard of what it gets and gives up, and acts on it at once."""
+        steps: tuple[tuple[str, tuple[TopicPartition, ...]], ...] = (
+            ("lost", change.lost),
+            ("revoked", change.revoked),
+            ("assigned", change.assigned),
+        )
+        for f, partitions in steps:
+            if partitions:
+                asked = {
+                    "group": group,
+                    "member": member,
+                    "generation": generation,
+                    "partitions": [str(one) for one in partitions],
+                }
+                self.recording.begin(f"member-{member}", f, asked).ok()
 
     def _note_end(self, event: Event) -> None:
         match event:
