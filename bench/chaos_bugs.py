@@ -130,7 +130,7 @@ def main() -> int:
     for row in rows:
         found = hunt(row)
         away += found.seed is None
-        what = "runs" if row.run else "seeds"
+        what = ("run" if row.run else "seed") + "s" * (found.tries > 1)
         after = "NOT FOUND" if found.seed is None else f"{found.tries} {what}"
         by = "run" if row.run else "sim"
         print(
