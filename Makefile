@@ -31,7 +31,7 @@ endif
 	bench-group-failover bench-idle bench-quorum bench-controller-failover bench-metadata \
 	bench-latency bench-catch-up bench-throughput \
 	bench-recovery bench-partitions bench-tls bench-codec bench-converters bench-client bench-consume bench-transactions bench-pipeline soak \
-	transaction-soak bench-chaos-checking \
+	transaction-soak bench-chaos-checking chaos-bugs \
 	pipeline-crashes kill-loop fuzz-codec flip-loop sim sim-mutants build clean distclean
 
 help: ## List the targets
@@ -148,6 +148,9 @@ bench-consume: $(VENV)/.installed-dev ## Measure the records a second that a con
 
 bench-chaos-checking: $(VENV)/.installed-dev ## Measure how long the chaos harness judges 5 million records
 	@$(BIN)/python bench/chaos_checking.py $(ARGS)
+
+chaos-bugs: $(VENV)/.installed-dev ## Put known bugs in, and see the chaos harness find each within its budget
+	@$(BIN)/python bench/chaos_bugs.py $(ARGS)
 
 bench-pipeline: $(VENV)/.installed-dev ## Measure rows a second, micro-batches and memory of Spark
 	@$(BIN)/python bench/pipeline.py $(ARGS)

@@ -59,6 +59,13 @@ class Event:
             fields["phase"] = self.phase
         return fields
 
+    def may_have(self, name: str) -> bool:
+        """Whether ``value`` may have a field of this name (plain letters): where it has, always.
+
+        It costs far less than to look at the value of an event that was read.
+        """
+        return isinstance(self.value, dict) and name in self.value
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Event) and self.fields() == other.fields()
 
@@ -90,6 +97,10 @@ class _Line(Event):
         _set_error(self, str(fields.get("error", "")))
         _set_phase(self, intern(fields.get("phase", "")))
         object.__setattr__(self, "_line", line)
+
+    def may_have(self, name: str) -> bool:
+        """See Event."""
+        return f'"{name}"'.encode() in self._line
 
     @property
     def value(self) -> Any:

@@ -60,6 +60,7 @@ _CRC_AT: Final = 17
 _CRC_FROM: Final = 21
 _MAX_TIMESTAMP_AT: Final = 35
 _COMPRESSION_MASK: Final = 0x07
+_COMPRESSIONS: Final = tuple(Compression)  # By their numbers: looked up for every batch.
 _SEQUENCE_MASK: Final = 2**31 - 1
 
 
@@ -106,12 +107,12 @@ class BatchHeader(NamedTuple):
     def compression(self) -> Compression:
         """How the records are compressed. Raises CorruptRecordError for an id nobody knows."""
         kind = self.attributes & _COMPRESSION_MASK
-        if kind > Compression.ZSTD:
+        if kind >= len(_COMPRESSIONS):
             raise CorruptRecordError(
                 f"the batch at offset {self.base_offset} names the unknown compression {kind} at "
                 f"byte {_CRC_FROM + 1}"
             )
-        return Compression(kind)
+        return _COMPRESSIONS[kind]
 
     @property
     def is_log_append_time(self) -> bool:

@@ -122,3 +122,13 @@ def test_an_event_that_was_read_is_the_one_that_was_written(tmp_path: Path) -> N
     assert (read, hash(read), read.fields()) == (event, hash(event), event.fields())
     assert read != Event(7, "a", Type.INVOKE, "poll", {"first": [2]}, "", "final")
     assert read.line() == event.line()
+
+
+def test_an_event_tells_soon_that_it_lacks_a_field(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    within = Event(1, "p", Type.INVOKE, "append", {"txn": "t1"})
+    without = Event(2, "q", Type.INVOKE, "append", {"first": 0})
+    assert [one.may_have("txn") for one in (within, without)] == [True, False]
+    History([within, without]).write(path)
+    assert [one.may_have("txn") for one in read_history(path).events] == [True, False]
+    assert not Event(3, "p", Type.OK, "append").may_have("txn")

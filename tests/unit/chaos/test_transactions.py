@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from penstock.chaos.checkers import Checker
@@ -251,12 +253,12 @@ def test_half_a_transfer_changes_the_total() -> None:
     script = bank()
     script.read("half", {0: "t1", 4: "t3", 6: "t4"}, 8, 0)
     script.read("half", {0: "t1", 6: "t4"}, 8, 1)
-    says = "half's total changes by -5: it was given one half of a transfer of transaction t3"
+    says = "half's total changes by -5: it was given a part of a transfer of transaction t3"
     assert is_false(TransferTotal(), script, says).figures["totals"]["half"] == -5
     script = bank()
     script.read("too", {0: "t1", 2: "t2", 4: "t3", 6: "t4"}, 8, 1)
     script.read("too", {0: "t1", 4: "t3", 6: "t4"}, 8, 0)
-    is_false(TransferTotal(), script, "too's total changes by 5: it was given one half of")
+    is_false(TransferTotal(), script, "too's total changes by 5: it was given a part of")
 
 
 def test_a_total_is_taken_where_transactions_lie_behind() -> None:
@@ -265,3 +267,19 @@ def test_a_total_is_taken_where_transactions_lie_behind() -> None:
     script.read("on the way", {0: "t1"}, 2, 1)
     verdict = is_true(TransferTotal(), script)
     assert verdict.figures["totals"]["on the way"] == 0
+
+
+def test_a_transfer_may_have_several_legs() -> None:
+    script = Bank()
+    legs = {"t1": [-5, 3, 2], "t2": [-1, 1]}
+    for base, (name, amounts) in zip((0, 3), legs.items(), strict=True):
+        for at in range(len(amounts)):
+            script.append(name, at, 1, base + at, txn=name)
+        script.do(name, "transfer", {"txn": name, "amounts": amounts})
+        script.end(name, OK)
+    whole, half = [(0, 0, "t1", 0, 3), (0, 3, "t2", 0, 2)], [(0, 0, "t1", 0, 2)]
+    more: dict[str, Any] = {"isolation": "read_committed"}
+    script.poll("whole", {0: 0}, whole, {0: 5}, **more)
+    assert is_true(TransferTotal(), script).looked_at == 2
+    script.poll("half", {0: 0}, half, {0: 3}, **more)
+    is_false(TransferTotal(), script, "half's total changes by -2: it was given a part of a")

@@ -216,10 +216,36 @@ def test_the_matrix_goes_on_after_a_cell_that_never_ran(
 
 
 def test_sim_finds_a_bug_that_is_put_into_the_cores() -> None:
-    done = chaos("sim", "--seeds", "2", "--output", "json")
-    assert (done.exit_code, json.loads(done.stdout)["broken"]) == (0, [])
-    bugged = chaos("sim", "--seeds", "4", "--bug", "any-replica-is-elected", "--output", "json")
+    done = chaos("sim", "--first", "1", "--seeds", "1", "--output", "json")
+    summary = json.loads(done.stdout)
+    assert (done.exit_code, summary["broken"], summary["verdicts"]) == (0, [], {"true": 1})
+    bug = ("--bug", "any-replica-is-elected")
+    bugged = chaos("sim", "--seeds", "4", *bug, "--no-shrink", "--output", "json")
     assert bugged.exit_code == 1
     *seeds, summary = map(json.loads, bugged.stdout.splitlines())
     assert [one["seed"] for one in seeds] == summary["broken"]
     assert all(one["violation"] for one in seeds)
+
+
+def test_what_sim_finds_is_repeated_by_the_command_that_it_prints() -> None:
+    # It takes no fault: the first run with fewer shows it.
+    done = chaos("sim", "--seeds", "1", "--bug", "retries-are-appended-again", "--output", "json")
+    found = json.loads(done.stdout.splitlines()[0])
+    assert (done.exit_code, found["faults"]) == (1, [])
+    assert found["verdicts"]["duplicate"] == "false"
+    penstock, chaos_, *arguments = found["repeat"].split()
+    assert (penstock, chaos_) == ("penstock", "chaos")
+    again = chaos(*arguments, "--no-shrink")
+    assert again.exit_code == 1
+    assert found["violation"] in again.stdout
+    assert "duplicate (" in again.stdout
+    assert found["repeat"] in again.stdout
+
+
+@pytest.mark.parametrize(
+    "wrong", [("--workload", "none"), ("--bug", "none"), ("--faults", "x"), ("--faults", "9999")]
+)
+def test_sim_says_what_it_does_not_know(wrong: tuple[str, str]) -> None:
+    done = chaos("sim", "--seeds", "1", *wrong)
+    assert done.exit_code == 2
+    assert wrong[1] in done.output

@@ -119,12 +119,13 @@ def _read_by_group(history: History) -> Mapping[str, list[_Read]]:
 
 class TransferTotal:
     """A transfer takes an amount from one account and gives it to another by the two appends of its
-    transaction, in this order (a transaction of several transfers has two appends for each). A
-    read_committed reader has passed a transfer when its positions are above the offsets of both and
-    began at or below them; the total of a reader is all that it was given as gains, less all that
-    it was given as losses, of the transfers that it has passed. It is 0 after each poll: money is
-    neither made nor lost at any boundary of transactions. An anomaly is a reader and a transfer by
-    which its total has changed. Readers that moved their positions are left out.
+    transaction, in this order (a transaction of several transfers has two appends for each), or
+    moves amounts between several by as many appends. A read_committed reader has passed a transfer
+    when its positions are above the offsets of them all and began at or below them; the total of a
+    reader is all that it was given as gains, less all that it was given as losses, of the transfers
+    that it has passed. It is 0 after each poll: money is neither made nor lost at any boundary of
+    transactions. An anomaly is a reader and a transfer by which its total has changed. Readers that
+    moved their positions are left out.
     """
 
     name = "transfer-total"
@@ -157,7 +158,7 @@ class TransferTotal:
                 one = next(leg for leg in legs if leg.transfer == number)
                 done = history.derived(transactions)[one.txn]
                 findings.add(
-                    f"{reader}'s total changes by {change[number]}: it was given one half of a "
+                    f"{reader}'s total changes by {change[number]}: it was given a part of a "
                     f"transfer of transaction {one.txn} ({done.fate})",
                     *show(*done.of("transfer", "append", "commit", "abort")),
                 )
@@ -170,7 +171,7 @@ class TransferTotal:
 
 @dataclass(frozen=True, slots=True)
 class _Leg:
-    """One of the two records of a transfer: where it is, and what it is worth."""
+    """One of the records of a transfer: where it is, and what it is worth."""
 
     transfer: int
     txn: str
@@ -179,24 +180,32 @@ class _Leg:
 
 
 def _legs(history: History) -> list[_Leg]:
-    """Of the transfers both of whose appends were acknowledged."""
+    """Of the transfers whose appends were all acknowledged."""
     records = history.derived(Records.of)
     found: list[_Leg] = []
     number = 0
     for one in history.derived(transactions).values():
         transfers = one.of("transfer")
         places = [_place(records, append) for append in one.of("append")] if transfers else []
-        for at, transfer in enumerate(transfers):
-            both = places[2 * at : 2 * at + 2]
-            if len(both) < 2 or NONE in both:
+        for transfer in transfers:
+            amounts = _amounts(transfer)
+            its, places = places[: len(amounts)], places[len(amounts) :]
+            if len(its) < len(amounts) or NONE in its:
                 continue
-            worth = int(transfer.invoked.value["amount"])
             found += [
-                _Leg(number, one.name, both[0], -worth),
-                _Leg(number, one.name, both[1], worth),
+                _Leg(number, one.name, place, amount)
+                for place, amount in zip(its, amounts, strict=True)
             ]
             number += 1
     return found
+
+
+def _amounts(transfer: Operation) -> Sequence[int]:
+    """What its appends are worth: two, or as many as it says."""
+    asked = transfer.invoked.value
+    worth = int(asked.get("amount", 0))
+    amounts: Sequence[int] = asked.get("amounts") or (-worth, worth)
+    return amounts
 
 
 def _place(records: Records, append: Operation) -> int:

@@ -50,7 +50,8 @@ KINDS = ("begin", "append", "send-offsets", "read-from", "transfer", "commit", "
 def transactions(history: History) -> Mapping[str, Transaction]:
     """Of a history, by name."""
     found: dict[str, Transaction] = {}
-    for one in history.of(*KINDS):
+    within = (one for one in history.of(*KINDS) if one.invoked.may_have("txn"))
+    for one in within:
         name = one.invoked.value.get("txn")
         if name is None:
             continue

@@ -117,6 +117,9 @@ class Missing:
 def missing_of(history: History, promised: Runs) -> list[Missing]:
     """What of it the final reads should have seen and did not, in partitions that they read."""
     records, reads = history.derived(Records.of), history.derived(FinalReads)
+    numbers = range(len(records.partitions.names))
+    was_read = np.array([reads.span(number) is not None for number in numbers], np.bool_)
+    promised = promised.where(was_read[promised.partition])
     start = records.numbers(promised)
     suspect = np.flatnonzero(reads.numbers.count(start, start + promised.count) < promised.count)
     found: list[Missing] = []

@@ -94,7 +94,10 @@ class Checkers:
 
     def branches(self, key: TopicIdPartition) -> list[CommittedLog]:
         """The committed log of a partition, and before it those that were given up."""
-        return self._branches.setdefault(key, [CommittedLog(hands_over=self._hands_over)])
+        known = self._branches.get(key)
+        if known is None:
+            known = self._branches[key] = [CommittedLog(hands_over=self._hands_over)]
+        return known
 
     def log_of(self, key: TopicIdPartition) -> CommittedLog:
         """The committed log of a partition."""
@@ -114,6 +117,14 @@ class Checkers:
         branches = self.branches(key)
         return len(branches) > 1 or branches[0].forgotten > 0
 
+    def given_up(self) -> set[TopicIdPartition]:
+        """The partitions of which clients may miss or be told twice what was acknowledged."""
+        return {key for key in self._branches if self.may_have_lost(key)}
+
+    def deleted_from(self) -> set[TopicIdPartition]:
+        """The partitions of which somebody deleted records."""
+        return {key for key in self._branches if self.log_of(key).deleted}
+
     # Replicas.
 
     def after_step(self, touched: Iterable[SimulatedPartition]) -> None:
@@ -132,10 +143,9 @@ class Checkers:
         key, epoch = partition.key, replica.leader_epoch
         node_id = partition.broker.node_id
         who = f"{key.partition} on broker {node_id}"
-        check(
-            not log.producers.touches(log.log_end_offset),
-            f"{who} knows of batches of producers behind its end at {log.log_end_offset}",
-        )
+        # What is looked at after every step says in words what is wrong only where it is.
+        if log.producers.touches(log.log_end_offset):
+            check(False, f"{who} knows of batches of producers behind its end")
         leads = replica.role is Role.LEADER
         if leads:
             self._check_leadership(partition, who)
@@ -145,11 +155,12 @@ class Checkers:
         if leads and epoch == self._newest[key]:
             # A former leader that does not know it yet may lack what was committed since.
             below = max(below, committed.end)
-            check(
-                log.log_end_offset >= committed.end,
-                f"{who} leads in epoch {epoch} with {log.log_end_offset} records, "
-                f"but {committed.end} were committed",
-            )
+            if log.log_end_offset < committed.end:
+                check(
+                    False,
+                    f"{who} leads in epoch {epoch} with {log.log_end_offset} records, "
+                    f"but {committed.end} were committed",
+                )
         in_sync = self.partitions.get(key)
         if (node_id, key) in self._damaged:
             below = min(below, replica.high_watermark)
@@ -184,22 +195,24 @@ class Checkers:
         newest = self._newest.get(partition.key, -1)
         self._newest[partition.key] = max(newest, replica.leader_epoch)
         first = self._leaders.setdefault(leadership, (process.node_id, process))
-        check(
-            first[1] is process,
-            f"{who}: leader epoch {replica.leader_epoch} was led by broker {first[0]} before",
-        )
+        if first[1] is not process:
+            check(
+                False,
+                f"{who}: leader epoch {replica.leader_epoch} was led by broker {first[0]} before",
+            )
         mark = (process.node_id, partition.key, replica.leader_epoch)
         before = self._high_watermarks.get(mark, 0)
-        check(
-            replica.high_watermark >= before,
-            f"{who}: the high watermark went from {before} to {replica.high_watermark}",
-        )
+        if replica.high_watermark < before:
+            check(
+                False, f"{who}: the high watermark went from {before} to {replica.high_watermark}"
+            )
         self._high_watermarks[mark] = replica.high_watermark
         end = partition.log.log_end_offset
-        check(
-            end >= self._led_to.get(mark, 0),
-            f"{who}: the log of a leader ended at {self._led_to.get(mark)} and ends at {end}",
-        )
+        if end < self._led_to.get(mark, 0):
+            check(
+                False,
+                f"{who}: the log of a leader ended at {self._led_to.get(mark)} and ends at {end}",
+            )
         self._led_to[mark] = end
 
     def _check_in_sync(self, key: TopicIdPartition) -> None:
@@ -214,9 +227,11 @@ class Checkers:
         for node_id in (*partition.isr, *partition.elr):
             if (node_id, key) not in self._damaged:
                 end = max(self._disks[node_id].durable_end(key), 0)
+                if end >= committed.end:
+                    continue
                 what = "in sync" if node_id in partition.isr else "an eligible leader"
                 check(
-                    end >= committed.end,
+                    False,
                     f"{key.partition}: broker {node_id} is {what} and has {end} records durably, "
                     f"but {committed.end} were committed",
                 )
@@ -249,8 +264,11 @@ class Checkers:
                 written = (partition.key, header.leader_epoch, header.base_offset)
                 committed.extend(batch._replace(data=self._written[written]), who)
             expected = committed.batch_at(header.base_offset)
+            if expected == batch.data or header.base_offset in log.contents.flipped:
+                seen.offset = header.next_offset
+                continue
             check(
-                expected == batch.data or header.base_offset in log.contents.flipped,
+                False,
                 f"{who} (epoch {partition.replica.leader_epoch}) has another batch at "
                 f"{header.base_offset} than was committed there",
             )
@@ -263,11 +281,12 @@ class Checkers:
             return
         for header, data in log.batches_from(max(seen.matched, log.log_start_offset)):
             written = self._written.setdefault((key, header.leader_epoch, header.base_offset), data)
-            check(
-                written == data or header.base_offset in log.contents.flipped,
-                f"{who} has another batch at {header.base_offset} than others have of leader "
-                f"epoch {header.leader_epoch}",
-            )
+            if written != data and header.base_offset not in log.contents.flipped:
+                check(
+                    False,
+                    f"{who} has another batch at {header.base_offset} than others have of leader "
+                    f"epoch {header.leader_epoch}",
+                )
             seen.matched = header.next_offset
 
     # Losses that are nobody's fault.

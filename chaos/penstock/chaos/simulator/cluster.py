@@ -10,6 +10,7 @@ from typing import Final
 
 from penstock.broker.core.log_copy import LogCopy
 from penstock.chaos.simulator.broker import BrokerPlace, SimulatedBroker
+from penstock.chaos.simulator.chance import Chance
 from penstock.chaos.simulator.checkers import Checkers
 from penstock.chaos.simulator.contents import Contents
 from penstock.chaos.simulator.controller import ControllerPlace, SimulatedController
@@ -66,15 +67,15 @@ class Cluster:
         self.scheduler = scheduler
         self._plan = plan
         self.network = Network(
-            scheduler, Random(f"{seed}/network"), late=plan.late, left_over=plan.left_over
+            scheduler, Chance(f"{seed}/network"), late=plan.late, left_over=plan.left_over
         )
-        self.quorum = Quorum(scheduler, self.network, Random(f"{seed}/quorum"), CONTROLLERS)
+        self.quorum = Quorum(scheduler, self.network, Chance(f"{seed}/quorum"), CONTROLLERS)
         self.nodes = {
             node_id: Node(
                 node_id,
                 Disk(
                     scheduler,
-                    Random(f"{seed}/disk {node_id}"),
+                    Chance(f"{seed}/disk {node_id}"),
                     plan.flush_policy,
                     hands_over=plan.hands_over,
                 ),
@@ -86,7 +87,7 @@ class Cluster:
         disks = {node.node_id: node.disk for node in self.nodes.values()}
         self.checkers = Checkers(disks, hands_over=plan.hands_over)
         self._on_entry = on_entry
-        self._rng = Random(f"{seed}/nodes")
+        self._rng = Chance(f"{seed}/nodes")
         self._ends_after = ""
 
     # What is there.
@@ -137,7 +138,7 @@ class Cluster:
                 network=self.network,
                 clock=node.clock,
                 disk=node.disk,
-                rng=Random(f"{self.seed}/broker {node_id} {node.starts}"),
+                rng=Chance(f"{self.seed}/broker {node_id} {node.starts}"),
                 controllers=tuple(range(1, CONTROLLERS + 1)),
                 touched=self.touched,
                 flush_failed=self._flush_failed,

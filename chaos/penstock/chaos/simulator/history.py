@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Final
 
 from penstock.chaos.simulator.contents import Batch
 from penstock.wire.records import decode_batch, parse_header
@@ -13,10 +16,30 @@ class Violation(AssertionError):  # noqa: N818 - it is what it is called everywh
     """A promise was broken."""
 
 
+_noting: Final[list[list[Violation]]] = []
+
+
 def check(holds: bool, what: str) -> None:
-    """Raise Violation unless it holds."""
-    if not holds:
-        raise Violation(what)
+    """Raise Violation unless it holds; within ``noting`` note it instead."""
+    if holds:
+        return
+    violation = Violation(what)
+    if not _noting:
+        raise violation
+    _noting[-1].append(violation)
+
+
+@contextmanager
+def noting() -> Iterator[list[Violation]]:
+    """Within, a broken promise does not end the run: what else comes of it is to be seen.
+
+    Gives what was broken, the first first. For one run at a time in a process.
+    """
+    _noting.append([])
+    try:
+        yield _noting[-1]
+    finally:
+        _noting.pop()
 
 
 @dataclass(slots=True)

@@ -95,7 +95,7 @@ class Network:
 
     def linked(self, source: int, target: int) -> bool:
         """What is sent from one node arrives at the other."""
-        return (abs(source), abs(target)) not in self._cut
+        return not self._cut or (abs(source), abs(target)) not in self._cut
 
     def connected(self, one: int, other: int) -> bool:
         """Both ways are open."""
@@ -103,8 +103,10 @@ class Network:
 
     def delay_ms(self, source: int, target: int) -> int:
         """How long the next message takes."""
-        slow = max(self.slow_ms.get(abs(source), 0), self.slow_ms.get(abs(target), 0))
         delay_ms = self._rng.randint(*self.weather.delay_ms)
+        if not self.slow_ms:
+            return delay_ms
+        slow = max(self.slow_ms.get(abs(source), 0), self.slow_ms.get(abs(target), 0))
         return delay_ms + (self._rng.randint(0, slow) if slow else 0)
 
     # Requests.

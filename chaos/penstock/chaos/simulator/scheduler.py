@@ -5,9 +5,9 @@ Nodes have clocks of their own, which may be wrong, and may be held up as a whol
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Callable
+from heapq import heappop, heappush
 from random import Random
 
 _STORY_LINES = 500
@@ -46,12 +46,12 @@ class Scheduler:
     def after(self, delay_ms: int, action: Callable[[], None], *, node: int = 0) -> Timer:
         """Let ``action`` happen in ``delay_ms`` milliseconds, on a node if it is one's doing."""
         timer = Timer(action, node)
-        self._push(self.now_ms + max(delay_ms, 0), timer)
+        self._push(self.now_ms + delay_ms if delay_ms > 0 else self.now_ms, timer)
         return timer
 
     def _push(self, due_ms: int, timer: Timer) -> None:
         self._count += 1
-        heapq.heappush(self._queue, (due_ms, self._rng.random(), self._count, timer))
+        heappush(self._queue, (due_ms, self._rng.random(), self._count, timer))
 
     def note(self, what: str) -> None:
         """Remember what happened now."""
@@ -59,15 +59,16 @@ class Scheduler:
 
     def run_until(self, end_ms: int, after_step: Callable[[], bool]) -> bool:
         """Let events happen until ``end_ms``, or until ``after_step`` says True; whether it did."""
-        queue = self._queue
+        queue, held_until = self._queue, self.held_until_ms
         while queue and queue[0][0] <= end_ms:
-            due_ms, _, _, timer = heapq.heappop(queue)
+            due_ms, _, _, timer = heappop(queue)
             if timer.cancelled:
                 continue
-            held_until_ms = self.held_until_ms.get(timer.node, 0)
-            if held_until_ms > due_ms:
-                self._push(held_until_ms, timer)
-                continue
+            if held_until:
+                held_until_ms = held_until.get(timer.node, 0)
+                if held_until_ms > due_ms:
+                    self._push(held_until_ms, timer)
+                    continue
             self.now_ms = due_ms
             self.steps += 1
             timer.action()

@@ -158,12 +158,13 @@ def _fetch(
         aborted = aborted_for(log, request.offset, below) if request.committed_only else ()
     except PenstockError as error:
         partition.read_failed(error)
-        reply(Answer(error.code))
+        reply(Answer(error.code, log_start_offset=log.log_start_offset))
     else:
         reply(
             Answer(
                 records=records,
                 high_watermark=high_watermark,
+                log_start_offset=log.log_start_offset,
                 log_end_offset=log.log_end_offset,
                 last_stable_offset=stable,
                 aborted=aborted,

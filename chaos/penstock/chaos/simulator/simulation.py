@@ -7,13 +7,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from random import Random
 from typing import Final
 
 from google.protobuf import text_format
 
 from penstock.broker.core.group_partition import partition_for_group
 from penstock.broker.core.transaction_values import LAST_EPOCH
+from penstock.chaos.shrinking import OutOfTrialsError, smallest_failing
+from penstock.chaos.simulator.chance import Chance
 from penstock.chaos.simulator.checkers import Violation, check
 from penstock.chaos.simulator.clients import EachPartition, Workload
 from penstock.chaos.simulator.cluster import Cluster
@@ -24,7 +25,11 @@ from penstock.chaos.simulator.faults import (
     draw_faults,
     draw_transaction_faults,
 )
+from penstock.chaos.simulator.final_reads import FinalReads
+from penstock.chaos.simulator.history import noting
+from penstock.chaos.simulator.judging import judge_recording
 from penstock.chaos.simulator.plan import Plan, draw_plan
+from penstock.chaos.simulator.recording import Recording
 from penstock.chaos.simulator.scheduler import Scheduler
 from penstock.chaos.simulator.strikes import REPLICATION_FACTOR, SECOND_TOPIC, TOPIC, Strikes
 from penstock.chaos.simulator.transactions.broker import TRANSACTIONS_TOPIC
@@ -36,8 +41,10 @@ from penstock.chaos.simulator.transactions.positions import (
     OFFSETS_TOPIC_ID,
 )
 from penstock.chaos.simulator.transactions.scripts import ScriptPlace
+from penstock.chaos.simulator.transactions.told import Told
 from penstock.chaos.simulator.transactions.workload import TransactionalClients
 from penstock.chaos.simulator.workload import ClientPlace
+from penstock.chaos.verdict import Valid, Verdict, compose
 from penstock.raft_meta.core.cluster_state import ClusterState
 from penstock.v1 import cluster_pb2
 from penstock.wire.ids import TopicId, TopicIdPartition
@@ -49,6 +56,10 @@ RECOVERY_MS: Final = 30_000
 STATE_PARTITIONS: Final = 2
 """Of the topic in which coordinators keep transactions."""
 STATE_TOPIC_ID: Final = TopicId(b"transaction-logs")
+
+FINAL_READS_MS: Final = 20_000
+_MOST_BROKEN: Final = 1000
+"""Then a recorded run ends: what is broken by now is enough."""
 
 PERSON_AFTER_MS: Final = 8_000
 """Until then logs that do not open have to be copied anew that another replica has all of."""
@@ -72,6 +83,7 @@ class Report:
     losses: int = 0
     passed_over: int = 0
     of_transactions: Counter[str] = field(default_factory=Counter)
+    verdicts: Sequence[Verdict] = ()  # Of the harness's checkers, where the run was recorded.
     story: list[str] = field(default_factory=list)  # What happened last.
 
     @property
@@ -79,6 +91,16 @@ class Report:
         """The command that repeats the run; with --story it tells what happened."""
         what = " --transactions" if self.plan.transactions else ""
         return f"python -m penstock.chaos.simulator --seed {self.seed}{what}"
+
+    @property
+    def flagged(self) -> Sequence[Verdict]:
+        """What the harness's checkers found to be broken."""
+        return [verdict for verdict in self.verdicts if verdict.valid is Valid.FALSE]
+
+    @property
+    def judged(self) -> Valid:
+        """What those of the harness's checkers say together that had something to look at."""
+        return compose(one for one in self.verdicts if one.looked_at or one.found)
 
     @property
     def totals(self) -> Counter[str]:
@@ -103,6 +125,10 @@ class Report:
         return Counter(figures) + faults + self.of_transactions
 
     def __str__(self) -> str:
+        return self.told(f"{self.replay} --story")
+
+    def told(self, replay: str) -> str:
+        """All of it for a person, with the command that repeats it."""
         verdict = "VIOLATION" if self.violation else "ok"
         summary = (
             f"seed {self.seed}: {verdict} after {self.virtual_ms} ms and {self.steps} steps; "
@@ -112,8 +138,12 @@ class Report:
         lines = [summary]
         if self.violation:
             lines += [f"  {self.violation}", f"  with {self.plan}"]
+            lines += (
+                f"  {verdict.checker} ({verdict.found}): {verdict.anomalies[0].what}"
+                for verdict in self.flagged
+            )
             lines += ["  what went wrong, and when:", *(f"  {fault}" for fault in self.faults)]
-            lines.append(f"  replay: {self.replay} --story")
+            lines.append(f"  replay: {replay}")
         return "\n".join(lines)
 
 
@@ -121,7 +151,9 @@ class Simulation:
     """A run of one seed.
 
     ``faults``: instead of those that the seed draws. ``only``: the seed draws faults of these
-    kinds. ``given``: fields of the Plan, instead of what the seed draws.
+    kinds. ``given``: fields of the Plan, instead of what the seed draws. ``recorded``: what clients
+    did and were told is written down, and judged by the checkers of the chaos harness. Such a run
+    goes on after a broken promise, so that they may see what clients see of it.
     """
 
     def __init__(
@@ -131,25 +163,26 @@ class Simulation:
         *,
         only: Collection[str] | None = None,
         given: Mapping[str, object] | None = None,
+        recorded: bool = False,
     ) -> None:
         self.seed = seed
-        self._rng = Random(f"{seed}/cluster")
-        damage = Random(f"{seed}/damaged logs")
+        self._rng = Chance(f"{seed}/cluster")
+        damage = Chance(f"{seed}/damaged logs")
         self.plan = draw_plan(self._rng, damage, only, given or {})
-        chance = Random(f"{seed}/faults")
+        chance = Chance(f"{seed}/faults")
         drawn = draw_faults(chance, self.plan.nodes, until_ms=FAULTS_UNTIL_MS, only=self.plan.kinds)
         if DAMAGED_LOG in self.plan.kinds:
             drawn += draw_damaged_logs(damage, self.plan.nodes, until_ms=FAULTS_UNTIL_MS)
             drawn.sort(key=lambda fault: fault.at_ms)
         if self.plan.transactions:
             drawn += draw_transaction_faults(
-                Random(f"{seed}/faults of transactions"),
+                Chance(f"{seed}/faults of transactions"),
                 until_ms=FAULTS_UNTIL_MS,
                 only=self.plan.kinds,
             )
             drawn.sort(key=lambda fault: fault.at_ms)
         self.faults = drawn if faults is None else list(faults)
-        self.scheduler = Scheduler(Random(f"{seed}/order"))
+        self.scheduler = Scheduler(Chance(f"{seed}/order"))
         self.cluster = Cluster(seed, self.plan, self.scheduler, self._on_entry)
         self.checkers = self.cluster.checkers
         self._strikes = Strikes(
@@ -161,6 +194,9 @@ class Simulation:
             hold_up=lambda for_ms: self._workload.hold_up_one(self._rng, for_ms),
         )
         self.history = History()
+        self.recording = Recording(self.scheduler, kept=recorded)
+        self._told = Told(self.recording)
+        self._noted: list[Violation] = []  # Of a recorded run.
         self._workload: Workload = self._make_workload()
         self._faulty = True
 
@@ -169,28 +205,33 @@ class Simulation:
         place = ClientPlace(
             scheduler=self.scheduler,
             network=self.cluster.network,
-            rng=Random(f"{self.seed}/clients"),
+            rng=Chance(f"{self.seed}/clients"),
             checkers=self.checkers,
+            recording=self.recording,
             brokers=self.plan.nodes,
             new_producer_id=lambda: next(producer_ids),
         )
         if not self.plan.transactions:
             return EachPartition(place)
-        scripts = ScriptPlace(
-            scheduler=self.scheduler,
-            network=self.cluster.network,
-            rng=Random(f"{self.seed}/scripts"),
-            checkers=self.checkers,
-            history=self.history,
-            brokers=self.plan.nodes,
-            coordinator_of=self._coordinator_of,
-            topic_of=self._topic_of,
-        )
+        scripts = self._script_place("scripts")
         observer = Observer(
             self.history, self.checkers.log_of, lambda key: key.topic_id == STATE_TOPIC_ID
         )
         return TransactionalClients(
             place, scripts, observer, TOPIC, timeout_ms=self.plan.timeout_ms
+        )
+
+    def _script_place(self, chance: str) -> ScriptPlace:
+        return ScriptPlace(
+            scheduler=self.scheduler,
+            network=self.cluster.network,
+            rng=Chance(f"{self.seed}/{chance}"),
+            checkers=self.checkers,
+            history=self.history,
+            told=self._told,
+            brokers=self.plan.nodes,
+            coordinator_of=self._coordinator_of,
+            topic_of=self._topic_of,
         )
 
     def _coordinator_of(self, transactional_id: str) -> TopicIdPartition:
@@ -209,14 +250,26 @@ class Simulation:
     def run(self) -> Report:
         """Run to the end, or to the first broken promise."""
         report = Report(self.seed, self.plan, self.faults)
+        if self.recording.kept:
+            with noting() as self._noted:
+                self._attempt(self._run)
+                self._sum_up(report)
+                self._attempt(self._read_finally)
+            self._judge(report)
+        else:
+            self._attempt(self._run)
+            self._sum_up(report)
+        if self._noted:
+            report.violation = str(self._noted[0])
+        return report
+
+    def _attempt(self, run: Callable[[], None]) -> None:
         try:
-            self._run()
-        except AssertionError as error:
-            report.violation = str(error) or repr(error)
-            if not isinstance(error, Violation):
-                report.violation = f"an invariant of a core: {report.violation}"
+            run()
         except Exception as error:
-            report.violation = f"a core raised {error!r}"
+            self._noted.append(_broken(error))
+
+    def _sum_up(self, report: Report) -> None:
         report.of_transactions = self.history.totals()
         report.story = list(self.scheduler.story)
         report.steps = self.scheduler.steps
@@ -228,7 +281,40 @@ class Simulation:
         report.leaderships = self.checkers.leaderships
         report.losses = self.checkers.losses
         report.passed_over = self.checkers.passed_over
-        return report
+
+    def _judge(self, report: Report) -> None:
+        report.verdicts = judge_recording(
+            self.recording,
+            without=self.checkers.given_up(),
+            expiring=self.checkers.deleted_from(),
+            transactions=self.plan.transactions,
+        )
+        for verdict in report.flagged[:1]:
+            self._noted.append(Violation(f"{verdict.checker}: {verdict.anomalies[0].what}"))
+
+    def _read_finally(self) -> None:
+        internal = (STATE_TOPIC_ID, OFFSETS_TOPIC_ID)
+        reads = FinalReads(
+            self._script_place("final reads"),
+            sorted(key for key in self.checkers.partitions if key.topic_id not in internal),
+            transactional=self.plan.transactions,
+        )
+
+        def is_done() -> bool:
+            self.cluster.touched.clear()
+            return reads.is_done
+
+        self._advance(self.scheduler.now_ms + FINAL_READS_MS, is_done)
+
+    def _advance(self, end_ms: int, after_step: Callable[[], bool]) -> bool:
+        """Let time pass, as ``Scheduler.run_until``. What a recorded run breaks is noted."""
+        while True:
+            try:
+                return self.scheduler.run_until(end_ms, after_step)
+            except Exception as error:
+                if not self.recording.kept or len(self._noted) >= _MOST_BROKEN:
+                    raise
+                self._noted.append(_broken(error))
 
     def _run(self) -> None:
         for node_id in self.plan.nodes:
@@ -238,7 +324,7 @@ class Simulation:
         self._until("the topic is there", 5_000, self._all_host)
         for fault in self.faults:
             self.scheduler.after(fault.at_ms, partial(self._strike, fault))
-        self.scheduler.run_until(self.scheduler.now_ms + FAULTS_UNTIL_MS, self._after_step)
+        self._advance(self.scheduler.now_ms + FAULTS_UNTIL_MS, self._after_step)
         self._workload.judge()
         self._heal()
         self._until("everything is in order again", RECOVERY_MS, self._all_in_order)
@@ -293,7 +379,7 @@ class Simulation:
             # Conditions look at everything: not after each step.
             return self.scheduler.steps % 50 == 0 and condition()
 
-        done = self.scheduler.run_until(self.scheduler.now_ms + patience_ms, reached)
+        done = self._advance(self.scheduler.now_ms + patience_ms, reached)
         if not done and not condition():
             self._workload.overdue()  # That may say more.
         check(done or condition(), f"not within {patience_ms} ms: {what}; {self._state()}")
@@ -301,6 +387,9 @@ class Simulation:
     def _on_entry(self, state: ClusterState, entry: cluster_pb2.Command) -> None:
         told = text_format.MessageToString(entry, as_one_line=True, print_unknown_fields=True)
         self.scheduler.note(f"entry {state.applied_index}: {told}")
+        self.recording.topics_are(
+            (TopicId(topic_id), topic.name) for topic_id, topic in state.topics.items()
+        )
         self._workload.partitions_changed()
 
     # Conditions.
@@ -361,17 +450,32 @@ class Simulation:
         return "; ".join([*parts, self._workload.state()])
 
 
+def _broken(error: Exception) -> Violation:
+    """What a run is broken by, in words."""
+    if isinstance(error, Violation):
+        return error
+    if isinstance(error, AssertionError):
+        return Violation(f"an invariant of a core: {str(error) or repr(error)}")
+    return Violation(f"a core raised {error!r}")
+
+
 def shrink(report: Report, *, runs: int = 200) -> Report:
-    """A run of the same seed that fails with fewer faults, if one is found."""
-    best = report
-    position = 0
+    """A run of the same seed that fails with fewer faults, if one is found in so many runs."""
+    best, tries = report, 0
     given = {name: getattr(report.plan, name) for name in report.plan.__slots__}
-    while position < len(best.faults) and runs > 0:
-        runs -= 1
-        fewer = [fault for at, fault in enumerate(best.faults) if at != position]
-        tried = Simulation(report.seed, fewer, given=given).run()
-        if tried.violation is not None:
+    by_clients = bool(report.flagged)
+
+    def fails(faults: Sequence[Fault]) -> bool:
+        nonlocal best, tries
+        if tries >= runs:
+            raise OutOfTrialsError
+        tries += 1
+        run = Simulation(report.seed, faults, given=given, recorded=bool(report.verdicts))
+        tried = run.run()
+        fails = bool(tried.flagged) if by_clients else tried.violation is not None
+        if fails and len(faults) < len(best.faults):
             best = tried
-        else:
-            position += 1
+        return fails
+
+    smallest_failing(report.faults, fails)
     return best

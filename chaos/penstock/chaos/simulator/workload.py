@@ -11,11 +11,12 @@ from typing import Any, Final
 
 from penstock.chaos.simulator.checkers import Checkers, check
 from penstock.chaos.simulator.network import End, Network
+from penstock.chaos.simulator.recording import Append, Poll, Recording, refusal
 from penstock.chaos.simulator.scheduler import Scheduler
 from penstock.chaos.simulator.serving import ACKS_ALL, Answer, FetchRequest, ProduceRequest
 from penstock.wire.errors import ErrorCode
 from penstock.wire.ids import TopicIdPartition
-from penstock.wire.records import RecordData, encode_batch, iter_batches
+from penstock.wire.records import RecordData, decode_batch, encode_batch, iter_batches
 
 _TIMEOUT_MS: Final = 600
 _IN_FLIGHT: Final = 5  # Batches from the first unacknowledged one on: brokers remember as many.
@@ -34,6 +35,7 @@ class ClientPlace:
     network: Network
     rng: Random
     checkers: Checkers
+    recording: Recording
     brokers: tuple[int, ...]
     new_producer_id: Callable[[], int]
 
@@ -106,6 +108,7 @@ class _Pending:
     number: int
     values: list[bytes]
     records: bytes
+    recorded: Append
     sent: bool = False
 
 
@@ -168,7 +171,15 @@ class Producer(Client):
             producer_epoch=0,
             base_sequence=identity.next_sequence,
         )
-        identity.pending.append(_Pending(identity.batches, values, records))
+        who = f"producer-{self.address}"
+        recorded = self.place.recording.append(
+            f"{who}.{identity.producer_id}",
+            self.key,
+            values,
+            process=who,
+            acks="all" if self.acks == ACKS_ALL else str(self.acks),
+        )
+        identity.pending.append(_Pending(identity.batches, values, records, recorded))
         identity.batches += 1
         identity.next_sequence += len(values)
 
@@ -193,6 +204,7 @@ class Producer(Client):
         if answer is not None and answer.error is None:
             identity.pending.remove(pending)
             self.acknowledged += 1
+            pending.recorded.acknowledged(answer.base_offset)
             if self.acks == ACKS_ALL:
                 self.place.checkers.acknowledged_all(self.key, answer.base_offset, pending.values)
             return
@@ -242,6 +254,11 @@ class HastyProducer(Client):
             self._count += 1
             value = b"%d.%d-%d" % (self.address, self._streams, self._count)
             record = RecordData(self.place.scheduler.now_ms, None, value)
+            who = f"producer-{self.address}"
+            recorded = self.place.recording.append(
+                f"{who}.{self._streams}", self.key, [value], process=who, acks="0"
+            )
+            recorded.sent()
             self._stream.send(ProduceRequest(self.key, encode_batch([record]), 0))
         elif self._stream is not None:
             self._stream.close()
@@ -270,10 +287,20 @@ class Reader(Client):
             self.offset = min(self.offset, lost.forked_at)
         self._branches = len(branches)
         request = FetchRequest(self.key, self.offset, self.leader_epoch)
-        self.ask("fetch", request, partial(self._answered, self.leader_epoch, self._branches))
+        recorded = self.place.recording.poll(
+            f"reader-{self.address}", self.key, self.offset, committed=False
+        )
+        self.ask(
+            "fetch",
+            request,
+            partial(self._answered, self.leader_epoch, self._branches, recorded),
+        )
 
-    def _answered(self, leader_epoch: int, branches: int, answer: Answer | None) -> None:
+    def _answered(
+        self, leader_epoch: int, branches: int, recorded: Poll, answer: Answer | None
+    ) -> None:
         if answer is None or answer.error is not None:
+            recorded.refused(refusal(answer))
             if answer is not None:
                 if answer.error is ErrorCode.OFFSET_OUT_OF_RANGE:
                     self._skip_deleted()
@@ -288,11 +315,20 @@ class Reader(Client):
             f"{leader_epoch}, and then of {answer.high_watermark}",
         )
         self._high_watermarks[leader_epoch] = answer.high_watermark
+        began = self.offset
+        given: list[tuple[int, bytes]] = []
         for header, view in iter_batches(answer.records):
             if header.next_offset > self.offset:
                 self.place.checkers.consumed(self.key, header.base_offset, bytes(view))
                 if branches == len(self.place.checkers.branches(self.key)):
                     self.offset = header.next_offset
+                if self.place.recording.kept and not header.is_control:
+                    given += [
+                        (record.offset, bytes(record.value or b""))
+                        for record in decode_batch(view)
+                        if record.offset >= began
+                    ]
+        recorded.given(given, self.offset, answer.high_watermark)
         self.after(10, 60, self._fetch)
 
     def _skip_deleted(self) -> None:
@@ -303,3 +339,4 @@ class Reader(Client):
             f"what lies below {committed.deleted} was deleted",
         )
         self.offset = min(max(self.offset, committed.deleted), committed.end)
+        self.place.recording.moved(f"reader-{self.address}", self.key, self.offset)

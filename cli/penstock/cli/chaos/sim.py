@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -12,6 +15,15 @@ from penstock.cli.errors import EXIT_FAILED, report
 from penstock.cli.installation import require_broker
 from penstock.cli.output import print_json
 from penstock.cli.settings import Output, resolve
+
+if TYPE_CHECKING:
+    from penstock.chaos.simulator.faults import Fault
+    from penstock.chaos.simulator.known_bug import Bug
+    from penstock.chaos.simulator.simulation import Report, Simulation
+
+_WORKLOADS: Final = ("append", "transfer")
+_SHRINKING_RUNS: Final = 60
+"""Of one seed that fails: some seconds each."""
 
 
 def sim(
@@ -31,9 +43,21 @@ def sim(
     bug: Annotated[
         str, typer.Option("--bug", metavar="NAME", help="Put a known bug into the cores.")
     ] = "",
+    faults: Annotated[
+        str,
+        typer.Option(
+            "--faults",
+            metavar="NUMBERS",
+            help="Of the faults that a seed draws these alone, by their places, such as `3,7`; "
+            "`none` for none.",
+        ),
+    ] = "",
     shrink: Annotated[
-        bool, typer.Option("--shrink", help="Look for fewer faults that break the same seed.")
-    ] = False,
+        bool,
+        typer.Option(
+            "--shrink/--no-shrink", help="Look for the fewest faults that still break a seed."
+        ),
+    ] = True,
     story: Annotated[
         bool, typer.Option("--story", help="Tell what happened before a promise was broken.")
     ] = False,
@@ -41,47 +65,132 @@ def sim(
 ) -> None:
     """Run the cores of a whole cluster in virtual time, seed by seed, under faults of chance.
 
-    A seed that breaks a promise is printed, and breaks it again each time. Exit status: 1 where
+    What holds inside of the cluster is checked after every step, and what clients did and were told
+    by the same checkers as that of `penstock chaos run`. A seed that breaks a promise is printed
+    with the fewest faults that it takes, and with the command that repeats it. Exit status: 1 where
     one did, else 0.
     """
     require_broker()
     settings = resolve(ctx, None, output)
-    # Imported here: these are all cores of the cluster.
-    from penstock.chaos.simulator.bugs import BUGS  # noqa: PLC0415 - see above.
-    from penstock.chaos.simulator.simulation import Simulation  # noqa: PLC0415 - see above.
-    from penstock.chaos.simulator.simulation import shrink as fewer  # noqa: PLC0415 - see above.
-
-    if workload not in ("append", "transfer"):
-        raise typer.BadParameter(f"--workload {workload}: append or transfer is wanted")
-    if bug and bug not in BUGS:
-        raise typer.BadParameter(f"--bug {bug}: `penstock chaos list` shows the known bugs")
-    known = BUGS.get(bug)
-    kinds = known.shown_by if known else None
-    scripted = known.faults if known else None
-    given: dict[str, object] = dict(known.given) if known else {}
-    if workload == "transfer":
-        given["transactions"] = True
+    if workload not in _WORKLOADS:
+        raise typer.BadParameter(f"--workload {workload}: {' or '.join(_WORKLOADS)} is wanted")
+    chosen = _numbers(faults)
+    known = _known_bug(bug)
+    runs = _Runs(workload, bug, known, chosen)
     broken: list[int] = []
+    verdicts: Counter[str] = Counter()
+    virtual_ms = 0
     began = time.perf_counter()
     with known.planted() if known else nullcontext():
         for seed in range(first, first + seeds):
-            result: Any = Simulation(seed, scripted, only=kinds, given=given).run()
+            result = runs.run(seed)
+            virtual_ms += result.virtual_ms
+            verdicts[result.judged.value] += 1
             if result.violation is None:
                 continue
             broken.append(seed)
             if shrink:
-                result = fewer(result)
+                result = runs.shrink(result)
+            command = runs.command(result)
             if settings.as_json:
-                print_json({"seed": seed, "violation": result.violation})
+                print_json(_as_json(result, command))
                 continue
             if story:
                 print("\n".join(result.story))
-            print(result)
+            print(result.told(command))
     seconds = time.perf_counter() - began
     summary = f"{seeds} seeds in {seconds:.1f} s, {len(broken)} broke a promise"
     if settings.as_json:
-        print_json({"seeds": seeds, "broken": broken, "seconds": round(seconds, 1)})
+        summed = {"seeds": seeds, "broken": broken, "seconds": round(seconds, 1)}
+        print_json({**summed, "virtual_seconds": virtual_ms // 1000, "verdicts": verdicts})
     else:
+        told = ", ".join(f"{count} {name}" for name, count in sorted(verdicts.items()))
+        report(f"{virtual_ms // 1000} virtual seconds; what clients saw is judged: {told}")
         report(summary + (f": {', '.join(map(str, broken[:20]))}" if broken else ""))
     if broken:
         raise typer.Exit(EXIT_FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """Runs of one workload, with or without a known bug. ``places``: of the faults these alone."""
+
+    workload: str
+    bug: str
+    known: Bug | None
+    places: Sequence[int] | None
+
+    def run(self, seed: int) -> Report:
+        """One seed."""
+        run = self._simulation(seed)
+        if self.places is not None:
+            run = self._simulation(seed, _chosen(run.faults, self.places))
+        return run.run()
+
+    def _simulation(self, seed: int, faults: Sequence[Fault] | None = None) -> Simulation:
+        # Imported here: these are all cores of the cluster.
+        from penstock.chaos.simulator.simulation import Simulation  # noqa: PLC0415 - see above.
+
+        known = self.known
+        given: dict[str, object] = dict(known.given) if known else {}
+        if self.workload == "transfer":
+            given["transactions"] = True
+        if faults is None and known is not None:
+            faults = known.faults
+        kinds = known.shown_by if known else None
+        return Simulation(seed, faults, only=kinds, given=given, recorded=True)
+
+    @staticmethod
+    def shrink(result: Report) -> Report:
+        """The same with the fewest faults that break it."""
+        from penstock.chaos.simulator.simulation import shrink  # noqa: PLC0415 - as above.
+
+        return shrink(result, runs=_SHRINKING_RUNS)
+
+    def command(self, result: Report) -> str:
+        """What repeats a run, with these faults alone."""
+        drawn = self._simulation(result.seed).faults
+        left = list(result.faults)
+        places = []
+        for place, fault in enumerate(drawn):
+            if left and fault == left[0]:
+                left.pop(0)
+                places.append(str(place))
+        command = f"penstock chaos sim --workload {self.workload} --first {result.seed} --seeds 1"
+        bug = f" --bug {self.bug}" if self.bug else ""
+        return f"{command}{bug} --faults {','.join(places) or 'none'} --story"
+
+
+def _known_bug(name: str) -> Bug | None:
+    from penstock.chaos.simulator.bugs import BUGS  # noqa: PLC0415 - these are cores, too.
+
+    if name and name not in BUGS:
+        raise typer.BadParameter(f"--bug {name}: `penstock chaos list` shows the known bugs")
+    return BUGS.get(name)
+
+
+def _numbers(faults: str) -> list[int] | None:
+    """Places of faults; None where all are meant."""
+    if not faults:
+        return None
+    try:
+        return [] if faults == "none" else [int(one) for one in faults.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"--faults {faults}: numbers are wanted, such as 3,7") from None
+
+
+def _chosen(drawn: Sequence[Fault], places: Sequence[int]) -> Sequence[Fault]:
+    for place in places:
+        if not 0 <= place < len(drawn):
+            raise typer.BadParameter(f"--faults {place}: the seed draws {len(drawn)}, from 0 on")
+    return [drawn[place] for place in sorted(set(places))]
+
+
+def _as_json(result: Report, command: str) -> dict[str, object]:
+    return {
+        "seed": result.seed,
+        "violation": result.violation,
+        "verdicts": {verdict.checker: verdict.valid.value for verdict in result.verdicts},
+        "faults": [str(fault).strip() for fault in result.faults],
+        "repeat": command,
+    }

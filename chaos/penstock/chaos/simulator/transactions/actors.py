@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from penstock.chaos.simulator.transactions.history import GroupTold
+from penstock.chaos.simulator.transactions.history import GroupAsked, GroupTold
 from penstock.chaos.simulator.transactions.producer import (
     Fenced,
     MustAbort,
@@ -185,7 +185,7 @@ class Processor(Actor):
             if not taken:
                 continue
             yield from producer.renew()
-            producer.begin([bytes(record.value or b"") for record in taken])
+            producer.begin([(source.key, record) for record in taken])
             after = taken[-1].offset + 1
             producer.write(target, len(taken), record_key=b"%s:%d" % (self._mark, after))
             committed = yield from self._finish(producer, commit=self.rng.random() < _COMMITS)
@@ -298,6 +298,7 @@ class Driver(Actor):
         request = transactions_pb2.CommitGroupRequest(
             group=self.name, epoch_number=number, winners=map(_winner, winners)
         )
+        self.note(GroupAsked(self.name, number, tuple(winners)))
         answer = yield from self._insist("commit group", request)
         if error_of(answer) is None:
             self.note(GroupTold(self.name, number, tuple(winners), answer.is_replay))

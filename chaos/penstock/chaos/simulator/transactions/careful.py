@@ -9,6 +9,7 @@ from penstock.chaos.simulator.history import check
 from penstock.chaos.simulator.transactions.actors import Transfers
 from penstock.chaos.simulator.transactions.history import Ended, Identity
 from penstock.chaos.simulator.transactions.producer import (
+    Consumable,
     Fenced,
     TransactionalProducer,
 )
@@ -92,7 +93,7 @@ class CarefulProducer(TransactionalProducer):
     def _now_ms(self) -> int:
         return self.process.place.scheduler.now_ms
 
-    def begin(self, consumed: Sequence[bytes] = (), group: str = "") -> None:
+    def begin(self, consumed: Consumable = (), group: str = "") -> None:
         """See TransactionalProducer."""
         [done] = self._handle(BeginWanted(self._now_ms))
         assert done == Done(), done

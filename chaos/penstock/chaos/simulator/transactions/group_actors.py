@@ -159,18 +159,21 @@ class Worker(Actor):
         held: dict[TopicPartition, _Reading],
         taken: list[_Taken],
     ) -> Script:
-        values = [bytes(record.value or b"") for one in taken for record in one.records]
+        consumed = [(one.reading.cursor.key, record) for one in taken for record in one.records]
         yield from producer.renew()
-        producer.begin(values, GROUP)
+        producer.begin(consumed, GROUP)
         for one in taken:
             reading = one.reading
             self.note(Moves(producer.txn, GROUP, reading.cursor.key, reading.position, one.after))
-        producer.write(self.rng.choice(self.stage.partitions()), len(values))
+        producer.write(self.rng.choice(self.stage.partitions()), len(consumed))
         commit = self.rng.random() < _COMMITS
         try:
             yield from self._dawdle()
             yield from self._be_hasty(member, held)
-            yield from producer.send_positions(self._positions(member, epoch, taken))
+            positions = self._positions(member, epoch, taken)
+            sent = self.place.told.sends_positions(producer.txn, positions)
+            yield from producer.send_positions(positions)
+            sent.ok()
             yield from self._be_hasty(member, held)
         except MustAbort:
             commit = False

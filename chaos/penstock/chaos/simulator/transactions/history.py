@@ -82,6 +82,7 @@ class Acknowledged:
 
     txn: int
     values: tuple[bytes, ...]
+    offset: int = -1  # Of the first.
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +90,13 @@ class Consumed:
     """What a transaction writes was made out of these records, read as committed ones.
 
     ``group``: by a member of this group, which share the records; else by a process of its own.
+    ``places``: where each was.
     """
 
     txn: int
     values: tuple[bytes, ...]
     group: str = ""
+    places: tuple[tuple[TopicIdPartition, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,15 @@ class Decided:
 @dataclass(frozen=True, slots=True)
 class GroupDecided:
     """The coordinators' log has, committed, which attempts won an epoch number of a group."""
+
+    group: str
+    epoch_number: int
+    winners: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAsked:
+    """A driver asks for an epoch number to be committed with these winners."""
 
     group: str
     epoch_number: int
@@ -172,6 +184,7 @@ Event = (
     | Ended
     | Decided
     | GroupDecided
+    | GroupAsked
     | GroupTold
     | Seen
     | Deleted
@@ -233,9 +246,9 @@ class History:
                 case Sent(txn, key, values, amounts):
                     found[txn].sent.update(dict.fromkeys(values, key))
                     found[txn].amounts.update(zip(values, amounts, strict=False))
-                case Acknowledged(txn, values):
+                case Acknowledged(txn, values, _):
                     found[txn].acknowledged.update(values)
-                case Consumed(txn, values):
+                case Consumed(txn, values, _, _):
                     found[txn].consumed += values
                 case EndAsked(txn, commit):
                     found[txn].asked.add(commit)

@@ -86,8 +86,10 @@ class GroupMember:
         """
         self._handle(Polled())
         found: list[Rebalance] = []
+        told = self._process.place.told
         while (change := self._core.pending_rebalance) is not None:
             found.append(change)
+            told.rebalanced(self.group, self.member_id, self.epoch, change)
             self._handle(Reconciled(change))
         return found
 

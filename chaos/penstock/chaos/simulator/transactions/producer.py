@@ -34,7 +34,7 @@ from penstock.v1 import common_pb2, groups_pb2, transactions_pb2
 from penstock.wire import transactional_ids
 from penstock.wire.errors import ErrorCode
 from penstock.wire.ids import TopicIdPartition
-from penstock.wire.records import RecordData, encode_batch
+from penstock.wire.records import Record, RecordData, encode_batch
 
 _ENDED: Final = frozenset(
     {
@@ -47,6 +47,9 @@ _ENDED: Final = frozenset(
     }
 )
 """What a produce request is told whose transaction is over, or is to be."""
+
+Consumable = Sequence[tuple[TopicIdPartition, Record]]
+"""Records that were read, and where."""
 
 _FINAL: Final = frozenset({ErrorCode.PRODUCER_FENCED, ErrorCode.STALE_GROUP_COMMIT})
 _FORGOTTEN: Final = frozenset(
@@ -194,7 +197,7 @@ class TransactionalProducer:
 
     # A transaction.
 
-    def begin(self, consumed: Sequence[bytes] = (), group: str = "") -> None:
+    def begin(self, consumed: Consumable = (), group: str = "") -> None:
         """Write under the identity from now on, what is made out of records that were read, maybe
         by a member of a group.
         """
@@ -205,7 +208,9 @@ class TransactionalProducer:
         self._asked.clear()
         self.process.note(Began(self.txn, self.transactional_id, self.identity, self.attempt))
         if consumed:
-            self.process.note(Consumed(self.txn, tuple(consumed), group))
+            values = tuple(bytes(record.value or b"") for _, record in consumed)
+            places = tuple((key, record.offset) for key, record in consumed)
+            self.process.note(Consumed(self.txn, values, group, places))
 
     def write(
         self,
@@ -238,7 +243,7 @@ class TransactionalProducer:
             answer = yield from self.process.ask(request.key, "produce", request)
             code = error_of(answer)
             if code is None:
-                self.process.note(Acknowledged(txn, values))
+                self.process.note(Acknowledged(txn, values, answer.base_offset))
                 checkers = self.process.place.checkers
                 checkers.acknowledged_all(request.key, answer.base_offset, list(values))
                 if self.txn == txn:

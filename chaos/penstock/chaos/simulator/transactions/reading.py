@@ -89,8 +89,15 @@ class CommittedReader(ScriptedProcess):
     def _read(self) -> Script:
         while True:
             epoch = self.leader_epoch(self.key)
+            recorded = self.place.told.recording.poll(
+                f"reader-{self.address}", self.key, self.offset, committed=True
+            )
             records, answer = yield from self._cursor.fetch()
-            if answer is not None:
+            if answer is None:
+                recorded.refused("UNKNOWN: refused, or no answer in time")
+            else:
+                given = [(record.offset, bytes(record.value or b"")) for record in records]
+                recorded.given(given, self.offset, answer.last_stable_offset)
                 self._check_stable(epoch, answer)
                 if records:
                     self.place.checkers.read += 1

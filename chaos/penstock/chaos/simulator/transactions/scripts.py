@@ -17,6 +17,7 @@ from penstock.chaos.simulator.network import End, Network
 from penstock.chaos.simulator.scheduler import Scheduler, Timer
 from penstock.chaos.simulator.serving import Answer
 from penstock.chaos.simulator.transactions.history import Event, History
+from penstock.chaos.simulator.transactions.told import Told
 from penstock.wire.errors import ErrorCode
 from penstock.wire.ids import TopicIdPartition
 
@@ -56,6 +57,7 @@ class ScriptPlace:
     rng: Random
     checkers: Checkers
     history: History
+    told: Told
     brokers: tuple[int, ...]
     coordinator_of: Callable[[str], TopicIdPartition]
     topic_of: Callable[[TopicIdPartition], str]
@@ -112,6 +114,7 @@ class ScriptedProcess:
     def note(self, event: Event) -> None:
         """Put something into the history."""
         self.place.history.note(event)
+        self.place.told.note(event)
 
     def next_value(self) -> bytes:
         """The value of a record that nobody else writes."""
