@@ -30,7 +30,7 @@ endif
 	bench-latency bench-catch-up bench-throughput \
 	bench-recovery bench-partitions bench-tls bench-codec bench-converters bench-client bench-consume bench-transactions bench-pipeline soak \
 	transaction-soak bench-chaos-checking \
-	pipeline-crashes kill-loop fuzz-codec flip-loop sim sim-mutants build clean distclean
+	pipeline-crashes kill-loop fuzz-codec flip-loop sim sim-mutants image test-docker build clean distclean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-26s %s\n", $$1, $$2 }' \
@@ -177,7 +177,7 @@ format: $(VENV)/.installed-dev ## Format the code and mend what ruff can
 
 test-unit: $(VENV)/.installed-dev ## Run the unit, typing, tidiness and packaging tests
 	$(PYTEST) tests --ignore=tests/simulation --ignore=tests/integration --ignore=tests/chaos \
-		--ignore=tests/pipeline $(ARGS)
+		--ignore=tests/pipeline --ignore=tests/docker $(ARGS)
 
 test-simulation: $(VENV)/.installed-dev ## Run the seeded simulations of whole clusters
 	$(PYTEST) tests/simulation --basetemp=$(VENV)/simulation-tmp $(ARGS)
@@ -195,6 +195,10 @@ test-integration-clients: $(VENV)/.installed-dev ## Of these all others
 
 test-pipeline: $(VENV)/.installed-dev ## Run the tests that start Spark
 	$(PYTEST) tests/pipeline --basetemp=$(VENV)/pipeline-tmp $(ARGS)
+
+# Outside of `test`: it wants an engine, and an image (`make image`), and skips without them.
+test-docker: $(VENV)/.installed-dev ## Run the tests that start nodes in containers
+	$(PYTEST) tests/docker $(ARGS)
 
 # Drivers, workers and brokers killed while queries write: make pipeline-crashes ROUNDS=20 SEED=7
 pipeline-crashes: $(VENV)/.installed-dev ## Kill drivers, workers and brokers under Spark's sink
@@ -269,6 +273,19 @@ proto-check: $(VENV)/.installed-dev ## Check that the committed generated code i
 
 build: $(VENV)/.installed-dev ## Build the wheel and the source distribution into dist/
 	$(BIN)/python -m hatchling build
+
+# The image of a node: make image BASE=penstock-base:bookworm. Wheels are built (or fetched) here, by
+# .venv's Python, and the build of the image fetches nothing; BASE has the same Python.
+IMAGE ?= penstock:latest
+BASE  ?= python:$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')-slim-bookworm
+
+image: $(VENV)/.installed-dev ## Build the container image (BASE=..., IMAGE=...)
+	@rm -rf build/image
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation \
+		--wheel-dir build/image/wheels '.[broker]' pip
+	docker build --file deploy/docker/Dockerfile --tag $(IMAGE) --build-arg BASE=$(BASE) \
+		--build-arg VERSION=$$($(BIN)/python -c 'import importlib.metadata as m; print(m.version("penstock"))') \
+		--build-arg REVISION=$$(git rev-parse HEAD 2> /dev/null || echo unknown) .
 
 clean: ## Remove what was built and cached, but not .venv
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

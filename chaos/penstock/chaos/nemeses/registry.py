@@ -8,10 +8,12 @@ from typing import Final
 from penstock.chaos.cluster import Capability
 from penstock.chaos.errors import PlanError
 from penstock.chaos.nemeses import Nemesis
+from penstock.chaos.nemeses.packets import DUPLICATED, LOSSY, REORDERED
 from penstock.chaos.nemeses.processes import KILL, PAUSE, TERM, Quiet, Rolling, Storm, Together
 
 NEMESES: Final[Mapping[str, Nemesis]] = {
-    one.name: one for one in (KILL, TERM, PAUSE, Storm(), Rolling(), Quiet())
+    one.name: one
+    for one in (KILL, TERM, PAUSE, Storm(), Rolling(), Quiet(), LOSSY, DUPLICATED, REORDERED)
 }
 """All of them."""
 
