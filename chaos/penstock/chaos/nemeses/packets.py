@@ -14,7 +14,7 @@ from penstock.chaos.nemeses import Fault, Scene
 _TARGETS: Final = ("a leader", "the active controller", "random", "a minority", "all")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class BadPackets:
     """Has the packets that some nodes send suffer one thing."""
 

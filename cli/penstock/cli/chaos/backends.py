@@ -22,6 +22,7 @@ class Backend(enum.StrEnum):
 
     LOCAL = "local"
     DOCKER = "docker"
+    KUBERNETES = "kubernetes"
 
 
 def make_cluster(plan: RunPlan, directory: Path, faults: Sequence[ScheduledFault]) -> Cluster:
@@ -33,8 +34,12 @@ def make_cluster(plan: RunPlan, directory: Path, faults: Sequence[ScheduledFault
 
     if plan.bug:
         _check_bug(plan.bug)
-    make = {Backend.LOCAL: _local, Backend.DOCKER: _docker}[Backend(plan.backend)]
-    return make(plan, directory / CLUSTER_DIRECTORY, needs_of(faults))
+    makers = {
+        Backend.LOCAL: _local,
+        Backend.DOCKER: _docker,
+        Backend.KUBERNETES: _kubernetes,
+    }
+    return makers[Backend(plan.backend)](plan, directory / CLUSTER_DIRECTORY, needs_of(faults))
 
 
 def _local(plan: RunPlan, directory: Path, needs: frozenset[Capability]) -> Cluster:
@@ -78,6 +83,41 @@ def _docker(plan: RunPlan, directory: Path, needs: frozenset[Capability]) -> Clu
     except BaseException:
         engine.close()
         raise
+
+
+def _kubernetes(plan: RunPlan, directory: Path, needs: frozenset[Capability]) -> Cluster:
+    from penstock.chaos.backends.kube_api import (  # noqa: PLC0415 - not for --help.
+        KubeApi,
+        api_within,
+    )
+    from penstock.chaos.errors import PlanError  # noqa: PLC0415 - as above.
+    from penstock.cli.chaos.kubernetes_backend import (  # noqa: PLC0415 - as above.
+        KubernetesBackend,
+    )
+
+    known = {
+        "api": "",
+        "bootstrap": "",
+        "first-id": "1",
+        "namespace": "default",
+        "selector": "app.kubernetes.io/name=penstock",
+    }
+    options = _options(plan, known)
+    if plan.bug:
+        raise PlanError("the nodes run already, without a bug; next: take local or docker")
+    if not options["bootstrap"]:
+        raise PlanError("where do clients begin? next: name --backend-set bootstrap=HOST:PORT")
+    if not options["first-id"].isdigit():
+        raise PlanError(f"first-id={options['first-id']!r} is no number; next: name one")
+    return KubernetesBackend(
+        directory,
+        plan.nodes,
+        KubeApi(options["api"]) if options["api"] else api_within(),
+        bootstrap=options["bootstrap"],
+        namespace=options["namespace"],
+        selector=options["selector"],
+        first_id=int(options["first-id"]),
+    )
 
 
 def _options(plan: RunPlan, known: Mapping[str, str]) -> dict[str, str]:
