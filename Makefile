@@ -279,10 +279,16 @@ build: $(VENV)/.installed-dev ## Build the wheel and the source distribution int
 IMAGE ?= penstock:latest
 BASE  ?= python:$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')-slim-bookworm
 
-image: $(VENV)/.installed-dev ## Build the container image (BASE=..., IMAGE=...)
+build/image/.fetched: pyproject.toml $(VENV)/.installed-dev
 	@rm -rf build/image
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation \
 		--wheel-dir build/image/wheels '.[broker]' pip
+	@touch $@
+
+image: build/image/.fetched ## Build the container image (BASE=..., IMAGE=...)
+	@rm -f build/image/wheels/penstock-*.whl
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps \
+		--wheel-dir build/image/wheels .
 	docker build --file deploy/docker/Dockerfile --tag $(IMAGE) --build-arg BASE=$(BASE) \
 		--build-arg VERSION=$$($(BIN)/python -c 'import importlib.metadata as m; print(m.version("penstock"))') \
 		--build-arg REVISION=$$(git rev-parse HEAD 2> /dev/null || echo unknown) .

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_network
@@ -13,6 +15,7 @@ from penstock.chaos.errors import FaultError, PlanError
 LABEL: Final = "org.penstock.chaos.run"
 """On everything that a run makes; its value is the run's."""
 OWNER_LABEL: Final = "org.penstock.chaos.owner"
+_USUAL_HOST: Final = "unix:///var/run/docker.sock"
 _TRIES: Final = 5
 _WAIT_S: Final = 60
 
@@ -135,6 +138,15 @@ class Engine(Protocol):
         ...
 
 
+def _try_socket(host: str) -> None:
+    """Raise OSError where nobody listens: the SDK would leave its own socket open then."""
+    scheme, _, path = host.partition("://")
+    if scheme == "unix":
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(_WAIT_S)
+            probe.connect(path)
+
+
 class DockerEngine:
     """The engine that DOCKER_HOST names, or that of this machine (``Engine``)."""
 
@@ -151,6 +163,7 @@ class DockerEngine:
         self._docker: Final = docker
         self._errors: Final = errors
         try:
+            _try_socket(os.environ.get("DOCKER_HOST") or _USUAL_HOST)
             self._client: Final = docker.from_env(timeout=_WAIT_S)
             self._version: Final = str(self._client.version()["Version"])
         except (errors.DockerException, OSError) as error:
