@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from penstock.chaos.backends import containers
 from penstock.chaos.run_plan import RunPlan, read_plan
 from penstock.cli.app import app
+from tests.unit.chaos.fake_engine import FakeEngine
 
 
 def chaos_run(directory: Path, *arguments: str) -> Any:
@@ -33,12 +35,15 @@ def sets(*texts: str) -> list[str]:
         (["--backend", "kubernetes", *sets("bootstrap=b:1", "api=b")], "is no address of an API"),
         (["--backend", "kubernetes", *sets("bootstrap=b:1", "first-id=x")], "is no number"),
         (
-            ["--backend", "kubernetes", *sets("bootstrap=b:1"), "--bug", "acks-before-replicas"],
-            "next: ",
+            [
+                *("--backend", "kubernetes", "--bug", "retries-are-appended-again"),
+                *sets("bootstrap=b:1"),
+            ],
+            "the nodes run already, without a bug",
         ),
         (
             [
-                *("--backend", "kubernetes", "--nemesis", "pause"),
+                *("--backend", "kubernetes"),
                 *sets("bootstrap=b:1", "api=http://127.0.0.1:9"),
             ],
             "127.0.0.1:9 does not answer",
@@ -54,6 +59,19 @@ def test_what_cannot_be_is_said(
     assert done.exit_code in (2, 3)
     # Lines of usage are wrapped in a frame.
     assert what in " ".join(done.output.replace("│", " ").split())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_network_that_cannot_be_broken_is_said_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    engine = FakeEngine()
+    engine.probe_says = "No such file or directory: 'iptables'"
+    monkeypatch.setattr(containers, "DockerEngine", lambda: engine)
+    done = chaos_run(tmp_path, "--backend", "docker", "--nemesis", "lossy")
+    assert done.exit_code == 2
+    assert "cannot be broken here: No such file or directory: 'iptables'" in done.output
+    assert (engine.specs, engine.closed) == ({}, True)
     assert not (tmp_path / "run").exists()
 
 

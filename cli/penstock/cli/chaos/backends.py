@@ -63,26 +63,35 @@ def _local(plan: RunPlan, directory: Path, needs: frozenset[Capability]) -> Clus
 def _docker(plan: RunPlan, directory: Path, needs: frozenset[Capability]) -> Cluster:
     from penstock.chaos.backends.containers import DockerEngine  # noqa: PLC0415 - not for --help.
     from penstock.chaos.cluster import Capability  # noqa: PLC0415 - as above.
+    from penstock.chaos.errors import PlanError  # noqa: PLC0415 - as above.
     from penstock.cli.chaos.docker_backend import (  # noqa: PLC0415 - as above.
         DEFAULT_IMAGE,
         DockerBackend,
     )
 
     options = _options(plan, {"image": DEFAULT_IMAGE})
+    breaks_network = bool(needs & {Capability.CUTS, Capability.LINKS, Capability.PACKETS})
     engine = DockerEngine()
     try:
-        return DockerBackend(
+        made = DockerBackend(
             directory,
             plan.nodes,
             engine,
             image=options["image"],
             entrypoint=["python", "-m", _BUGGED_NODE, plan.bug] if plan.bug else None,
-            breaks_network=bool(needs & {Capability.CUTS, Capability.LINKS, Capability.PACKETS}),
+            breaks_network=breaks_network,
             seed=plan.seed,
         )
+        if breaks_network and made.why_no_network:
+            raise PlanError(
+                f"the network of containers cannot be broken here: {made.why_no_network}; next: "
+                "take an image with iptables and a kernel with nfnetlink_queue (see "
+                "docs/operating/docker.md), or leave these nemeses out"
+            )
     except BaseException:
         engine.close()
         raise
+    return made
 
 
 def _kubernetes(plan: RunPlan, directory: Path, needs: frozenset[Capability]) -> Cluster:

@@ -103,7 +103,7 @@ class DockerBackend:
         breaks_network: bool = True,
         seed: int = 0,
     ) -> None:
-        """Look at the image, make the nodes' directories. Raises PlanError, ClusterError."""
+        """Look at the image, and at what can be broken. Raises PlanError."""
         self._engine: Final = engine
         self._run: Final = secrets.token_hex(6)
         self._labels: Final = {LABEL: self._run, OWNER_LABEL: this_owner()}
@@ -112,7 +112,7 @@ class DockerBackend:
         self._image_version: Final = labels.get(_VERSION_LABEL, "unknown")
         self._entrypoint: Final = entrypoint
         self._seed: Final = seed
-        self._why_no_network = self._probe() if breaks_network else "it was started without"
+        self.why_no_network: Final = self._probe() if breaks_network else "it was started without"
         self._directory: Final = directory.resolve()
         self._cluster_id: Final = new_cluster_id()
         self._nodes: Final = {
@@ -122,12 +122,6 @@ class DockerBackend:
         self._packets: dict[int, PacketFault] = {}
         self._told: dict[int, Faults] = {}
         self._network: Network | None = None
-        try:
-            for one in self._nodes.values():
-                format_directory(one.directory, self._cluster_id, one.node_id, may_found=True)
-        except PenstockError as error:
-            raise ClusterError(str(error)) from error
-        _own(self._directory)
 
     def _probe(self) -> str:
         """Why networks cannot be broken here; empty where they can."""
@@ -158,7 +152,7 @@ class DockerBackend:
     def capabilities(self) -> frozenset[Capability]:
         """What of the following it can do."""
         found = {Capability.PROCESSES, Capability.PAUSES, Capability.FILES}
-        if not self._why_no_network:
+        if not self.why_no_network:
             found |= {Capability.CUTS, Capability.LINKS, Capability.PACKETS}
         return frozenset(found)
 
@@ -195,14 +189,22 @@ class DockerBackend:
         try:
             self._sweep()
             if self._network is None:
+                self._format()
                 self._make()
             for node in self.nodes:
                 self.start_node(node)
+        except PenstockError as error:
+            raise ClusterError(str(error)) from error
         except FaultError as error:
             raise ClusterError(
                 f"{error}; next: see `docker events` and the engine's own log"
             ) from error
         self.wait_ready(START_S)
+
+    def _format(self) -> None:
+        for one in self._nodes.values():
+            format_directory(one.directory, self._cluster_id, one.node_id, may_found=True)
+        _own(self._directory)
 
     def _sweep(self) -> None:
         """Remove what runs left whose process was killed before it could."""
@@ -216,7 +218,7 @@ class DockerBackend:
             one.address = self._network.address(one.node_id)
         for one in self._nodes.values():
             self._write_settings(one)
-            if not self._why_no_network:
+            if not self.why_no_network:
                 one.wire = self._engine.create(self._wire_spec(one))
                 self._engine.start(one.wire)
             one.container = self._engine.create(self._node_spec(one))
@@ -401,8 +403,8 @@ class DockerBackend:
         self._tell_network()
 
     def _require_network(self) -> None:
-        if self._why_no_network:
-            raise FaultError(f"the network cannot be broken here: {self._why_no_network}")
+        if self.why_no_network:
+            raise FaultError(f"the network cannot be broken here: {self.why_no_network}")
 
     def _tell_network(self) -> None:
         addresses = {node: one.address for node, one in self._nodes.items()}
