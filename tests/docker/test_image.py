@@ -61,7 +61,7 @@ def test_a_node_is_healthy_as_nobody_and_stops_when_it_is_asked_to(node: str) ->
     wait_until(lambda: state(node)["Health"]["Status"] == "healthy", "it serves", timeout_s=START_S)
     assert docker("exec", node, "id", "-u") == "10001"
     docker("exec", node, "penstock", "topics", "create", "orders", "--partitions", "1")
-    docker("stop", "--time", "60", node)
+    docker("stop", "-t", "60", node)
     assert state(node)["ExitCode"] == 0, docker("logs", node)
     # What it has is in the volume: it is the same node again.
     docker("start", node)
