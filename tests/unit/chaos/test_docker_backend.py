@@ -160,7 +160,7 @@ def test_what_dead_runs_left_is_removed_and_nothing_else(
     boot, pid, began = this_owner().split(":")
     assert int(pid) == os.getpid()
     live, dead = this_owner(), f"{boot}:{pid}:{int(began) + 1}"
-    elsewhere = f"another-machine:{pid}:1"
+    elsewhere = f"{boot}0:{pid}:1"  # In a container of this machine, or on another one.
     engine.others = {"live": live, "dead": dead, "elsewhere": elsewhere, "unknown": ""}
     DockerBackend(tmp_path / "cluster", 1, engine).start()
     assert engine.others == {"live": live, "elsewhere": elsewhere, "unknown": ""}

@@ -30,7 +30,10 @@ def _owner(pid: int) -> str:
 
 
 def _boot() -> str:
+    """This boot of this machine, and where process ids mean what they mean to us."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        # A run from within a container has ids of its own, which say nothing here.
+        return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
     except OSError:
         return ""
