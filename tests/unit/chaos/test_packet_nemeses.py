@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from penstock.chaos.cluster import Capability, PacketFault
-from penstock.chaos.errors import FaultError
+from penstock.chaos.errors import FaultError, PlanError
 from penstock.chaos.nemeses import Fault
 from penstock.chaos.nemeses.registry import find_nemesis
 from tests.unit.chaos.fake_cluster import FakeCluster
@@ -83,3 +83,9 @@ def test_where_one_of_several_cannot_be_struck_none_stays_so() -> None:
 
 def test_a_cluster_of_one_is_struck_as_a_whole() -> None:
     assert {find_nemesis("lossy").plan(Random(seed), 1).target for seed in range(20)} == {"all"}
+
+
+def test_two_of_them_cannot_be_at_the_same_time() -> None:
+    with pytest.raises(PlanError, match=r"lossy\+reordered breaks packets twice; next: "):
+        find_nemesis("lossy+reordered")
+    assert find_nemesis("lossy+kill").needs == {Capability.PACKETS, Capability.PROCESSES}

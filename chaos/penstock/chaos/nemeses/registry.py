@@ -30,6 +30,9 @@ def find_nemesis(name: str) -> Nemesis:
     if len(set(names)) < len(names):
         raise PlanError(f"{name} names a nemesis twice; next: name each once")
     parts = [NEMESES[one] for one in names]
+    if sum(Capability.PACKETS in part.needs for part in parts) > 1:
+        # A node's packets have one fault at a time: the second would heal the first.
+        raise PlanError(f"{name} breaks packets twice; next: name one of them, or put a comma")
     return parts[0] if len(parts) == 1 else Together(parts)
 
 
